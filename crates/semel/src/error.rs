@@ -1,0 +1,68 @@
+//! What goes wrong in a store, told by whether the step may have happened.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What a failed store call means for its caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// The step did not happen; it may be tried again.
+    NotApplied,
+    /// The step may have happened: a time-out, a broken connection, a failed sync. Trying again is
+    /// safe with the same nonce or token only.
+    Unknown,
+    /// The store is full and refuses new claims. It never forgets to make room (protocol rule R8).
+    Capacity,
+    /// The outcome is larger than this store can keep. Nothing was changed; record it as omitted.
+    TooLarge,
+    /// What is stored cannot be read: a damaged file, an unknown format version.
+    Corrupt,
+    /// The store was closed, or cannot be used until it is opened again.
+    Closed,
+    /// The store cannot be used as asked: a wrong URL, a missing privilege, a path in use.
+    Config,
+}
+
+/// An error of a store: its [`kind`](Self::kind), a message for people, and its cause.
+#[derive(Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: Box<str>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl StoreError {
+    /// An error that says what was attempted, and what would be right.
+    pub fn new(kind: StoreErrorKind, message: impl Into<Box<str>>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The same error with its cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What the failure means for the caller.
+    pub const fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for StoreError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|e| e as _)
+    }
+}

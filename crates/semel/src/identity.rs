@@ -1,0 +1,194 @@
+//! Identities: scope + operation + key, joined so that no two lists collide.
+
+use std::fmt;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::Key;
+
+/// Who and what a key belongs to: tenant, account, session… as ordered segments.
+///
+/// Segments may hold any text: they are joined with their lengths in front, so `["a:b", "c"]`,
+/// `["a", "b:c"]` and `["a:b:c"]` are three scopes.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Scope(Box<[Box<str>]>);
+
+impl Scope {
+    /// A scope of these segments, in this order.
+    pub fn new<S: AsRef<str>>(segments: impl IntoIterator<Item = S>) -> Self {
+        Self(segments.into_iter().map(|s| s.as_ref().into()).collect())
+    }
+
+    /// The scope of callers without a principal.
+    pub fn anonymous() -> Self {
+        Self::new(["anonymous"])
+    }
+
+    /// The segments, in order.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.0.iter().map(|s| &**s)
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter()).finish()
+    }
+}
+
+/// What a store looks up: SHA-256 over scope, operation and key with their lengths.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdentityDigest([u8; 32]);
+
+impl IdentityDigest {
+    /// From bytes read back from a store.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The digest's bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Parses the 64 hexadecimal digits that `Display` prints.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        let hex = hex.as_bytes();
+        if hex.len() != 64 {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
+            let high = char::from(pair[0]).to_digit(16)?;
+            let low = char::from(pair[1]).to_digit(16)?;
+            *byte = u8::try_from(high << 4 | low).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for IdentityDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Debug for IdentityDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Scope + operation + key: what is done once.
+///
+/// An operation that changes the account while it runs leaves the account out of its scope; the
+/// completion is pinned by the claim's token, not by the scope.
+///
+/// Cloning shares the parts: an identity is made once per request and kept by whoever needs it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Identity(Arc<Parts>);
+
+#[derive(PartialEq, Eq, Hash)]
+struct Parts {
+    digest: IdentityDigest,
+    scope: Scope,
+    operation: Box<str>,
+    key: Key,
+}
+
+impl Identity {
+    /// The identity of `key`, used for `operation` within `scope`.
+    pub fn new(scope: Scope, operation: &str, key: Key) -> Self {
+        let digest = digest_of(&scope, operation, &key);
+        Self(Arc::new(Parts {
+            digest,
+            scope,
+            operation: operation.into(),
+            key,
+        }))
+    }
+
+    /// What a store looks up.
+    pub fn digest(&self) -> &IdentityDigest {
+        &self.0.digest
+    }
+
+    /// Who and what the key belongs to.
+    pub fn scope(&self) -> &Scope {
+        &self.0.scope
+    }
+
+    /// The name of what is done.
+    pub fn operation(&self) -> &str {
+        &self.0.operation
+    }
+
+    /// The key. Stores keep its [`hint`](Key::hint), never the whole of it.
+    pub fn key(&self) -> &Key {
+        &self.0.key
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity")
+            .field("scope", self.scope())
+            .field("operation", &self.operation())
+            .field("key", self.key())
+            .finish_non_exhaustive()
+    }
+}
+
+// Every variable part is preceded by its length, and the number of segments by a count: the
+// encoding can be parsed back in one way only, so two different identities never hash the same
+// bytes.
+fn digest_of(scope: &Scope, operation: &str, key: &Key) -> IdentityDigest {
+    let mut hash = Sha256::new();
+    let mut part = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_be_bytes());
+        hash.update(bytes);
+    };
+    part(b"semel/identity/1");
+    part(&(scope.0.len() as u64).to_be_bytes());
+    for segment in &scope.0 {
+        part(segment.as_bytes());
+    }
+    part(operation.as_bytes());
+    part(key.as_str().as_bytes());
+    IdentityDigest(hash.finalize().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(scope: &[&str], operation: &str, key: &str) -> IdentityDigest {
+        *Identity::new(Scope::new(scope), operation, Key::new(key).unwrap()).digest()
+    }
+
+    #[test]
+    fn no_two_lists_of_parts_collide() {
+        let all = [
+            identity(&["a:b"], "op", "c"),
+            identity(&["a", "b"], "op", "c"),
+            identity(&["a"], "op", "b:c"),
+            identity(&["a"], "b:op", "c"),
+            identity(&[], "a", "op:b:c"),
+            identity(&["a", "b", "op"], "c", "c"),
+            identity(&["a", ""], "op", "c"),
+            identity(&["", "a"], "op", "c"),
+        ];
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[i + 1..].iter().all(|b| a != b));
+        }
+    }
+
+    #[test]
+    fn hexadecimal_round_trip() {
+        let digest = identity(&["a"], "op", "k");
+        assert_eq!(IdentityDigest::from_hex(&digest.to_string()), Some(digest));
+        assert_eq!(IdentityDigest::from_hex("zz"), None);
+        assert_eq!(IdentityDigest::from_hex(&"g".repeat(64)), None);
+    }
+}

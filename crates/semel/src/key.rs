@@ -1,0 +1,194 @@
+//! Keys: the name a caller gives to one intent.
+
+use std::fmt;
+
+/// The key of one intent: `Idempotency-Key`, a request id, an event id.
+///
+/// A key is between 1 and 255 bytes of UTF-8 without control characters, and is compared byte for
+/// byte: case matters, nothing is normalised. Keys are treated as secrets: `Debug` prints a short
+/// hint only (protocol rule R12).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Key(Box<str>);
+
+/// Which keys an operation accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyRule {
+    min: usize,
+    max: usize,
+    strict: bool,
+}
+
+/// Why a key was refused. Never contains the key itself (protocol rule R12).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The key has no characters.
+    #[error("the key is empty; it needs at least {min} character(s)")]
+    Empty {
+        /// The shortest key allowed, in bytes.
+        min: usize,
+    },
+    /// The key is shorter than the rule allows.
+    #[error("the key has {len} bytes; at least {min} are needed")]
+    TooShort {
+        /// Length of the refused key, in bytes.
+        len: usize,
+        /// The shortest key allowed, in bytes.
+        min: usize,
+    },
+    /// The key is longer than the rule allows. Keys are never truncated.
+    #[error("the key has {len} bytes; at most {max} are allowed")]
+    TooLong {
+        /// Length of the refused key, in bytes.
+        len: usize,
+        /// The longest key allowed, in bytes.
+        max: usize,
+    },
+    /// A character that the rule does not allow.
+    #[error("the key has a character at byte {at} that is not allowed; allowed are {allowed}")]
+    Character {
+        /// Byte offset of the first character refused.
+        at: usize,
+        /// What is allowed, in words.
+        allowed: &'static str,
+    },
+}
+
+impl KeyRule {
+    /// The general rule: 1 to 255 bytes, no control characters.
+    pub const GENERAL: Self = Self {
+        min: 1,
+        max: 255,
+        strict: false,
+    };
+
+    /// The strict pattern `^[A-Za-z0-9_.:-]{16,255}$`.
+    pub const STRICT: Self = Self {
+        min: 16,
+        max: 255,
+        strict: true,
+    };
+
+    /// The same rule with another upper bound, in bytes. Bounds above 255 are lowered to 255.
+    #[must_use]
+    pub const fn with_max(mut self, max: usize) -> Self {
+        self.max = if max > 255 { 255 } else { max };
+        self
+    }
+
+    /// Checks `text` and makes it a key.
+    ///
+    /// # Errors
+    /// [`KeyError`] says which part of the rule was broken, and never repeats the key.
+    pub fn parse(&self, text: &str) -> Result<Key, KeyError> {
+        if text.is_empty() {
+            return Err(KeyError::Empty { min: self.min });
+        }
+        let len = text.len();
+        if len > self.max {
+            return Err(KeyError::TooLong { len, max: self.max });
+        }
+        let (bad, allowed) = if self.strict {
+            (
+                text.bytes()
+                    .position(|b| !(b.is_ascii_alphanumeric() || b"_.:-".contains(&b))),
+                "A-Z, a-z, 0-9, '_', '.', ':' and '-'",
+            )
+        } else {
+            (
+                text.char_indices()
+                    .find(|(_, c)| c.is_control())
+                    .map(|(at, _)| at),
+                "all characters but control characters",
+            )
+        };
+        if let Some(at) = bad {
+            return Err(KeyError::Character { at, allowed });
+        }
+        if len < self.min {
+            return Err(KeyError::TooShort { len, min: self.min });
+        }
+        Ok(Key(text.into()))
+    }
+}
+
+impl Default for KeyRule {
+    fn default() -> Self {
+        Self::GENERAL
+    }
+}
+
+impl Key {
+    /// Checks `text` against [`KeyRule::GENERAL`].
+    ///
+    /// # Errors
+    /// See [`KeyRule::parse`].
+    pub fn new(text: &str) -> Result<Self, KeyError> {
+        KeyRule::GENERAL.parse(text)
+    }
+
+    /// The whole key. Do not log it (protocol rule R12).
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// At most 8 characters, and at most half of the key: enough for an operator to recognise one
+    /// that they hold, useless to whoever does not.
+    pub fn hint(&self) -> &str {
+        let shown = self.0.chars().count().div_euclid(2).min(8);
+        let end = self
+            .0
+            .char_indices()
+            .nth(shown)
+            .map_or(self.0.len(), |(at, _)| at);
+        &self.0[..end]
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({}…)", self.hint())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_general_rule_takes_1_to_255_bytes_without_controls() {
+        assert!(Key::new("k").is_ok());
+        assert!(Key::new(&"a".repeat(255)).is_ok());
+        assert_eq!(
+            Key::new(&"a".repeat(256)),
+            Err(KeyError::TooLong { len: 256, max: 255 })
+        );
+        assert_eq!(Key::new(""), Err(KeyError::Empty { min: 1 }));
+        for bad in ["a\0b", "a\rb", "a\nb", "a\u{7f}b", "a\tb", "a\u{85}b"] {
+            assert!(matches!(
+                Key::new(bad),
+                Err(KeyError::Character { at: 1, .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn the_strict_pattern_is_as_published() {
+        assert!(KeyRule::STRICT.parse("order_2026-11-20:0001").is_ok());
+        assert!(KeyRule::STRICT.parse("0123456789abcdef").is_ok());
+        assert_eq!(
+            KeyRule::STRICT.parse("0123456789abcde"),
+            Err(KeyError::TooShort { len: 15, min: 16 })
+        );
+        assert!(KeyRule::STRICT.parse("0123456789abcde/").is_err());
+        assert!(KeyRule::STRICT.parse("0123456789abcdeé").is_err());
+    }
+
+    #[test]
+    fn debug_never_shows_a_whole_key() {
+        for text in ["k", "ab", "8e03978e-40d5-43dd-bc93-6894a57f9324"] {
+            let shown = format!("{:?}", Key::new(text).unwrap());
+            assert!(!shown.contains(text), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! *semel* (Latin: once) makes an operation happen once, however often it is asked for.
+//!
+//! This crate is the protocol: it does no I/O of its own and knows neither HTTP nor a database.
+//! Stores on disk and on servers are in `semel-stores`, the HTTP middleware in `semel-tower`.
+//!
+//! | to | use |
+//! |---|---|
+//! | name what is done once | [`Key`], [`Scope`], [`Identity`] |
+//! | say what makes two requests the same | [`Fingerprint`] |
+//! | say what is replayed | [`Outcome`] |
+//! | keep records | a [`Store`](store::Store) |
+//! | know how a record may change | [`record`] |
+
+mod any;
+mod entry;
+mod error;
+mod fingerprint;
+mod identity;
+mod key;
+mod outcome;
+pub mod record;
+pub mod store;
+mod time;
+mod wire;
+
+pub use any::AnyStore;
+pub use error::{StoreError, StoreErrorKind};
+pub use fingerprint::{Fingerprint, FingerprintBuilder};
+pub use identity::{Identity, IdentityDigest, Scope};
+pub use key::{Key, KeyError, KeyRule};
+pub use outcome::{DecodeError, Fields, Outcome, OutcomeBuilder, OutcomeKind};
+pub use record::{Record, State, StateKind};
+pub use store::Store;
+pub use time::{Clock, ManualClock, SystemClock, Timestamp};

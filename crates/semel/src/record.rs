@@ -1,0 +1,385 @@
+//! The state machine of one identity, as pure functions: no I/O, no clock, no store.
+//!
+//! ```text
+//!               claim                    complete
+//!   (nothing) ────────▶ in flight ─────────────────────▶ completed ──(retention)──▶ (nothing)
+//!       ▲                │  ▲  │ lapsed + hold,             ▲  ▲
+//!       │        abandon │  │  │ or mark_unknown            │  │ resolve: happened,
+//!       │                ▼  │  └───────────▶ unknown ───────┘  │ or the attempt's own complete
+//!       └──(60 s)── released │               │ │ └────────────┘
+//!                        ▲   └──(retry)──────┘ │
+//!                        └─── resolve: did not happen, or the attempt's own abandon
+//! ```
+//!
+//! Stores inside the process call these functions; stores on a server say the same in the server's
+//! language, and the conformance suite and the model tests hold them to it.
+
+use std::time::Duration;
+
+use crate::store::{
+    Acquired, Claim, ClaimRequest, Fence, OnLapse, Refusal, Resolution, Retention, Token, Verdict,
+};
+use crate::{Fingerprint, Outcome, Timestamp};
+
+/// How long a released record is kept, so that the fence and the attempt's number go on from it.
+pub const RELEASED_FOR: Duration = Duration::from_secs(60);
+
+/// The state of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// An attempt holds the lease, or held it until it lapsed.
+    InFlight,
+    /// The attempt may have had its effect, and nobody recorded it.
+    Unknown,
+    /// The outcome is replayed until retention ends.
+    Completed(Outcome),
+    /// The attempt ended without an effect; the next claim is free to run.
+    Released,
+}
+
+/// The name of a [`State`], without what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StateKind {
+    /// See [`State::InFlight`].
+    InFlight,
+    /// See [`State::Unknown`].
+    Unknown,
+    /// See [`State::Completed`].
+    Completed,
+    /// See [`State::Released`].
+    Released,
+}
+
+impl StateKind {
+    /// All of them, in the order of a record's life.
+    pub const ALL: [Self; 4] = [
+        Self::InFlight,
+        Self::Unknown,
+        Self::Completed,
+        Self::Released,
+    ];
+
+    /// The name as operators see it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in-flight",
+            Self::Unknown => "unknown",
+            Self::Completed => "completed",
+            Self::Released => "released",
+        }
+    }
+}
+
+impl State {
+    /// The state's name.
+    pub const fn kind(&self) -> StateKind {
+        match self {
+            Self::InFlight => StateKind::InFlight,
+            Self::Unknown => StateKind::Unknown,
+            Self::Completed(_) => StateKind::Completed,
+            Self::Released => StateKind::Released,
+        }
+    }
+}
+
+/// Who resolved an unknown record, when and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// Who decided.
+    pub by: Box<str>,
+    /// Why.
+    pub reason: Box<str>,
+    /// When, by the store's clock.
+    pub at: Timestamp,
+}
+
+/// Everything that the protocol knows of one identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Digest of what was asked, saved with the claim (R3).
+    pub fingerprint: Fingerprint,
+    /// The token of the latest claim, or of the resolution that ended it.
+    pub token: Token,
+    /// Which attempt this is, counted from 1 while the record lives.
+    pub attempt: u32,
+    /// Where the record stands.
+    pub state: State,
+    /// When the identity was first claimed.
+    pub created_at: Timestamp,
+    /// When the latest attempt claimed it.
+    pub claimed_at: Timestamp,
+    /// When the lease lapses, or lapsed.
+    pub lease_until: Timestamp,
+    /// When the record was completed, released or found unknown.
+    pub settled_at: Option<Timestamp>,
+    /// When replays end; [`Timestamp::MAX`] while the record is in flight or unknown (R8).
+    pub expires_at: Timestamp,
+    /// When the record may be purged: `expires_at`, or the end of its tombstone.
+    pub purge_at: Timestamp,
+    /// The latest resolution by an operator or a reconciler.
+    pub resolved: Option<Box<Resolved>>,
+}
+
+impl Record {
+    /// Whether purging may remove the record at `now`. In flight and unknown: never (R8).
+    pub fn is_purgeable(&self, now: Timestamp) -> bool {
+        now >= self.purge_at
+    }
+
+    /// Whether the record is in flight past its lease.
+    pub fn is_lapsed(&self, now: Timestamp) -> bool {
+        matches!(self.state, State::InFlight) && now >= self.lease_until
+    }
+
+    fn settled(&self, state: State, now: Timestamp, expires: Timestamp, purge: Timestamp) -> Self {
+        Self {
+            state,
+            settled_at: Some(now),
+            expires_at: expires,
+            purge_at: purge,
+            ..self.clone()
+        }
+    }
+
+    fn completed(&self, outcome: &Outcome, retention: Retention, now: Timestamp) -> Self {
+        let expires = now.after(retention.replay);
+        self.settled(
+            State::Completed(outcome.clone()),
+            now,
+            expires,
+            expires.after(retention.tombstone),
+        )
+    }
+
+    fn released(&self, now: Timestamp) -> Self {
+        let end = now.after(RELEASED_FOR);
+        self.settled(State::Released, now, end, end)
+    }
+}
+
+/// What a claim answers, and the record to write where it changes one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// The answer to the caller.
+    pub claim: Claim,
+    /// The record to store in the same atomic step; `None` where nothing changes.
+    pub write: Option<Record>,
+}
+
+impl Decision {
+    const fn unchanged(claim: Claim) -> Self {
+        Self { claim, write: None }
+    }
+}
+
+/// Decides a claim (R1, R3, R7).
+///
+/// `floor` is a fence that the store gave out before, on this identity or any other: the new one
+/// is above it, above the record's, and not below the clock's microseconds, so that it grows even
+/// across expiry.
+pub fn claim(
+    current: Option<&Record>,
+    request: &ClaimRequest,
+    now: Timestamp,
+    floor: Fence,
+) -> Decision {
+    let Some(record) = current.filter(|r| !r.is_purgeable(now)) else {
+        return acquire(current, 1, now, request, now, floor);
+    };
+    if let State::Released = record.state {
+        // Nothing happened under it: another payload is welcome (conformance row 59).
+        let attempt = record.attempt.saturating_add(1);
+        return acquire(current, attempt, record.created_at, request, now, floor);
+    }
+    if now >= record.expires_at {
+        return Decision::unchanged(Claim::Expired);
+    }
+    if record.fingerprint != request.fingerprint {
+        return Decision::unchanged(Claim::Mismatch);
+    }
+    match &record.state {
+        State::Completed(outcome) => Decision::unchanged(Claim::Completed {
+            outcome: outcome.clone(),
+            remaining: now.until(record.expires_at),
+        }),
+        // The caller's own claim, sent again by a transport that lost the answer.
+        State::InFlight if record.token.nonce == request.nonce => {
+            Decision::unchanged(Claim::Acquired(Acquired {
+                token: record.token,
+                attempt: record.attempt,
+            }))
+        }
+        State::InFlight if now < record.lease_until => Decision::unchanged(Claim::InFlight {
+            fence: record.token.fence,
+            remaining: now.until(record.lease_until),
+        }),
+        State::InFlight | State::Unknown if request.on_lapse == OnLapse::Retry => {
+            let attempt = record.attempt.saturating_add(1);
+            acquire(current, attempt, record.created_at, request, now, floor)
+        }
+        State::InFlight => Decision {
+            claim: Claim::Unknown {
+                fence: record.token.fence,
+            },
+            write: Some(unknown(record, now)),
+        },
+        State::Unknown | State::Released => Decision::unchanged(Claim::Unknown {
+            fence: record.token.fence,
+        }),
+    }
+}
+
+fn acquire(
+    previous: Option<&Record>,
+    attempt: u32,
+    created_at: Timestamp,
+    request: &ClaimRequest,
+    now: Timestamp,
+    floor: Fence,
+) -> Decision {
+    let fence = next_fence(previous, floor, now);
+    let token = Token {
+        fence,
+        nonce: request.nonce,
+    };
+    Decision {
+        claim: Claim::Acquired(Acquired { token, attempt }),
+        write: Some(Record {
+            fingerprint: request.fingerprint,
+            token,
+            attempt,
+            state: State::InFlight,
+            created_at,
+            claimed_at: now,
+            lease_until: now.after(request.lease),
+            settled_at: None,
+            expires_at: Timestamp::MAX,
+            purge_at: Timestamp::MAX,
+            resolved: None,
+        }),
+    }
+}
+
+fn next_fence(previous: Option<&Record>, floor: Fence, now: Timestamp) -> Fence {
+    let before = previous.map_or(floor, |r| r.token.fence.max(floor));
+    Fence(before.0.saturating_add(1).max(now.as_micros()))
+}
+
+fn unknown(record: &Record, now: Timestamp) -> Record {
+    record.settled(State::Unknown, now, Timestamp::MAX, Timestamp::MAX)
+}
+
+/// A write that a fenced step asks for: the new record, or nothing where it was done before.
+pub type Step = Result<Option<Record>, Refusal>;
+
+fn current<'a>(record: Option<&'a Record>, token: &Token) -> Result<&'a Record, Refusal> {
+    let record = record.ok_or(Refusal::Missing)?;
+    if record.token == *token {
+        Ok(record)
+    } else {
+        Err(Refusal::Superseded)
+    }
+}
+
+const fn settled(record: &Record) -> Refusal {
+    Refusal::Settled(record.state.kind())
+}
+
+/// Prolongs the lease to `now + lease` (R4). A lapsed lease that nobody took over is renewed.
+///
+/// # Errors
+/// [`Refusal`] where the token is not current or the record is no longer in flight.
+pub fn renew(record: Option<&Record>, token: &Token, lease: Duration, now: Timestamp) -> Step {
+    let record = current(record, token)?;
+    match record.state {
+        State::InFlight => Ok(Some(Record {
+            lease_until: now.after(lease).max(record.lease_until),
+            ..record.clone()
+        })),
+        _ => Err(settled(record)),
+    }
+}
+
+/// Records the outcome (R4, R5). An unknown record takes it too while its token is current: who
+/// comes late with the truth is welcome. The same outcome again changes nothing and is no error.
+///
+/// # Errors
+/// [`Refusal`] where the token is not current, or the record was settled otherwise.
+pub fn complete(
+    record: Option<&Record>,
+    token: &Token,
+    outcome: &Outcome,
+    retention: Retention,
+    now: Timestamp,
+) -> Step {
+    let record = current(record, token)?;
+    match &record.state {
+        State::InFlight | State::Unknown => Ok(Some(record.completed(outcome, retention, now))),
+        State::Completed(kept) if kept == outcome => Ok(None),
+        State::Completed(_) | State::Released => Err(settled(record)),
+    }
+}
+
+/// Gives the identity back: the attempt had no effect (R4).
+///
+/// # Errors
+/// [`Refusal`] where the token is not current, or the record is completed.
+pub fn abandon(record: Option<&Record>, token: &Token, now: Timestamp) -> Step {
+    let record = current(record, token)?;
+    match record.state {
+        State::InFlight | State::Unknown => Ok(Some(record.released(now))),
+        State::Released => Ok(None),
+        State::Completed(_) => Err(settled(record)),
+    }
+}
+
+/// Says that the attempt may have had its effect and that nobody will record it.
+///
+/// # Errors
+/// [`Refusal`] where the token is not current, or the record is settled.
+pub fn mark_unknown(record: Option<&Record>, token: &Token, now: Timestamp) -> Step {
+    let record = current(record, token)?;
+    match record.state {
+        State::InFlight => Ok(Some(unknown(record, now))),
+        State::Unknown => Ok(None),
+        State::Completed(_) | State::Released => Err(settled(record)),
+    }
+}
+
+/// Ends an unknown record, or one in flight past its lease, by a decision from outside. The fence
+/// grows, so that the attempt it was about can no longer write.
+///
+/// # Errors
+/// [`Refusal::Superseded`] where the record moved on from the resolution's fence, [`Refusal::Running`] where an
+/// attempt still holds its lease, [`Refusal::Settled`] where there is nothing to resolve.
+pub fn resolve(
+    record: Option<&Record>,
+    resolution: &Resolution,
+    now: Timestamp,
+    floor: Fence,
+) -> Result<Record, Refusal> {
+    let record = record.ok_or(Refusal::Missing)?;
+    if record.token.fence != resolution.fence {
+        return Err(Refusal::Superseded);
+    }
+    match record.state {
+        State::Unknown => {}
+        State::InFlight if record.is_lapsed(now) => {}
+        State::InFlight => return Err(Refusal::Running),
+        State::Completed(_) | State::Released => return Err(settled(record)),
+    }
+    let mut next = match &resolution.verdict {
+        Verdict::Happened { outcome, retention } => record.completed(outcome, *retention, now),
+        Verdict::DidNotHappen => record.released(now),
+    };
+    next.token = Token {
+        fence: next_fence(Some(record), floor, now),
+        nonce: resolution.nonce,
+    };
+    next.resolved = Some(Box::new(Resolved {
+        by: resolution.by.clone(),
+        reason: resolution.reason.clone(),
+        at: now,
+    }));
+    Ok(next)
+}
