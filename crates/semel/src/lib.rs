@@ -8,7 +8,7 @@
 //! | name what is done once | [`Key`], [`Scope`], [`Identity`] |
 //! | say what makes two requests the same | [`Fingerprint`] |
 //! | say what is replayed | [`Outcome`] |
-//! | keep records | a [`Store`](store::Store) |
+//! | keep records | a [`Store`](store::Store), for instance [`MemoryStore`](memory::MemoryStore) |
 //! | know how a record may change | [`record`] |
 
 mod any;
@@ -17,9 +17,11 @@ mod error;
 mod fingerprint;
 mod identity;
 mod key;
+pub mod memory;
 mod outcome;
 pub mod record;
 pub mod store;
+mod sync;
 mod time;
 mod wire;
 

@@ -1,0 +1,189 @@
+//! One shard: a hash table of records, and a heap that says which expires next.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use tokio::sync::Notify;
+
+use super::usage::{Local, Usage};
+use crate::record::{Record, State};
+use crate::store::Fence;
+use crate::{Identity, IdentityDigest, Timestamp};
+
+/// Those who wait for a record to change, where anybody does.
+pub(super) type Waiters = Option<Arc<Notify>>;
+
+/// One record with its name.
+pub(super) struct Cell {
+    pub(super) identity: Identity,
+    pub(super) record: Record,
+    pub(super) waiters: Waiters,
+    // Whether the heap has an entry for this cell; it has at most one.
+    queued: bool,
+}
+
+impl Cell {
+    pub(super) const fn new(identity: Identity, record: Record) -> Self {
+        Self {
+            identity,
+            record,
+            waiters: None,
+            queued: false,
+        }
+    }
+
+    // What the cell holds, in bytes, with a fixed overhead for table, heap and allocator.
+    fn bytes(&self) -> usize {
+        const OVERHEAD: usize = 160;
+        let names: usize = self.identity.scope().segments().map(str::len).sum();
+        size_of::<Self>()
+            + OVERHEAD
+            + names
+            + self.identity.operation().len()
+            + self.identity.key().as_str().len()
+            + outcome_bytes(&self.record)
+    }
+}
+
+fn outcome_bytes(record: &Record) -> usize {
+    match &record.state {
+        State::Completed(outcome) => outcome.as_bytes().len(),
+        _ => 0,
+    }
+}
+
+// The table moves these 16 bytes when it grows, never the records: no caller waits for megabytes.
+struct Slot {
+    hash: u64,
+    cell: Box<Cell>,
+}
+
+#[derive(Default)]
+pub(super) struct Shard {
+    table: HashTable<Slot>,
+    // (purge time, hash): which record to look at next. A record that lives longer than its entry
+    // says is queued again when the entry comes up.
+    expiry: BinaryHeap<Reverse<(Timestamp, u64)>>,
+    local: Local,
+    /// The highest fence given out.
+    pub(super) floor: Fence,
+}
+
+// A digest is uniform already; the shard was chosen by its first bytes.
+fn hash_of(digest: &IdentityDigest) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&digest.as_bytes()[8..16]);
+    u64::from_be_bytes(bytes)
+}
+
+impl Shard {
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn cells(&self) -> impl Iterator<Item = &Cell> {
+        self.table.iter().map(|slot| &*slot.cell)
+    }
+
+    pub(super) fn find(&mut self, digest: &IdentityDigest) -> Option<&mut Cell> {
+        self.table
+            .find_mut(hash_of(digest), |slot| {
+                slot.cell.identity.digest() == digest
+            })
+            .map(|slot| &mut *slot.cell)
+    }
+
+    /// Adds a cell that is not there yet.
+    pub(super) fn insert(&mut self, cell: Cell, usage: &Usage) {
+        usage.add(&mut self.local, cell.bytes());
+        let hash = hash_of(cell.identity.digest());
+        let slot = Slot {
+            hash,
+            cell: Box::new(cell),
+        };
+        self.table.insert_unique(hash, slot, |slot| slot.hash);
+    }
+
+    /// Lets `step` see the record and write a new one; `None` where there is no record. Who waited
+    /// for the old one is handed out, to be woken without the lock.
+    pub(super) fn update<T>(
+        &mut self,
+        digest: &IdentityDigest,
+        usage: &Usage,
+        step: impl FnOnce(&Record) -> (T, Option<Record>),
+    ) -> Option<(T, Waiters)> {
+        let hash = hash_of(digest);
+        let slot = self
+            .table
+            .find_mut(hash, |slot| slot.cell.identity.digest() == digest)?;
+        let cell = &mut *slot.cell;
+        let (answer, next) = step(&cell.record);
+        let Some(next) = next else {
+            return Some((answer, None));
+        };
+        let (before, after) = (outcome_bytes(&cell.record), outcome_bytes(&next));
+        if before != after {
+            usage.resize(&mut self.local, before, after);
+        }
+        let changed = cell.record.token.fence != next.token.fence || next.state != State::InFlight;
+        cell.record = next;
+        if !cell.queued && cell.record.purge_at != Timestamp::MAX {
+            cell.queued = true;
+            self.expiry.push(Reverse((cell.record.purge_at, hash)));
+        }
+        let waiters = if changed { cell.waiters.take() } else { None };
+        Some((answer, waiters))
+    }
+
+    /// Removes up to `limit` purgeable records, and hands them out to be freed without the lock.
+    #[expect(
+        clippy::vec_box,
+        reason = "the boxes are handed out as they are: nothing is copied under the lock"
+    )]
+    pub(super) fn purge(&mut self, now: Timestamp, limit: usize, usage: &Usage) -> Vec<Box<Cell>> {
+        let mut expired = Vec::new();
+        while expired.len() < limit
+            && let Some(&Reverse((at, hash))) = self.expiry.peek()
+            && at <= now
+        {
+            self.expiry.pop();
+            // Should two records share all 64 bits, each has an entry, and both come up.
+            let Ok(found) = self
+                .table
+                .find_entry(hash, |slot| slot.hash == hash && slot.cell.queued)
+            else {
+                continue;
+            };
+            if found.get().cell.record.is_purgeable(now) {
+                let cell = found.remove().0.cell;
+                usage.remove(&mut self.local, cell.bytes());
+                expired.push(cell);
+                continue;
+            }
+            let cell = &mut found.into_mut().cell;
+            // Claimed again since: in flight records are queued when they settle.
+            cell.queued = cell.record.purge_at != Timestamp::MAX;
+            if cell.queued {
+                self.expiry.push(Reverse((cell.record.purge_at, hash)));
+            }
+        }
+        if expired.len() > 32 && self.expiry.len() * 4 < self.expiry.capacity() {
+            self.expiry.shrink_to(self.expiry.len() * 2);
+        }
+        expired
+    }
+
+    /// Removes everything, and tells who waited.
+    pub(super) fn clear(&mut self, usage: &Usage) -> Vec<Arc<Notify>> {
+        self.expiry = BinaryHeap::new();
+        std::mem::take(&mut self.table)
+            .into_iter()
+            .filter_map(|mut slot| {
+                usage.remove(&mut self.local, slot.cell.bytes());
+                slot.cell.waiters.take()
+            })
+            .collect()
+    }
+}
