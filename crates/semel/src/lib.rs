@@ -9,12 +9,14 @@
 //! | say what makes two requests the same | [`Fingerprint`] |
 //! | say what is replayed | [`Outcome`] |
 //! | keep records | a [`Store`](store::Store), for instance [`MemoryStore`](memory::MemoryStore) |
+//! | run work once | a [`Guard`](guard::Guard) |
 //! | know how a record may change | [`record`] |
 
 mod any;
 mod entry;
 mod error;
 mod fingerprint;
+pub mod guard;
 mod identity;
 mod key;
 pub mod memory;

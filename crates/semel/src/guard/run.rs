@@ -1,0 +1,266 @@
+//! The whole of it for any async function.
+
+use std::fmt::{self, Display};
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{AttemptInfo, Begin, Event, Guard, OnFailure, Settled};
+use crate::store::Store;
+use crate::{Fingerprint, Identity, Outcome, OutcomeKind, StoreError};
+
+/// A value that can be kept as an outcome and made again from it.
+pub trait Value: Sized {
+    /// The outcome that keeps it.
+    fn to_outcome(&self) -> Outcome;
+
+    /// The value that an outcome keeps; `None` where it is not one of this type.
+    fn from_outcome(outcome: &Outcome) -> Option<Self>;
+}
+
+impl Value for () {
+    fn to_outcome(&self) -> Outcome {
+        Outcome::void()
+    }
+
+    fn from_outcome(outcome: &Outcome) -> Option<Self> {
+        outcome.body().is_none().then_some(())
+    }
+}
+
+impl Value for Bytes {
+    fn to_outcome(&self) -> Outcome {
+        Outcome::success(self)
+    }
+
+    fn from_outcome(outcome: &Outcome) -> Option<Self> {
+        outcome.body()
+    }
+}
+
+impl Value for Vec<u8> {
+    fn to_outcome(&self) -> Outcome {
+        Outcome::success(self)
+    }
+
+    fn from_outcome(outcome: &Outcome) -> Option<Self> {
+        outcome.body().map(Into::into)
+    }
+}
+
+impl Value for String {
+    fn to_outcome(&self) -> Outcome {
+        Outcome::success(self.as_bytes())
+    }
+
+    fn from_outcome(outcome: &Outcome) -> Option<Self> {
+        Self::from_utf8(outcome.body()?.into()).ok()
+    }
+}
+
+/// The answer of an operation that happened once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ran<T> {
+    /// This call ran it.
+    First(T),
+    /// An earlier call ran it, and this is its answer.
+    Replayed(T),
+    /// This call ran it without protection: it had no key, or the store could not be used and the
+    /// policy is to run all the same (R9).
+    Unprotected(T),
+}
+
+impl<T> Ran<T> {
+    /// The answer, whoever ran it.
+    pub fn into_inner(self) -> T {
+        match self {
+            Self::First(value) | Self::Replayed(value) | Self::Unprotected(value) => value,
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// The policy demands a key, and the call had none. Nothing ran.
+    #[error("this operation needs a key")]
+    KeyRequired,
+    /// Another attempt is running. Nothing ran; ask again.
+    #[error("an attempt with this key is in flight")]
+    InFlight {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// An earlier attempt may have had its effect. Nothing ran (R7).
+    #[error("an earlier attempt with this key may have had its effect; nobody recorded it")]
+    Unknown,
+    /// The key was used with another request. Nothing ran (R3).
+    #[error("this key was used with another request")]
+    Mismatch,
+    /// The outcome's retention ended. Nothing ran.
+    #[error("the answer to this key is no longer kept")]
+    Expired,
+    /// The work failed in this call. Whether the failure was kept is the policy's choice.
+    #[error("{0}")]
+    Failed(E),
+    /// The work failed in an earlier call, and the failure was kept: its text.
+    #[error("an earlier attempt with this key failed: {0}")]
+    FailedBefore(String),
+    /// The work was done in an earlier call, and its answer was too large to keep.
+    #[error("done by an earlier call, whose answer was too large to keep")]
+    Omitted,
+    /// The work was done in this call, but another attempt had taken its place: its outcome was
+    /// not recorded (R4).
+    #[error("another attempt took the place of this one; its outcome was not recorded")]
+    Superseded,
+    /// What is stored is not a value of this type.
+    #[error("the stored answer is not of the type asked for")]
+    Decode,
+    /// The store failed before the work ran; or after it, where `ran` says so.
+    #[error("the store failed{}", if *ran { " after the work ran: it may not be recorded" } else { "" })]
+    Store {
+        /// Whether the work ran in this call.
+        ran: bool,
+        /// What the store said.
+        source: StoreError,
+    },
+}
+
+impl<S: Store> Guard<S> {
+    /// Makes `work` happen once for `identity`: claims it, runs it in a task of its own while the
+    /// lease is renewed, and records its answer. Duplicates get that answer.
+    ///
+    /// A failure is released or kept, a panic released or marked unknown, as the policy says; a
+    /// panic goes on in the caller. If the caller is dropped, the work goes on (R11).
+    ///
+    /// # Errors
+    /// See [`RunError`]; its variants say whether the work ran.
+    pub async fn run<T, E, F, W>(
+        &self,
+        identity: &Identity,
+        fingerprint: Fingerprint,
+        work: F,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        T: Value + Send + 'static,
+        E: Display + Send + 'static,
+        F: FnOnce(AttemptInfo) -> W,
+        W: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let unreached = |source| RunError::Store { ran: false, source };
+        let mut attempt = match self.begin(identity, fingerprint).await.map_err(unreached)? {
+            Begin::Acquired(attempt) => attempt,
+            Begin::Completed(outcome) => return replay(&outcome).map(Ran::Replayed),
+            Begin::InFlight { retry_after } => return Err(RunError::InFlight { retry_after }),
+            Begin::Unknown => return Err(RunError::Unknown),
+            Begin::Mismatch => return Err(RunError::Mismatch),
+            Begin::Expired => return Err(RunError::Expired),
+            Begin::Unprotected(_) => return self.unprotected(work).await,
+        };
+        let work = work(attempt.info());
+        let on_failure = self.policy().on_failure;
+        let task = self.spawn(async move {
+            let done = match attempt.hold_catching(work).await {
+                Ok(done) => done,
+                Err(panic) => {
+                    // Whatever the store says, the panic is what the caller must see.
+                    attempt.panicked().await.ok();
+                    resume_unwind(panic)
+                }
+            };
+            let outcome = match &done {
+                Ok(value) => Some(value.to_outcome()),
+                Err(error) if on_failure == OnFailure::Keep => {
+                    Some(Outcome::failure(error.to_string().as_bytes()))
+                }
+                Err(_) => None,
+            };
+            let settled = match outcome {
+                Some(outcome) => attempt.complete(&outcome).await,
+                None => attempt.abandon().await,
+            };
+            match (done, settled) {
+                (Err(error), _) => Err(RunError::Failed(error)),
+                (Ok(value), Ok(Settled::Applied | Settled::Omitted)) => Ok(Ran::First(value)),
+                (Ok(_), Ok(Settled::Refused(_))) => Err(RunError::Superseded),
+                (Ok(_), Err(source)) => Err(RunError::Store { ran: true, source }),
+            }
+        });
+        match task.await {
+            Ok(done) => done,
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The runtime is shutting down, and the caller with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    /// Like [`run`](Self::run) for operations whose key is optional: without one, `work` runs
+    /// plainly and no store call is made (R13).
+    ///
+    /// # Errors
+    /// See [`RunError`]; [`KeyRequired`](RunError::KeyRequired) where the policy demands a key.
+    pub async fn run_optional<T, E, F, W>(
+        &self,
+        identity: Option<&Identity>,
+        fingerprint: Fingerprint,
+        work: F,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        T: Value + Send + 'static,
+        E: Display + Send + 'static,
+        F: FnOnce(AttemptInfo) -> W,
+        W: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        match identity {
+            Some(identity) => self.run(identity, fingerprint, work).await,
+            None if self.policy().key_required() => Err(RunError::KeyRequired),
+            None => {
+                self.observe(Event::Unkeyed);
+                self.unprotected(work).await
+            }
+        }
+    }
+
+    async fn unprotected<T, E, W>(
+        &self,
+        work: impl FnOnce(AttemptInfo) -> W,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        W: Future<Output = Result<T, E>>,
+    {
+        let info = AttemptInfo {
+            fence: crate::store::Fence::default(),
+            number: 1,
+        };
+        work(info)
+            .await
+            .map(Ran::Unprotected)
+            .map_err(RunError::Failed)
+    }
+}
+
+fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
+    match outcome.kind() {
+        OutcomeKind::Success => T::from_outcome(outcome).ok_or(RunError::Decode),
+        OutcomeKind::Failure => {
+            let body = outcome.body().unwrap_or_default();
+            Err(RunError::FailedBefore(
+                String::from_utf8_lossy(&body).into_owned(),
+            ))
+        }
+        OutcomeKind::Omitted => Err(RunError::Omitted),
+    }
+}
+
+impl<T: Display> Display for Ran<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::First(value) | Self::Replayed(value) | Self::Unprotected(value) => value.fmt(f),
+        }
+    }
+}
