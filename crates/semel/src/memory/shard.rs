@@ -20,8 +20,8 @@ pub(super) struct Cell {
     pub(super) identity: Identity,
     pub(super) record: Record,
     pub(super) waiters: Waiters,
-    // Whether the heap has an entry for this cell; it has at most one.
-    queued: bool,
+    // The heap's entry that counts for this cell; `MAX` for none. Entries for later are stale.
+    queued_at: Timestamp,
 }
 
 impl Cell {
@@ -30,7 +30,7 @@ impl Cell {
             identity,
             record,
             waiters: None,
-            queued: false,
+            queued_at: Timestamp::MAX,
         }
     }
 
@@ -129,9 +129,11 @@ impl Shard {
         }
         let changed = cell.record.token.fence != next.token.fence || next.state != State::InFlight;
         cell.record = next;
-        if !cell.queued && cell.record.purge_at != Timestamp::MAX {
-            cell.queued = true;
-            self.expiry.push(Reverse((cell.record.purge_at, hash)));
+        // Also where an entry for later is there: a record that was released, claimed again and
+        // completed may go earlier than the release said.
+        if cell.record.purge_at < cell.queued_at {
+            cell.queued_at = cell.record.purge_at;
+            self.expiry.push(Reverse((cell.queued_at, hash)));
         }
         let waiters = if changed { cell.waiters.take() } else { None };
         Some((answer, waiters))
@@ -152,7 +154,7 @@ impl Shard {
             // Should two records share all 64 bits, each has an entry, and both come up.
             let Ok(found) = self
                 .table
-                .find_entry(hash, |slot| slot.hash == hash && slot.cell.queued)
+                .find_entry(hash, |slot| slot.hash == hash && slot.cell.queued_at == at)
             else {
                 continue;
             };
@@ -164,9 +166,9 @@ impl Shard {
             }
             let cell = &mut found.into_mut().cell;
             // Claimed again since: in flight records are queued when they settle.
-            cell.queued = cell.record.purge_at != Timestamp::MAX;
-            if cell.queued {
-                self.expiry.push(Reverse((cell.record.purge_at, hash)));
+            cell.queued_at = cell.record.purge_at;
+            if cell.queued_at != Timestamp::MAX {
+                self.expiry.push(Reverse((cell.queued_at, hash)));
             }
         }
         if expired.len() > 32 && self.expiry.len() * 4 < self.expiry.capacity() {
