@@ -11,8 +11,11 @@
 //! | keep records | a [`Store`](store::Store), for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
 //! | know how a record may change | [`record`] |
+//! | check a store of one's own | `conformance`, behind the feature of that name |
 
 mod any;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod entry;
 mod error;
 mod fingerprint;

@@ -1,0 +1,164 @@
+//! Resolution: somebody found out what became of an unknown attempt.
+
+use super::bench::Attempt;
+use super::expect::{
+    acquired, applied, completed, in_flight, refused, settled, superseded, unknown,
+};
+use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
+use crate::Outcome;
+use crate::record::{State, StateKind};
+use crate::store::{
+    Fence, Fenced, Nonce, OnLapse, Refusal, Resolution, Retention, Store as _, Verdict,
+};
+
+cases! { "resolve";
+    happened [R5 R7]
+        "resolved as happened, the outcome given is replayed for the retention given";
+    did_not_happen [R7]
+        "resolved as not happened, the next claim runs, with a higher fence and the next attempt number";
+    who_and_why_are_kept [R7]
+        "a resolution keeps who decided, why and when";
+    lapsed_without_a_claim [R7]
+        "a lapsed attempt can be resolved without being found unknown by a claim first";
+    running_is_refused [R4 R7]
+        "an attempt that holds its lease is not resolved over its head";
+    settled_is_refused [R4 R5]
+        "a completed or released record is not resolved";
+    another_fence_is_refused [R4 R7]
+        "a resolution about an attempt that is no longer the latest changes nothing";
+    missing_is_refused [R4]
+        "what was never claimed is not resolved";
+}
+
+fn resolution(fence: Fence, verdict: Verdict) -> Result<Resolution, Failure> {
+    Ok(Resolution {
+        verdict,
+        by: "operator é 'x'".into(),
+        reason: "asked the bank;\n\"no such payment\"".into(),
+        fence,
+        nonce: Nonce::random()?,
+    })
+}
+
+async fn resolve(bench: &Bench, attempt: &Attempt, verdict: Verdict) -> Result<Fenced, Failure> {
+    let resolution = resolution(attempt.token.fence, verdict)?;
+    Ok(bench.store().resolve(attempt.digest(), &resolution).await?)
+}
+
+fn it_happened() -> Verdict {
+    Verdict::Happened {
+        outcome: Outcome::success(b"found out"),
+        retention: Retention::new(LONG).with_tombstone(LONG),
+    }
+}
+
+async fn happened(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.unknown().await?;
+    applied(resolve(bench, &attempt, it_happened()).await?)?;
+    for on_lapse in [OnLapse::Hold, OnLapse::Retry] {
+        let (replayed, remaining) = completed(bench.rival(&attempt, on_lapse).await?)?;
+        ensure_eq!(replayed, Outcome::success(b"found out"), "outcome");
+        ensure!(
+            remaining <= LONG && remaining > LONG / 2,
+            "{remaining:?} remain"
+        );
+    }
+    let record = bench.entry(attempt.digest()).await?.record;
+    let kept = record.settled_at.map(|at| at.until(record.expires_at));
+    ensure_eq!(kept, Some(LONG), "retention");
+    ensure_eq!(record.expires_at.until(record.purge_at), LONG, "tombstone");
+    ensure!(
+        record.token.fence > attempt.token.fence,
+        "a resolution takes a fence of its own"
+    );
+    Ok(())
+}
+
+async fn did_not_happen(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.unknown().await?;
+    applied(resolve(bench, &attempt, Verdict::DidNotHappen).await?)?;
+    let resolved = bench.entry(attempt.digest()).await?.record;
+    ensure_eq!(resolved.state, State::Released, "state");
+    ensure!(
+        resolved.token.fence > attempt.token.fence,
+        "a resolution takes a fence of its own"
+    );
+    let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    ensure_eq!(next.attempt, 2, "attempt");
+    ensure!(next.token.fence > resolved.token.fence, "the fence grows");
+    Ok(())
+}
+
+async fn who_and_why_are_kept(bench: &Bench) -> Result<(), Failure> {
+    for verdict in [it_happened(), Verdict::DidNotHappen] {
+        let attempt = bench.unknown().await?;
+        let resolution = resolution(attempt.token.fence, verdict)?;
+        applied(bench.store().resolve(attempt.digest(), &resolution).await?)?;
+        let record = bench.entry(attempt.digest()).await?.record;
+        ensure_eq!(record.token.nonce, resolution.nonce, "nonce");
+        let Some(resolved) = record.resolved else {
+            return Err(Failure::new("the resolution is not kept"));
+        };
+        ensure_eq!(resolved.by, resolution.by, "who");
+        ensure_eq!(resolved.reason, resolution.reason, "why");
+        ensure_eq!(Some(resolved.at), record.settled_at, "when");
+    }
+    Ok(())
+}
+
+async fn lapsed_without_a_claim(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.lapsed().await?;
+    applied(resolve(bench, &attempt, it_happened()).await?)?;
+    completed(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    Ok(())
+}
+
+async fn running_is_refused(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.attempt().await?;
+    let before = bench.entry(attempt.digest()).await?;
+    for verdict in [it_happened(), Verdict::DidNotHappen] {
+        refused(resolve(bench, &attempt, verdict).await?, Refusal::Running)?;
+    }
+    ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
+    in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    Ok(())
+}
+
+async fn settled_is_refused(bench: &Bench) -> Result<(), Failure> {
+    let retention = Retention::new(LONG);
+    let done = bench.completed(&Outcome::void(), retention).await?;
+    let free = bench.attempt().await?;
+    applied(bench.store().abandon(free.digest(), &free.token).await?)?;
+    for (attempt, state) in [(done, StateKind::Completed), (free, StateKind::Released)] {
+        let before = bench.entry(attempt.digest()).await?;
+        for verdict in [it_happened(), Verdict::DidNotHappen] {
+            settled(resolve(bench, &attempt, verdict).await?, state)?;
+        }
+        ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
+    }
+    Ok(())
+}
+
+async fn another_fence_is_refused(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.unknown().await?;
+    let next = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let store = bench.store();
+    applied(store.mark_unknown(attempt.digest(), &next.token).await?)?;
+    let before = bench.entry(attempt.digest()).await?;
+    for fence in [attempt.token.fence, Fence(next.token.fence.0 + 1), Fence(0)] {
+        let resolution = resolution(fence, Verdict::DidNotHappen)?;
+        superseded(store.resolve(attempt.digest(), &resolution).await?)?;
+    }
+    ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
+    unknown(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    Ok(())
+}
+
+async fn missing_is_refused(bench: &Bench) -> Result<(), Failure> {
+    let nobody = bench.identity("never-claimed")?;
+    let resolution = resolution(Fence(1), it_happened())?;
+    let resolved = bench.store().resolve(nobody.digest(), &resolution);
+    refused(resolved.await?, Refusal::Missing)?;
+    ensure_eq!(bench.store().get(nobody.digest()).await?, None, "record");
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! Every case of the suite, on the memory store: with the machine's clock and with one that stands
+//! still until it is advanced.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Trial};
+use semel::conformance::{Bench, CASES, Factory, Failure, run};
+use semel::memory::{Limits, MemoryStore};
+use semel::{ManualClock, SystemClock, Timestamp};
+
+#[derive(Clone, Copy)]
+enum Memory {
+    System,
+    Manual,
+}
+
+impl Factory for Memory {
+    async fn open(&self) -> Result<Bench, Failure> {
+        let limits = Limits::default();
+        let bench = match self {
+            Self::System => {
+                let store = Arc::new(MemoryStore::with_clock(limits, SystemClock::new()));
+                Bench::new(store.clone()).with_other(store)
+            }
+            Self::Manual => {
+                let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
+                let store = Arc::new(MemoryStore::with_clock(limits, clock.clone()));
+                Bench::new(store.clone())
+                    .with_other(store)
+                    .with_clock(clock)
+            }
+        };
+        Ok(bench.exclusive())
+    }
+
+    async fn clean(&self, _bench: Bench) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Most cases sleep most of the time.
+    arguments.test_threads.get_or_insert(8);
+    let mut trials = Vec::new();
+    for (name, store) in [("system", Memory::System), ("manual", Memory::Manual)] {
+        for case in CASES {
+            trials.push(Trial::test(
+                format!("memory/{name}::{}", case.name),
+                move || {
+                    let runtime = tokio::runtime::Builder::new_multi_thread()
+                        .worker_threads(2)
+                        .enable_time()
+                        .build()?;
+                    Ok(runtime.block_on(run(case, &store))?)
+                },
+            ));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
