@@ -1,0 +1,164 @@
+//! Everything that the layer's setters set, but for the policies that the guard follows.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, ORIGIN};
+use http::request::Parts;
+use http::{HeaderMap, Response, response};
+use http_body::Body as HttpBody;
+use semel::{Identity, Key, KeyRule, Outcome};
+
+use crate::body::Body;
+use crate::fingerprint::BodyForm;
+use crate::header::{self, HeaderError, Syntax};
+use crate::policy::Disposition;
+use crate::problem::{Docs, Problem, ProblemCode};
+use crate::replay;
+use crate::scope::ScopeRule;
+
+pub(crate) type Classifier = dyn Fn(&response::Parts, Option<&Bytes>) -> Disposition + Send + Sync;
+pub(crate) type OperationName = dyn Fn(&Parts) -> String + Send + Sync;
+
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) key_header: HeaderName,
+    pub(crate) syntax: Syntax,
+    pub(crate) key_rule: KeyRule,
+    pub(crate) scope: ScopeRule,
+    pub(crate) operation: Operation,
+    pub(crate) body_form: BodyForm,
+    pub(crate) fingerprint_headers: Vec<HeaderName>,
+    pub(crate) max_request_body: usize,
+    pub(crate) max_response_body: usize,
+    pub(crate) replay_header: HeaderName,
+    pub(crate) allowed_replay_headers: Vec<HeaderName>,
+    pub(crate) classifier: Option<Arc<Classifier>>,
+    pub(crate) docs: Docs,
+}
+
+#[derive(Clone)]
+pub(crate) enum Operation {
+    Named(Arc<str>),
+    By(Arc<OperationName>),
+}
+
+const MIB: usize = 1 << 20;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            key_header: HeaderName::from_static("idempotency-key"),
+            syntax: Syntax::default(),
+            key_rule: KeyRule::GENERAL,
+            scope: ScopeRule::default(),
+            operation: Operation::Named("http".into()),
+            body_form: BodyForm::default(),
+            fingerprint_headers: Vec::new(),
+            max_request_body: MIB,
+            max_response_body: MIB,
+            replay_header: replay::REPLAYED,
+            allowed_replay_headers: Vec::new(),
+            classifier: None,
+            docs: Docs::default(),
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn key(&self, headers: &HeaderMap) -> Result<Option<Key>, HeaderError> {
+        let lines = headers.get_all(&self.key_header);
+        let lines = lines.iter().map(HeaderValue::as_bytes);
+        header::parse(lines, self.syntax, &self.key_rule)
+    }
+
+    /// Who asks for what; a problem where it is known without reading the body that it cannot be
+    /// answered.
+    pub(crate) fn identity<B: HttpBody>(
+        &self,
+        parts: &Parts,
+        body: &B,
+        key: Key,
+    ) -> Result<Identity, Problem> {
+        let Some(scope) = self.scope.of(parts) else {
+            return Err(Problem::new(ProblemCode::MissingPrincipal));
+        };
+        let announced = parts
+            .headers
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse().ok())
+            .unwrap_or(0_u64)
+            .max(body.size_hint().lower());
+        if announced > self.max_request_body as u64 {
+            return Err(self.too_large());
+        }
+        let operation: Cow<'_, str> = match &self.operation {
+            Operation::Named(name) => Cow::Borrowed(name),
+            Operation::By(name) => Cow::Owned(name(parts)),
+        };
+        Ok(Identity::new(scope, &operation, key))
+    }
+
+    pub(crate) fn too_large(&self) -> Problem {
+        Problem::new(ProblemCode::TooLarge).with_detail(format!(
+            "A request with a key is read whole before it is run, and may have {} bytes. Nothing was run.",
+            self.max_request_body
+        ))
+    }
+
+    pub(crate) fn problem<R: HttpBody>(&self, problem: Problem) -> Response<Body<R>> {
+        self.docs.respond(problem)
+    }
+
+    pub(crate) fn replay<R: HttpBody>(
+        &self,
+        outcome: &Outcome,
+        origin: Option<&HeaderValue>,
+    ) -> Response<Body<R>> {
+        let mut response = replay::response_of(outcome, &self.replay_header, origin);
+        replay::expose(response.headers_mut(), &self.replay_header);
+        response
+    }
+
+    /// What a response means, where its head alone says so.
+    pub(crate) fn by_head(&self, parts: &response::Parts) -> Option<Disposition> {
+        let stated = parts.extensions.get::<Disposition>().copied();
+        stated.or_else(|| match self.classifier {
+            None => Some(Disposition::of_status(parts.status)),
+            Some(_) => None,
+        })
+    }
+
+    /// What a response means. `body` is `None` where it was too large to read, a stream, or broken.
+    pub(crate) fn classify(&self, parts: &response::Parts, body: Option<&Bytes>) -> Disposition {
+        let stated = parts.extensions.get::<Disposition>().copied();
+        stated.unwrap_or_else(|| match &self.classifier {
+            Some(classify) => classify(parts, body),
+            None => Disposition::of_status(parts.status),
+        })
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("key_header", &self.key_header)
+            .field("syntax", &self.syntax)
+            .field("key_rule", &self.key_rule)
+            .field("scope", &self.scope)
+            .field("body_form", &self.body_form)
+            .field("fingerprint_headers", &self.fingerprint_headers)
+            .field("max_request_body", &self.max_request_body)
+            .field("max_response_body", &self.max_response_body)
+            .field("replay_header", &self.replay_header)
+            .field("allowed_replay_headers", &self.allowed_replay_headers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The origin of a request made by a script.
+pub(crate) fn origin(headers: &HeaderMap) -> Option<HeaderValue> {
+    headers.get(ORIGIN).cloned()
+}

@@ -1,0 +1,167 @@
+//! What makes two requests "the same": the fingerprint saved with the claim (protocol rule R3).
+
+use std::borrow::Cow;
+
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
+use http::request::Parts;
+use semel::Fingerprint;
+
+use crate::json;
+
+/// How the body enters the fingerprint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum BodyForm {
+    /// Byte for byte. A `multipart` body with a new boundary is then another body.
+    #[default]
+    Raw,
+    /// JSON by its canonical form ([`json::canonical`](crate::json::canonical)), where the media
+    /// type is `application/json` or ends in `+json` and there is no content coding; everything
+    /// else byte for byte.
+    Json,
+}
+
+/// The fingerprint of a request: method, path and query, media type, content coding, the fields
+/// named by `headers`, and the body.
+///
+/// Path and query are taken with their percent-encoding normalised (RFC 3986, section 6.2.2): `%7e`
+/// and `%7E` are `~`, `%2f` is `%2F` and not `/`. Dot segments stay: routers tell them apart. Of
+/// `Content-Type` only the media type counts, in lower case, without its parameters. `Host` is not
+/// part of it.
+pub fn of_request(parts: &Parts, body: &[u8], form: BodyForm, headers: &[HeaderName]) -> Fingerprint {
+    let mut builder = Fingerprint::builder()
+        .part("method", parts.method.as_str().as_bytes())
+        .part("path", normalized(parts.uri.path()).as_bytes());
+    if let Some(query) = parts.uri.query() {
+        builder = builder.part("query", normalized(query).as_bytes());
+    }
+    let media_type = media_type(&parts.headers);
+    if let Some(media_type) = &media_type {
+        builder = builder.part("content-type", media_type);
+    }
+    let mut coded = false;
+    for coding in parts.headers.get_all(CONTENT_ENCODING) {
+        coded = true;
+        let coding = coding.as_bytes().trim_ascii().to_ascii_lowercase();
+        builder = builder.part("content-encoding", &coding);
+    }
+    for name in headers {
+        for value in parts.headers.get_all(name) {
+            builder = builder
+                .part("header", name.as_str().as_bytes())
+                .part("value", value.as_bytes());
+        }
+    }
+    let canonical = match form {
+        BodyForm::Json if !coded && media_type.as_deref().is_some_and(is_json) => {
+            json::canonical(body)
+        }
+        BodyForm::Json | BodyForm::Raw => None,
+    };
+    // Two names, so that a canonical form never equals bytes that happen to look like it.
+    match canonical {
+        Some(canonical) => builder.part("json", &canonical),
+        None => builder.part("body", body),
+    }
+    .finish()
+}
+
+fn media_type(headers: &HeaderMap) -> Option<Vec<u8>> {
+    let mut values = headers.get_all(CONTENT_TYPE).iter();
+    let value = values.next()?.as_bytes();
+    let essence = value.split(|b| *b == b';').next().unwrap_or_default();
+    let mut media_type = essence.trim_ascii().to_ascii_lowercase();
+    for more in values {
+        // Not valid, and never equal to a request that is.
+        media_type.push(b',');
+        media_type.extend_from_slice(more.as_bytes());
+    }
+    Some(media_type)
+}
+
+fn is_json(media_type: &[u8]) -> bool {
+    media_type == b"application/json" || media_type.ends_with(b"+json")
+}
+
+/// Upper-case hexadecimal digits in percent-encodings, and none where the character needs none.
+fn normalized(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        out.push_str(before);
+        rest = after;
+        let Some(byte) = after.get(..2).and_then(hex_byte) else {
+            out.push('%');
+            continue;
+        };
+        rest = &after[2..];
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push('%');
+            out.extend(after[..2].chars().map(|c| c.to_ascii_uppercase()));
+        }
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+fn hex_byte(pair: &str) -> Option<u8> {
+    // Not all that the integer parser takes is two digits: "+1".
+    pair.bytes()
+        .all(|b| b.is_ascii_hexdigit())
+        .then(|| u8::from_str_radix(pair, 16).ok())
+        .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn of(uri: &str, content_type: &str, body: &str, form: BodyForm) -> Fingerprint {
+        let request = Request::post(uri)
+            .header(CONTENT_TYPE, content_type)
+            .body(())
+            .unwrap();
+        of_request(&request.into_parts().0, body.as_bytes(), form, &[])
+    }
+
+    #[test]
+    fn percent_encoding_is_normalized() {
+        for (raw, normal) in [
+            ("/a%7eb", "/a~b"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/%41%2E", "/A."),
+            ("/100%", "/100%"),
+            ("/%zz%+1%c3%a9", "/%zz%+1%C3%A9"),
+            ("/a%2", "/a%2"),
+        ] {
+            assert_eq!(normalized(raw), normal);
+        }
+    }
+
+    #[test]
+    fn a_canonical_form_never_equals_the_same_bytes_taken_raw() {
+        let body = r#"{"a":1}"#;
+        let json = of("/", "application/json", body, BodyForm::Json);
+        let raw = of("/", "application/json", body, BodyForm::Raw);
+        assert_ne!(json, raw);
+        let spaced = of("/", "application/json", r#"{ "a": 1.0 }"#, BodyForm::Json);
+        assert_eq!(json, spaced);
+    }
+
+    #[test]
+    fn a_query_is_not_a_path() {
+        let of = |uri| of(uri, "text/plain", "", BodyForm::Raw);
+        assert_ne!(of("/orders"), of("/orders?"));
+        assert_ne!(of("/orders?a=1"), of("/orders?a=2"));
+        assert_eq!(of("/orders?a=%7e"), of("/orders?a=~"));
+        assert_ne!(of("/a/../b"), of("/b"));
+    }
+}

@@ -1,0 +1,281 @@
+//! The layer and its settings.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HeaderName;
+use http::{request, response};
+use semel::guard::{Guard, InFlight, Observer, OnPanic, Policy, Reconciler, StoreDown};
+use semel::store::{OnLapse, Retention};
+use semel::{KeyRule, Scope, Store};
+use tower_layer::Layer;
+
+use crate::config::{Config, Operation};
+use crate::fingerprint::BodyForm;
+use crate::header::Syntax;
+use crate::policy::Disposition;
+use crate::problem;
+use crate::service::Idempotency;
+
+/// Makes requests with an idempotency key run once. See the [crate's documentation](crate).
+///
+/// Clones share the store and the tasks under way. Several layers with different settings may share
+/// one store: give each an `Arc` of it.
+#[must_use = "a layer does nothing until it is put around a service"]
+pub struct IdempotencyLayer<S> {
+    store: Arc<S>,
+    policy: Policy,
+    observer: Option<Arc<dyn Observer>>,
+    reconciler: Option<Arc<dyn Reconciler>>,
+    guard: Guard<Arc<S>>,
+    config: Arc<Config>,
+}
+
+impl<S: Store> IdempotencyLayer<S> {
+    /// A layer over this store, with the default of every setting.
+    pub fn new(store: S) -> Self {
+        let store = Arc::new(store);
+        let policy = Policy::default();
+        Self {
+            guard: Guard::new(Arc::clone(&store), policy),
+            store,
+            policy,
+            observer: None,
+            reconciler: None,
+            config: Arc::default(),
+        }
+    }
+
+    /// The guard that runs the attempts. Its settings are those made so far: ask last.
+    pub const fn guard(&self) -> &Guard<Arc<S>> {
+        &self.guard
+    }
+
+    /// Waits until no attempt is running. Call it on shutdown, when no more requests come: without
+    /// it, attempts whose clients went away end with the runtime, and their outcomes are unknown.
+    pub async fn drain(&self) {
+        self.guard.drain().await;
+    }
+
+    /// Sets all policies at once.
+    pub fn with_policy(self, policy: Policy) -> Self {
+        self.guarded(|layer| layer.policy = policy)
+    }
+
+    /// How long a claim is held without renewal; a running attempt renews it. 30 s unless set.
+    pub fn with_lease(self, lease: Duration) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_lease(lease))
+    }
+
+    /// How long answers are replayed, counted from completion. [`Retention::ORDER`] (24 h) unless
+    /// set.
+    pub fn with_retention(self, retention: Retention) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_retention(retention))
+    }
+
+    /// Lets a duplicate wait for the attempt in flight, at most this long, before it is answered
+    /// `in-flight`. Answered at once unless set.
+    pub fn with_wait(self, at_most: Duration) -> Self {
+        let in_flight = InFlight::Wait(at_most);
+        self.guarded(|layer| layer.policy = layer.policy.with_in_flight(in_flight))
+    }
+
+    /// What happens to a request whose earlier attempt was lost (protocol rule R7).
+    /// [`OnLapse::Hold`] unless set: 409 `outcome-unknown`, and nothing runs.
+    pub fn with_on_lapse(self, on_lapse: OnLapse) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_on_lapse(on_lapse))
+    }
+
+    /// What a panic of the inner service leaves. [`OnPanic::Release`] unless set.
+    pub fn with_on_panic(self, on_panic: OnPanic) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_on_panic(on_panic))
+    }
+
+    /// What happens when the store cannot be used (R9). [`StoreDown::Refuse`] unless set; with
+    /// [`StoreDown::RunMarked`] answers carry `Idempotency-Protected: false`.
+    pub fn with_store_down(self, store_down: StoreDown) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_store_down(store_down))
+    }
+
+    /// Whether requests without a key are refused with 400 `missing-key`. Of methods that RFC 9110
+    /// (section 9.2.2) calls idempotent no key is ever required. They run plainly unless set (R13).
+    pub fn with_key_required(self, required: bool) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_key_required(required))
+    }
+
+    /// Who is told of everything that happens, for metrics.
+    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
+        self.guarded(|layer| layer.observer = Some(observer))
+    }
+
+    /// Who is asked what became of a lost attempt, under [`OnLapse::Reconcile`].
+    pub fn with_reconciler(self, reconciler: Arc<dyn Reconciler>) -> Self {
+        self.guarded(|layer| layer.reconciler = Some(reconciler))
+    }
+
+    /// The field that carries the key. `Idempotency-Key` unless set.
+    pub fn with_key_header(self, name: HeaderName) -> Self {
+        self.configured(|config| config.key_header = name)
+    }
+
+    /// Which forms of that field are accepted. [`Syntax::Lenient`] unless set.
+    pub fn with_syntax(self, syntax: Syntax) -> Self {
+        self.configured(|config| config.syntax = syntax)
+    }
+
+    /// Which keys are accepted. [`KeyRule::GENERAL`] (1 to 255 bytes) unless set.
+    pub fn with_key_rule(self, rule: KeyRule) -> Self {
+        self.configured(|config| config.key_rule = rule)
+    }
+
+    /// Finds the principal that a key belongs to; `None` where there is none. Unless set, it is the
+    /// SHA-256 of the `Authorization` field.
+    ///
+    /// A stable name is better than a digest of credentials: it outlives their rotation. A service
+    /// outside that authenticates can leave it among the request's extensions.
+    pub fn with_scope(
+        self,
+        find: impl Fn(&request::Parts) -> Option<Scope> + Send + Sync + 'static,
+    ) -> Self {
+        self.configured(|config| config.scope.set_function(Arc::new(find)))
+    }
+
+    /// Takes the principal from this field. It must come from something that authenticated the
+    /// caller: whoever can send the field can read every answer.
+    pub fn with_principal_header(self, name: HeaderName) -> Self {
+        self.configured(|config| config.scope.set_header(name))
+    }
+
+    /// Adds the values of this field to the scope: tenant, account, mode. May be called again.
+    pub fn with_scope_header(self, name: HeaderName) -> Self {
+        self.configured(|config| config.scope.add_header(name))
+    }
+
+    /// Whether requests with a key but without a principal are refused with 400
+    /// `missing-principal`. Unless set they share the scope `anonymous`: then whoever sends an
+    /// anonymous caller's key and request gets its answer.
+    pub fn with_principal_required(self, required: bool) -> Self {
+        self.configured(|config| config.scope.set_required(required))
+    }
+
+    /// Names what is done. `http` for everything unless set: the same key on another route is then
+    /// a mismatch, because method and path are part of the fingerprint.
+    pub fn with_operation(self, name: impl Into<Arc<str>>) -> Self {
+        self.configured(|config| config.operation = Operation::Named(name.into()))
+    }
+
+    /// Names what is done by the request, for instance by its path: the same key in two operations
+    /// then makes two records.
+    pub fn with_operation_by(
+        self,
+        name: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
+    ) -> Self {
+        self.configured(|config| config.operation = Operation::By(Arc::new(name)))
+    }
+
+    /// How the body enters the fingerprint. [`BodyForm::Raw`] unless set.
+    pub fn with_body_form(self, form: BodyForm) -> Self {
+        self.configured(|config| config.body_form = form)
+    }
+
+    /// Fields that enter the fingerprint, besides `Content-Type` and `Content-Encoding`.
+    pub fn with_fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.configured(|config| config.fingerprint_headers = names.into_iter().collect())
+    }
+
+    /// The largest body of a request with a key; a larger one is answered 413. 1 MiB unless set.
+    pub fn with_max_request_body(self, bytes: usize) -> Self {
+        self.configured(|config| config.max_request_body = bytes)
+    }
+
+    /// The largest answer that is kept. Of a larger one, and of a stream, status and fields are
+    /// kept; it is never run again. 1 MiB unless set.
+    pub fn with_max_response_body(self, bytes: usize) -> Self {
+        self.configured(|config| config.max_response_body = bytes)
+    }
+
+    /// The field that marks replays. `Idempotency-Replayed` unless set.
+    pub fn with_replay_header(self, name: HeaderName) -> Self {
+        self.configured(|config| config.replay_header = name)
+    }
+
+    /// Fields that are kept though they belong to one transmission, for instance `Set-Cookie`.
+    /// Hop-by-hop fields are never kept.
+    pub fn with_allowed_replay_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.configured(|config| config.allowed_replay_headers = names.into_iter().collect())
+    }
+
+    /// Decides what becomes of a response, in place of [`Disposition::of_status`]. The body is
+    /// `None` where it is a stream, broken, or larger than is kept.
+    ///
+    /// Answers that wrap failures in a 200, like those of GraphQL and JSON-RPC, need this.
+    pub fn with_classifier(
+        self,
+        classify: impl Fn(&response::Parts, Option<&Bytes>) -> Disposition + Send + Sync + 'static,
+    ) -> Self {
+        self.configured(|config| config.classifier = Some(Arc::new(classify)))
+    }
+
+    /// An absolute URI to which a problem's code is appended, and which makes its `type`. A section
+    /// of this project's documentation unless set.
+    pub fn with_problem_base(self, uri: impl Into<Cow<'static, str>>) -> Self {
+        self.configured(|config| config.docs.type_base = uri.into())
+    }
+
+    /// The page that problems link to. The problem's `type` unless set. What cannot stand in a
+    /// header field is ignored.
+    pub fn with_docs_url(self, uri: &str) -> Self {
+        self.configured(|config| config.docs.page = problem::link_to(uri))
+    }
+
+    fn configured(mut self, set: impl FnOnce(&mut Config)) -> Self {
+        set(Arc::make_mut(&mut self.config));
+        self
+    }
+
+    fn guarded(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        let mut guard = Guard::new(Arc::clone(&self.store), self.policy);
+        if let Some(observer) = &self.observer {
+            guard = guard.with_observer(Arc::clone(observer));
+        }
+        if let Some(reconciler) = &self.reconciler {
+            guard = guard.with_reconciler(Arc::clone(reconciler));
+        }
+        self.guard = guard;
+        self
+    }
+}
+
+impl<S, Inner> Layer<Inner> for IdempotencyLayer<S> {
+    type Service = Idempotency<Inner, S>;
+
+    fn layer(&self, inner: Inner) -> Self::Service {
+        Idempotency::new(inner, self.guard.clone(), Arc::clone(&self.config))
+    }
+}
+
+impl<S> Clone for IdempotencyLayer<S> {
+    fn clone(&self) -> Self {
+        Self {
+            store: Arc::clone(&self.store),
+            policy: self.policy,
+            observer: self.observer.clone(),
+            reconciler: self.reconciler.clone(),
+            guard: self.guard.clone(),
+            config: Arc::clone(&self.config),
+        }
+    }
+}
+
+impl<S> fmt::Debug for IdempotencyLayer<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer")
+            .field("policy", &self.policy)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,248 @@
+//! Answers of the layer itself: problem details (RFC 9457).
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
+use http::{Response, StatusCode};
+
+use crate::body::Body;
+
+/// What kind of answer the layer gave in place of the operation's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProblemCode {
+    /// 400: the operation requires a key.
+    MissingKey,
+    /// 400: the header field is malformed, or the key breaks the rule.
+    InvalidKey,
+    /// 400: the operation requires a principal, so that its keys belong to somebody.
+    MissingPrincipal,
+    /// 400: the body ended before it was complete.
+    IncompleteBody,
+    /// 409: another attempt is under way; `Retry-After` says when to ask again.
+    InFlight,
+    /// 409: an attempt may have had its effect, and nobody recorded it.
+    OutcomeUnknown,
+    /// 409: the outcome's retention ended, and its tombstone says so.
+    Expired,
+    /// 413: the body is larger than the layer reads.
+    TooLarge,
+    /// 422: the key was first used with another request.
+    Mismatch,
+    /// 503: the store cannot be asked, or could not record what happened.
+    StoreUnavailable,
+    /// 503: the store is full and takes no new claims.
+    Capacity,
+}
+
+impl ProblemCode {
+    /// Every code.
+    pub const ALL: [Self; 11] = [
+        Self::MissingKey,
+        Self::InvalidKey,
+        Self::MissingPrincipal,
+        Self::IncompleteBody,
+        Self::InFlight,
+        Self::OutcomeUnknown,
+        Self::Expired,
+        Self::TooLarge,
+        Self::Mismatch,
+        Self::StoreUnavailable,
+        Self::Capacity,
+    ];
+
+    /// The stable `code` member.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::MissingKey => "missing-key",
+            Self::InvalidKey => "invalid-key",
+            Self::MissingPrincipal => "missing-principal",
+            Self::IncompleteBody => "incomplete-body",
+            Self::InFlight => "in-flight",
+            Self::OutcomeUnknown => "outcome-unknown",
+            Self::Expired => "expired",
+            Self::TooLarge => "too-large",
+            Self::Mismatch => "mismatch",
+            Self::StoreUnavailable => "store-unavailable",
+            Self::Capacity => "capacity",
+        }
+    }
+
+    /// The status of the answer.
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Self::MissingKey | Self::InvalidKey | Self::MissingPrincipal | Self::IncompleteBody => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::InFlight | Self::OutcomeUnknown | Self::Expired => StatusCode::CONFLICT,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::StoreUnavailable | Self::Capacity => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The `title` member: what the code means, the same each time.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::MissingKey => "An idempotency key is required",
+            Self::InvalidKey => "The idempotency key is not valid",
+            Self::MissingPrincipal => "A principal is required",
+            Self::IncompleteBody => "The request body is incomplete",
+            Self::InFlight => "The operation is still running",
+            Self::OutcomeUnknown => "The outcome of the operation is not known",
+            Self::Expired => "The answer to this key has expired",
+            Self::TooLarge => "The request body is too large",
+            Self::Mismatch => "The idempotency key was used with another request",
+            Self::StoreUnavailable => "The idempotency store is not available",
+            Self::Capacity => "The idempotency store is full",
+        }
+    }
+
+    const fn detail(self) -> &'static str {
+        match self {
+            Self::MissingKey => {
+                "Send a key that is new for each operation, and the same for its retries."
+            }
+            Self::InvalidKey => "Nothing was run.",
+            Self::MissingPrincipal => {
+                "Keys belong to whoever sends them, and this request does not say who that is. \
+                 Nothing was run."
+            }
+            Self::IncompleteBody => {
+                "The body broke off or could not be read. Nothing was run; send the request again \
+                 with the same key."
+            }
+            Self::InFlight => {
+                "An earlier request with this key is running. Ask again with the same key."
+            }
+            Self::OutcomeUnknown => {
+                "An earlier attempt with this key may have had its effect, and its answer was \
+                 lost. It is not run again until somebody finds out what happened."
+            }
+            Self::Expired => {
+                "The operation ran, and its answer is no longer kept. It is not run again with \
+                 this key."
+            }
+            Self::TooLarge => {
+                "A request with a key is read whole before it is run. Nothing was run."
+            }
+            Self::Mismatch => {
+                "Use the same key for retries of the same request only. Nothing was run or changed."
+            }
+            Self::StoreUnavailable => "Nothing was run. Ask again with the same key.",
+            Self::Capacity => {
+                "No new operations with keys are taken at present. Nothing was run. Ask again with \
+                 the same key."
+            }
+        }
+    }
+}
+
+/// An answer of the layer itself. It stands among the extensions of the response, so that a service
+/// outside can write it in another convention's form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// What kind of answer.
+    pub code: ProblemCode,
+    /// What happened this time; holds neither key nor body.
+    pub detail: Cow<'static, str>,
+    /// When to ask again.
+    pub retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(code: ProblemCode) -> Self {
+        let retry_after = matches!(
+            code,
+            ProblemCode::InFlight | ProblemCode::StoreUnavailable | ProblemCode::Capacity
+        )
+        .then_some(Duration::from_secs(1));
+        Self {
+            code,
+            detail: Cow::Borrowed(code.detail()),
+            retry_after,
+        }
+    }
+
+    pub(crate) fn with_detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
+        self.detail = detail.into();
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+}
+
+/// Where the problems are described.
+#[derive(Debug, Clone)]
+pub(crate) struct Docs {
+    /// Absolute; the code is appended and makes the problem's type.
+    pub(crate) type_base: Cow<'static, str>,
+    /// The page that `Link` names; the problem's type where there is none.
+    pub(crate) page: Option<HeaderValue>,
+}
+
+impl Default for Docs {
+    fn default() -> Self {
+        Self {
+            type_base: Cow::Borrowed(
+                "https://github.com/semel-rs/semel/blob/main/docs/http.md#",
+            ),
+            page: None,
+        }
+    }
+}
+
+impl Docs {
+    /// The whole response. Sent whatever `Accept` says: a client that cannot read it has the status.
+    pub(crate) fn respond<R>(&self, problem: Problem) -> Response<Body<R>> {
+        let code = problem.code;
+        let uri = format!("{}{}", self.type_base, code.as_str());
+        let text = serde_json::json!({
+            "type": uri,
+            "title": code.title(),
+            "status": code.status().as_u16(),
+            "detail": problem.detail,
+            "code": code.as_str(),
+        })
+        .to_string();
+        let mut response = Response::new(Body::whole(Bytes::from(text)));
+        *response.status_mut() = code.status();
+        let headers = response.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        let link = match &self.page {
+            Some(page) => Some(page.clone()),
+            None => link_to(&uri),
+        };
+        if let Some(link) = link {
+            headers.insert(LINK, link);
+        }
+        if let Some(after) = problem.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+        }
+        response.extensions_mut().insert(problem);
+        response
+    }
+}
+
+/// `<uri>; rel="describedby"`, where the URI can stand in a header field.
+pub(crate) fn link_to(uri: &str) -> Option<HeaderValue> {
+    HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")).ok()
+}
+
+// Whole and at least one: `Retry-After` knows no fractions (RFC 9110, section 10.2.3).
+fn whole_seconds(duration: Duration) -> u64 {
+    duration
+        .as_secs()
+        .saturating_add(u64::from(duration.subsec_nanos() > 0))
+        .max(1)
+}

@@ -1,0 +1,191 @@
+//! What is kept of a response, and the response made of it again (protocol rule R10).
+
+use bytes::Bytes;
+use http::header::{
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue,
+    RETRY_AFTER, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, Response, StatusCode, response};
+use http_body::Body as HttpBody;
+use semel::{Outcome, OutcomeKind};
+
+use crate::body::Body;
+
+/// On replays of an answer whose body was too large to keep, or a stream.
+pub const BODY_OMITTED: HeaderName = HeaderName::from_static("idempotency-body-omitted");
+/// `false` on answers that ran without protection, or that could not be recorded.
+pub const PROTECTED: HeaderName = HeaderName::from_static("idempotency-protected");
+pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+const TRUE: HeaderValue = HeaderValue::from_static("true");
+const FALSE: HeaderValue = HeaderValue::from_static("false");
+
+/// Belongs to one transmission or one client: not kept unless allowed by name.
+const NOT_KEPT: [&str; 10] = [
+    "age",
+    "date",
+    "server-timing",
+    "set-cookie",
+    "set-cookie2",
+    "traceparent",
+    "tracestate",
+    "x-request-id",
+    "authentication-info",
+    "ratelimit",
+];
+const NOT_KEPT_PREFIXES: [&str; 2] = ["ratelimit-", "x-ratelimit-"];
+
+/// Removes what only the layer may say.
+pub(crate) fn strip_marks(headers: &mut HeaderMap, replay_header: &HeaderName) {
+    headers.remove(replay_header);
+    headers.remove(BODY_OMITTED);
+    headers.remove(PROTECTED);
+}
+
+/// Says that the answer is not protected.
+pub(crate) fn mark_unprotected(headers: &mut HeaderMap) {
+    headers.insert(PROTECTED, FALSE);
+}
+
+/// What is kept of a response. `body` is `None` where it is omitted.
+pub(crate) fn outcome_of(
+    kind: OutcomeKind,
+    parts: &response::Parts,
+    body: Option<&Bytes>,
+    allowed: &[HeaderName],
+) -> Outcome {
+    let nominated = nominated(&parts.headers);
+    let mut outcome = Outcome::builder(kind).code(parts.status.as_u16());
+    for (name, value) in &parts.headers {
+        if is_kept(name, allowed) && !nominated.iter().any(|n| n == name) {
+            outcome = outcome.field(name.as_str(), value.as_bytes());
+        }
+    }
+    match body {
+        Some(body) if has_body(parts.status) => outcome.body(body),
+        _ => outcome.void(),
+    }
+}
+
+fn is_kept(name: &HeaderName, allowed: &[HeaderName]) -> bool {
+    if is_hop_by_hop(name) || name == CONTENT_LENGTH {
+        return false;
+    }
+    let text = name.as_str();
+    let per_transmission = NOT_KEPT.contains(&text)
+        || NOT_KEPT_PREFIXES.iter().any(|p| text.starts_with(p));
+    !per_transmission || allowed.contains(name)
+}
+
+/// RFC 9110, section 7.6.1, and what proxies and browsers treat alike.
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE].contains(name)
+        || matches!(
+            name.as_str(),
+            "keep-alive"
+                | "proxy-connection"
+                | "proxy-authenticate"
+                | "proxy-authorization"
+                | "proxy-authentication-info"
+        )
+}
+
+/// The fields that `Connection` makes hop-by-hop.
+fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
+    tokens(headers, &CONNECTION)
+        .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
+        .collect()
+}
+
+/// 204, 205 and 304 have no content (RFC 9110, sections 15.3.5, 15.3.6 and 15.4.5).
+fn has_body(status: StatusCode) -> bool {
+    !matches!(status.as_u16(), 100..=199 | 204 | 205 | 304)
+}
+
+/// The response that an outcome keeps, marked as a replay. `origin` is that of the present request.
+pub(crate) fn response_of<R: HttpBody>(
+    outcome: &Outcome,
+    replay_header: &HeaderName,
+    origin: Option<&HeaderValue>,
+) -> Response<Body<R>> {
+    let omitted = outcome.kind() == OutcomeKind::Omitted;
+    let body = outcome.body();
+    let status = match StatusCode::from_u16(outcome.code()) {
+        Ok(status) => status,
+        // Recorded by somebody who knows no HTTP: an operator, a reconciler.
+        Err(_) if body.is_some() => StatusCode::OK,
+        Err(_) => StatusCode::NO_CONTENT,
+    };
+    let mut response = Response::new(Body::whole(body.unwrap_or_default()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    for (name, value) in outcome.fields() {
+        if omitted && describes_body(name) {
+            continue;
+        }
+        let name = HeaderName::from_bytes(name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value)) {
+            headers.append(name, value);
+        }
+    }
+    if !admits(headers, origin) {
+        headers.remove(ACCESS_CONTROL_ALLOW_ORIGIN);
+        headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);
+        headers.remove(ACCESS_CONTROL_EXPOSE_HEADERS);
+    }
+    headers.insert(replay_header, TRUE);
+    if omitted {
+        headers.insert(BODY_OMITTED, TRUE);
+    }
+    response
+}
+
+fn describes_body(name: &str) -> bool {
+    (name.starts_with("content-") && name != "content-location")
+        || matches!(name, "digest" | "repr-digest" | "accept-ranges")
+}
+
+/// Whether a stored `Access-Control-Allow-Origin` is right for the origin that asks now.
+fn admits(headers: &HeaderMap, origin: Option<&HeaderValue>) -> bool {
+    match headers.get(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        None => true,
+        Some(allowed) => allowed == "*" || Some(allowed) == origin,
+    }
+}
+
+/// Lets scripts of other origins read the layer's fields, where they may read the answer at all.
+pub(crate) fn expose(headers: &mut HeaderMap, replay_header: &HeaderName) {
+    if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        admit(headers, &ACCESS_CONTROL_EXPOSE_HEADERS, replay_header);
+        admit(headers, &ACCESS_CONTROL_EXPOSE_HEADERS, &RETRY_AFTER);
+    }
+}
+
+/// Lets scripts of other origins send the key, where the answer to a preflight lets them send
+/// anything.
+pub(crate) fn allow(headers: &mut HeaderMap, key_header: &HeaderName) {
+    if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        admit(headers, &ACCESS_CONTROL_ALLOW_HEADERS, key_header);
+    }
+}
+
+fn admit(headers: &mut HeaderMap, list: &HeaderName, name: &HeaderName) {
+    // `*` is a name like any other where credentials are allowed (Fetch, CORS protocol).
+    let wildcard = headers.get(ACCESS_CONTROL_ALLOW_CREDENTIALS).is_none();
+    let admitted = |t: &str| t.eq_ignore_ascii_case(name.as_str()) || (wildcard && t == "*");
+    if !tokens(headers, list).any(admitted) {
+        headers.append(list, HeaderValue::from(name.clone()));
+    }
+}
+
+/// The members of a field that is a comma-separated list of tokens.
+pub(crate) fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|token| !token.is_empty())
+}

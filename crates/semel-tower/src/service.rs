@@ -1,0 +1,199 @@
+//! The service: what goes past the layer, what is refused at once, and what is run once.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD};
+use http::{Method, Request, Response};
+use http_body::Body as HttpBody;
+use semel::guard::{Event, Guard};
+use semel::{Identity, Store};
+use tokio::sync::oneshot;
+use tower_service::Service;
+
+use crate::attempt::Run;
+use crate::body::{self, Body, Read};
+use crate::config::{self, Config};
+use crate::future::ResponseFuture;
+use crate::problem::{Problem, ProblemCode};
+use crate::{fingerprint, policy, replay};
+
+/// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) makes.
+pub struct Idempotency<Inner, S> {
+    inner: Inner,
+    guard: Guard<Arc<S>>,
+    config: Arc<Config>,
+}
+
+impl<Inner, S> Idempotency<Inner, S> {
+    pub(crate) const fn new(inner: Inner, guard: Guard<Arc<S>>, config: Arc<Config>) -> Self {
+        Self {
+            inner,
+            guard,
+            config,
+        }
+    }
+}
+
+impl<Inner, S, B, R> Service<Request<B>> for Idempotency<Inner, S>
+where
+    Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    Inner::Future: Send + 'static,
+    Inner::Error: Send + 'static,
+    S: Store,
+    B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
+    R: HttpBody<Data = Bytes> + Send + 'static,
+    R::Error: Send + 'static,
+{
+    type Response = Response<Body<R>>;
+    type Error = Inner::Error;
+    type Future = ResponseFuture<Inner::Future, R, Inner::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Inner::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        if policy::is_safe(request.method()) {
+            let preflight = self.asks_for_key(&request).then(|| Arc::clone(&self.config));
+            return ResponseFuture::direct(self.inner.call(request), preflight);
+        }
+        let key = match self.config.key(request.headers()) {
+            Ok(Some(key)) => key,
+            Ok(None) if self.requires_key(request.method()) => {
+                return self.refuse(Problem::new(ProblemCode::MissingKey).with_detail(format!(
+                    "Send `{}` with a key that is new for each operation, and the same for its \
+                     retries. Nothing was run.",
+                    self.config.key_header
+                )));
+            }
+            Ok(None) => {
+                self.guard.observe(Event::Unkeyed);
+                return ResponseFuture::direct(self.inner.call(request), None);
+            }
+            Err(error) => {
+                return self.refuse(
+                    Problem::new(ProblemCode::InvalidKey)
+                        .with_detail(format!("In `{}`: {error}. Nothing was run.", self.config.key_header)),
+                );
+            }
+        };
+        let (parts, body) = request.into_parts();
+        let identity = match self.config.identity(&parts, &body, key) {
+            Ok(identity) => identity,
+            Err(problem) => return self.refuse(problem),
+        };
+        // The clone may not be ready; the service that was polled is, so it takes the call.
+        let clone = self.inner.clone();
+        let inner = std::mem::replace(&mut self.inner, clone);
+        let once = Once {
+            inner,
+            guard: self.guard.clone(),
+            config: Arc::clone(&self.config),
+            identity,
+        };
+        ResponseFuture::boxed(once.answer(Request::from_parts(parts, body)))
+    }
+}
+
+impl<Inner, S: Store> Idempotency<Inner, S> {
+    fn requires_key(&self, method: &Method) -> bool {
+        self.guard.policy().key_required() && !policy::is_idempotent(method)
+    }
+
+    /// Whether this is a preflight for a request with a key.
+    fn asks_for_key<B>(&self, request: &Request<B>) -> bool {
+        let name = self.config.key_header.as_str();
+        request.method() == Method::OPTIONS
+            && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+            && replay::tokens(request.headers(), &ACCESS_CONTROL_REQUEST_HEADERS)
+                .any(|token| token.eq_ignore_ascii_case(name))
+    }
+
+    // Before the body is polled: hyper then sends no `100 Continue` (RFC 9110, section 10.1.1).
+    fn refuse<F, R, E>(&self, problem: Problem) -> ResponseFuture<F, R, E>
+    where
+        R: HttpBody + Send + 'static,
+        R::Error: Send,
+        E: Send + 'static,
+    {
+        ResponseFuture::boxed(std::future::ready(Ok(self.config.problem(problem))))
+    }
+}
+
+impl<Inner: Clone, S> Clone for Idempotency<Inner, S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            guard: self.guard.clone(),
+            config: Arc::clone(&self.config),
+        }
+    }
+}
+
+impl<Inner: std::fmt::Debug, S> std::fmt::Debug for Idempotency<Inner, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("inner", &self.inner)
+            .field("guard", &self.guard)
+            .field("config", &self.config)
+            .finish()
+    }
+}
+
+/// A request with a key.
+struct Once<Inner, S> {
+    inner: Inner,
+    guard: Guard<Arc<S>>,
+    config: Arc<Config>,
+    identity: Identity,
+}
+
+impl<Inner, S: Store> Once<Inner, S> {
+    async fn answer<B, R>(self, request: Request<B>) -> Result<Response<Body<R>>, Inner::Error>
+    where
+        Inner: Service<Request<B>, Response = Response<R>> + Send + 'static,
+        Inner::Future: Send + 'static,
+        Inner::Error: Send + 'static,
+        B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Send + 'static,
+    {
+        let Self {
+            inner,
+            guard,
+            config,
+            identity,
+        } = self;
+        let (parts, body) = request.into_parts();
+        let body = match body::read(body, config.max_request_body).await {
+            Read::Whole(body) => body,
+            Read::TooLarge => return Ok(config.problem(config.too_large())),
+            Read::Failed => {
+                return Ok(config.problem(Problem::new(ProblemCode::IncompleteBody)));
+            }
+        };
+        let fingerprint =
+            fingerprint::of_request(&parts, &body, config.body_form, &config.fingerprint_headers);
+        let (client, answered) = oneshot::channel();
+        let run = Run {
+            origin: config::origin(&parts.headers),
+            guard: guard.clone(),
+            config: Arc::clone(&config),
+            identity,
+        };
+        // From the claim on in a task of its own: a client that goes away neither stops an attempt
+        // (R11) nor leaves behind a claim that nobody runs.
+        let task = guard.spawn(run.once(inner, fingerprint, parts, body, client));
+        if let Ok(answer) = answered.await {
+            return answer;
+        }
+        match task.await.map_err(tokio::task::JoinError::try_into_panic) {
+            Err(Ok(panic)) => resume_unwind(panic),
+            // The runtime is shutting down.
+            Ok(()) | Err(Err(_)) => Ok(config.problem(Problem::new(ProblemCode::OutcomeUnknown))),
+        }
+    }
+}
