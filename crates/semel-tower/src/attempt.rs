@@ -54,7 +54,7 @@ enum Recorded {
     /// Another attempt had taken over, and nobody knows more.
     Superseded,
     /// The store could not be told.
-    Failed(StoreError),
+    Failed,
 }
 
 /// How reading the inner service's body ended.
@@ -158,7 +158,9 @@ impl<S: Store> Run<S> {
         let limit = self.config.max_response_body;
         if is_event_stream(&head.headers) || body.size_hint().lower() > limit as u64 {
             let read = Chunks::default();
-            return self.relay(attempt, head, read, Box::pin(body), client).await;
+            return self
+                .relay(attempt, head, read, Box::pin(body), client)
+                .await;
         }
         match attempt.hold_catching(collect(body, limit)).await {
             Ok(Collected::Whole(data, trailers)) => {
@@ -266,7 +268,7 @@ impl<S: Store> Run<S> {
                 },
                 Ok(None) | Err(_) => Recorded::Superseded,
             },
-            Err(error) => Recorded::Failed(error),
+            Err(_) => Recorded::Failed,
         }
     }
 
@@ -280,21 +282,23 @@ impl<S: Store> Run<S> {
         match recorded {
             Recorded::AsPlanned => self.first(head, body),
             Recorded::Otherwise(outcome) => self.replay(&outcome),
-            Recorded::Superseded => self.config.problem(
-                Problem::new(ProblemCode::OutcomeUnknown).with_detail(
+            Recorded::Superseded => {
+                self.config
+                    .problem(Problem::new(ProblemCode::OutcomeUnknown).with_detail(
                     "The operation ran, but took so long that another attempt took its place, and \
                      that one has not been recorded yet. Ask again with the same key.",
-                ),
-            ),
-            Recorded::Failed(_) if self.guard.policy().store_down() == StoreDown::RunMarked => {
+                ))
+            }
+            Recorded::Failed if self.guard.policy().store_down() == StoreDown::RunMarked => {
                 self.unprotected(head, body)
             }
-            Recorded::Failed(_) => self.config.problem(
-                Problem::new(ProblemCode::StoreUnavailable).with_detail(
+            Recorded::Failed => {
+                self.config
+                    .problem(Problem::new(ProblemCode::StoreUnavailable).with_detail(
                     "The operation ran, and its answer could not be recorded. Ask again with the \
                      same key to learn what is known of it.",
-                ),
-            ),
+                ))
+            }
         }
     }
 

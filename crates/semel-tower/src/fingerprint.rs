@@ -29,7 +29,12 @@ pub enum BodyForm {
 /// and `%7E` are `~`, `%2f` is `%2F` and not `/`. Dot segments stay: routers tell them apart. Of
 /// `Content-Type` only the media type counts, in lower case, without its parameters. `Host` is not
 /// part of it.
-pub fn of_request(parts: &Parts, body: &[u8], form: BodyForm, headers: &[HeaderName]) -> Fingerprint {
+pub fn of_request(
+    parts: &Parts,
+    body: &[u8],
+    form: BodyForm,
+    headers: &[HeaderName],
+) -> Fingerprint {
     let mut builder = Fingerprint::builder()
         .part("method", parts.method.as_str().as_bytes())
         .part("path", normalized(parts.uri.path()).as_bytes());

@@ -114,7 +114,9 @@ impl Decimal {
 fn count_members(value: &Value) -> usize {
     match value {
         Value::Array(items) => items.iter().map(count_members).sum(),
-        Value::Object(members) => members.len() + members.values().map(count_members).sum::<usize>(),
+        Value::Object(members) => {
+            members.len() + members.values().map(count_members).sum::<usize>()
+        }
         _ => 0,
     }
 }

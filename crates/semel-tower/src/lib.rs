@@ -1,4 +1,82 @@
-//! Idempotency keys for [tower](https://docs.rs/tower) services.
+//! Idempotency keys for tower and axum: a request with a key runs once, and its retries get the
+//! same answer.
+//!
+//! A client that got no answer retries, and cannot know whether the first request was lost or its
+//! answer. With [`IdempotencyLayer`] around a service it sends the same `Idempotency-Key` again.
+//! The layer claims the key in a store, runs the service in a task of its own, records the answer,
+//! and replays it from then on.
+//!
+//! 1. Safe methods, and requests without a key, go straight through: no store call, no allocation.
+//!    [`with_key_required`](IdempotencyLayer::with_key_required) refuses the latter with 400.
+//! 2. A malformed key is refused with 400, never ignored, before the body is read.
+//! 3. Of requests with one key and one content one runs; the others are answered 409 `in-flight`
+//!    with `Retry-After`, or [wait](IdempotencyLayer::with_wait).
+//! 4. Another content (method, path, query, media type, body) under the same key is answered 422
+//!    `mismatch` at once, and changes nothing.
+//! 5. A client that goes away does not stop an attempt; its lease is renewed as long as it runs.
+//! 6. Successes, redirects and lasting failures are recorded before they are answered, and replayed
+//!    with `Idempotency-Replayed: true`; rejections and 5xx are not recorded, and the next request
+//!    runs ([`Disposition::of_status`]).
+//! 7. An attempt that was lost is never run again silently: 409 `outcome-unknown`, until somebody
+//!    resolves it or the [policy](IdempotencyLayer::with_on_lapse) says otherwise.
+//! 8. Without the store nothing runs: 503 `store-unavailable`, unless the
+//!    [policy](IdempotencyLayer::with_store_down) says otherwise, and then the answer says so.
+//! 9. Answers too large to keep, and streams, reach the first client whole; retries get status and
+//!    fields with `Idempotency-Body-Omitted: true`. They never run again.
+//! 10. Answers of the layer itself are problem details (RFC 9457) with a stable `code`, and show
+//!     neither key nor content. They stand among the response's extensions as [`Problem`].
+//!
+//! # Deployment
+//!
+//! Put authentication and rate limits *outside* this layer, so that a revoked caller gets no
+//! replay, and compression and CORS outside it too. Keys belong to a principal: unless you set
+//! [`with_scope`](IdempotencyLayer::with_scope) it is the digest of the `Authorization` field, and
+//! **callers without one share the scope `anonymous`**, in which one of them can be given the
+//! answer of another that used the same key for the same request. If callers are anonymous and
+//! answers are private, set
+//! [`with_principal_required`](IdempotencyLayer::with_principal_required).
+//!
+//! What the service does is done at most once for a recorded answer; across a crash it is
+//! at-most-once under [`OnLapse::Hold`](semel::store::OnLapse::Hold) (the default) and
+//! at-least-once under [`OnLapse::Retry`](semel::store::OnLapse::Retry). Records live as long as
+//! the store keeps them: [`MemoryStore`](semel::memory::MemoryStore) forgets on restart.
+//!
+//! # Example
+//!
+//! ```
+//! use axum::{Router, body::Body, routing::post};
+//! use http::{Request, StatusCode};
+//! use semel::memory::MemoryStore;
+//! use semel_tower::IdempotencyLayer;
+//! use tower::ServiceExt as _;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let app: Router = Router::new()
+//!     .route("/orders", post(|| async { (StatusCode::CREATED, "order 1") }))
+//!     .layer(IdempotencyLayer::new(MemoryStore::default()));
+//!
+//! for replayed in [false, true] {
+//!     let request = Request::post("/orders")
+//!         .header("Idempotency-Key", "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"")
+//!         .body(Body::from("3 apples"))?;
+//!     let response = app.clone().oneshot(request).await?;
+//!     assert_eq!(response.status(), StatusCode::CREATED);
+//!     assert_eq!(response.headers().contains_key("idempotency-replayed"), replayed);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Links
+//!
+//! [What the layer does, row by row](https://github.com/semel-rs/semel/blob/main/docs/http.md) ·
+//! [draft-ietf-httpapi-idempotency-key-header](https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/) ·
+//! [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110) ·
+//! [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) ·
+//! [RFC 9651](https://www.rfc-editor.org/rfc/rfc9651) ·
+//! [RFC 8785](https://www.rfc-editor.org/rfc/rfc8785)
+
 mod attempt;
 mod body;
 mod config;

@@ -43,7 +43,18 @@ impl Disposition {
     pub const fn of_status(status: StatusCode) -> Self {
         match status.as_u16() {
             200..=399 => Self::KeepSuccess,
-            400 | 401 | 403 | 405..=408 | 411 | 413..=415 | 417 | 421 | 425 | 426 | 428 | 429
+            400
+            | 401
+            | 403
+            | 405..=408
+            | 411
+            | 413..=415
+            | 417
+            | 421
+            | 425
+            | 426
+            | 428
+            | 429
             | 431 => Self::Release,
             402..=499 => Self::KeepFailure,
             _ => Self::Release,

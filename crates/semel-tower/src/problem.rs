@@ -190,9 +190,7 @@ pub(crate) struct Docs {
 impl Default for Docs {
     fn default() -> Self {
         Self {
-            type_base: Cow::Borrowed(
-                "https://github.com/semel-rs/semel/blob/main/docs/http.md#",
-            ),
+            type_base: Cow::Borrowed("https://github.com/semel-rs/semel/blob/main/docs/http.md#"),
             page: None,
         }
     }
@@ -200,7 +198,7 @@ impl Default for Docs {
 
 impl Docs {
     /// The whole response. Sent whatever `Accept` says: a client that cannot read it has the status.
-    pub(crate) fn respond<R>(&self, problem: Problem) -> Response<Body<R>> {
+    pub(crate) fn respond<R: http_body::Body>(&self, problem: Problem) -> Response<Body<R>> {
         let code = problem.code;
         let uri = format!("{}{}", self.type_base, code.as_str());
         let text = serde_json::json!({

@@ -73,8 +73,8 @@ fn is_kept(name: &HeaderName, allowed: &[HeaderName]) -> bool {
         return false;
     }
     let text = name.as_str();
-    let per_transmission = NOT_KEPT.contains(&text)
-        || NOT_KEPT_PREFIXES.iter().any(|p| text.starts_with(p));
+    let per_transmission =
+        NOT_KEPT.contains(&text) || NOT_KEPT_PREFIXES.iter().any(|p| text.starts_with(p));
     !per_transmission || allowed.contains(name)
 }
 
@@ -180,7 +180,10 @@ fn admit(headers: &mut HeaderMap, list: &HeaderName, name: &HeaderName) {
 }
 
 /// The members of a field that is a comma-separated list of tokens.
-pub(crate) fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+pub(crate) fn tokens<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'a str> {
     headers
         .get_all(name)
         .iter()

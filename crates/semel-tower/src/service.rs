@@ -57,7 +57,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         if policy::is_safe(request.method()) {
-            let preflight = self.asks_for_key(&request).then(|| Arc::clone(&self.config));
+            let preflight = self
+                .asks_for_key(&request)
+                .then(|| Arc::clone(&self.config));
             return ResponseFuture::direct(self.inner.call(request), preflight);
         }
         let key = match self.config.key(request.headers()) {
@@ -74,10 +76,10 @@ where
                 return ResponseFuture::direct(self.inner.call(request), None);
             }
             Err(error) => {
-                return self.refuse(
-                    Problem::new(ProblemCode::InvalidKey)
-                        .with_detail(format!("In `{}`: {error}. Nothing was run.", self.config.key_header)),
-                );
+                return self.refuse(Problem::new(ProblemCode::InvalidKey).with_detail(format!(
+                    "In `{}`: {error}. Nothing was run.",
+                    self.config.key_header
+                )));
             }
         };
         let (parts, body) = request.into_parts();
@@ -107,7 +109,9 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
     fn asks_for_key<B>(&self, request: &Request<B>) -> bool {
         let name = self.config.key_header.as_str();
         request.method() == Method::OPTIONS
-            && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+            && request
+                .headers()
+                .contains_key(ACCESS_CONTROL_REQUEST_METHOD)
             && replay::tokens(request.headers(), &ACCESS_CONTROL_REQUEST_HEADERS)
                 .any(|token| token.eq_ignore_ascii_case(name))
     }

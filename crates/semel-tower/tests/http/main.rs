@@ -1,0 +1,11 @@
+//! The conformance checklist, row by row: each test names the row that it holds the layer to.
+
+mod a_header;
+mod b_scope;
+mod c_fingerprint;
+mod d_concurrency;
+mod e_replay;
+mod f_stored;
+mod g_retention;
+mod socket;
+mod support;
