@@ -1,0 +1,425 @@
+//! The embedded durable store: records in a directory of this machine, on disk before they are
+//! acknowledged.
+//!
+//! # What it promises
+//! [`Durability::Power`]: an acknowledged step survives a crash of the process, of the machine and
+//! a loss of power, as far as the disk keeps what it acknowledged to `fdatasync`. One process at a
+//! time has a directory open. What it cannot keep it refuses: a failed commit stops the store until
+//! it is opened again, and a directory from which something acknowledged is missing does not open.
+//!
+//! # How a step goes
+//! Steps go to one thread, the committer. It takes all that wait, decides them one after the other
+//! with the functions of [`semel::record`], later ones seeing what earlier ones wrote, and puts all
+//! of them on disk in one batch with one sync. Then it shows the changes to readers, and then it
+//! answers.
+//!
+//! # Why each step is atomic
+//! *Claim, renew, complete, abandon, mark unknown, resolve*: nobody else writes, so that nothing
+//! can change between the committer's reading and its writing; what one step writes lies in one
+//! batch, and the engine applies a batch whole or not at all. *Purge* is one such step for each
+//! slice. *Get* and a claim that changes nothing are answered from one record as it was at one
+//! instant. *List* reads each record so; a page is not one instant, as the port allows.
+//!
+//! # Why a reader never sees what is not on disk (R5)
+//! Reads that change nothing are answered on the caller's thread. The view of open records is
+//! changed only after a sync. Settled records are read from the engine, which may show a batch
+//! before it is on disk. So a reader asks the engine *first* and *then* whether the identity is
+//! among the uncommitted; if so, its question goes to the committer and is answered after the sync.
+//!
+//! The committer adds a group's identities to the uncommitted *before* it hands the batch to the
+//! engine, and removes them *after* the sync succeeded. Suppose a reader saw something of a batch.
+//! Then the batch had been handed over, so its identities had been added. When the reader looks for
+//! them afterwards, it either finds them, and does not use what it saw; or they have been removed,
+//! and then what it saw is on disk. After a failed sync they are never removed, and the store
+//! refuses everything.
+//!
+//! # What it costs
+//! A step that changes a record costs its share of a sync; every other step costs none. A claim on
+//! a new identity and a replay each look up one key. A purge reads an index in the order of expiry
+//! and no record. Waiting is pushed, after the sync.
+
+mod committer;
+mod engine;
+mod fjall;
+mod group;
+mod keys;
+mod open;
+mod queue;
+mod shared;
+mod step;
+mod watermark;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::record;
+use semel::store::{
+    Claim, ClaimRequest, Clear, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page,
+    Probe, Purged, Resolution, Result, Retention, Store, Token, Waited,
+};
+use semel::{Identity, IdentityDigest, Outcome, State, StoreError, StoreErrorKind};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout as within;
+
+pub use engine::{Batch, Engine, Visit};
+pub use open::FileOptions;
+use queue::Queue;
+use shared::{Seen, Shared, decode};
+use step::{Change, Done, Step, lost};
+
+/// A [`Store`] in a directory. See the module's documentation.
+pub struct FileStore {
+    shared: Arc<Shared>,
+    queue: Arc<Queue>,
+    finished: watch::Receiver<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    for_tests: bool,
+}
+
+/// The largest outcome, in its byte form. A batch is held in memory more than once.
+const MAX_OUTCOME: usize = 32 << 20;
+/// How many records a purge removes in one step: claims wait for no more.
+const PURGE_SLICE: usize = 256;
+/// How many records a listing looks at for one page, so that it does not hold its caller's thread.
+const LIST_SLICE: usize = 1024;
+
+/// What lies in the store's directory.
+mod layout {
+    /// The number of the last acknowledged group.
+    pub(super) const WATERMARK: &str = "acknowledged";
+    /// The engine's directory.
+    pub(super) const RECORDS: &str = "records";
+}
+
+impl FileStore {
+    /// How many times this store put something on disk since it was opened: with the number of
+    /// steps, how well it groups them.
+    pub fn syncs(&self) -> u64 {
+        self.shared.groups()
+    }
+
+    // Hands a step to the committer and waits for its answer.
+    async fn submit<T>(&self, step: impl FnOnce(Done<T>) -> Step) -> Result<T> {
+        let (done, answer) = oneshot::channel();
+        if let Err(step) = self.queue.push(step(done)) {
+            // The store is closing, or closed: says why.
+            self.shared.engine()?;
+            step.fail(StoreError::new(
+                StoreErrorKind::Closed,
+                "the store is being closed",
+            ));
+        }
+        answer.await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    async fn fenced(&self, digest: &IdentityDigest, change: Change) -> Result<Fenced> {
+        self.shared.engine()?;
+        let digest = *digest;
+        self.submit(|done| Step::Fenced {
+            digest,
+            change,
+            done,
+        })
+        .await
+    }
+
+    fn list_open(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
+        use std::ops::Bound;
+        let state = self.shared.state();
+        state.engine()?;
+        let now = self.shared.now();
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut matching = state
+            .open
+            .range((from, Bound::Unbounded))
+            .filter(|(_, entry)| {
+                entry.record.state.kind() == query.state
+                    && (!query.lapsed || entry.record.is_lapsed(now))
+            });
+        let limit = query.limit.max(1);
+        let entries: Vec<Entry> = matching
+            .by_ref()
+            .take(limit)
+            .map(|(_, entry)| (**entry).clone())
+            .collect();
+        let next = if matching.next().is_some() {
+            entries.last().map(|e| cursor(e.label.digest.as_bytes()))
+        } else {
+            None
+        };
+        Ok(Page { entries, next })
+    }
+
+    async fn list_settled(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
+        let (page, uncommitted) = {
+            let engine = self.shared.engine()?;
+            let mut from = keys::SETTLED.0.to_vec();
+            if let Some(after) = after {
+                from = keys::settled(&after).to_vec();
+                from.push(0);
+            }
+            let page = self.scan_settled(&*engine, query, &from)?;
+            let digests = page.entries.iter().map(|e| &e.label.digest);
+            let uncommitted = self.shared.any_uncommitted(digests);
+            (page, uncommitted)
+        };
+        if uncommitted {
+            // What was seen is on disk once the committer answers, or the store has failed.
+            self.submit(|done| Step::Sync { write: false, done })
+                .await?;
+        }
+        Ok(page)
+    }
+
+    fn scan_settled(&self, engine: &dyn Engine, query: &ListQuery, from: &[u8]) -> Result<Page> {
+        let limit = query.limit.max(1);
+        let (mut entries, mut next) = (Vec::new(), None);
+        let (mut looked_at, mut last) = (0, Vec::new());
+        let mut damage = None;
+        engine.scan(from, keys::SETTLED.1, &mut |key, value| {
+            if entries.len() == limit || looked_at == LIST_SLICE {
+                next = Some(cursor(&last));
+                return ControlFlow::Break(());
+            }
+            looked_at += 1;
+            last.clear();
+            last.extend_from_slice(&key[1..]);
+            match decode(&value, &last) {
+                Ok(entry) => {
+                    let record = &entry.record;
+                    if record.state.kind() == query.state
+                        && !query.lapsed
+                        && !record.is_purgeable(self.shared.now())
+                    {
+                        entries.push(entry);
+                    }
+                    ControlFlow::Continue(())
+                }
+                Err(e) => {
+                    damage = Some(e);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        damage.map_or(Ok(Page { entries, next }), Err)
+    }
+}
+
+impl Store for FileStore {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        if let Seen::Durable(Some(entry)) = self.shared.look(identity.digest())? {
+            let now = self.shared.now();
+            let decision = record::claim(Some(&entry.record), request, now, Fence::default());
+            if decision.write.is_none() {
+                return Ok(decision.claim);
+            }
+        }
+        let (label, request) = (Box::new(Label::from(identity)), *request);
+        self.submit(|done| Step::Claim {
+            label,
+            request,
+            done,
+        })
+        .await
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        self.fenced(identity, Change::Renew(*token, lease)).await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        check_size(outcome)?;
+        let change = Change::Complete(*token, outcome.clone(), retention);
+        self.fenced(identity, change).await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.fenced(identity, Change::Abandon(*token)).await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.fenced(identity, Change::MarkUnknown(*token)).await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        if let semel::store::Verdict::Happened { outcome, .. } = &resolution.verdict {
+            check_size(outcome)?;
+        }
+        let change = Change::Resolve(Box::new(resolution.clone()));
+        self.fenced(identity, change).await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        match self.shared.look(identity)? {
+            Seen::Durable(found) => {
+                let now = self.shared.now();
+                Ok(found
+                    .filter(|entry| !entry.record.is_purgeable(now))
+                    .map(Arc::unwrap_or_clone))
+            }
+            Seen::Uncommitted => {
+                let digest = *identity;
+                self.submit(|done| Step::Get { digest, done }).await
+            }
+        }
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        let after = query.after.as_ref().map(parse_cursor).transpose()?;
+        if keys::is_open(query.state) {
+            self.list_open(query, after)
+        } else {
+            self.list_settled(query, after).await
+        }
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        self.shared.engine()?;
+        let mut removed = 0;
+        loop {
+            let limit_now = PURGE_SLICE.min(limit - removed);
+            let slice = self
+                .submit(|done| Step::Purge {
+                    limit: limit_now,
+                    done,
+                })
+                .await?;
+            removed += slice.removed;
+            if removed == limit || !slice.more {
+                return Ok(Purged {
+                    removed,
+                    more: slice.more,
+                });
+            }
+        }
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        let waiter = self.shared.waiter(*identity);
+        let running = || {
+            let state = self.shared.state();
+            state.engine()?;
+            Ok(state.open.get(identity).is_some_and(|entry| {
+                entry.record.token.fence == fence && entry.record.state == State::InFlight
+            }))
+        };
+        let changed = async {
+            loop {
+                // Enlisted before looking, so that no change in between goes unseen.
+                let notified = waiter.notify.notified();
+                tokio::pin!(notified);
+                notified.as_mut().enable();
+                if !running()? {
+                    return Ok(Waited::Changed);
+                }
+                notified.await;
+            }
+        };
+        within(timeout, changed)
+            .await
+            .unwrap_or(Ok(Waited::TimedOut))
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let engine = self.shared.engine()?;
+        let mut warnings = Vec::new();
+        if engine.free_bytes().is_none() {
+            warnings.push("how much room the disk has left cannot be known here".into());
+        }
+        drop(engine);
+        self.submit(|done| Step::Sync { write: true, done }).await?;
+        Ok(Probe {
+            store: "file",
+            durability: Durability::Power,
+            warnings,
+        })
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.queue.close();
+        // The sender never sends; it goes away with the committer, the engine before it.
+        let _ = self.finished.clone().changed().await;
+        self.join();
+        Ok(())
+    }
+}
+
+impl Clear for FileStore {
+    async fn clear(&self, force: bool) -> Result<()> {
+        self.shared.engine()?;
+        if !self.for_tests && !force {
+            return Err(StoreError::new(
+                StoreErrorKind::Config,
+                "this store was not opened for tests: clearing it needs force",
+            ));
+        }
+        self.submit(|done| Step::Clear { done }).await
+    }
+}
+
+impl FileStore {
+    fn join(&self) {
+        if let Some(thread) = self.thread.lock().take() {
+            // Whatever ended it, callers were told.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for FileStore {
+    // Waits for steps under way, so that the directory is free when this returns.
+    fn drop(&mut self) {
+        self.queue.close();
+        self.join();
+    }
+}
+
+impl std::fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileStore").finish_non_exhaustive()
+    }
+}
+
+fn check_size(outcome: &Outcome) -> Result<()> {
+    let len = outcome.as_bytes().len();
+    if len > MAX_OUTCOME {
+        return Err(StoreError::new(
+            StoreErrorKind::TooLarge,
+            format!("the outcome has {len} bytes; the file store keeps {MAX_OUTCOME} at most"),
+        ));
+    }
+    Ok(())
+}
+
+fn cursor(digest: &[u8]) -> Cursor {
+    Cursor(digest.into())
+}
+
+fn parse_cursor(cursor: &Cursor) -> Result<IdentityDigest> {
+    let bytes: [u8; 32] = cursor.0[..].try_into().map_err(|_| {
+        StoreError::new(
+            StoreErrorKind::NotApplied,
+            "the cursor is not one that this store made",
+        )
+    })?;
+    Ok(IdentityDigest::from_bytes(bytes))
+}

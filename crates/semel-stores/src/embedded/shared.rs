@@ -1,0 +1,256 @@
+//! What callers and the committer share: the durable view of open records, which identities have
+//! uncommitted steps, and who waits.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use semel::store::{Entry, Result};
+use semel::{Clock, IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+use tokio::sync::Notify;
+
+use super::engine::Engine;
+use super::keys;
+
+pub(super) struct Shared {
+    state: RwLock<State>,
+    clock: Box<dyn Clock>,
+    // The latest instant shown: a clock that starts behind it stands still until it is past it.
+    latest: AtomicU64,
+    waiters: Mutex<HashMap<IdentityDigest, Arc<Notify>>>,
+    waiting: AtomicUsize,
+}
+
+pub(super) struct State {
+    engine: Option<Arc<dyn Engine>>,
+    refusal: Arc<str>,
+    /// Every record in flight or unknown, as it is on disk.
+    pub(super) open: BTreeMap<IdentityDigest, Arc<Entry>>,
+    // Whose records the engine may show before they are on disk.
+    uncommitted: HashSet<IdentityDigest>,
+    // How many groups changed something.
+    groups: u64,
+}
+
+/// What a reader found.
+pub(super) enum Seen {
+    /// The record, or its absence, is on disk.
+    Durable(Option<Arc<Entry>>),
+    /// A step on it is under way: only the committer can tell.
+    Uncommitted,
+}
+
+impl Shared {
+    pub(super) fn new(
+        engine: Arc<dyn Engine>,
+        open: BTreeMap<IdentityDigest, Arc<Entry>>,
+        clock: Box<dyn Clock>,
+        latest: Timestamp,
+    ) -> Self {
+        Self {
+            state: RwLock::new(State {
+                engine: Some(engine),
+                refusal: "the store was closed".into(),
+                open,
+                uncommitted: HashSet::new(),
+                groups: 0,
+            }),
+            clock,
+            latest: AtomicU64::new(latest.as_micros()),
+            waiters: Mutex::new(HashMap::new()),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// The present instant; never earlier than one shown or persisted before.
+    pub(super) fn now(&self) -> Timestamp {
+        let now = self.clock.now().as_micros();
+        let before = self.latest.fetch_max(now, Ordering::AcqRel);
+        Timestamp::from_micros(now.max(before))
+    }
+
+    /// How many groups were put on disk.
+    pub(super) fn groups(&self) -> u64 {
+        self.state.read().groups
+    }
+
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read()
+    }
+
+    /// The engine, or why everything is refused.
+    pub(super) fn engine(&self) -> Result<Arc<dyn Engine>> {
+        self.state.read().engine()
+    }
+
+    /// Reads one record without waiting for the disk; see the module's documentation for why this
+    /// never shows what is not durable.
+    pub(super) fn look(&self, digest: &IdentityDigest) -> Result<Seen> {
+        let (engine, groups) = {
+            let state = self.state.read();
+            let engine = state.engine()?;
+            if let Some(entry) = state.open.get(digest) {
+                return Ok(Seen::Durable(Some(entry.clone())));
+            }
+            (engine, state.groups)
+        };
+        let found = read_settled(&*engine, digest)?;
+        let state = self.state.read();
+        // A failed store leaves its last group among the uncommitted for ever.
+        if state.uncommitted.contains(digest) {
+            return Ok(Seen::Uncommitted);
+        }
+        // Between the two looks the record may have moved from settled to open and back.
+        if found.is_none() && state.groups != groups {
+            return Ok(Seen::Uncommitted);
+        }
+        Ok(Seen::Durable(found))
+    }
+
+    /// Whether steps on any of these identities are under way.
+    pub(super) fn any_uncommitted<'a>(
+        &self,
+        mut digests: impl Iterator<Item = &'a IdentityDigest>,
+    ) -> bool {
+        let state = self.state.read();
+        !state.uncommitted.is_empty() && digests.any(|d| state.uncommitted.contains(d))
+    }
+
+    /// From here on readers of these identities do not trust the engine.
+    pub(super) fn begin(&self, digests: impl Iterator<Item = IdentityDigest>) {
+        self.state.write().uncommitted.extend(digests);
+    }
+
+    /// The group is on disk: shows it, and wakes who waits.
+    pub(super) fn finish(&self, changes: &[(IdentityDigest, Option<Arc<Entry>>)]) {
+        let mut state = self.state.write();
+        state.groups += 1;
+        state.uncommitted.clear();
+        for (digest, after) in changes {
+            match after {
+                Some(entry) if keys::is_open(entry.record.state.kind()) => {
+                    state.open.insert(*digest, entry.clone());
+                }
+                _ => {
+                    state.open.remove(digest);
+                }
+            }
+        }
+        drop(state);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let waiters = self.waiters.lock();
+            for (digest, _) in changes {
+                if let Some(notify) = waiters.get(digest) {
+                    notify.notify_waiters();
+                }
+            }
+        }
+    }
+
+    /// Refuses everything from now on, for this reason, and lets go of the engine. The first
+    /// reason stays.
+    pub(super) fn refuse(&self, reason: &str) {
+        let engine = {
+            let mut state = self.state.write();
+            if state.engine.is_some() {
+                state.refusal = reason.into();
+            }
+            state.engine.take()
+        };
+        // Outside the lock: an engine joins its threads when it goes.
+        drop(engine);
+        for notify in self.waiters.lock().values() {
+            notify.notify_waiters();
+        }
+    }
+
+    /// Registers a waiter. Registering comes before looking at the record, so that no change
+    /// between the two goes unseen.
+    pub(super) fn waiter(&self, digest: IdentityDigest) -> Waiter<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let notify = self.waiters.lock().entry(digest).or_default().clone();
+        Waiter {
+            shared: self,
+            digest,
+            notify,
+        }
+    }
+}
+
+impl State {
+    pub(super) fn engine(&self) -> Result<Arc<dyn Engine>> {
+        self.engine
+            .clone()
+            .ok_or_else(|| StoreError::new(StoreErrorKind::Closed, &*self.refusal))
+    }
+}
+
+/// A place among those who wait for an identity; leaving gives it back.
+pub(super) struct Waiter<'a> {
+    shared: &'a Shared,
+    digest: IdentityDigest,
+    pub(super) notify: Arc<Notify>,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let mut waiters = self.shared.waiters.lock();
+        // Two: the map's and this one. Others hold clones only under this lock.
+        if Arc::strong_count(&self.notify) <= 2 {
+            waiters.remove(&self.digest);
+        }
+        self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Reads a settled record from the engine.
+pub(super) fn read_settled(
+    engine: &dyn Engine,
+    digest: &IdentityDigest,
+) -> Result<Option<Arc<Entry>>> {
+    let Some(bytes) = engine.get(&keys::settled(digest))? else {
+        return Ok(None);
+    };
+    decode(&bytes, digest.as_bytes()).map(|entry| Some(Arc::new(entry)))
+}
+
+/// Reads every record under `o`.
+pub(super) fn read_open(engine: &dyn Engine) -> Result<BTreeMap<IdentityDigest, Arc<Entry>>> {
+    let mut open = BTreeMap::new();
+    let mut damage = None;
+    engine.scan(
+        keys::OPEN.0,
+        keys::OPEN.1,
+        &mut |key, value| match decode(&value, &key[1..]) {
+            Ok(entry) => {
+                open.insert(entry.label.digest, Arc::new(entry));
+                ControlFlow::Continue(())
+            }
+            Err(e) => {
+                damage = Some(e);
+                ControlFlow::Break(())
+            }
+        },
+    )?;
+    damage.map_or(Ok(open), Err)
+}
+
+/// Reads a record's bytes, and checks that they are whose they should be.
+pub(super) fn decode(bytes: &bytes::Bytes, digest: &[u8]) -> Result<Entry> {
+    let entry = Entry::from_bytes(bytes).map_err(|e| {
+        StoreError::new(
+            StoreErrorKind::Corrupt,
+            "a stored record cannot be read; restore the store from a backup",
+        )
+        .with_source(e)
+    })?;
+    if entry.label.digest.as_bytes() != digest {
+        return Err(StoreError::new(
+            StoreErrorKind::Corrupt,
+            "a stored record lies under another identity; restore the store from a backup",
+        ));
+    }
+    Ok(entry)
+}

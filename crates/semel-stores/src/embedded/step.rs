@@ -1,0 +1,123 @@
+//! Steps as they travel to the committer, and their answers on the way back.
+
+use std::time::Duration;
+
+use semel::record;
+use semel::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, Label, Purged, Resolution, Result, Retention, Token,
+};
+use semel::{IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp};
+use tokio::sync::oneshot;
+
+/// Where a step's answer goes. Nobody may be there any more; the step is done all the same.
+pub(super) type Done<T> = oneshot::Sender<Result<T>>;
+
+pub(super) enum Step {
+    Claim {
+        label: Box<Label>,
+        request: ClaimRequest,
+        done: Done<Claim>,
+    },
+    Fenced {
+        digest: IdentityDigest,
+        change: Change,
+        done: Done<Fenced>,
+    },
+    Get {
+        digest: IdentityDigest,
+        done: Done<Option<Entry>>,
+    },
+    Purge {
+        limit: usize,
+        done: Done<Purged>,
+    },
+    /// Answered once all before it is on disk; `write` makes it write something of its own.
+    Sync {
+        write: bool,
+        done: Done<()>,
+    },
+    Clear {
+        done: Done<()>,
+    },
+}
+
+/// A fenced change of one record.
+pub(super) enum Change {
+    Renew(Token, Duration),
+    Complete(Token, Outcome, Retention),
+    Abandon(Token),
+    MarkUnknown(Token),
+    Resolve(Box<Resolution>),
+}
+
+impl Change {
+    /// Decides; `floor` is the highest fence given out.
+    pub(super) fn decide(
+        &self,
+        record: Option<&Record>,
+        now: Timestamp,
+        floor: Fence,
+    ) -> record::Step {
+        match self {
+            Self::Renew(token, lease) => record::renew(record, token, *lease, now),
+            Self::Complete(token, outcome, retention) => {
+                record::complete(record, token, outcome, *retention, now)
+            }
+            Self::Abandon(token) => record::abandon(record, token, now),
+            Self::MarkUnknown(token) => record::mark_unknown(record, token, now),
+            Self::Resolve(resolution) => record::resolve(record, resolution, now, floor).map(Some),
+        }
+    }
+}
+
+/// An answer that waits for its group to be on disk.
+pub(super) enum Answer {
+    Claim(Done<Claim>, Result<Claim>),
+    Fenced(Done<Fenced>, Result<Fenced>),
+    Get(Done<Option<Entry>>, Result<Option<Entry>>),
+    Purge(Done<Purged>, Result<Purged>),
+    Unit(Done<()>),
+}
+
+impl Answer {
+    pub(super) fn send(self) {
+        // An error here means that the caller went away.
+        match self {
+            Self::Claim(done, answer) => drop(done.send(answer)),
+            Self::Fenced(done, answer) => drop(done.send(answer)),
+            Self::Get(done, answer) => drop(done.send(answer)),
+            Self::Purge(done, answer) => drop(done.send(answer)),
+            Self::Unit(done) => drop(done.send(Ok(()))),
+        }
+    }
+
+    pub(super) fn fail(self, error: StoreError) {
+        match self {
+            Self::Claim(done, _) => drop(done.send(Err(error))),
+            Self::Fenced(done, _) => drop(done.send(Err(error))),
+            Self::Get(done, _) => drop(done.send(Err(error))),
+            Self::Purge(done, _) => drop(done.send(Err(error))),
+            Self::Unit(done) => drop(done.send(Err(error))),
+        }
+    }
+}
+
+impl Step {
+    pub(super) fn fail(self, error: StoreError) {
+        match self {
+            Self::Claim { done, .. } => drop(done.send(Err(error))),
+            Self::Fenced { done, .. } => drop(done.send(Err(error))),
+            Self::Get { done, .. } => drop(done.send(Err(error))),
+            Self::Purge { done, .. } => drop(done.send(Err(error))),
+            Self::Sync { done, .. } | Self::Clear { done } => drop(done.send(Err(error))),
+        }
+    }
+}
+
+/// What a caller is told whose answer never came: its step may have happened.
+pub(super) fn lost() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unknown,
+        "the store stopped before it answered; the step may have happened",
+    )
+}

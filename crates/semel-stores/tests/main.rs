@@ -1,0 +1,5 @@
+//! The stores, from outside.
+
+#[cfg(feature = "file")]
+mod file;
+mod open;
