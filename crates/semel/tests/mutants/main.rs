@@ -1,0 +1,110 @@
+//! Is the suite worth anything? A small store is right in every case, and then wrong in one way at
+//! a time; the suite must notice each.
+
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::conformance::{Bench, CASES, Factory, Failure, run};
+use semel::{ManualClock, Timestamp};
+
+use store::{Bug, SmallStore};
+
+struct Small(Option<Bug>);
+
+impl Factory for Small {
+    async fn open(&self) -> Result<Bench, Failure> {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
+        let store = Arc::new(SmallStore::new(self.0, clock.clone()));
+        Ok(Bench::new(store.clone())
+            .with_other(store)
+            .with_clock(clock)
+            .with_patience(Duration::from_millis(500))
+            .exclusive())
+    }
+
+    async fn clean(&self, _bench: Bench) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_bug_every_case_passes() {
+    for case in CASES {
+        if let Err(failure) = run(case, &Small(None)).await {
+            panic!("{}: {failure}", case.name);
+        }
+    }
+}
+
+/// The bug and the cases that must notice it. Others may too.
+const CAUGHT: &[(Bug, &[&str])] = &[
+    (Bug::CheckThenAct, &["races::one_winner_of_64"]),
+    (
+        Bug::UnfencedSteps,
+        &[
+            "tokens::stale_after_takeover",
+            "tokens::stale_after_release",
+        ],
+    ),
+    (Bug::NonceIgnored, &["tokens::forged_nonce"]),
+    (Bug::FenceIgnored, &["tokens::forged_fence"]),
+    (
+        Bug::FenceResetOnPurge,
+        &["tokens::fences_grow", "expiry::swept_or_not"],
+    ),
+    (Bug::FenceKeptOnResolve, &["resolve::happened"]),
+    (
+        Bug::HoldRetries,
+        &[
+            "lease::lapsed_under_hold_is_unknown",
+            "races::nobody_wins_under_hold",
+        ],
+    ),
+    (Bug::WakeLost, &["waiting::no_wake_is_lost"]),
+    (Bug::ReleaseWakesNobody, &["waiting::wakes_on_release"]),
+    (Bug::UnknownPurged, &["expiry::unknown_is_never_purged"]),
+    (Bug::LapsedPurged, &["expiry::running_is_never_purged"]),
+    (Bug::TombstonePurged, &["expiry::replayed_is_never_purged"]),
+    (
+        Bug::RetentionFromClaim,
+        &["expiry::counted_from_completion"],
+    ),
+    (Bug::RetentionClosed, &["expiry::retention_is_half_open"]),
+    (Bug::ReplayProlongs, &["expiry::replays_do_not_prolong"]),
+    (
+        Bug::MismatchWhenCompletedOnly,
+        &["claim::other_fingerprint_in_flight"],
+    ),
+    (Bug::OwnNonceLoses, &["claim::own_nonce_is_acquired_again"]),
+    (
+        Bug::SecondCompletionRefused,
+        &["complete::again_with_the_same_outcome"],
+    ),
+    (
+        Bug::SecondCompletionWins,
+        &["complete::again_with_another_outcome"],
+    ),
+    (Bug::VoidIsEmpty, &["complete::replay_is_byte_identical"]),
+    (Bug::RenewalShortens, &["lease::renewal_never_shortens"]),
+    (Bug::RunningResolved, &["resolve::running_is_refused"]),
+    (Bug::PurgeUnbounded, &["expiry::purge_is_bounded"]),
+    (Bug::PageEdgeTwice, &["listing::every_standing_record_once"]),
+    (Bug::ClosedWorks, &["close::closed_store_says_so"]),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_bug_is_caught() {
+    let mut missed = Vec::new();
+    for (bug, names) in CAUGHT {
+        for name in *names {
+            let case = CASES.iter().find(|case| case.name == *name);
+            let case = case.unwrap_or_else(|| panic!("there is no case {name}"));
+            if run(case, &Small(Some(*bug))).await.is_ok() {
+                missed.push(format!("{bug:?} by {name}"));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "not caught: {missed:#?}");
+}
