@@ -161,6 +161,8 @@ impl Shard {
             if found.get().cell.record.is_purgeable(now) {
                 let cell = found.remove().0.cell;
                 usage.remove(&mut self.local, cell.bytes());
+                // A resolution's fence is given out past the floor.
+                self.floor = self.floor.max(cell.record.token.fence);
                 expired.push(cell);
                 continue;
             }
