@@ -39,6 +39,7 @@ mod expiry;
 mod identity;
 mod lease;
 mod listing;
+pub mod model;
 mod races;
 mod release;
 mod resolve;

@@ -1,15 +1,18 @@
 //! Is the suite worth anything? A small store is right in every case, and then wrong in one way at
 //! a time; the suite must notice each.
 
+mod bug;
 mod store;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::conformance::model::{Step, agree};
 use semel::conformance::{Bench, CASES, Factory, Failure, run};
 use semel::{ManualClock, Timestamp};
 
-use store::{Bug, SmallStore};
+use bug::Bug;
+use store::SmallStore;
 
 struct Small(Option<Bug>);
 
@@ -107,4 +110,48 @@ async fn every_bug_is_caught() {
         }
     }
     assert!(missed.is_empty(), "not caught: {missed:#?}");
+}
+
+/// Whether the model disagrees with the store in one of many random runs.
+async fn model_notices(bug: Option<Bug>) -> Option<Failure> {
+    // Fixed, so that the test is the same every time.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let [_, a, b, c, d, e, f, _] = state.to_be_bytes();
+        [a, b, c, d, e, f]
+    };
+    for _ in 0..200 {
+        let steps: Vec<Step> = (0..100).map(|_| Step::of(bytes())).collect();
+        let agreed = async { agree(&Small(bug).open().await?, &steps).await };
+        if let Err(failure) = agreed.await {
+            return Some(failure);
+        }
+    }
+    None
+}
+
+#[tokio::test]
+async fn the_model_agrees_where_there_is_no_bug() {
+    assert_eq!(model_notices(None).await, None);
+}
+
+#[tokio::test]
+async fn the_model_notices_what_one_caller_can() {
+    let unseen = [
+        // These need several callers at a time, or a closed store.
+        Bug::CheckThenAct,
+        Bug::WakeLost,
+        Bug::ReleaseWakesNobody,
+        Bug::ClosedWorks,
+    ];
+    let mut missed = Vec::new();
+    for (bug, _) in CAUGHT {
+        if !unseen.contains(bug) && model_notices(Some(*bug)).await.is_none() {
+            missed.push(bug);
+        }
+    }
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
 }

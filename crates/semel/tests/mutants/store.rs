@@ -1,4 +1,4 @@
-//! The smallest store there can be, and ways to get it wrong.
+//! The smallest store there can be, wrong where it is told to be.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,45 +16,7 @@ use semel::{
 };
 use tokio::sync::Notify;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bug {
-    /// A claim reads, and writes what it decided later.
-    CheckThenAct,
-    /// Any token will do.
-    UnfencedSteps,
-    /// Tokens are compared by their fence only.
-    NonceIgnored,
-    /// Tokens are compared by their nonce only.
-    FenceIgnored,
-    /// Fences start from 1 for every new record.
-    FenceResetOnPurge,
-    /// A resolution leaves the token as it is.
-    FenceKeptOnResolve,
-    /// A lapsed lease is taken over whatever the policy says.
-    HoldRetries,
-    /// A waiter looks first and begins to listen later.
-    WakeLost,
-    /// An abandoned claim wakes nobody.
-    ReleaseWakesNobody,
-    UnknownPurged,
-    LapsedPurged,
-    TombstonePurged,
-    RetentionFromClaim,
-    /// The end of retention still replays.
-    RetentionClosed,
-    ReplayProlongs,
-    MismatchWhenCompletedOnly,
-    OwnNonceLoses,
-    SecondCompletionRefused,
-    SecondCompletionWins,
-    VoidIsEmpty,
-    RenewalShortens,
-    RunningResolved,
-    PurgeUnbounded,
-    /// The first record of a page is the last one of the page before.
-    PageEdgeTwice,
-    ClosedWorks,
-}
+use crate::bug::Bug;
 
 type Records = BTreeMap<IdentityDigest, Entry>;
 
@@ -346,7 +308,8 @@ impl Store for SmallStore {
             limit
         };
         for digest in ended.iter().take(limit) {
-            records.0.remove(digest);
+            let fence = records.0.remove(digest).map(|e| e.record.token.fence);
+            records.1 = records.1.max(fence.unwrap_or_default());
         }
         Ok(Purged {
             removed: ended.len().min(limit),

@@ -1,0 +1,41 @@
+//! Ways to get a store wrong.
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bug {
+    /// A claim reads, and writes what it decided later.
+    CheckThenAct,
+    /// Any token will do.
+    UnfencedSteps,
+    /// Tokens are compared by their fence only.
+    NonceIgnored,
+    /// Tokens are compared by their nonce only.
+    FenceIgnored,
+    /// Fences start from 1 for every new record.
+    FenceResetOnPurge,
+    /// A resolution leaves the token as it is.
+    FenceKeptOnResolve,
+    /// A lapsed lease is taken over whatever the policy says.
+    HoldRetries,
+    /// A waiter looks first and begins to listen later.
+    WakeLost,
+    /// An abandoned claim wakes nobody.
+    ReleaseWakesNobody,
+    UnknownPurged,
+    LapsedPurged,
+    TombstonePurged,
+    RetentionFromClaim,
+    /// The end of retention still replays.
+    RetentionClosed,
+    ReplayProlongs,
+    MismatchWhenCompletedOnly,
+    OwnNonceLoses,
+    SecondCompletionRefused,
+    SecondCompletionWins,
+    VoidIsEmpty,
+    RenewalShortens,
+    RunningResolved,
+    PurgeUnbounded,
+    /// The first record of a page is the last one of the page before.
+    PageEdgeTwice,
+    ClosedWorks,
+}
