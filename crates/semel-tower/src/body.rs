@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::error::Error as StdError;
 use std::fmt;
 use std::panic::resume_unwind;
 use std::pin::Pin;
@@ -10,8 +11,11 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, LengthLimitError};
 use tokio::sync::mpsc;
+
+/// What errors of request bodies are made into, to be looked at.
+pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
 pin_project_lite::pin_project! {
     /// The body of every response of the layer. `R` is the inner service's.
@@ -126,7 +130,7 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
             Kind::Whole { data, .. } => {
                 SizeHint::with_exact(data.as_ref().map_or(0, |d| d.len() as u64))
             }
-            Kind::Relayed { size, .. } => size.clone(),
+            Kind::Relayed { size, .. } => *size,
         }
     }
 }
@@ -167,12 +171,14 @@ pub(crate) enum Read {
 pub(crate) async fn read<B>(body: B, limit: usize) -> Read
 where
     B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
 {
     let mut body = std::pin::pin!(body);
     let mut chunks = Chunks::default();
     while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else {
-            return Read::Failed;
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) => return failed(&*error.into()),
         };
         if let Ok(data) = frame.into_data() {
             if chunks.len + data.len() > limit {
@@ -182,6 +188,18 @@ where
         }
     }
     Read::Whole(chunks.join())
+}
+
+fn failed(error: &(dyn StdError + 'static)) -> Read {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.is::<LengthLimitError>() {
+            // A limit set outside this layer.
+            return Read::TooLarge;
+        }
+        cause = error.source();
+    }
+    Read::Failed
 }
 
 /// Pieces of a body; joined without copying where there is only one.

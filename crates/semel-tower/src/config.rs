@@ -9,10 +9,10 @@ use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, Response, response};
 use http_body::Body as HttpBody;
-use semel::{Identity, Key, KeyRule, Outcome};
+use semel::{Fingerprint, Identity, Key, KeyRule, Outcome};
 
 use crate::body::Body;
-use crate::fingerprint::BodyForm;
+use crate::fingerprint::{self, BodyForm};
 use crate::header::{self, HeaderError, Syntax};
 use crate::policy::Disposition;
 use crate::problem::{Docs, Problem, ProblemCode};
@@ -20,6 +20,7 @@ use crate::replay;
 use crate::scope::ScopeRule;
 
 pub(crate) type Classifier = dyn Fn(&response::Parts, Option<&Bytes>) -> Disposition + Send + Sync;
+pub(crate) type Fingerprinter = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 pub(crate) type OperationName = dyn Fn(&Parts) -> String + Send + Sync;
 
 #[derive(Clone)]
@@ -31,6 +32,7 @@ pub(crate) struct Config {
     pub(crate) operation: Operation,
     pub(crate) body_form: BodyForm,
     pub(crate) fingerprint_headers: Vec<HeaderName>,
+    pub(crate) fingerprinter: Option<Arc<Fingerprinter>>,
     pub(crate) max_request_body: usize,
     pub(crate) max_response_body: usize,
     pub(crate) replay_header: HeaderName,
@@ -57,6 +59,7 @@ impl Default for Config {
             operation: Operation::Named("http".into()),
             body_form: BodyForm::default(),
             fingerprint_headers: Vec::new(),
+            fingerprinter: None,
             max_request_body: MIB,
             max_response_body: MIB,
             replay_header: replay::REPLAYED,
@@ -99,6 +102,13 @@ impl Config {
             Operation::By(name) => Cow::Owned(name(parts)),
         };
         Ok(Identity::new(scope, &operation, key))
+    }
+
+    pub(crate) fn fingerprint(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
+        match &self.fingerprinter {
+            Some(make) => make(parts, body),
+            None => fingerprint::of_request(parts, body, self.body_form, &self.fingerprint_headers),
+        }
     }
 
     pub(crate) fn too_large(&self) -> Problem {

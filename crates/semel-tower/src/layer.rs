@@ -10,7 +10,7 @@ use http::header::HeaderName;
 use http::{request, response};
 use semel::guard::{Guard, InFlight, Observer, OnPanic, Policy, Reconciler, StoreDown};
 use semel::store::{OnLapse, Retention};
-use semel::{KeyRule, Scope, Store};
+use semel::{Fingerprint, KeyRule, Scope, Store};
 use tower_layer::Layer;
 
 use crate::config::{Config, Operation};
@@ -184,6 +184,17 @@ impl<S: Store> IdempotencyLayer<S> {
     /// Fields that enter the fingerprint, besides `Content-Type` and `Content-Encoding`.
     pub fn with_fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.configured(|config| config.fingerprint_headers = names.into_iter().collect())
+    }
+
+    /// Makes the fingerprint, in place of [`fingerprint::of_request`](crate::fingerprint::of_request):
+    /// for conventions that leave parts of the request out of it.
+    ///
+    /// What is left out may differ between retries, and the first one's counts.
+    pub fn with_fingerprint_by(
+        self,
+        make: impl Fn(&request::Parts, &Bytes) -> Fingerprint + Send + Sync + 'static,
+    ) -> Self {
+        self.configured(|config| config.fingerprinter = Some(Arc::new(make)))
     }
 
     /// The largest body of a request with a key; a larger one is answered 413. 1 MiB unless set.

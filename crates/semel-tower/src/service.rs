@@ -14,11 +14,11 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use crate::attempt::Run;
-use crate::body::{self, Body, Read};
+use crate::body::{self, Body, BoxError, Read};
 use crate::config::{self, Config};
 use crate::future::ResponseFuture;
 use crate::problem::{Problem, ProblemCode};
-use crate::{fingerprint, policy, replay};
+use crate::{policy, replay};
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) makes.
 pub struct Idempotency<Inner, S> {
@@ -44,6 +44,7 @@ where
     Inner::Error: Send + 'static,
     S: Store,
     B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Send + 'static,
 {
@@ -162,6 +163,7 @@ impl<Inner, S: Store> Once<Inner, S> {
         Inner::Future: Send + 'static,
         Inner::Error: Send + 'static,
         B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Send + 'static,
     {
@@ -179,8 +181,7 @@ impl<Inner, S: Store> Once<Inner, S> {
                 return Ok(config.problem(Problem::new(ProblemCode::IncompleteBody)));
             }
         };
-        let fingerprint =
-            fingerprint::of_request(&parts, &body, config.body_form, &config.fingerprint_headers);
+        let fingerprint = config.fingerprint(&parts, &body);
         let (client, answered) = oneshot::channel();
         let run = Run {
             origin: config::origin(&parts.headers),

@@ -1,1 +1,461 @@
+//! D. Concurrency and crash (rows 36 to 43 and 45; 44 belongs to transactional stores).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::response::IntoResponse as _;
+use http::StatusCode;
+use semel::guard::{Finding, OnPanic, StoreDown};
+use semel::store::{ClaimRequest, Nonce, OnLapse, Retention, Store as _};
+use semel::{Outcome, OutcomeKind};
+use semel_tower::{Disposition, IdempotencyLayer};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Answer, App, Call, K, Memory, clocked, layer, layer_over, order_record};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Orders that take this long.
+fn slow(layer: IdempotencyLayer<Memory>, takes: Duration) -> App {
+    App::running(layer, move |n| async move {
+        sleep(takes).await;
+        (StatusCode::CREATED, format!("order {n}")).into_response()
+    })
+}
+
+async fn all_at_once(apps: [&App; 2], calls: usize) -> Vec<Answer> {
+    let mut running = JoinSet::new();
+    for n in 0..calls {
+        let app = apps[n % 2].clone();
+        running.spawn(async move { app.send(Call::order()).await });
+    }
+    running.join_all().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_36_of_many_at_once_one_runs_and_the_others_are_refused() {
+    let store = Memory::default();
+    let apps = [(); 2].map(|()| slow(layer_over(&store), SECOND));
+    let answers = all_at_once([&apps[0], &apps[1]], 50).await;
+    assert_eq!(apps[0].execs() + apps[1].execs(), 1);
+    assert_eq!(answers.iter().filter(|a| a.status == 201).count(), 1);
+    for answer in answers.iter().filter(|a| a.status != 201) {
+        answer.assert_problem(409, "in-flight");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_36_or_all_wait_for_the_one_answer() {
+    let store = Memory::default();
+    let apps = [(); 2].map(|()| slow(layer_over(&store).with_wait(5 * SECOND), SECOND));
+    let answers = all_at_once([&apps[0], &apps[1]], 50).await;
+    assert_eq!(apps[0].execs() + apps[1].execs(), 1);
+    assert_eq!(answers.iter().filter(|a| a.is_replay()).count(), 49);
+    assert!(
+        answers
+            .iter()
+            .all(|a| a.status == 201 && a.body == answers[0].body)
+    );
+}
+
+/// Sends a call, and returns once its handler has started.
+async fn start(app: &App, call: Call) -> tokio::task::JoinHandle<Answer> {
+    let before = app.execs();
+    let running = {
+        let app = app.clone();
+        tokio::spawn(async move { app.send(call).await })
+    };
+    while app.execs() == before {
+        tokio::task::yield_now().await;
+    }
+    running
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_37_in_flight_is_409_with_whole_seconds_to_wait() {
+    for lease in [Duration::from_millis(100), 30 * SECOND] {
+        let app = slow(layer().with_lease(lease), 5 * SECOND);
+        let first = start(&app, Call::order()).await;
+        let second = app.send(Call::order()).await;
+        second.assert_problem(409, "in-flight");
+        assert_eq!(second.header("retry-after"), Some("1"));
+        first.await.unwrap().assert_first(201);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_38_another_payload_in_flight_is_a_mismatch_at_once() {
+    let app = slow(layer().with_wait(10 * SECOND), 5 * SECOND);
+    let first = start(&app, Call::order()).await;
+    let asked = Instant::now();
+    app.send(Call::order().body("other"))
+        .await
+        .assert_problem(422, "mismatch");
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+    first.await.unwrap().assert_first(201);
+    assert_eq!(app.execs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_39_waiting_is_bounded() {
+    let app = slow(layer().with_wait(SECOND), 5 * SECOND);
+    let first = start(&app, Call::order()).await;
+    let asked = Instant::now();
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "in-flight");
+    assert!(
+        (SECOND..SECOND * 2).contains(&asked.elapsed()),
+        "{:?}",
+        asked.elapsed()
+    );
+    first.await.unwrap().assert_first(201);
+    assert_eq!(app.execs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_39_waiters_of_a_failure_run_one_at_a_time() {
+    let running = Arc::new(AtomicUsize::new(0));
+    let app = App::running(layer().with_wait(60 * SECOND), move |n| {
+        let running = Arc::clone(&running);
+        async move {
+            assert_eq!(
+                running.fetch_add(1, Ordering::SeqCst),
+                0,
+                "two attempts at once"
+            );
+            sleep(SECOND).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            if n < 3 {
+                StatusCode::INTERNAL_SERVER_ERROR
+            } else {
+                StatusCode::CREATED
+            }
+            .into_response()
+        }
+    });
+    let answers = all_at_once([&app, &app], 50).await;
+    assert_eq!(app.execs(), 3);
+    assert_eq!(answers.iter().filter(|a| a.status == 500).count(), 2);
+    assert_eq!(answers.iter().filter(|a| a.is_replay()).count(), 47);
+}
+
+/// An application whose n-th execution waits for a permit of its own.
+fn gated<S: semel::Store>(layer: IdempotencyLayer<S>) -> (App, Arc<[Semaphore; 2]>) {
+    let gates = Arc::new([Semaphore::new(0), Semaphore::new(0)]);
+    let held = Arc::clone(&gates);
+    let app = App::running(layer, move |n| {
+        let gates = Arc::clone(&held);
+        async move {
+            drop(gates[n - 1].acquire().await);
+            (StatusCode::CREATED, format!("order {n}")).into_response()
+        }
+    });
+    (app, gates)
+}
+
+#[tokio::test]
+async fn row_40_a_stale_owner_overwrites_nothing_and_replays_the_winner() {
+    let (store, clock) = clocked();
+    let layer = IdempotencyLayer::new(store).with_on_lapse(OnLapse::Retry);
+    let (app, gates) = gated(layer);
+    let stale = start(&app, Call::order()).await;
+    // The store's clock runs away from the attempt, as after a long pause of its process.
+    clock.advance(60 * SECOND);
+    gates[1].add_permits(1);
+    let winner = app.send(Call::order()).await;
+    winner.assert_first(201);
+    assert_eq!(winner.text(), "order 2");
+    gates[0].add_permits(1);
+    stale.await.unwrap().assert_replay_of(&winner);
+    app.send(Call::order()).await.assert_replay_of(&winner);
+}
+
+#[tokio::test]
+async fn row_40_a_stale_owner_that_ends_first_is_told_that_nothing_was_recorded() {
+    let (store, clock) = clocked();
+    let layer = IdempotencyLayer::new(store).with_on_lapse(OnLapse::Retry);
+    let (app, gates) = gated(layer);
+    let stale = start(&app, Call::order()).await;
+    clock.advance(60 * SECOND);
+    let winner = start(&app, Call::order()).await;
+    gates[0].add_permits(1);
+    stale.await.unwrap().assert_problem(409, "outcome-unknown");
+    gates[1].add_permits(1);
+    let winner = winner.await.unwrap();
+    winner.assert_first(201);
+    app.send(Call::order()).await.assert_replay_of(&winner);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_41_a_long_handler_keeps_its_lease() {
+    let layer = layer()
+        .with_lease(2 * SECOND)
+        .with_retention(Retention::new(SECOND));
+    let app = slow(layer, 10 * SECOND);
+    let first = start(&app, Call::order()).await;
+    for wait in [3, 2, 4] {
+        sleep(wait * SECOND).await;
+        app.send(Call::order())
+            .await
+            .assert_problem(409, "in-flight");
+    }
+    let first = first.await.unwrap();
+    first.assert_first(201);
+    app.send(Call::order()).await.assert_replay_of(&first);
+    assert_eq!(app.execs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_42_a_client_that_goes_away_stops_nothing() {
+    let layer = layer();
+    let app = slow(layer.clone(), 5 * SECOND);
+    let gone = start(&app, Call::order()).await;
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "in-flight");
+    layer.drain().await;
+    let retry = app.send(Call::order()).await;
+    assert!(retry.is_replay());
+    assert_eq!((retry.text(), app.execs()), ("order 1", 1));
+}
+
+/// A claim of a process that crashed: nobody settles it.
+async fn crashed(store: &Memory) {
+    let (identity, fingerprint) = order_record();
+    let request = ClaimRequest {
+        nonce: Nonce::random().unwrap(),
+        fingerprint,
+        lease: 30 * SECOND,
+        on_lapse: OnLapse::Hold,
+    };
+    store.claim(&identity, &request).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_43_after_a_crash_the_outcome_is_unknown_and_nothing_runs() {
+    let store = Memory::default();
+    crashed(&store).await;
+    let app = App::orders(layer_over(&store));
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "in-flight");
+    sleep(31 * SECOND).await;
+    for _ in 0..2 {
+        app.send(Call::order())
+            .await
+            .assert_problem(409, "outcome-unknown");
+    }
+    app.send(Call::order().body("other"))
+        .await
+        .assert_problem(422, "mismatch");
+    assert_eq!(app.execs(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_43_unless_the_policy_is_to_run_again() {
+    let store = Memory::default();
+    crashed(&store).await;
+    let app = App::orders(layer_over(&store).with_on_lapse(OnLapse::Retry));
+    sleep(31 * SECOND).await;
+    app.send(Call::order()).await.assert_first(201);
+    assert!(app.send(Call::order()).await.is_replay());
+    assert_eq!(app.execs(), 1);
+}
+
+struct AskTheLedger;
+
+impl semel::guard::Reconciler for AskTheLedger {
+    fn reconcile<'a>(
+        &'a self,
+        _: &'a semel::Identity,
+        _: semel::store::Fence,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Finding> + Send + 'a>> {
+        let outcome = Outcome::builder(OutcomeKind::Success)
+            .code(201)
+            .body(b"order 7");
+        Box::pin(std::future::ready(Finding::Happened(outcome)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_43_or_to_ask_a_reconciler() {
+    let store = Memory::default();
+    crashed(&store).await;
+    let layer = layer_over(&store)
+        .with_on_lapse(OnLapse::Reconcile)
+        .with_reconciler(Arc::new(AskTheLedger));
+    let app = App::orders(layer);
+    sleep(31 * SECOND).await;
+    let answer = app.send(Call::order()).await;
+    assert_eq!(
+        (answer.status, answer.text(), answer.is_replay()),
+        (201, "order 7", true)
+    );
+    assert_eq!(app.execs(), 0);
+}
+
+#[tokio::test]
+async fn row_43_a_handler_may_say_that_it_does_not_know() {
+    let app = App::answering(layer(), |_| {
+        (
+            StatusCode::GATEWAY_TIMEOUT,
+            axum::Extension(Disposition::Unknown),
+        )
+            .into_response()
+    });
+    app.send(Call::order()).await.assert_first(504);
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "outcome-unknown");
+    assert_eq!(app.execs(), 1);
+}
+
+#[tokio::test]
+async fn row_45_without_the_store_nothing_runs() {
+    let store = Memory::default();
+    store.close().await.unwrap();
+    let app = App::orders(layer_over(&store));
+    let answer = app.send(Call::order()).await;
+    answer.assert_problem(503, "store-unavailable");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert_eq!(app.execs(), 0);
+    // Un-keyed requests do not need it.
+    app.send(Call::new(http::Method::PUT, "/orders"))
+        .await
+        .assert_first(201);
+}
+
+#[tokio::test]
+async fn row_45_unless_the_policy_is_to_run_and_say_so() {
+    let store = Memory::default();
+    store.close().await.unwrap();
+    let app = App::orders(layer_over(&store).with_store_down(StoreDown::RunMarked));
+    for _ in 0..2 {
+        let answer = app.send(Call::order()).await;
+        answer.assert_first(201);
+        assert_eq!(answer.header("idempotency-protected"), Some("false"));
+    }
+    assert_eq!(app.execs(), 2);
+}
+
+/// The store fails between the claim and the completion.
+fn losing_the_store(store: &Memory, layer: IdempotencyLayer<Memory>) -> App {
+    let store = Arc::clone(store);
+    App::running(layer, move |n| {
+        let store = Arc::clone(&store);
+        async move {
+            store.close().await.unwrap();
+            (StatusCode::CREATED, format!("order {n}")).into_response()
+        }
+    })
+}
+
+#[tokio::test]
+async fn row_45_an_answer_that_was_not_recorded_is_never_passed_off_as_recorded() {
+    let store = Memory::default();
+    let app = losing_the_store(&store, layer_over(&store));
+    let answer = app.send(Call::order()).await;
+    answer.assert_problem(503, "store-unavailable");
+    assert!(
+        answer.text().contains("The operation ran"),
+        "{}",
+        answer.text()
+    );
+    let store = Memory::default();
+    let app = losing_the_store(
+        &store,
+        layer_over(&store).with_store_down(StoreDown::RunMarked),
+    );
+    let answer = app.send(Call::order()).await;
+    answer.assert_first(201);
+    assert_eq!(answer.header("idempotency-protected"), Some("false"));
+}
+
+async fn panics(app: &App) -> bool {
+    let app = app.clone();
+    let call = tokio::spawn(async move { app.send(Call::order()).await });
+    call.await.is_err_and(|e| e.is_panic())
+}
+
+#[tokio::test]
+async fn a_panic_reaches_the_caller_and_releases_or_holds_the_key() {
+    let failing = |n: usize| {
+        assert!(n > 1, "the first execution fails");
+        StatusCode::CREATED.into_response()
+    };
+    let app = App::answering(layer(), failing);
+    assert!(panics(&app).await);
+    app.send(Call::order()).await.assert_first(201);
+    let app = App::answering(layer().with_on_panic(OnPanic::Unknown), failing);
+    assert!(panics(&app).await);
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "outcome-unknown");
+    assert_eq!(app.execs(), 1);
+}
+
+#[tokio::test]
+async fn an_error_of_the_inner_service_is_passed_on_and_releases_the_key() {
+    use bytes::Bytes;
+    use http_body_util::Full;
+    use tower::{Layer as _, ServiceExt as _, service_fn};
+    let calls = Arc::new(AtomicUsize::new(0));
+    let mut service = layer().layer(service_fn(move |_: http::Request<Full<Bytes>>| {
+        let first = calls.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            if first {
+                Err("no connection")
+            } else {
+                Ok(http::Response::new(Full::<Bytes>::default()))
+            }
+        }
+    }));
+    let request = || {
+        http::Request::post("/")
+            .header("idempotency-key", K)
+            .body(Full::default())
+            .unwrap()
+    };
+    let first = service.ready().await.unwrap();
+    assert_eq!(
+        tower::Service::call(first, request()).await.unwrap_err(),
+        "no connection"
+    );
+    let second = service.ready().await.unwrap();
+    assert!(tower::Service::call(second, request()).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_handler_knows_its_attempt() {
+    use axum::extract::Extension;
+    use axum::routing::post;
+    use semel_tower::AttemptInfo;
+    let app = App::routing(|execs| {
+        let execs = execs.clone();
+        let handler = async move |Extension(attempt): Extension<AttemptInfo>| {
+            let status = if execs.add() == 1 { 503 } else { 200 };
+            let status = StatusCode::from_u16(status).unwrap();
+            (status, format!("{} {}", attempt.number, attempt.fence)).into_response()
+        };
+        axum::Router::new()
+            .route("/orders", post(handler))
+            .layer(layer())
+    });
+    let numbers: Vec<_> = [app.send(Call::order()).await, app.send(Call::order()).await]
+        .iter()
+        .map(|a| {
+            a.text()
+                .split_once(' ')
+                .map(|(n, f)| (n.to_owned(), f.parse::<u64>().unwrap()))
+                .unwrap()
+        })
+        .collect();
+    assert_eq!((&*numbers[0].0, &*numbers[1].0), ("1", "2"));
+    assert!(numbers[0].1 < numbers[1].1);
+}

@@ -1,1 +1,285 @@
+//! F. What is stored; errors (rows 59 to 66; 67 is AdCP's, 68 is in `socket`).
 
+use std::collections::HashSet;
+
+use axum::response::{IntoResponse as _, Response};
+use http::{HeaderName, StatusCode};
+use semel::memory::{Limits, MemoryStore};
+use semel::store::Store as _;
+use semel_tower::{Disposition, IdempotencyLayer, Problem, ProblemCode};
+use serde_json::Value;
+
+use crate::support::{Answer, App, Call, K, Memory, clocked, layer, layer_over};
+
+/// Answers `first`, then 201.
+fn first(status: u16) -> App {
+    App::answering(layer(), move |n| {
+        let status = if n == 1 { status } else { 201 };
+        (
+            StatusCode::from_u16(status).unwrap(),
+            [("retry-after", "7")],
+            format!("answer {n}"),
+        )
+            .into_response()
+    })
+}
+
+#[tokio::test]
+async fn row_59_rejections_are_not_recorded_and_the_key_takes_another_body() {
+    for status in [
+        400, 401, 403, 405, 406, 411, 413, 414, 415, 417, 421, 426, 428, 431, 503,
+    ] {
+        let app = first(status);
+        app.send(Call::order().body("invalid"))
+            .await
+            .assert_first(status);
+        app.send(Call::order().body("corrected"))
+            .await
+            .assert_first(201);
+        assert!(app.send(Call::order().body("corrected")).await.is_replay());
+    }
+}
+
+#[tokio::test]
+async fn row_60_a_failure_of_the_server_runs_again() {
+    for status in [500, 501, 502, 504] {
+        let app = first(status);
+        app.send(Call::order()).await.assert_first(status);
+        app.send(Call::order()).await.assert_first(201);
+        assert_eq!(app.execs(), 2);
+    }
+}
+
+#[tokio::test]
+async fn row_60_61_or_as_the_application_decides() {
+    let keep_all = layer().with_classifier(|_, _| Disposition::KeepFailure);
+    let app = App::answering(keep_all, |_| {
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    });
+    let first = app.send(Call::order()).await;
+    app.send(Call::order()).await.assert_replay_of(&first);
+    // What a handler states counts, whatever the classifier says.
+    let keep_all = layer().with_classifier(|_, _| Disposition::KeepSuccess);
+    let app = App::answering(keep_all, |_| {
+        (StatusCode::OK, axum::Extension(Disposition::Release)).into_response()
+    });
+    app.send(Call::order()).await.assert_first(200);
+    app.send(Call::order()).await.assert_first(200);
+    assert_eq!(app.execs(), 2);
+}
+
+#[tokio::test]
+async fn row_61_lasting_failures_are_replayed() {
+    for status in [402, 404, 409, 410, 412, 422] {
+        let app = first(status);
+        let answer = app.send(Call::order()).await;
+        answer.assert_first(status);
+        app.send(Call::order()).await.assert_replay_of(&answer);
+        assert_eq!(app.execs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn row_62_408_425_and_429_are_never_recorded() {
+    for status in [408, 425, 429] {
+        let app = first(status);
+        let answer = app.send(Call::order()).await;
+        answer.assert_first(status);
+        assert_eq!(answer.header("retry-after"), Some("7"));
+        app.send(Call::order()).await.assert_first(201);
+    }
+}
+
+#[tokio::test]
+async fn row_63_a_failure_in_a_200_envelope_is_found_by_a_hook() {
+    let layer = layer().with_classifier(|head, body| match body {
+        Some(body) if body.starts_with(br#"{"errors""#) => Disposition::Release,
+        _ => Disposition::of_status(head.status),
+    });
+    let app = App::answering(layer, |n| {
+        if n == 1 {
+            r#"{"errors":[]}"#
+        } else {
+            r#"{"data":{}}"#
+        }
+        .into_response()
+    });
+    app.send(Call::order()).await.assert_first(200);
+    let second = app.send(Call::order()).await;
+    second.assert_first(200);
+    app.send(Call::order()).await.assert_replay_of(&second);
+    assert_eq!(app.execs(), 2);
+}
+
+/// One answer of every kind that the layer gives itself.
+async fn every_problem() -> Vec<Answer> {
+    use crate::support::pieces;
+    use semel::store::Retention;
+    use std::time::Duration;
+    use tower::ServiceExt as _;
+
+    let mut all = Vec::new();
+    let app = App::orders(
+        layer()
+            .with_max_request_body(100)
+            .with_scope(|parts| {
+                parts
+                    .headers
+                    .get("x-user")
+                    .map(|_| semel::Scope::new(["user"]))
+            })
+            .with_principal_required(true),
+    );
+    let user = |call: Call| call.header("x-user", "1");
+    all.push(app.send(Call::post("/orders")).await);
+    all.push(app.send(Call::post("/orders").key("\"bad")).await);
+    all.push(app.send(Call::order()).await);
+    let (sender, broken) = http_body_util::channel::Channel::<bytes::Bytes, std::io::Error>::new(1);
+    sender.abort(std::io::Error::other("broken"));
+    let request = user(Call::order()).request_with(axum::body::Body::new(broken));
+    all.push(Answer::of(app.router.clone().oneshot(request).await.unwrap()).await);
+    let request = user(Call::order()).request_with(pieces(&["secret-body"; 10]));
+    all.push(Answer::of(app.router.clone().oneshot(request).await.unwrap()).await);
+    app.send(user(Call::order())).await.assert_first(201);
+    all.push(app.send(user(Call::order()).body("secret-body")).await);
+
+    let app = App::answering(layer(), |_| {
+        (StatusCode::OK, axum::Extension(Disposition::Unknown)).into_response()
+    });
+    app.send(Call::order()).await.assert_first(200);
+    all.push(app.send(Call::order()).await);
+
+    let app = App::running(layer(), |_| std::future::pending::<Response>());
+    let running = tokio::spawn({
+        let app = app.clone();
+        async move { app.send(Call::order()).await }
+    });
+    while app.execs() == 0 {
+        tokio::task::yield_now().await;
+    }
+    all.push(app.send(Call::order()).await);
+    running.abort();
+
+    let (store, clock) = clocked();
+    let retention = Retention::new(Duration::from_secs(1)).with_tombstone(Duration::from_secs(9));
+    let app = App::orders(IdempotencyLayer::new(store).with_retention(retention));
+    app.send(Call::order()).await.assert_first(201);
+    clock.advance(Duration::from_secs(2));
+    all.push(app.send(Call::order()).await);
+
+    let store = Memory::default();
+    store.close().await.unwrap();
+    all.push(App::orders(layer_over(&store)).send(Call::order()).await);
+
+    let full = MemoryStore::new(Limits {
+        records: 0,
+        bytes: 0,
+    });
+    all.push(
+        App::orders(IdempotencyLayer::new(full))
+            .send(Call::order())
+            .await,
+    );
+    all
+}
+
+#[tokio::test]
+async fn row_64_65_problems_are_whole_distinct_and_say_nothing_of_the_content() {
+    let answers = every_problem().await;
+    let mut types = HashSet::new();
+    for (answer, code) in answers.iter().zip([
+        "missing-key",
+        "invalid-key",
+        "missing-principal",
+        "incomplete-body",
+        "too-large",
+        "mismatch",
+        "outcome-unknown",
+        "in-flight",
+        "expired",
+        "store-unavailable",
+        "capacity",
+    ]) {
+        assert_eq!(answer.code(), code);
+        let problem: Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(problem["status"], answer.status);
+        let uri = problem["type"].as_str().unwrap().to_owned();
+        assert!(uri.starts_with("https://") && uri.ends_with(code), "{uri}");
+        assert_eq!(
+            answer.header("link"),
+            Some(&*format!("<{uri}>; rel=\"describedby\""))
+        );
+        for member in ["title", "detail"] {
+            assert!(!problem[member].as_str().unwrap().is_empty(), "{code}");
+        }
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{code}");
+        let retry = ["in-flight", "store-unavailable", "capacity"].contains(&code);
+        assert_eq!(answer.header("retry-after"), retry.then_some("1"), "{code}");
+        let whole = format!("{answer:?}");
+        for secret in [
+            K.trim_matches('"'),
+            "secret-body",
+            "apple",
+            "{\"id\"",
+            "bad",
+        ] {
+            assert!(!whole.contains(secret), "{code}: {whole}");
+        }
+        types.insert(uri);
+    }
+    assert_eq!(
+        (answers.len(), types.len()),
+        (ProblemCode::ALL.len(), ProblemCode::ALL.len())
+    );
+}
+
+#[tokio::test]
+async fn row_64_types_and_page_can_be_ones_own() {
+    let layer = layer()
+        .with_problem_base("https://api.example/problems/")
+        .with_docs_url("https://api.example/docs");
+    let answer = App::orders(layer)
+        .send(Call::post("/orders").header("accept", "text/html"))
+        .await;
+    let problem: Value = serde_json::from_slice(&answer.body).unwrap();
+    assert_eq!(problem["type"], "https://api.example/problems/missing-key");
+    assert_eq!(
+        answer.header("link"),
+        Some("<https://api.example/docs>; rel=\"describedby\"")
+    );
+}
+
+#[tokio::test]
+async fn row_66_the_layers_422_is_told_from_the_applications() {
+    let app = first(422);
+    let own = app.send(Call::order()).await;
+    own.assert_first(422);
+    assert_eq!(own.text(), "answer 1");
+    app.send(Call::order()).await.assert_replay_of(&own);
+    app.send(Call::order().body("other"))
+        .await
+        .assert_problem(422, "mismatch");
+}
+
+#[tokio::test]
+async fn a_service_outside_can_write_problems_in_another_form() {
+    let mut app = App::orders(layer());
+    app.router = app.router.layer(axum::middleware::map_response(
+        async |response: Response| match response.extensions().get::<Problem>() {
+            Some(problem) if problem.code == ProblemCode::MissingKey => {
+                (StatusCode::IM_A_TEAPOT, problem.code.as_str()).into_response()
+            }
+            _ => response,
+        },
+    ));
+    let answer = app.send(Call::post("/orders")).await;
+    assert_eq!((answer.status, answer.text()), (418, "missing-key"));
+}
+
+#[tokio::test]
+async fn row_78_the_key_is_in_no_debug_output() {
+    let name = HeaderName::from_static("x-user");
+    let layer = layer().with_principal_header(name);
+    let shown = format!("{layer:?}");
+    assert!(shown.contains("x-user") && !shown.contains(K.trim_matches('"')));
+}

@@ -1,1 +1,53 @@
+//! G. Retention (rows 69 and 70; 71 belongs to the stores and the gateway).
 
+use std::time::Duration;
+
+use semel::store::Retention;
+use semel_tower::IdempotencyLayer;
+
+use crate::support::{App, Call, clocked};
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// Counted from completion, by the store's clock.
+#[tokio::test]
+async fn row_69_replays_last_the_whole_window_and_do_not_prolong_it() {
+    let (store, clock) = clocked();
+    let app = App::orders(IdempotencyLayer::new(store).with_retention(Retention::new(TTL)));
+    let first = app.send(Call::order()).await;
+    for _ in 0..6 {
+        clock.advance(TTL * 3 / 20);
+        app.send(Call::order()).await.assert_replay_of(&first);
+    }
+    // Half-open: the last instant before, and the end itself.
+    clock.advance(TTL / 10 - Duration::from_micros(1));
+    app.send(Call::order()).await.assert_replay_of(&first);
+    clock.advance(Duration::from_micros(1));
+    app.send(Call::order()).await.assert_first(201);
+    assert_eq!(app.execs(), 2);
+}
+
+#[tokio::test]
+async fn row_70_after_retention_the_key_is_new() {
+    let (store, clock) = clocked();
+    let app = App::orders(IdempotencyLayer::new(store).with_retention(Retention::new(TTL)));
+    app.send(Call::order()).await.assert_first(201);
+    clock.advance(TTL);
+    app.send(Call::order().body("other"))
+        .await
+        .assert_first(201);
+    assert_eq!(app.execs(), 2);
+}
+
+#[tokio::test]
+async fn row_70_or_expired_while_a_tombstone_says_so() {
+    let (store, clock) = clocked();
+    let retention = Retention::new(TTL).with_tombstone(TTL);
+    let app = App::orders(IdempotencyLayer::new(store).with_retention(retention));
+    app.send(Call::order()).await.assert_first(201);
+    clock.advance(TTL);
+    app.send(Call::order()).await.assert_problem(409, "expired");
+    clock.advance(TTL);
+    app.send(Call::order()).await.assert_first(201);
+    assert_eq!(app.execs(), 2);
+}

@@ -9,9 +9,12 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
+use http_body::Frame;
 use http_body_util::BodyExt as _;
-use semel::memory::MemoryStore;
-use semel_tower::IdempotencyLayer;
+use http_body_util::channel::Channel;
+use semel::memory::{Limits, MemoryStore};
+use semel::{Identity, Key, ManualClock, Scope, Store, Timestamp};
+use semel_tower::{BodyForm, IdempotencyLayer, fingerprint};
 use tower::ServiceExt as _;
 
 pub(crate) const K: &str = "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"";
@@ -25,6 +28,15 @@ pub(crate) fn layer() -> IdempotencyLayer<Memory> {
 
 pub(crate) fn layer_over(store: &Memory) -> IdempotencyLayer<Memory> {
     IdempotencyLayer::new(Arc::clone(store)).with_key_required(true)
+}
+
+/// A store whose clock stands still until it is advanced, whatever time it is elsewhere.
+pub(crate) type Clocked = Arc<MemoryStore<Arc<ManualClock>>>;
+
+pub(crate) fn clocked() -> (Clocked, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
+    let store = MemoryStore::with_clock(Limits::default(), Arc::clone(&clock));
+    (Arc::new(store), clock)
 }
 
 /// How often a handler ran.
@@ -50,7 +62,7 @@ pub(crate) struct App {
 
 impl App {
     /// Places orders, as the checklist's section 0 says.
-    pub(crate) fn orders(layer: IdempotencyLayer<Memory>) -> Self {
+    pub(crate) fn orders<S: Store>(layer: IdempotencyLayer<S>) -> Self {
         Self::answering(layer, |n| {
             (
                 StatusCode::CREATED,
@@ -66,16 +78,16 @@ impl App {
     }
 
     /// Answers the n-th execution with `answer(n)`, whatever is asked.
-    pub(crate) fn answering(
-        layer: IdempotencyLayer<Memory>,
+    pub(crate) fn answering<S: Store>(
+        layer: IdempotencyLayer<S>,
         answer: impl Fn(usize) -> Response + Clone + Send + Sync + 'static,
     ) -> Self {
         Self::running(layer, move |n| std::future::ready(answer(n)))
     }
 
     /// The same with a handler that takes its time.
-    pub(crate) fn running<F>(
-        layer: IdempotencyLayer<Memory>,
+    pub(crate) fn running<S: Store, F>(
+        layer: IdempotencyLayer<S>,
         handler: impl Fn(usize) -> F + Clone + Send + Sync + 'static,
     ) -> Self
     where
@@ -184,6 +196,27 @@ impl Call {
         }
         request
     }
+}
+
+/// What the layer looks up, and compares, for [`Call::order`].
+pub(crate) fn order_record() -> (Identity, semel::Fingerprint) {
+    let (parts, _) = Call::order().request().into_parts();
+    let key = Key::new(K.trim_matches('"')).unwrap();
+    (
+        Identity::new(Scope::anonymous(), "http", key),
+        fingerprint::of_request(&parts, &Call::order().body, BodyForm::Raw, &[]),
+    )
+}
+
+/// A body of these pieces, whose length is not known beforehand.
+pub(crate) fn pieces(pieces: &[&'static str]) -> Body {
+    let (mut sender, body) = Channel::<Bytes>::new(64);
+    for piece in pieces {
+        sender
+            .try_send(Frame::data(Bytes::from_static(piece.as_bytes())))
+            .unwrap();
+    }
+    Body::new(body)
 }
 
 /// A response, read whole.
