@@ -124,7 +124,7 @@ impl FileOptions {
         acknowledged: u64,
         place: &str,
     ) -> Result<FileStore> {
-        check_format(&*engine, place)?;
+        check_format(&*engine, acknowledged, place)?;
         let (marks, last) = check_marks(&*engine, acknowledged, place)?;
         let open = read_open(&*engine)?;
         let clock = self
@@ -199,7 +199,7 @@ fn corrupt(message: String) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, message)
 }
 
-fn check_format(engine: &dyn Engine, place: &str) -> Result<()> {
+fn check_format(engine: &dyn Engine, acknowledged: u64, place: &str) -> Result<()> {
     match engine.get(keys::FORMAT)?.as_deref() {
         Some([keys::VERSION]) => return Ok(()),
         Some(found) => {
@@ -210,14 +210,15 @@ fn check_format(engine: &dyn Engine, place: &str) -> Result<()> {
         }
         None => {}
     }
-    let mut any = false;
+    let mut any = acknowledged > 0;
     engine.scan(&[], &[0xff], &mut |_, _| {
         any = true;
         ControlFlow::Break(())
     })?;
     if any {
         return Err(corrupt(format!(
-            "{place} holds something, but not the version of its layout; restore it from a backup"
+            "{place} lost acknowledged records, the version of its layout among them; restore it \
+             from a backup"
         )));
     }
     let mut batch = Batch::default();
