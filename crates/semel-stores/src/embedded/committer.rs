@@ -14,7 +14,7 @@ use super::group::{Course, Group, View};
 use super::keys::{self, Mark};
 use super::queue::Queue;
 use super::shared::Shared;
-use super::step::Step;
+use super::step::{Answer, Step};
 use super::watermark::Watermark;
 
 pub(super) struct Committer {
@@ -102,9 +102,11 @@ impl Committer {
                 return Err(reason);
             }
             self.shared.finish(&group.changes());
-        }
-        for answer in group.answers {
-            answer.send();
+            let (latest, answers) = group.into_looked();
+            self.course.latest = latest;
+            answers.into_iter().for_each(Answer::send);
+        } else {
+            group.answers.into_iter().for_each(Answer::send);
         }
         Ok(())
     }
@@ -148,6 +150,7 @@ impl Committer {
         }
         self.course.purge_from = keys::expiry_at(Timestamp::default());
         let open: Vec<_> = self.shared.state().open.keys().copied().collect();
+        self.course.latest.clear();
         let gone: Vec<_> = open.into_iter().map(|digest| (digest, None)).collect();
         self.shared.finish(&gone);
         Ok(())

@@ -18,7 +18,7 @@ use super::step::{Answer, Change, Step};
 #[derive(Default)]
 pub(super) struct Group {
     pub(super) answers: Vec<Answer>,
-    touched: HashMap<IdentityDigest, Touched>,
+    touched: Looked,
     purged: Vec<(ExpiryKey, IdentityDigest)>,
     // Whether to write a mark although no record changed.
     write: bool,
@@ -26,7 +26,7 @@ pub(super) struct Group {
     pub(super) bytes: usize,
 }
 
-struct Touched {
+pub(super) struct Touched {
     before: Option<Arc<Entry>>,
     after: Option<Arc<Entry>>,
     changed: bool,
@@ -43,7 +43,12 @@ pub(super) struct Course {
     pub(super) purge_from: ExpiryKey,
     /// Why new claims are refused.
     pub(super) full: Option<Arc<str>>,
+    /// What the latest group that was put on disk touched.
+    pub(super) latest: Looked,
 }
+
+/// Identities that were looked up.
+pub(super) type Looked = HashMap<IdentityDigest, Touched>;
 
 /// What a group decides against.
 pub(super) struct View<'a> {
@@ -71,8 +76,12 @@ impl Group {
             Step::Claim {
                 label,
                 request,
+                absent,
                 done,
-            } => Answer::Claim(done, self.claim(*label, &request, view, course)),
+            } => {
+                self.expect(&label.digest, absent, view, course);
+                Answer::Claim(done, self.claim(*label, &request, view, course))
+            }
             Step::Fenced {
                 digest,
                 change,
@@ -175,6 +184,26 @@ impl Group {
         Ok(Purged { removed, more })
     }
 
+    // Most claims are on new identities, and the caller looked already. Its answer still holds if no
+    // group came in between, or only the latest, and that did not touch the identity.
+    fn expect(
+        &mut self,
+        digest: &IdentityDigest,
+        absent: Option<u64>,
+        view: &View<'_>,
+        course: &Course,
+    ) {
+        let Some(after) = absent else { return };
+        let groups = view.state.groups;
+        if after == groups || (after + 1 == groups && !course.latest.contains_key(digest)) {
+            self.touched.entry(*digest).or_insert(Touched {
+                before: None,
+                after: None,
+                changed: false,
+            });
+        }
+    }
+
     fn find(&mut self, digest: &IdentityDigest, view: &View<'_>) -> Result<Option<Arc<Entry>>> {
         let slot = match self.touched.entry(*digest) {
             hash_map::Entry::Occupied(slot) => return Ok(slot.get().after.clone()),
@@ -217,6 +246,11 @@ impl Group {
             .filter(|(_, t)| t.changed)
             .map(|(digest, t)| (*digest, t.after.clone()))
             .collect()
+    }
+
+    /// What it touched, once it is on disk.
+    pub(super) fn into_looked(self) -> (Looked, Vec<Answer>) {
+        (self.touched, self.answers)
     }
 
     /// The puts and deletes that take the engine from before the group to after it. Each key

@@ -210,17 +210,23 @@ impl FileStore {
 
 impl Store for FileStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        if let Seen::Durable(Some(entry)) = self.shared.look(identity.digest())? {
-            let now = self.shared.now();
-            let decision = record::claim(Some(&entry.record), request, now, Fence::default());
-            if decision.write.is_none() {
-                return Ok(decision.claim);
+        let absent = match self.shared.look(identity.digest())? {
+            Seen::Durable(entry) => {
+                let now = self.shared.now();
+                let decision = record::claim(Some(&entry.record), request, now, Fence::default());
+                if decision.write.is_none() {
+                    return Ok(decision.claim);
+                }
+                None
             }
-        }
+            Seen::Absent(groups) => Some(groups),
+            Seen::Uncommitted => None,
+        };
         let (label, request) = (Box::new(Label::from(identity)), *request);
         self.submit(|done| Step::Claim {
             label,
             request,
+            absent,
             done,
         })
         .await
@@ -265,12 +271,11 @@ impl Store for FileStore {
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
         match self.shared.look(identity)? {
-            Seen::Durable(found) => {
-                let now = self.shared.now();
-                Ok(found
-                    .filter(|entry| !entry.record.is_purgeable(now))
-                    .map(Arc::unwrap_or_clone))
+            Seen::Durable(entry) => {
+                let purgeable = entry.record.is_purgeable(self.shared.now());
+                Ok((!purgeable).then(|| Arc::unwrap_or_clone(entry)))
             }
+            Seen::Absent(_) => Ok(None),
             Seen::Uncommitted => {
                 let digest = *identity;
                 self.submit(|done| Step::Get { digest, done }).await

@@ -1,6 +1,6 @@
 //! Opening: what is on disk must be what was acknowledged, or the store does not open.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -143,6 +143,7 @@ impl FileOptions {
                 now: last.now,
                 purge_from: keys::expiry_at(Timestamp::default()),
                 full: None,
+                latest: HashMap::new(),
             },
             marks,
             room: Room {

@@ -30,14 +30,16 @@ pub(super) struct State {
     pub(super) open: BTreeMap<IdentityDigest, Arc<Entry>>,
     // Whose records the engine may show before they are on disk.
     uncommitted: HashSet<IdentityDigest>,
-    // How many groups changed something.
-    groups: u64,
+    /// How many groups were put on disk.
+    pub(super) groups: u64,
 }
 
 /// What a reader found.
 pub(super) enum Seen {
-    /// The record, or its absence, is on disk.
-    Durable(Option<Arc<Entry>>),
+    /// The record is on disk.
+    Durable(Arc<Entry>),
+    /// There was no record after this many groups.
+    Absent(u64),
     /// A step on it is under way: only the committer can tell.
     Uncommitted,
 }
@@ -92,7 +94,7 @@ impl Shared {
             let state = self.state.read();
             let engine = state.engine()?;
             if let Some(entry) = state.open.get(digest) {
-                return Ok(Seen::Durable(Some(entry.clone())));
+                return Ok(Seen::Durable(entry.clone()));
             }
             (engine, state.groups)
         };
@@ -102,11 +104,12 @@ impl Shared {
         if state.uncommitted.contains(digest) {
             return Ok(Seen::Uncommitted);
         }
-        // Between the two looks the record may have moved from settled to open and back.
-        if found.is_none() && state.groups != groups {
-            return Ok(Seen::Uncommitted);
+        match found {
+            Some(entry) => Ok(Seen::Durable(entry)),
+            None if state.groups == groups => Ok(Seen::Absent(groups)),
+            // Between the two looks the record may have moved from settled to open and back.
+            None => Ok(Seen::Uncommitted),
         }
-        Ok(Seen::Durable(found))
     }
 
     /// Whether steps on any of these identities are under way.

@@ -16,6 +16,8 @@ pub(super) enum Step {
     Claim {
         label: Box<Label>,
         request: ClaimRequest,
+        /// The caller found no record after this many groups: spares a look.
+        absent: Option<u64>,
         done: Done<Claim>,
     },
     Fenced {
