@@ -1,0 +1,3 @@
+//! What semel is compared with, written as well as we can.
+
+pub(crate) mod map;
