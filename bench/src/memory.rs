@@ -26,7 +26,7 @@ const NO_LIMIT: Limits = Limits {
 };
 
 pub(crate) fn measure(run: &Run) -> Result<()> {
-    let mut peers = Peers::start()?;
+    let mut peers = Peers::default();
     rates(run, &mut peers)?;
     stalls(run, &mut peers)?;
     drop(peers);
@@ -157,28 +157,36 @@ fn rates(run: &Run, peers: &mut Peers) -> Result<()> {
     for (operation_name, operation) in operations {
         for (callers_name, callers) in callers {
             let name = format!("memory/{operation_name}/{callers_name}");
-            if !run.wants(&name) {
+            let beside_map = format!("{name}/beside-map");
+            let beside_peers: Vec<(&str, String)> = PEERS
+                .iter()
+                .map(|peer| (*peer, format!("{name}/beside-{peer}")))
+                .filter(|(_, name)| run.wants(name))
+                .collect();
+            if !run.wants(&beside_map) && beside_peers.is_empty() {
                 continue;
             }
             let inputs = inputs.get_or_insert_with(|| Arc::new(Inputs::new(count)));
             let mut semel = Vec::new();
             let mut plain = Vec::new();
-            let mut published = vec![Vec::new(); PEERS.len()];
+            let mut published = vec![Vec::new(); beside_peers.len()];
             for round in 1..=run.rounds() {
                 progress(format_args!("{name}: round {round}"));
                 semel.push(rate::<Semel>(operation, callers, count, inputs));
                 plain.push(rate::<Plain>(operation, callers, count, inputs));
-                for (peer, rates) in PEERS.iter().zip(&mut published) {
+                for ((peer, _), rates) in beside_peers.iter().zip(&mut published) {
                     rates.push(peers.rate(peer, operation_name, callers, count)?);
                 }
             }
             let semel = median(semel);
-            Measurement::new(&name, semel, "operations/s")
-                .against("plain sharded map", median(plain))
-                .goal(Goal::RatioAtLeast(0.8))
-                .print();
-            for (peer, rates) in PEERS.iter().zip(published) {
-                Measurement::new(&name, semel, "operations/s")
+            if run.wants(&beside_map) {
+                Measurement::new(&beside_map, semel, "operations/s")
+                    .against("plain sharded map", median(plain))
+                    .goal(Goal::RatioAtLeast(0.8))
+                    .print();
+            }
+            for ((peer, name), rates) in beside_peers.iter().zip(published) {
+                Measurement::new(name, semel, "operations/s")
                     .against(peer, median(rates))
                     .goal(Goal::RatioAbove(1.0))
                     .print();
@@ -201,10 +209,11 @@ fn stalls(run: &Run, peers: &mut Peers) -> Result<()> {
         semel.push(stall(count)?);
     }
     let semel = median(semel);
+    // The third has no expiry.
     for peer in &PEERS[..2] {
         progress(format_args!("{name}: {peer}"));
         let reference = peers.ask(&format!("stall {peer} {count}"))?;
-        Measurement::new(name, semel, "ms")
+        Measurement::new(&format!("{name}/beside-{peer}"), semel, "ms")
             .against(peer, reference)
             .goal(Goal::ValueBelow(2.0))
             .print();
@@ -362,14 +371,17 @@ fn resident_bytes() -> Result<f64> {
     Ok(kibibytes.context("VmRSS in kB")?.parse::<f64>()? * 1024.0)
 }
 
-/// The program in `peers/`, asked one thing at a time.
-struct Peers {
+/// The program in `peers/`, started when it is first asked, one thing at a time.
+#[derive(Default)]
+struct Peers(Option<Running>);
+
+struct Running {
     process: Child,
-    requests: Option<ChildStdin>,
+    requests: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Peers {
+impl Running {
     fn start() -> Result<Self> {
         progress("building the published stores");
         // Two of them ask for a later compiler, and no configuration lifts that: only this flag.
@@ -381,20 +393,25 @@ impl Peers {
             .stdout(Stdio::piped())
             .spawn()
             .context("cargo, to run the published stores")?;
-        let requests = process.stdin.take();
-        let answers = process.stdout.take().context("a pipe")?;
+        let requests = process.stdin.take().context("a pipe")?;
+        let answers = BufReader::new(process.stdout.take().context("a pipe")?);
         Ok(Self {
             process,
             requests,
-            answers: BufReader::new(answers),
+            answers,
         })
     }
+}
 
+impl Peers {
     fn ask(&mut self, request: &str) -> Result<f64> {
-        let requests = self.requests.as_mut().context("a pipe")?;
-        writeln!(requests, "{request}")?;
+        let running = match &mut self.0 {
+            Some(running) => running,
+            none => none.insert(Running::start()?),
+        };
+        writeln!(running.requests, "{request}")?;
         let mut answer = String::new();
-        self.answers.read_line(&mut answer)?;
+        running.answers.read_line(&mut answer)?;
         answer
             .trim()
             .parse()
@@ -412,10 +429,17 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // It ends with its input.
-        drop(self.requests.take());
-        if let Err(error) = self.process.wait() {
-            progress(format_args!("the published stores did not end: {error}"));
+        if let Some(Running {
+            mut process,
+            requests,
+            ..
+        }) = self.0.take()
+        {
+            // It ends with its input.
+            drop(requests);
+            if let Err(error) = process.wait() {
+                progress(format_args!("the published stores did not end: {error}"));
+            }
         }
     }
 }
