@@ -1,0 +1,141 @@
+//! Stored bytes outlive releases. The files in `tests/golden` were written from the documented byte
+//! forms, once, and are never changed: today's code must read them, and write exactly them. A new
+//! version of a form gets files of its own beside these.
+
+use bytes::Bytes;
+use semel::record::{Record, Resolved, State};
+use semel::store::{Entry, Fence, Label, Nonce, Token};
+use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Timestamp};
+
+macro_rules! golden {
+    ($name:literal) => {
+        bytes_of(include_str!(concat!("golden/", $name, ".hex")))
+    };
+}
+
+fn bytes_of(hex: &str) -> Bytes {
+    let digits: Vec<u32> = hex.chars().filter_map(|c| c.to_digit(16)).collect();
+    let byte = |pair: &[u32]| u8::try_from(pair[0] * 16 + pair[1]).expect("two digits");
+    digits.chunks_exact(2).map(byte).collect()
+}
+
+fn full() -> Outcome {
+    Outcome::builder(OutcomeKind::Success)
+        .code(201)
+        .field("content-type", b"application/json")
+        .field("link", b"<a>")
+        .field("link", b"<b>")
+        .field("x-binary", b"\xff\x00")
+        .body(br#"{"id":1}"#)
+}
+
+#[test]
+fn outcomes_of_version_1() {
+    let failure = Outcome::builder(OutcomeKind::Failure)
+        .code(422)
+        .field("content-type", b"text/plain")
+        .body("né".as_bytes());
+    let omitted = Outcome::builder(OutcomeKind::Omitted)
+        .code(200)
+        .field("etag", b"\"1\"")
+        .void();
+    for (stored, outcome) in [
+        (golden!("outcome-1-void"), Outcome::void()),
+        (golden!("outcome-1-empty"), Outcome::success(b"")),
+        (golden!("outcome-1-full"), full()),
+        (golden!("outcome-1-failure"), failure),
+        (golden!("outcome-1-omitted"), omitted),
+    ] {
+        assert_eq!(outcome.as_bytes(), &stored, "written: {outcome:?}");
+        assert_eq!(Outcome::from_bytes(stored), Ok(outcome));
+    }
+}
+
+const SECOND: u64 = 1_000_000;
+
+/// So many seconds after the beginning of these records.
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_micros(1_763_690_400_000_000 + seconds * SECOND)
+}
+
+fn label(scope: &[&str], operation: &str, key: &str) -> Label {
+    let key = Key::new(key).expect("a key");
+    Label::from(&Identity::new(Scope::new(scope), operation, key))
+}
+
+fn token(fence: u64, nonce: u8) -> Token {
+    Token {
+        fence: Fence(at(0).as_micros() + fence),
+        nonce: Nonce::from_bytes([nonce; 16]),
+    }
+}
+
+fn in_flight() -> Entry {
+    let key = "8e03978e-40d5-43dd-bc93-6894a57f9324";
+    Entry {
+        label: label(&["tenant", "a:b", ""], "POST /orders", key),
+        record: Record {
+            fingerprint: Fingerprint::of(b"the request"),
+            token: token(0, 7),
+            attempt: 1,
+            state: State::InFlight,
+            created_at: at(0),
+            claimed_at: at(0),
+            lease_until: at(30),
+            settled_at: None,
+            expires_at: Timestamp::MAX,
+            purge_at: Timestamp::MAX,
+            resolved: None,
+        },
+    }
+}
+
+#[test]
+fn entries_of_version_1() {
+    let mut unknown = in_flight();
+    unknown.record = Record {
+        token: token(1, 8),
+        attempt: 2,
+        state: State::Unknown,
+        claimed_at: at(40),
+        lease_until: at(70),
+        settled_at: Some(at(80)),
+        ..unknown.record
+    };
+    let mut completed = in_flight();
+    completed.record = Record {
+        state: State::Completed(full()),
+        settled_at: Some(at(1)),
+        expires_at: at(86_401),
+        purge_at: at(90_001),
+        ..completed.record
+    };
+    let released = Entry {
+        label: label(&[], "op", "ключ"),
+        record: Record {
+            token: token(2, 9),
+            attempt: 3,
+            state: State::Released,
+            claimed_at: at(40),
+            lease_until: at(70),
+            settled_at: Some(at(90)),
+            expires_at: at(150),
+            purge_at: at(150),
+            resolved: Some(Box::new(Resolved {
+                by: "operator".into(),
+                reason: "no such payment — asked".into(),
+                at: at(90),
+            })),
+            ..in_flight().record
+        },
+    };
+    for (stored, entry) in [
+        (golden!("entry-1-in-flight"), in_flight()),
+        (golden!("entry-1-unknown"), unknown),
+        (golden!("entry-1-completed"), completed),
+        (golden!("entry-1-released"), released),
+    ] {
+        assert_eq!(entry.to_bytes(), stored, "written: {entry:?}");
+        assert_eq!(Entry::from_bytes(&stored), Ok(entry));
+    }
+}
