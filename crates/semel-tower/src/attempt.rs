@@ -34,6 +34,7 @@ pub(crate) struct Run<S> {
     pub(crate) guard: Guard<Arc<S>>,
     pub(crate) config: Arc<Config>,
     pub(crate) identity: Identity,
+    pub(crate) fingerprint: Fingerprint,
     pub(crate) origin: Option<HeaderValue>,
 }
 
@@ -71,7 +72,6 @@ impl<S: Store> Run<S> {
     pub(crate) async fn once<Inner, B, R>(
         self,
         mut inner: Inner,
-        fingerprint: Fingerprint,
         mut parts: Parts,
         body: Bytes,
         client: Client<R, Inner::Error>,
@@ -82,7 +82,7 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        let mut attempt = match self.guard.begin(&self.identity, fingerprint).await {
+        let mut attempt = match self.guard.begin(&self.identity, self.fingerprint).await {
             Ok(Begin::Acquired(attempt)) => attempt,
             Ok(Begin::Unprotected(_)) => {
                 let request = Request::from_parts(parts, B::from(body));
@@ -261,14 +261,22 @@ impl<S: Store> Run<S> {
         };
         match settled {
             Ok(Settled::Applied | Settled::Omitted) => Recorded::AsPlanned,
-            Ok(Settled::Refused(_)) => match self.guard.store().get(self.identity.digest()).await {
-                Ok(Some(entry)) => match entry.record.state {
-                    State::Completed(outcome) => Recorded::Otherwise(outcome),
-                    _ => Recorded::Superseded,
-                },
-                Ok(None) | Err(_) => Recorded::Superseded,
-            },
+            Ok(Settled::Refused(_)) => self.instead().await,
             Err(_) => Recorded::Failed,
+        }
+    }
+
+    /// What is recorded in place of a refused completion.
+    async fn instead(&self) -> Recorded {
+        let entry = self.guard.store().get(self.identity.digest()).await;
+        match entry.ok().flatten().map(|entry| entry.record) {
+            // After a release another request may have the key (conformance row 59).
+            Some(record) if record.fingerprint != self.fingerprint => Recorded::Superseded,
+            Some(record) => match record.state {
+                State::Completed(outcome) => Recorded::Otherwise(outcome),
+                State::InFlight | State::Unknown | State::Released => Recorded::Superseded,
+            },
+            None => Recorded::Superseded,
         }
     }
 
@@ -285,8 +293,8 @@ impl<S: Store> Run<S> {
             Recorded::Superseded => {
                 self.config
                     .problem(Problem::new(ProblemCode::OutcomeUnknown).with_detail(
-                    "The operation ran, but took so long that another attempt took its place, and \
-                     that one has not been recorded yet. Ask again with the same key.",
+                    "The operation ran, but lost its lease, and its answer was not recorded. Ask \
+                     again with the same key to learn what is known of it.",
                 ))
             }
             Recorded::Failed if self.guard.policy().store_down() == StoreDown::RunMarked => {

@@ -181,17 +181,17 @@ impl<Inner, S: Store> Once<Inner, S> {
                 return Ok(config.problem(Problem::new(ProblemCode::IncompleteBody)));
             }
         };
-        let fingerprint = config.fingerprint(&parts, &body);
         let (client, answered) = oneshot::channel();
         let run = Run {
             origin: config::origin(&parts.headers),
             guard: guard.clone(),
             config: Arc::clone(&config),
             identity,
+            fingerprint: config.fingerprint(&parts, &body),
         };
         // From the claim on in a task of its own: a client that goes away neither stops an attempt
         // (R11) nor leaves behind a claim that nobody runs.
-        let task = guard.spawn(run.once(inner, fingerprint, parts, body, client));
+        let task = guard.spawn(run.once(inner, parts, body, client));
         if let Ok(answer) = answered.await {
             return answer;
         }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use axum::response::IntoResponse as _;
 use http::StatusCode;
 use semel::guard::{Finding, OnPanic, StoreDown};
-use semel::store::{ClaimRequest, Nonce, OnLapse, Retention, Store as _};
+use semel::store::{
+    ClaimRequest, Fenced, Nonce, OnLapse, Resolution, Retention, Store as _, Verdict,
+};
 use semel::{Outcome, OutcomeKind};
 use semel_tower::{Disposition, IdempotencyLayer};
 use tokio::sync::Semaphore;
@@ -188,6 +190,34 @@ async fn row_40_a_stale_owner_that_ends_first_is_told_that_nothing_was_recorded(
     let winner = winner.await.unwrap();
     winner.assert_first(201);
     app.send(Call::order()).await.assert_replay_of(&winner);
+}
+
+#[tokio::test]
+async fn row_40_a_stale_owner_never_replays_the_answer_to_another_request() {
+    let (store, clock) = clocked();
+    let (app, gates) = gated(IdempotencyLayer::new(Arc::clone(&store)));
+    let stale = start(&app, Call::order()).await;
+    clock.advance(60 * SECOND);
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "outcome-unknown");
+    let (identity, _) = order_record();
+    let entry = store.get(identity.digest()).await.unwrap().unwrap();
+    let resolution = Resolution {
+        verdict: Verdict::DidNotHappen,
+        by: "operator".into(),
+        reason: "looked into the ledger too early".into(),
+        fence: entry.record.token.fence,
+        nonce: Nonce::random().unwrap(),
+    };
+    let resolved = store.resolve(identity.digest(), &resolution).await.unwrap();
+    assert_eq!(resolved, Fenced::Applied);
+    gates[1].add_permits(1);
+    app.send(Call::order().body("other"))
+        .await
+        .assert_first(201);
+    gates[0].add_permits(1);
+    stale.await.unwrap().assert_problem(409, "outcome-unknown");
 }
 
 #[tokio::test(start_paused = true)]
