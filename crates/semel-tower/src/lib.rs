@@ -32,9 +32,13 @@
 //! replay, and compression and CORS outside it too. Keys belong to a principal: unless you set
 //! [`with_scope`](IdempotencyLayer::with_scope) it is the digest of the `Authorization` field, and
 //! **callers without one share the scope `anonymous`**, in which one of them can be given the
-//! answer of another that used the same key for the same request. If callers are anonymous and
-//! answers are private, set
+//! answer of another that used the same key for the same request. Sessions in cookies count as
+//! anonymous. If answers are private, set `with_scope`, or
 //! [`with_principal_required`](IdempotencyLayer::with_principal_required).
+//!
+//! Put it outside `Router::nest` too, or name what is nested with
+//! [`with_operation`](IdempotencyLayer::with_operation): a nested service sees a path without its
+//! prefix, and `/v1/orders` and `/v2/orders` would look the same.
 //!
 //! What the service does is done at most once for a recorded answer; across a crash it is
 //! at-most-once under [`OnLapse::Hold`](semel::store::OnLapse::Hold) (the default) and

@@ -283,3 +283,17 @@ async fn row_78_the_key_is_in_no_debug_output() {
     let shown = format!("{layer:?}");
     assert!(shown.contains("x-user") && !shown.contains(K.trim_matches('"')));
 }
+
+#[tokio::test]
+async fn a_full_store_takes_no_new_keys_and_replays_the_old() {
+    let limits = Limits {
+        records: 1,
+        ..Limits::default()
+    };
+    let app = App::orders(IdempotencyLayer::new(MemoryStore::new(limits)));
+    let first = app.send(Call::order()).await;
+    let other = Call::post("/orders").key("\"other\"");
+    app.send(other).await.assert_problem(503, "capacity");
+    app.send(Call::order()).await.assert_replay_of(&first);
+    assert_eq!(app.execs(), 1);
+}
