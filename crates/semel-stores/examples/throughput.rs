@@ -112,7 +112,7 @@ mod file {
                         .body(&[b'x'; 150]);
                     let mut took = Vec::new();
                     let mut n = 0;
-                    while pairs.map_or(true, |pairs| n < pairs)
+                    while pairs.is_none_or(|pairs| n < pairs)
                         && started.elapsed().as_nanos() < u128::from(nanos)
                     {
                         let key = format!("{round}-{caller}-{n}-0123456789abcdef");

@@ -104,7 +104,7 @@ impl FileStore {
     // Hands a step to the committer and waits for its answer.
     async fn submit<T>(&self, step: impl FnOnce(Done<T>) -> Step) -> Result<T> {
         let (done, answer) = oneshot::channel();
-        if let Err(step) = self.queue.push(step(done)) {
+        if let Some(step) = self.queue.push(step(done)) {
             // The store is closing, or closed: says why.
             self.shared.engine()?;
             step.fail(StoreError::new(

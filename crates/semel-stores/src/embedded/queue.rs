@@ -18,10 +18,11 @@ struct Pending {
 
 impl Queue {
     /// Hands a step over; gives it back where the queue is closed.
-    pub(super) fn push(&self, step: Step) -> Result<(), Step> {
+    #[must_use]
+    pub(super) fn push(&self, step: Step) -> Option<Step> {
         let mut pending = self.pending.lock();
         if pending.closed {
-            return Err(step);
+            return Some(step);
         }
         pending.steps.push(step);
         let first = pending.steps.len() == 1;
@@ -30,7 +31,7 @@ impl Queue {
         if first {
             self.filled.notify_one();
         }
-        Ok(())
+        None
     }
 
     /// Waits for steps and moves all of them to `into`; `false` once the queue is closed and
