@@ -57,9 +57,16 @@ impl Fingerprint {
     }
 }
 
+// Compared word by word: byte by byte takes as long as finding the record.
+fn words(digest: &[u8; 32]) -> [u64; 4] {
+    let (words, _) = digest.as_chunks::<8>();
+    [words[0], words[1], words[2], words[3]].map(u64::from_ne_bytes)
+}
+
 impl PartialEq for Fingerprint {
     fn eq(&self, other: &Self) -> bool {
-        (self.version.ct_eq(&other.version) & self.digest.ct_eq(&other.digest)).into()
+        let digests = words(&self.digest).ct_eq(&words(&other.digest));
+        (self.version.ct_eq(&other.version) & digests).into()
     }
 }
 

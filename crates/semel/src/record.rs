@@ -94,28 +94,31 @@ pub struct Resolved {
 }
 
 /// Everything that the protocol knows of one identity.
+///
+/// In this order in memory: what a replay reads comes first and is read with one or two lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[repr(C)]
 pub struct Record {
-    /// Digest of what was asked, saved with the claim (R3).
-    pub fingerprint: Fingerprint,
-    /// The token of the latest claim, or of the resolution that ended it.
-    pub token: Token,
-    /// Which attempt this is, counted from 1 while the record lives.
-    pub attempt: u32,
     /// Where the record stands.
     pub state: State,
-    /// When the identity was first claimed.
-    pub created_at: Timestamp,
-    /// When the latest attempt claimed it.
-    pub claimed_at: Timestamp,
-    /// When the lease lapses, or lapsed.
-    pub lease_until: Timestamp,
-    /// When the record was completed, released or found unknown.
-    pub settled_at: Option<Timestamp>,
     /// When replays end; [`Timestamp::MAX`] while the record is in flight or unknown (R8).
     pub expires_at: Timestamp,
     /// When the record may be purged: `expires_at`, or the end of its tombstone.
     pub purge_at: Timestamp,
+    /// Digest of what was asked, saved with the claim (R3).
+    pub fingerprint: Fingerprint,
+    /// Which attempt this is, counted from 1 while the record lives.
+    pub attempt: u32,
+    /// The token of the latest claim, or of the resolution that ended it.
+    pub token: Token,
+    /// When the lease lapses, or lapsed.
+    pub lease_until: Timestamp,
+    /// When the identity was first claimed.
+    pub created_at: Timestamp,
+    /// When the latest attempt claimed it.
+    pub claimed_at: Timestamp,
+    /// When the record was completed, released or found unknown.
+    pub settled_at: Option<Timestamp>,
     /// The latest resolution by an operator or a reconciler.
     pub resolved: Option<Box<Resolved>>,
 }

@@ -1,5 +1,6 @@
 //! The port to a store: each protocol step is one atomic call.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::time::Duration;
@@ -28,20 +29,70 @@ impl fmt::Display for Fence {
 #[derive(Clone, Copy)]
 pub struct Nonce([u8; 16]);
 
+// One call of the system for 64 nonces.
+const POOL_BYTES: usize = 1024;
+
+/// Random bytes that this thread has in hand.
+struct Pool {
+    bytes: [u8; POOL_BYTES],
+    used: usize,
+}
+
+impl Pool {
+    fn take(&mut self) -> Result<[u8; 16]> {
+        if self.used == self.bytes.len() {
+            fill(&mut self.bytes)?;
+            self.used = 0;
+        }
+        let mut taken = [0; 16];
+        let end = self.used + taken.len();
+        // What was given out is not kept.
+        taken.swap_with_slice(&mut self.bytes[self.used..end]);
+        self.used = end;
+        Ok(taken)
+    }
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL_BYTES], used: POOL_BYTES }) };
+}
+
+fn fill(bytes: &mut [u8]) -> Result<()> {
+    getrandom::fill(bytes).map_err(|e| {
+        StoreError::new(
+            crate::StoreErrorKind::NotApplied,
+            "the system gave no random bytes",
+        )
+        .with_source(e)
+    })
+}
+
 impl Nonce {
     /// A fresh nonce from the operating system's generator.
+    ///
+    /// The system is asked once for many nonces. A process that is copied while it runs (a fork,
+    /// a virtual machine's snapshot) takes what is left of them along: the wall clock is mixed into
+    /// each, so that copies do not make the same ones.
     ///
     /// # Errors
     /// [`NotApplied`](crate::StoreErrorKind::NotApplied) where the system has no randomness.
     pub fn random() -> Result<Self> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|e| {
-            StoreError::new(
-                crate::StoreErrorKind::NotApplied,
-                "the system gave no random bytes",
-            )
-            .with_source(e)
-        })?;
+        let taken = POOL.try_with(|pool| pool.borrow_mut().take());
+        let mut bytes = match taken {
+            Ok(bytes) => bytes?,
+            // The thread is ending.
+            Err(_) => {
+                let mut bytes = [0; 16];
+                fill(&mut bytes)?;
+                bytes
+            }
+        };
+        for (byte, time) in bytes
+            .iter_mut()
+            .zip(crate::time::wall_nanos().to_le_bytes())
+        {
+            *byte ^= time;
+        }
         Ok(Self(bytes))
     }
 
@@ -56,9 +107,15 @@ impl Nonce {
     }
 }
 
+// Compared word by word: byte by byte takes as long as finding the record.
+fn words(bytes: &[u8; 16]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    [words[0], words[1]].map(u64::from_ne_bytes)
+}
+
 impl PartialEq for Nonce {
     fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
+        words(&self.0).ct_eq(&words(&other.0)).into()
     }
 }
 

@@ -42,6 +42,17 @@ impl fmt::Debug for Timestamp {
     }
 }
 
+/// The wall clock's nanoseconds, to tell copies of a process apart; no decision is made by them.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "not a store's clock: it decides nothing"
+)]
+pub(crate) fn wall_nanos() -> u128 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos())
+}
+
 /// Whole microseconds of a duration, at most `u64::MAX`.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

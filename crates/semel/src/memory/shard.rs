@@ -15,18 +15,21 @@ use crate::{Identity, IdentityDigest, Timestamp};
 /// Those who wait for a record to change, where anybody does.
 pub(super) type Waiters = Option<Arc<Notify>>;
 
-/// One record with its name.
+/// One record with its name. The digest is in here too: looking up does not follow the identity.
+#[repr(C)]
 pub(super) struct Cell {
-    pub(super) identity: Identity,
+    digest: IdentityDigest,
     pub(super) record: Record,
+    pub(super) identity: Identity,
     pub(super) waiters: Waiters,
     // The heap's entry that counts for this cell; `MAX` for none. Entries for later are stale.
     queued_at: Timestamp,
 }
 
 impl Cell {
-    pub(super) const fn new(identity: Identity, record: Record) -> Self {
+    pub(super) fn new(identity: Identity, record: Record) -> Self {
         Self {
+            digest: *identity.digest(),
             identity,
             record,
             waiters: None,
@@ -89,16 +92,14 @@ impl Shard {
 
     pub(super) fn find(&mut self, digest: &IdentityDigest) -> Option<&mut Cell> {
         self.table
-            .find_mut(hash_of(digest), |slot| {
-                slot.cell.identity.digest() == digest
-            })
+            .find_mut(hash_of(digest), |slot| slot.cell.digest == *digest)
             .map(|slot| &mut *slot.cell)
     }
 
     /// Adds a cell that is not there yet.
     pub(super) fn insert(&mut self, cell: Cell, usage: &Usage) {
         usage.add(&mut self.local, cell.bytes());
-        let hash = hash_of(cell.identity.digest());
+        let hash = hash_of(&cell.digest);
         let slot = Slot {
             hash,
             cell: Box::new(cell),
@@ -115,9 +116,9 @@ impl Shard {
         step: impl FnOnce(&Record) -> (T, Option<Record>),
     ) -> Option<(T, Waiters)> {
         let hash = hash_of(digest);
-        let slot = self
-            .table
-            .find_mut(hash, |slot| slot.cell.identity.digest() == digest)?;
+        let slot = self.table.find_mut(hash, |slot| {
+            slot.hash == hash && slot.cell.digest == *digest
+        })?;
         let cell = &mut *slot.cell;
         let (answer, next) = step(&cell.record);
         let Some(next) = next else {
