@@ -13,4 +13,4 @@ mod open;
 
 #[cfg(feature = "file")]
 pub use embedded::{FileOptions, FileStore};
-pub use open::{OpenError, OpenOptions, open};
+pub use open::{OpenError, OpenOptions, check_url, open};

@@ -90,11 +90,13 @@ fn known() -> String {
     SCHEMES.map(|(scheme, _)| scheme).join(", ")
 }
 
-/// Opens the store that `url` names: `memory:`, `file:PATH`.
-///
-/// # Errors
-/// [`OpenError`], which never repeats more of the URL than its scheme (and a file's path).
-pub async fn open(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+/// A URL that was understood.
+enum Target<'a> {
+    Memory,
+    File(&'a str),
+}
+
+fn parse(url: &str) -> Result<Target<'_>, OpenError> {
     let (scheme, rest) = url.split_once(':').ok_or(OpenError::NoScheme)?;
     let Some(&(scheme, feature)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
         return Err(OpenError::UnknownScheme {
@@ -107,24 +109,42 @@ pub async fn open(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenErro
         });
     };
     match scheme {
-        "memory" if rest.is_empty() => Ok(AnyStore::new(MemoryStore::new(options.memory))),
+        "memory" if rest.is_empty() => Ok(Target::Memory),
         "memory" => Err(OpenError::Invalid {
             scheme,
             reason: "takes nothing after the colon",
         }),
-        "file" => open_file(rest, options).await,
+        "file" if cfg!(not(feature = "file")) => Err(OpenError::FeatureOff { scheme, feature }),
+        "file" if rest.is_empty() => Err(OpenError::Invalid {
+            scheme,
+            reason: "needs the path of a directory, as in `file:./semel-data`",
+        }),
+        "file" => Ok(Target::File(rest)),
         _ => Err(OpenError::NotYet { scheme, feature }),
+    }
+}
+
+/// Whether [`open`] understands `url`. Opens nothing, and looks at no disk or server.
+///
+/// # Errors
+/// Those of [`open`], but for [`OpenError::Store`].
+pub fn check_url(url: &str) -> Result<(), OpenError> {
+    parse(url).map(drop)
+}
+
+/// Opens the store that `url` names: `memory:`, `file:PATH`.
+///
+/// # Errors
+/// [`OpenError`], which never repeats more of the URL than its scheme (and a file's path).
+pub async fn open(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    match parse(url)? {
+        Target::Memory => Ok(AnyStore::new(MemoryStore::new(options.memory))),
+        Target::File(path) => open_file(path, options).await,
     }
 }
 
 #[cfg(feature = "file")]
 async fn open_file(path: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    if path.is_empty() {
-        return Err(OpenError::Invalid {
-            scheme: "file",
-            reason: "needs the path of a directory, as in `file:./semel-data`",
-        });
-    }
     let path = path.to_owned();
     let (done, opened) = tokio::sync::oneshot::channel();
     // Opening reads from disk: not on a thread that serves others.

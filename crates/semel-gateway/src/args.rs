@@ -1,0 +1,218 @@
+//! The command line, and the one list of settings from which flags, environment and file are read.
+
+use clap::builder::ArgAction;
+use clap::{Arg, Command};
+
+/// Something that an operator can set: the flag `--name`, the variable `SEMEL_NAME` and the key
+/// `name` of the configuration file.
+#[derive(Debug)]
+pub struct Setting {
+    /// The flag without its dashes; the key in the file.
+    pub name: &'static str,
+    /// What the value is called in the help; `None` for a switch.
+    pub value: Option<&'static str>,
+    /// What holds where nobody says otherwise.
+    pub default: Option<&'static str>,
+    /// One sentence.
+    pub help: &'static str,
+}
+
+impl Setting {
+    /// The variable in the environment.
+    pub fn variable(&self) -> String {
+        format!("SEMEL_{}", self.name.to_uppercase().replace('-', "_"))
+    }
+
+    fn arg(&self) -> Arg {
+        let mut help = self.help.to_owned();
+        if let Some(default) = self.default {
+            help.push_str(&format!(" [default: {default}]"));
+        }
+        help.push_str(&format!(" [env: {}]", self.variable()));
+        let arg = Arg::new(self.name).long(self.name).help(help);
+        match self.value {
+            Some(value) => arg.value_name(value),
+            // `--require-key=false` takes back what the environment or the file says.
+            None => arg
+                .value_name("BOOL")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true"),
+        }
+    }
+}
+
+const fn setting(
+    name: &'static str,
+    value: &'static str,
+    default: Option<&'static str>,
+    help: &'static str,
+) -> Setting {
+    Setting {
+        name,
+        value: Some(value),
+        default,
+        help,
+    }
+}
+
+const fn switch(name: &'static str, help: &'static str) -> Setting {
+    Setting {
+        name,
+        value: None,
+        default: None,
+        help,
+    }
+}
+
+/// Every setting of `semel serve`.
+pub const SETTINGS: [Setting; 17] = [
+    setting(
+        "upstream",
+        "URL",
+        None,
+        "The service that requests go to, as in http://127.0.0.1:9000 (required)",
+    ),
+    setting(
+        "listen",
+        "ADDR",
+        Some("127.0.0.1:8080"),
+        "Where clients connect; port 0 takes a free one",
+    ),
+    setting(
+        "admin",
+        "ADDR",
+        Some("127.0.0.1:8081"),
+        "Where operators and probes connect",
+    ),
+    setting(
+        "store",
+        "URL",
+        Some("file:./semel-data"),
+        "Where records are kept: file:PATH or memory:",
+    ),
+    setting(
+        "config",
+        "FILE",
+        None,
+        "A TOML file with any of these settings",
+    ),
+    switch(
+        "require-key",
+        "Refuse requests of unsafe methods that have no key",
+    ),
+    setting(
+        "lease",
+        "DUR",
+        Some("30s"),
+        "How long an attempt is taken to be alive after its last sign of life",
+    ),
+    setting(
+        "ttl",
+        "DUR",
+        Some("24h"),
+        "How long answers are replayed, from completion",
+    ),
+    setting(
+        "wait",
+        "DUR",
+        Some("0s"),
+        "How long a duplicate waits for the attempt in flight before it is answered 409",
+    ),
+    setting(
+        "on-lost",
+        "hold|retry",
+        Some("hold"),
+        "What becomes of an attempt whose outcome nobody knows: held until resolved, or run again",
+    ),
+    setting(
+        "max-body",
+        "SIZE",
+        Some("1MiB"),
+        "The largest body of a request with a key, and the largest answer that is kept",
+    ),
+    setting(
+        "scope-header",
+        "NAME",
+        None,
+        "The field that names the principal, in place of a digest of Authorization",
+    ),
+    switch(
+        "require-principal",
+        "Refuse requests with a key and without a principal",
+    ),
+    setting(
+        "upstream-timeout",
+        "DUR",
+        Some("60s"),
+        "How long the upstream may be silent before it is given up; 0s: for ever",
+    ),
+    setting(
+        "drain",
+        "DUR",
+        Some("30s"),
+        "How long a stopping gateway waits for what is running",
+    ),
+    setting(
+        "log-format",
+        "text|json",
+        Some("text"),
+        "How log lines are written to stderr",
+    ),
+    setting(
+        "log-level",
+        "LEVEL",
+        Some("info"),
+        "The least important lines logged: error, warn, info, debug or trace",
+    ),
+];
+
+/// The whole command line.
+pub fn command() -> Command {
+    let settings = || SETTINGS.iter().map(Setting::arg);
+    Command::new("semel")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Makes operations happen once: a gateway for idempotency keys over HTTP")
+        .after_help("Settings: a flag beats the environment, which beats the file.")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .max_term_width(100)
+        .subcommand(
+            Command::new("serve")
+                .about("Runs the gateway")
+                .args(settings()),
+        )
+        .subcommand(
+            Command::new("check")
+                .about("Validates a configuration, and prints what would hold")
+                .args(settings()),
+        )
+        .subcommand(demo())
+}
+
+fn demo() -> Command {
+    let arg = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    Command::new("demo")
+        .about("Runs a small shop to try the gateway on: POST /orders, GET /orders")
+        .arg(
+            arg("listen", "ADDR", "Where it listens")
+                .default_value("127.0.0.1:9000")
+                .action(ArgAction::Set),
+        )
+        .arg(arg("delay", "DUR", "How long it takes to place an order").default_value("0s"))
+        .arg(arg(
+            "ledger",
+            "FILE",
+            "Where orders are written down, synced before they are answered",
+        ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        command().debug_assert();
+    }
+}

@@ -1,0 +1,172 @@
+//! The body of every request and answer that passes through.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// A body in memory, or one that is passed on as it comes.
+#[derive(Debug)]
+pub struct Body(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    // It can be sent again.
+    Whole(Full<Bytes>),
+    Stream(Stream),
+}
+
+/// A body that comes from elsewhere, whose sender may not be silent for longer than a limit.
+#[derive(Debug)]
+struct Stream {
+    body: Incoming,
+    limit: Option<Duration>,
+    silence: Option<Pin<Box<Sleep>>>,
+    progress: Option<Progress>,
+}
+
+/// The sender of a body was silent for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("the rest of the body did not come in time")]
+pub struct Stalled;
+
+/// What goes wrong in a body.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// The connection broke, or what came was not HTTP.
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    /// The sender was silent for too long.
+    #[error(transparent)]
+    Stalled(#[from] Stalled),
+}
+
+impl Body {
+    /// A body that comes from elsewhere. Nobody waits longer than `limit` for its next piece.
+    pub fn stream(body: Incoming, limit: Option<Duration>) -> Self {
+        if body.is_end_stream() {
+            return Self::from(Bytes::new());
+        }
+        Self(Kind::Stream(Stream {
+            body,
+            limit,
+            silence: None,
+            progress: None,
+        }))
+    }
+
+    /// The same body once more, if it is in memory.
+    pub(crate) fn again(&self) -> Option<Self> {
+        match &self.0 {
+            Kind::Whole(body) => Some(Self(Kind::Whole(body.clone()))),
+            Kind::Stream(_) => None,
+        }
+    }
+
+    /// Tells `progress` of every piece that is read.
+    pub(crate) fn report_to(&mut self, progress: &Progress) {
+        if let Kind::Stream(stream) = &mut self.0 {
+            stream.progress = Some(progress.clone());
+        }
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        Self(Kind::Whole(Full::new(bytes)))
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.0 {
+            Kind::Whole(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
+            Kind::Stream(stream) => stream.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Whole(body) => body.is_end_stream(),
+            Kind::Stream(stream) => stream.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Whole(body) => body.size_hint(),
+            Kind::Stream(stream) => stream.body.size_hint(),
+        }
+    }
+}
+
+impl Stream {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            self.silence = None;
+            if let Some(progress) = &self.progress {
+                progress.made();
+            }
+            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
+        }
+        let Some(limit) = self.limit else {
+            return Poll::Pending;
+        };
+        let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(limit)));
+        ready!(silence.as_mut().poll(cx));
+        Poll::Ready(Some(Err(Stalled.into())))
+    }
+}
+
+/// When a piece of a body was last passed on.
+#[derive(Debug, Clone)]
+pub(crate) struct Progress(Arc<(Instant, AtomicU64)>);
+
+impl Progress {
+    /// Begins now.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+    }
+
+    fn made(&self) {
+        let since = self.0.0.elapsed().as_millis();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.0.1.store(since, Ordering::Relaxed);
+    }
+
+    fn last(&self) -> Instant {
+        self.0.0 + Duration::from_millis(self.0.1.load(Ordering::Relaxed))
+    }
+
+    /// Returns once there was none for `limit`; never where there is no limit.
+    pub(crate) async fn ceases(&self, limit: Option<Duration>) {
+        let Some(limit) = limit else {
+            return std::future::pending().await;
+        };
+        loop {
+            let last = self.last();
+            tokio::time::sleep_until(last + limit).await;
+            if self.last() == last {
+                return;
+            }
+        }
+    }
+}

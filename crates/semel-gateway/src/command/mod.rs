@@ -1,0 +1,59 @@
+//! The subcommands of the program.
+
+pub mod check;
+pub mod demo;
+pub mod serve;
+
+use std::fmt::Display;
+use std::future::Future;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The exit code for a configuration that is not right.
+pub const MISUSED: u8 = 2;
+/// The exit code for what went wrong later.
+pub const FAILED: u8 = 1;
+
+/// Says on stderr why the program ends.
+fn fail(code: u8, message: impl Display) -> ExitCode {
+    // Where stderr is closed there is nobody to tell.
+    writeln!(std::io::stderr(), "{message}").ok();
+    ExitCode::from(code)
+}
+
+/// Runs a program's main task.
+fn block_on(main: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime.block_on(main),
+        Err(error) => fail(FAILED, format_args!("error: cannot start threads: {error}")),
+    }
+}
+
+/// Listens for the signals that ask a program to stop. The future returned is ready at the first;
+/// at the second the program ends at once.
+fn stop_signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (first, stopped) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        let mut first = Some(first);
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            match first.take() {
+                Some(first) => drop(first.send(())),
+                None => std::process::exit(i32::from(FAILED)),
+            }
+        }
+    });
+    Ok(async move {
+        stopped.await.ok();
+    })
+}

@@ -1,0 +1,208 @@
+//! `semel serve`: the gateway from start to stop.
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use semel::store::{Durability, Store as _};
+use semel::{AnyStore, StoreError};
+use semel_stores::{OpenError, OpenOptions};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use super::{FAILED, MISUSED, block_on, fail, stop_signal};
+use crate::admin::{self, Admin};
+use crate::config::{Config, Sources};
+use crate::metrics::Metrics;
+use crate::proxy::Proxy;
+use crate::{purge, serve, stack};
+
+/// Runs the gateway until a signal stops it.
+pub fn main(flags: &ArgMatches) -> ExitCode {
+    let config =
+        Sources::collect(flags, |name| std::env::var_os(name)).and_then(|sources| sources.config());
+    let config = match config {
+        Ok(config) => config,
+        Err(error) => return fail(MISUSED, error),
+    };
+    log_to_stderr(&config);
+    block_on(async {
+        match gateway(&config).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(error.code(), format_args!("error: {error}")),
+        }
+    })
+}
+
+/// Why the gateway did not start, or did not stop as it should.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("--store: {0}{cause}", cause = cause_of(.0))]
+    Open(#[from] OpenError),
+    #[error("the store does not work: {0}")]
+    Probe(StoreError),
+    #[error("{flag}: cannot listen on {address}: {source}")]
+    Listen {
+        flag: &'static str,
+        address: String,
+        source: io::Error,
+    },
+    #[error("--upstream: {0}")]
+    Upstream(#[from] http::header::InvalidHeaderValue),
+    #[error("cannot listen for signals: {0}")]
+    Signals(io::Error),
+    #[error("{0} attempts were still running after --drain; what became of them is unknown")]
+    Unfinished(usize),
+    #[error("the store did not close: {0}")]
+    Close(StoreError),
+}
+
+impl Error {
+    const fn code(&self) -> u8 {
+        match self {
+            Self::Open(_) | Self::Listen { .. } | Self::Upstream(_) => MISUSED,
+            Self::Probe(_) | Self::Signals(_) | Self::Unfinished(_) | Self::Close(_) => FAILED,
+        }
+    }
+}
+
+fn cause_of(error: &OpenError) -> String {
+    let OpenError::Store(error) = error else {
+        return String::new();
+    };
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(String::new, |cause| format!(": {cause}"))
+}
+
+async fn gateway(config: &Config) -> Result<(), Error> {
+    let stopped = stop_signal().map_err(Error::Signals)?;
+    let store = open(config).await?;
+    let listener = bind("--listen", &config.listen).await?;
+    let admin_listener = bind("--admin", &config.admin).await?;
+
+    let metrics = Arc::new(Metrics::new());
+    let layer = stack::layer(config, store.clone(), Arc::clone(&metrics));
+    let proxy = Proxy::new(
+        config.upstream.clone(),
+        config.upstream_timeout,
+        Arc::clone(&metrics),
+    )?;
+    let service = stack::stack(layer.clone(), proxy, Arc::clone(&metrics));
+
+    let (stop, stopping) = watch::channel(false);
+    let admin = admin::router(Admin {
+        layer: layer.clone(),
+        metrics: Arc::clone(&metrics),
+        stopping,
+    });
+    tracing::info!(
+        listen = %address_of(&listener),
+        admin = %address_of(&admin_listener),
+        upstream = %config.upstream,
+        store = %config.store,
+        "serving"
+    );
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(admin_listener, admin).await {
+            tracing::error!("admin: {error}");
+        }
+    });
+    let purging = tokio::spawn(purge::run(Arc::new(store.clone()), metrics));
+
+    let (last, deadline) = tokio::sync::oneshot::channel();
+    let grace = config.drain;
+    let accepting = async move {
+        stopped.await;
+        tracing::info!("stopping: no more connections are accepted");
+        stop.send(true).ok();
+        last.send(Instant::now() + grace).ok();
+    };
+    let mut serving = std::pin::pin!(serve::run(listener, service, accepting));
+    // Ready at the latest when the grace period ends.
+    let out_of_time = async {
+        match deadline.await {
+            Ok(deadline) => tokio::time::sleep_until(deadline).await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    let mut out_of_time = std::pin::pin!(out_of_time);
+    let finished = tokio::select! {
+        () = async { serving.as_mut().await; layer.drain().await } => true,
+        () = &mut out_of_time => false,
+    };
+    purging.abort();
+    if !finished {
+        let running = layer.guard().running();
+        return match running {
+            // Clients that do not read their answers are no reason to complain.
+            0 => close(&store, Instant::now() + grace).await,
+            running => Err(Error::Unfinished(running)),
+        };
+    }
+    close(&store, Instant::now() + grace).await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn close(store: &AnyStore, deadline: Instant) -> Result<(), Error> {
+    match timeout_at(deadline, store.close()).await {
+        Ok(closed) => closed.map_err(Error::Close),
+        // What was acknowledged is durable, closed or not.
+        Err(_) => Ok(()),
+    }
+}
+
+async fn open(config: &Config) -> Result<AnyStore, Error> {
+    let store = semel_stores::open(&config.store.0, &OpenOptions::default()).await?;
+    let probe = store.probe().await.map_err(Error::Probe)?;
+    if probe.durability == Durability::Process {
+        tracing::warn!(
+            "the store `{}:` does not survive the end of this process: what ran before a restart \
+             can run again after it",
+            probe.store
+        );
+    }
+    for warning in probe.warnings {
+        tracing::warn!("store: {warning}");
+    }
+    Ok(store)
+}
+
+async fn bind(flag: &'static str, address: &str) -> Result<TcpListener, Error> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| Error::Listen {
+            flag,
+            address: address.to_owned(),
+            source,
+        })
+}
+
+fn address_of(listener: &TcpListener) -> String {
+    listener
+        .local_addr()
+        .map_or_else(|error| error.to_string(), |address| address.to_string())
+}
+
+/// Lines of this project at the level asked for, warnings of others: what libraries say at lower
+/// levels may hold header fields, and keys are among them (protocol rule R12).
+fn log_to_stderr(config: &Config) {
+    let level = LevelFilter::from_level(config.log_level);
+    let targets = Targets::new()
+        .with_default(level.min(LevelFilter::WARN))
+        .with_target("semel", level);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let registry = tracing_subscriber::registry().with(targets);
+    let set = if config.log_json {
+        registry.with(lines.json().flatten_event(true)).try_init()
+    } else {
+        registry.with(lines.with_ansi(false)).try_init()
+    };
+    // A process that embeds the gateway may log already.
+    drop(set);
+}

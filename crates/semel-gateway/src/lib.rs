@@ -1,0 +1,20 @@
+//! The gateway: a reverse proxy that makes the operations of any HTTP service happen once.
+//!
+//! There is no idempotency logic here: [`stack`] puts the layer of `semel-tower` around [`proxy`],
+//! which tells it what the upstream's silence means. The program `semel` is [`command`] around that;
+//! `docs/gateway.md` describes it for operators.
+
+pub mod admin;
+pub mod args;
+pub mod body;
+pub mod command;
+pub mod config;
+mod headers;
+pub mod metrics;
+mod problem;
+pub mod proxy;
+pub mod purge;
+pub mod serve;
+pub mod stack;
+
+pub use headers::FENCE;

@@ -1,0 +1,16 @@
+//! The program `semel`.
+
+use std::process::ExitCode;
+
+use semel_gateway::{args, command};
+
+fn main() -> ExitCode {
+    let matches = args::command().get_matches();
+    match matches.subcommand() {
+        Some(("serve", flags)) => command::serve::main(flags),
+        Some(("check", flags)) => command::check::main(flags),
+        Some(("demo", flags)) => command::demo::main(flags),
+        // The parser lets nothing else through.
+        _ => ExitCode::from(command::MISUSED),
+    }
+}

@@ -1,0 +1,208 @@
+//! What is counted and timed, in the text format of Prometheus.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use semel::guard::{Event, Observer};
+use tokio::time::Instant;
+use tower_service::Service;
+
+type Label = [(&'static str, &'static str); 1];
+
+/// Every metric of the gateway.
+pub struct Metrics {
+    registry: Registry,
+    events: Family<Label, Counter>,
+    answers: Family<Label, Counter>,
+    upstream_failures: Family<Label, Counter>,
+    duration: Histogram,
+    in_flight: Gauge,
+    running: Gauge,
+    purged: Counter,
+}
+
+impl Metrics {
+    /// Metrics that all are at zero.
+    pub fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("semel"),
+            events: Family::default(),
+            answers: Family::default(),
+            upstream_failures: Family::default(),
+            // 0.5 ms to 16 s.
+            duration: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
+            in_flight: Gauge::default(),
+            running: Gauge::default(),
+            purged: Counter::default(),
+        };
+        // A counter that is there from the start can be told from one that was lost.
+        for event in Event::ALL {
+            drop(metrics.events.get_or_create(&[("event", event.as_str())]));
+        }
+        let registry = &mut metrics.registry;
+        registry.register(
+            "events",
+            "What happened to requests with keys, and to their records",
+            metrics.events.clone(),
+        );
+        registry.register(
+            "answers",
+            "Answers by status class",
+            metrics.answers.clone(),
+        );
+        registry.register(
+            "upstream_failures",
+            "Requests that the upstream did not answer, by what is known of them",
+            metrics.upstream_failures.clone(),
+        );
+        registry.register(
+            "request_duration_seconds",
+            "Time from a request's header to its answer's",
+            metrics.duration.clone(),
+        );
+        registry.register(
+            "requests_in_flight",
+            "Requests that have no answer yet",
+            metrics.in_flight.clone(),
+        );
+        registry.register(
+            "attempts_running",
+            "Tasks that claim, run or record, also those whose clients went away",
+            metrics.running.clone(),
+        );
+        registry.register(
+            "purged_records",
+            "Records removed after their retention",
+            metrics.purged.clone(),
+        );
+        metrics
+    }
+
+    /// The whole text, as Prometheus reads it.
+    pub fn text(&self, running: usize) -> String {
+        self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
+        let mut text = String::new();
+        if text::encode(&mut text, &self.registry).is_err() {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# EOF");
+        }
+        text
+    }
+
+    pub(crate) fn upstream_failure(&self, kind: &'static str) {
+        self.upstream_failures
+            .get_or_create(&[("kind", kind)])
+            .inc();
+    }
+
+    pub(crate) fn purged(&self, records: usize) {
+        self.purged.inc_by(records as u64);
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Observer for Metrics {
+    fn on_event(&self, event: Event) {
+        self.events
+            .get_or_create(&[("event", event.as_str())])
+            .inc();
+    }
+}
+
+/// A service whose requests are counted and timed.
+#[derive(Clone)]
+pub(crate) struct Measured<S> {
+    inner: S,
+    metrics: Arc<Metrics>,
+}
+
+impl<S> Measured<S> {
+    pub(crate) const fn new(inner: S, metrics: Arc<Metrics>) -> Self {
+        Self { inner, metrics }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Measured<S>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = Timed<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        self.metrics.in_flight.inc();
+        Timed {
+            inner: self.inner.call(request),
+            running: Running {
+                metrics: Arc::clone(&self.metrics),
+                since: Instant::now(),
+            },
+        }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A request under way.
+    pub(crate) struct Timed<F> {
+        #[pin]
+        inner: F,
+        running: Running,
+    }
+}
+
+impl<F, R, E> Future for Timed<F>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+{
+    type Output = F::Output;
+
+    fn poll(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let answer = std::task::ready!(this.inner.poll(cx));
+        if let Ok(response) = &answer {
+            let class = match response.status().as_u16() {
+                200..=299 => "2xx",
+                300..=399 => "3xx",
+                400..=499 => "4xx",
+                500..=599 => "5xx",
+                _ => "other",
+            };
+            let metrics = &this.running.metrics;
+            metrics.answers.get_or_create(&[("status", class)]).inc();
+            metrics
+                .duration
+                .observe(this.running.since.elapsed().as_secs_f64());
+        }
+        Poll::Ready(answer)
+    }
+}
+
+/// Counts a request as in flight until it is dropped.
+struct Running {
+    metrics: Arc<Metrics>,
+    since: Instant,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+    }
+}

@@ -1,0 +1,93 @@
+//! Answers of the gateway itself: problem details (RFC 9457), like those of the layer.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK};
+use http::{Response, StatusCode};
+
+use crate::body::Body;
+
+/// What kind of answer the gateway gave in place of the upstream's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Problem {
+    /// No connection could be made: nothing was sent.
+    Unreachable,
+    /// The request was sent, or begun to be, and the connection broke before an answer came.
+    Failed,
+    /// The request was sent, or begun to be, and no answer came in time.
+    Timeout,
+    /// The client's body broke off, or did not come in time.
+    IncompleteBody,
+    /// A tunnel or another protocol was asked for.
+    NotSupported,
+}
+
+impl Problem {
+    const fn parts(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::Unreachable => (
+                StatusCode::BAD_GATEWAY,
+                "upstream-unreachable",
+                "The service cannot be reached",
+            ),
+            Self::Failed => (
+                StatusCode::BAD_GATEWAY,
+                "upstream-failed",
+                "The service broke off without an answer",
+            ),
+            Self::Timeout => (
+                StatusCode::GATEWAY_TIMEOUT,
+                "upstream-timeout",
+                "The service did not answer in time",
+            ),
+            Self::IncompleteBody => (
+                StatusCode::BAD_REQUEST,
+                "incomplete-body",
+                "The request body is incomplete",
+            ),
+            Self::NotSupported => (
+                StatusCode::NOT_IMPLEMENTED,
+                "not-supported",
+                "The gateway passes on requests and answers only",
+            ),
+        }
+    }
+
+    const fn detail(self) -> &'static str {
+        match self {
+            Self::Unreachable => "Nothing was sent to it. Try again.",
+            Self::Failed | Self::Timeout => {
+                "The request was sent to it, and may have had its effect."
+            }
+            Self::IncompleteBody => "The body broke off, or its next piece did not come in time.",
+            Self::NotSupported => "Tunnels (CONNECT) and protocol upgrades are not supported.",
+        }
+    }
+
+    /// The whole answer.
+    pub(crate) fn respond(self) -> Response<Body> {
+        let (status, code, title) = self.parts();
+        let uri = format!("{DOCUMENTATION}#{code}");
+        let text = serde_json::json!({
+            "type": uri,
+            "title": title,
+            "status": status.as_u16(),
+            "detail": self.detail(),
+            "code": code,
+        })
+        .to_string();
+        let mut response = Response::new(Body::from(Bytes::from(text)));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")) {
+            headers.insert(LINK, link);
+        }
+        response
+    }
+}
+
+const DOCUMENTATION: &str = "https://github.com/semel-rs/semel/blob/main/docs/gateway.md";

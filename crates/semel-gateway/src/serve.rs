@@ -1,0 +1,118 @@
+//! Accepting connections, and letting them end.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body::Body as HttpBody;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tower::ServiceExt as _;
+use tower_service::Service;
+
+use crate::proxy::Peer;
+
+/// How long a client may take for a request's header, and be idle between two requests.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest header, in bytes.
+const MAX_HEAD: usize = 64 << 10;
+/// How often an HTTP/2 client that is silent is asked whether it is there.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// How many requests one HTTP/2 connection may have under way.
+const MAX_STREAMS: u32 = 250;
+/// How long to wait when the system has no more file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves the connections of `listener`, HTTP/1 and HTTP/2 with prior knowledge, until `shutdown`;
+/// then accepts no more, and returns once the requests under way are answered.
+pub async fn run<S, B>(listener: TcpListener, service: S, shutdown: impl Future<Output = ()>)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send + 'static,
+    B: HttpBody + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+        .max_concurrent_streams(MAX_STREAMS)
+        .keep_alive_interval(PING_INTERVAL);
+    let connections = GracefulShutdown::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
+            () = &mut shutdown => break,
+        };
+        let service = service.clone().map_request(move |mut request: Request<_>| {
+            request.extensions_mut().insert(Peer(peer));
+            request
+        });
+        let watcher = connections.watcher();
+        let builder = builder.clone();
+        tokio::spawn(async move {
+            // Which version of HTTP it is shows in the first bytes, and no other timer runs before.
+            if !is_speaking(&stream).await {
+                return;
+            }
+            let connection = builder
+                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+                .into_owned();
+            if let Err(error) = watcher.watch(connection).await {
+                tracing::debug!("connection: {error}");
+            }
+        });
+    }
+    drop(listener);
+    connections.shutdown().await;
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                // Answers are written whole: there is nothing to wait for.
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!("connection: {error}");
+                }
+                return (stream, peer.ip());
+            }
+            Err(error) if is_of_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!("cannot accept connections: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn is_of_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+    )
+}
+
+async fn is_speaking(stream: &TcpStream) -> bool {
+    let readable = tokio::time::timeout(HEAD_TIMEOUT, stream.readable()).await;
+    matches!(readable, Ok(Ok(())))
+}

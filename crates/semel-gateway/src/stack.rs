@@ -1,0 +1,67 @@
+//! What a request passes through, from the outside in.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use semel::Store;
+use semel::guard::{InFlight, OnPanic, Policy};
+use semel::store::Retention;
+use semel_tower::IdempotencyLayer;
+use tower::ServiceBuilder;
+use tower_service::Service;
+
+use crate::body::Body;
+use crate::config::Config;
+use crate::metrics::{Measured, Metrics};
+use crate::proxy::Proxy;
+
+/// How long a client may be silent within a body.
+const CLIENT_SILENCE: Duration = Duration::from_secs(30);
+
+/// The idempotency layer as the configuration says.
+pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> IdempotencyLayer<S> {
+    let mut policy = Policy::default()
+        .with_lease(config.lease)
+        .with_retention(Retention::new(config.ttl))
+        .with_on_lapse(config.on_lost)
+        .with_key_required(config.require_key)
+        // A panic in the proxy may come after the request was sent.
+        .with_on_panic(OnPanic::Unknown);
+    if !config.wait.is_zero() {
+        policy = policy.with_in_flight(InFlight::Wait(config.wait));
+    }
+    let layer = IdempotencyLayer::new(store)
+        .with_policy(policy)
+        .with_observer(metrics)
+        .with_max_request_body(config.max_body)
+        .with_max_response_body(config.max_body)
+        .with_principal_required(config.require_principal);
+    match &config.scope_header {
+        Some(name) => layer.with_principal_header(name.clone()),
+        None => layer,
+    }
+}
+
+/// The whole stack: measured, bounded in time, made to happen once, forwarded.
+pub fn stack<S: Store>(
+    layer: IdempotencyLayer<S>,
+    proxy: Proxy,
+    metrics: Arc<Metrics>,
+) -> impl Service<
+    Request<Incoming>,
+    Response = Response<semel_tower::Body<Body>>,
+    Error = Infallible,
+    Future: Send,
+> + Clone
++ Send {
+    ServiceBuilder::new()
+        .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
+        .map_request(|request: Request<Incoming>| {
+            request.map(|body| Body::stream(body, Some(CLIENT_SILENCE)))
+        })
+        .layer(layer)
+        .service(proxy)
+}
