@@ -60,7 +60,8 @@ impl<S: Store> IdempotencyLayer<S> {
         self.guard.drain().await;
     }
 
-    /// Sets all policies at once.
+    /// Sets all policies at once. What becomes of a failure is not among them here: a
+    /// [`Disposition`] says so.
     pub fn with_policy(self, policy: Policy) -> Self {
         self.guarded(|layer| layer.policy = policy)
     }

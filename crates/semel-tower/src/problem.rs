@@ -244,3 +244,15 @@ fn whole_seconds(duration: Duration) -> u64 {
         .saturating_add(u64::from(duration.subsec_nanos() > 0))
         .max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_whole_and_at_least_one() {
+        for (millis, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (2000, 2)] {
+            assert_eq!(whole_seconds(Duration::from_millis(millis)), seconds);
+        }
+    }
+}

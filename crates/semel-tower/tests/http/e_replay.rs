@@ -132,6 +132,10 @@ async fn row_50_a_204_has_neither_body_nor_length() {
         assert!(replay.is_replay());
         assert_length(&replay);
     }
+    // Even if the handler made one up.
+    let app = App::answering(layer(), |_| respond(204, &[], "made up"));
+    app.send(Call::order()).await.assert_first(204);
+    assert!(app.send(Call::order()).await.body.is_empty());
     // A length that the handler states is not kept, but made anew from what is.
     let app = App::answering(layer(), |_| {
         respond(201, &[("content-length", "04")], "body")

@@ -12,5 +12,6 @@ mod d_concurrency;
 mod e_replay;
 mod f_stored;
 mod g_retention;
+mod slow;
 mod socket;
 mod support;

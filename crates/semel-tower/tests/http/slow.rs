@@ -1,0 +1,130 @@
+//! A store that takes a second to record, and may fail at first.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::response::IntoResponse as _;
+use http::StatusCode;
+use http_body_util::BodyExt as _;
+use semel::memory::MemoryStore;
+use semel::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
+    Retention, Store, Token, Waited,
+};
+use semel::{Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use semel_tower::IdempotencyLayer;
+use tower::ServiceExt as _;
+
+use crate::support::{App, Call, pieces};
+
+#[derive(Default)]
+struct Slow {
+    memory: MemoryStore,
+    failures: AtomicUsize,
+}
+
+impl Store for Slow {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.memory.claim(identity, request).await
+    }
+
+    async fn renew(&self, id: &IdentityDigest, token: &Token, lease: Duration) -> Result<Fenced> {
+        self.memory.renew(id, token, lease).await
+    }
+
+    async fn complete(
+        &self,
+        id: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let take = |left: usize| left.checked_sub(1);
+        if self
+            .failures
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+            .is_ok()
+        {
+            return Err(StoreError::new(StoreErrorKind::NotApplied, "try again"));
+        }
+        self.memory.complete(id, token, outcome, retention).await
+    }
+
+    async fn abandon(&self, id: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.memory.abandon(id, token).await
+    }
+
+    async fn mark_unknown(&self, id: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.memory.mark_unknown(id, token).await
+    }
+
+    async fn resolve(&self, id: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        self.memory.resolve(id, resolution).await
+    }
+
+    async fn get(&self, id: &IdentityDigest) -> Result<Option<Entry>> {
+        self.memory.get(id).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        self.memory.list(query).await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        self.memory.purge(limit).await
+    }
+
+    async fn wait(&self, id: &IdentityDigest, fence: Fence, timeout: Duration) -> Result<Waited> {
+        self.memory.wait(id, fence, timeout).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        self.memory.probe().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.memory.close().await
+    }
+}
+
+/// R5: whoever has the whole answer finds it recorded.
+#[tokio::test(start_paused = true)]
+async fn r5_no_answer_ends_before_it_is_recorded() {
+    for limit in [100, 2] {
+        let layer = IdempotencyLayer::new(Slow::default()).with_max_response_body(limit);
+        let app = App::answering(layer, |_| pieces(&["3 ap", "ples"]).into_response());
+        app.send(Call::order()).await.assert_first(200);
+        assert!(app.send(Call::order()).await.is_replay(), "limit {limit}");
+    }
+    // Of a large answer all but the end comes at once.
+    let layer = IdempotencyLayer::new(Slow::default()).with_max_response_body(2);
+    let app = App::answering(layer, |_| pieces(&["3 ap", "ples"]).into_response());
+    let began = tokio::time::Instant::now();
+    let response = app
+        .router
+        .clone()
+        .oneshot(Call::order().request())
+        .await
+        .unwrap();
+    let mut body = response.into_body();
+    for piece in ["3 ap", "ples"] {
+        let frame = body.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), piece);
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    assert!(body.frame().await.is_none());
+    assert!(began.elapsed() >= Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_45_a_store_that_fails_for_a_moment_is_asked_again() {
+    let store = Slow::default();
+    store.failures.store(2, Ordering::SeqCst);
+    let app = App::answering(IdempotencyLayer::new(store), |_| {
+        StatusCode::CREATED.into_response()
+    });
+    app.send(Call::order()).await.assert_first(201);
+    assert!(app.send(Call::order()).await.is_replay());
+    assert_eq!(app.execs(), 1);
+}
