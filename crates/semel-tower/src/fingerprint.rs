@@ -14,11 +14,11 @@ use crate::json;
 #[non_exhaustive]
 pub enum BodyForm {
     /// Byte for byte. A `multipart` body with a new boundary is then another body.
-    #[default]
     Raw,
     /// JSON by its canonical form ([`json::canonical`]), where the media
     /// type is `application/json` or ends in `+json` and there is no content coding; everything
     /// else byte for byte.
+    #[default]
     Json,
 }
 

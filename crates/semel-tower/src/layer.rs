@@ -177,7 +177,7 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.operation = Operation::By(Arc::new(name)))
     }
 
-    /// How the body enters the fingerprint. [`BodyForm::Raw`] unless set.
+    /// How the body enters the fingerprint. [`BodyForm::Json`] unless set.
     pub fn with_body_form(self, form: BodyForm) -> Self {
         self.configured(|config| config.body_form = form)
     }
