@@ -204,7 +204,7 @@ pub(crate) fn order_record() -> (Identity, semel::Fingerprint) {
     let key = Key::new(K.trim_matches('"')).unwrap();
     (
         Identity::new(Scope::anonymous(), "http", key),
-        fingerprint::of_request(&parts, &Call::order().body, BodyForm::Raw, &[]),
+        fingerprint::of_request(&parts, &Call::order().body, BodyForm::default(), &[]),
     )
 }
 
