@@ -8,7 +8,7 @@
 //! | name what is done once | [`Key`], [`Scope`], [`Identity`] |
 //! | say what makes two requests the same | [`Fingerprint`] |
 //! | say what is replayed | [`Outcome`] |
-//! | keep records | a [`Store`](store::Store), for instance [`MemoryStore`](memory::MemoryStore) |
+//! | keep records | a [`Store`], for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
 //! | know how a record may change | [`record`] |
 //! | check a store of one's own | `conformance`, behind the feature of that name |

@@ -2,7 +2,7 @@
 //!
 //! # Why each step is atomic
 //! Every record belongs to one shard, chosen by its digest, and every step does all of its reading,
-//! deciding (a pure function of [`record`](crate::record)) and writing under that shard's lock,
+//! deciding (a pure function of [`record`]) and writing under that shard's lock,
 //! which it takes once. Nothing awaits while it holds a lock.
 //!
 //! # What it costs
