@@ -110,7 +110,12 @@ struct Gateway {
 
 impl Gateway {
     async fn start(upstream: SocketAddr, data: &Path, client: &Http) -> Self {
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = || {
+            TcpListener::bind("127.0.0.1:0")
+                .unwrap()
+                .local_addr()
+                .unwrap()
+        };
         let (address, admin) = (free(), free());
         let process = Command::new(env!("CARGO_BIN_EXE_semel"))
             .arg("serve")
@@ -131,8 +136,15 @@ impl Gateway {
             {
                 return gateway;
             }
-            assert_eq!(gateway.process.try_wait().unwrap(), None, "the gateway ended");
-            assert!(Instant::now() < deadline, "the gateway is not ready after 30 s");
+            assert_eq!(
+                gateway.process.try_wait().unwrap(),
+                None,
+                "the gateway ended"
+            );
+            assert!(
+                Instant::now() < deadline,
+                "the gateway is not ready after 30 s"
+            );
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -238,7 +250,14 @@ async fn killed_at_random_instants_nothing_acknowledged_is_lost_and_nothing_runs
         let clients: Vec<_> = (0..CLIENTS)
             .map(|nth| {
                 let (known, stop) = (known.clone(), stop.clone());
-                tokio::spawn(client(nth, round, http.clone(), gateway.address, known, stop))
+                tokio::spawn(client(
+                    nth,
+                    round,
+                    http.clone(),
+                    gateway.address,
+                    known,
+                    stop,
+                ))
             })
             .collect();
         sleep(Duration::from_millis(100 + random.below(300))).await;
@@ -251,12 +270,20 @@ async fn killed_at_random_instants_nothing_acknowledged_is_lost_and_nothing_runs
 
     let Known { answered, open } = std::mem::take(&mut *known.lock().unwrap());
     let before = ledger.executions();
-    assert!(answered.len() > rounds * CLIENTS, "too little was answered: {}", answered.len());
+    assert!(
+        answered.len() > rounds * CLIENTS,
+        "too little was answered: {}",
+        answered.len()
+    );
 
     let gateway = Gateway::start(upstream, &data, &http).await;
     for (key, first) in &answered {
         let again = ask(&http, gateway.address, key).await.unwrap();
-        assert_eq!(again.status, StatusCode::CREATED, "an acknowledged answer was lost: {key}");
+        assert_eq!(
+            again.status,
+            StatusCode::CREATED,
+            "an acknowledged answer was lost: {key}"
+        );
         assert!(again.replayed, "{key} ran again");
         assert_eq!(&again.body, first, "{key}");
     }
@@ -284,7 +311,10 @@ async fn killed_at_random_instants_nothing_acknowledged_is_lost_and_nothing_runs
     let executions = ledger.executions();
     let twice: Vec<_> = executions.iter().filter(|(_, times)| **times > 1).collect();
     assert!(twice.is_empty(), "executed twice: {twice:?}");
-    assert!(unknown > 0, "no kill hit an attempt in flight: the test shows nothing");
+    assert!(
+        unknown > 0,
+        "no kill hit an attempt in flight: the test shows nothing"
+    );
     println!(
         "kills: {rounds}, seed: {seed}, executed: {}, acknowledged: {} (all replayed), \
          not acknowledged: {} (unknown {unknown}, replayed {replayed}, run later {ran}), twice: 0",

@@ -350,7 +350,8 @@ pub fn mark_unknown(record: Option<&Record>, token: &Token, now: Timestamp) -> S
 }
 
 /// Ends an unknown record, or one in flight past its lease, by a decision from outside. The fence
-/// grows, so that the attempt it was about can no longer write.
+/// grows, so that the attempt it was about can no longer write. The same resolution again, known by
+/// its nonce, changes nothing and is no error.
 ///
 /// # Errors
 /// [`Refusal::Superseded`] where the record moved on from the resolution's fence, [`Refusal::Running`] where an
@@ -360,8 +361,11 @@ pub fn resolve(
     resolution: &Resolution,
     now: Timestamp,
     floor: Fence,
-) -> Result<Record, Refusal> {
+) -> Step {
     let record = record.ok_or(Refusal::Missing)?;
+    if record.resolved.is_some() && record.token.nonce == resolution.nonce {
+        return Ok(None);
+    }
     if record.token.fence != resolution.fence {
         return Err(Refusal::Superseded);
     }
@@ -384,5 +388,5 @@ pub fn resolve(
         reason: resolution.reason.clone(),
         at: now,
     }));
-    Ok(next)
+    Ok(Some(next))
 }

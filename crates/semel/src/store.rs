@@ -428,8 +428,9 @@ pub struct Probe {
 ///
 /// An error of kind [`Unknown`](crate::StoreErrorKind::Unknown) means that the step may have
 /// happened. Calling again with the same nonce or token is then right: `claim` answers `Acquired`
-/// to the nonce that holds the claim, and `complete`, `abandon` and `mark_unknown` answer
-/// `Applied` where they were done before with the same token (and outcome).
+/// to the nonce that holds the claim, `complete`, `abandon` and `mark_unknown` answer `Applied`
+/// where they were done before with the same token (and outcome), and `resolve` where it was done
+/// before with the same nonce.
 ///
 /// # Cancellation
 /// Dropping a returned future may leave the step done or not done, as with a lost answer.

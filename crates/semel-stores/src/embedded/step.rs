@@ -67,7 +67,7 @@ impl Change {
             }
             Self::Abandon(token) => record::abandon(record, token, now),
             Self::MarkUnknown(token) => record::mark_unknown(record, token, now),
-            Self::Resolve(resolution) => record::resolve(record, resolution, now, floor).map(Some),
+            Self::Resolve(resolution) => record::resolve(record, resolution, now, floor),
         }
     }
 }

@@ -18,6 +18,8 @@ cases! { "resolve";
         "resolved as not happened, the next claim runs, with a higher fence and the next attempt number";
     who_and_why_are_kept [R7]
         "a resolution keeps who decided, why and when";
+    repeated [R7]
+        "the same resolution again answers applied and changes nothing: its answer may have been lost";
     lapsed_without_a_claim [R7]
         "a lapsed attempt can be resolved without being found unknown by a claim first";
     running_is_refused [R4 R7]
@@ -102,6 +104,18 @@ async fn who_and_why_are_kept(bench: &Bench) -> Result<(), Failure> {
         ensure_eq!(resolved.by, resolution.by, "who");
         ensure_eq!(resolved.reason, resolution.reason, "why");
         ensure_eq!(Some(resolved.at), record.settled_at, "when");
+    }
+    Ok(())
+}
+
+async fn repeated(bench: &Bench) -> Result<(), Failure> {
+    for verdict in [it_happened(), Verdict::DidNotHappen] {
+        let attempt = bench.unknown().await?;
+        let resolution = resolution(attempt.token.fence, verdict)?;
+        applied(bench.store().resolve(attempt.digest(), &resolution).await?)?;
+        let before = bench.entry(attempt.digest()).await?;
+        applied(bench.store().resolve(attempt.digest(), &resolution).await?)?;
+        ensure_eq!(bench.entry(attempt.digest()).await?, before, "the record");
     }
     Ok(())
 }

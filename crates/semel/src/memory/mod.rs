@@ -242,7 +242,7 @@ impl<C: Clock> Store for MemoryStore<C> {
     async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
         self.fenced(identity, |r, now| {
             // The record's own fence is below its successor, whatever the shard gave out.
-            record::resolve(r, resolution, now, Fence::default()).map(Some)
+            record::resolve(r, resolution, now, Fence::default())
         })
     }
 

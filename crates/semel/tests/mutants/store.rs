@@ -252,7 +252,9 @@ impl Store for SmallStore {
                 Some(r) if self.has(Bug::RunningResolved) => now.max(r.lease_until),
                 _ => now,
             };
-            let mut next = record::resolve(r, resolution, late, Fence(0))?;
+            let Some(mut next) = record::resolve(r, resolution, late, Fence(0))? else {
+                return Ok(None);
+            };
             if let (true, Some(before)) = (self.has(Bug::FenceKeptOnResolve), r) {
                 next.token = before.token;
             }
