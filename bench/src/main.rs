@@ -3,14 +3,21 @@
 //! One JSON line per measurement on stdout, progress on stderr; `docs/benchmarks.md` says what
 //! each of them is.
 
+mod client;
+mod disk;
+mod embedded;
+mod gateway;
+mod http;
+mod inputs;
 mod memory;
 mod reference;
 mod report;
+mod server;
 
 use anyhow::{Result, bail};
 use report::Run;
 
-const USAGE: &str = "usage: semel-bench memory|all… [--quick] [--only NAME]";
+const USAGE: &str = "usage: semel-bench memory|embedded|http|gateway|all… [--quick] [--only NAME]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -20,9 +27,10 @@ fn main() -> Result<()> {
         match argument.as_str() {
             "--quick" => run.quick = true,
             "--only" => run.only = arguments.next(),
-            // Not for people: one measurement in a process of its own.
+            // Not for people: what runs in a process of its own.
             memory::RESIDENT => return memory::resident(arguments),
-            "all" => topics.extend(["memory"].map(String::from)),
+            server::APPLICATION => return server::serve(arguments),
+            "all" => topics.extend(["memory", "embedded", "http", "gateway"].map(String::from)),
             _ => topics.push(argument),
         }
     }
@@ -32,6 +40,9 @@ fn main() -> Result<()> {
     for topic in topics {
         match topic.as_str() {
             "memory" => memory::measure(&run)?,
+            "embedded" => embedded::measure(&run)?,
+            "http" => http::measure(&run)?,
+            "gateway" => gateway::measure(&run)?,
             _ => bail!("there is no topic {topic:?}; {USAGE}"),
         }
     }

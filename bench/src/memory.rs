@@ -8,17 +8,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use semel::memory::{Limits, MemoryStore};
-use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention};
-use semel::{
-    Fingerprint, Identity, Key, ManualClock, Outcome, Scope, Store, Timestamp,
-};
-use semel_bench_load::{Callers, Operation, Subject, answer, key, median, rate};
+use semel::store::{Claim, Fenced, Retention};
+use semel::{Fingerprint, Identity, ManualClock, Outcome, Store, Timestamp};
+use semel_bench_load::{Callers, Operation, Subject, answer, median, rate};
 use tokio::runtime::Handle;
 
+use crate::inputs::{identity, outcome, request};
 use crate::reference::map::PlainMap;
 use crate::report::{Goal, Measurement, Run, progress};
 
-const LEASE: Duration = Duration::from_secs(30);
 const PEERS: [&str; 3] = ["idempotent", "ullun-api", "minco-plugin-idempotency"];
 const NO_LIMIT: Limits = Limits {
     records: 1 << 24,
@@ -48,27 +46,9 @@ impl Inputs {
     }
 }
 
-fn identity(index: usize) -> Identity {
-    let key = Key::new(&key(index)).expect("a valid key");
-    Identity::new(Scope::new(["tenant-1"]), "place_order", key)
-}
-
-fn outcome(index: usize) -> Outcome {
-    Outcome::success(&answer(index))
-}
-
 struct Semel {
     store: MemoryStore,
     inputs: Arc<Inputs>,
-}
-
-fn request(fingerprint: Fingerprint) -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().expect("the system has randomness"),
-        fingerprint,
-        lease: LEASE,
-        on_lapse: OnLapse::Hold,
-    }
 }
 
 async fn pair(
@@ -99,7 +79,14 @@ impl Subject for Semel {
     async fn pair(&self, index: usize) {
         let (identity, outcome) = &self.inputs.keyed[index];
         let fingerprint = self.inputs.fingerprint;
-        pair(&self.store, identity, fingerprint, outcome, Retention::ORDER).await;
+        pair(
+            &self.store,
+            identity,
+            fingerprint,
+            outcome,
+            Retention::ORDER,
+        )
+        .await;
     }
 
     async fn replay(&self, index: usize) {

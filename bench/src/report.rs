@@ -102,9 +102,9 @@ impl<'a> Measurement<'a> {
         self
     }
 
-    pub(crate) fn goal(mut self, goal: Goal) -> Self {
-        self.goal = Some(goal);
-        self.met = Some(goal.met(self.value, self.ratio));
+    pub(crate) fn goal(mut self, goal: impl Into<Option<Goal>>) -> Self {
+        self.goal = goal.into();
+        self.met = self.goal.map(|goal| goal.met(self.value, self.ratio));
         self
     }
 

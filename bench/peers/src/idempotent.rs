@@ -90,7 +90,13 @@ pub(crate) fn stall(count: usize) -> f64 {
         let started = Instant::now();
         let body = Bytes::from(answer(0));
         for index in 0..count {
-            pair(&store, &name(key(index)), body.clone(), Duration::from_millis(1)).await;
+            pair(
+                &store,
+                &name(key(index)),
+                body.clone(),
+                Duration::from_millis(1),
+            )
+            .await;
         }
         assert!(started.elapsed() < filling, "filled after the sweep");
         let until = started + filling + Duration::from_secs(1);

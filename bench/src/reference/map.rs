@@ -56,11 +56,7 @@ impl PlainMap {
     }
 
     /// Inserts a pending entry; the answer where there is one.
-    pub(crate) fn claim(
-        &self,
-        digest: &IdentityDigest,
-        fingerprint: Fingerprint,
-    ) -> Option<Bytes> {
+    pub(crate) fn claim(&self, digest: &IdentityDigest, fingerprint: Fingerprint) -> Option<Bytes> {
         let mut shard = self.shard(digest).lock();
         match shard.entry(*digest.as_bytes()) {
             hashbrown::hash_map::Entry::Occupied(entry) => {

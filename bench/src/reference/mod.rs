@@ -1,3 +1,4 @@
 //! What semel is compared with, written as well as we can.
 
+pub(crate) mod log;
 pub(crate) mod map;
