@@ -432,6 +432,10 @@ pub struct Probe {
 /// where they were done before with the same token (and outcome), and `resolve` where it was done
 /// before with the same nonce.
 ///
+/// A record past its retention counts as gone for claims and reads. Fenced steps on it may still
+/// find it until it is purged, and answer `Applied` or `Settled` where they would answer `Missing`
+/// afterwards; they never bring it back.
+///
 /// # Cancellation
 /// Dropping a returned future may leave the step done or not done, as with a lost answer.
 pub trait Store: Send + Sync + 'static {
@@ -492,6 +496,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns once the record may no longer be in flight under `fence`, or after `timeout`. At
     /// once where it already is not. Pushed by stores that can, polled with back-off otherwise.
+    ///
+    /// A lease that lapses is no change of the record: bound the wait by the `remaining` of
+    /// [`Claim::InFlight`], and claim again.
     fn wait(
         &self,
         identity: &IdentityDigest,

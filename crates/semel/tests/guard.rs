@@ -140,6 +140,37 @@ async fn r11_a_caller_that_goes_away_stops_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_before_its_turn_leaves_no_claim_behind() {
+    let store = store();
+    let policy = Policy::default().with_in_flight(InFlight::Wait(Duration::from_mins(1)));
+    let guard = guard(&store, policy);
+    let failing = tokio::spawn({
+        let guard = guard.clone();
+        async move {
+            let work = |_| async {
+                sleep(Duration::from_secs(2)).await;
+                Err::<(), _>("declined")
+            };
+            guard.run(&identity("k"), asked(), work).await
+        }
+    });
+    sleep(Duration::from_millis(1)).await;
+    let identity = identity("k");
+    let impatient = guard.run(&identity, asked(), |_| ok(()));
+    tokio::time::timeout(Duration::from_secs(1), impatient)
+        .await
+        .unwrap_err();
+    failing.await.unwrap().unwrap_err();
+    guard.drain().await;
+    let entry = store.get(identity.digest()).await.unwrap().unwrap();
+    assert_eq!(entry.record.state.kind(), StateKind::Released);
+    assert_eq!(
+        entry.record.attempt, 2,
+        "the impatient caller's turn came, and was given back"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn failures_are_released_or_kept() {
     let store = store();
     let releasing = guard(&store, Policy::default());

@@ -41,6 +41,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
@@ -152,8 +153,12 @@ impl<S: Store> Guard<S> {
 
     /// Claims `identity`, waiting for an attempt in flight as the policy says.
     ///
+    /// Not cancel-safe: a future dropped while it claims may leave a claim that nobody runs, until
+    /// its lease lapses. Call it in a task of its own, as [`run`](Self::run) and the middleware do.
+    ///
     /// # Errors
-    /// The store's error, where the policy is to refuse. Of kind
+    /// The store's error, where the policy is to refuse; and where the store fails while this
+    /// waits for an attempt in flight, whatever the policy. Of kind
     /// [`Unknown`](StoreErrorKind::Unknown): the claim may stand until its lease lapses.
     pub async fn begin(
         &self,
@@ -216,6 +221,28 @@ impl<S: Store> Guard<S> {
             };
             self.observe(event);
             return Ok(begin);
+        }
+    }
+
+    /// [`begin`](Self::begin) for callers who may go away: what they no longer wait for is given back.
+    async fn begin_detached(
+        &self,
+        identity: &Identity,
+        fingerprint: Fingerprint,
+    ) -> Result<Begin<S>, StoreError> {
+        let (caller, begun) = oneshot::channel();
+        let (guard, identity) = (self.clone(), identity.clone());
+        self.spawn(async move {
+            let begun = guard.begin(&identity, fingerprint).await;
+            if let Err(Ok(Begin::Acquired(attempt))) = caller.send(begun) {
+                // If the store cannot be told either, the lease lapses.
+                attempt.abandon().await.ok();
+            }
+        });
+        match begun.await {
+            Ok(begun) => begun,
+            // The runtime is shutting down, and the caller with it.
+            Err(_) => std::future::pending().await,
         }
     }
 

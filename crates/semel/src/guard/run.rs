@@ -151,7 +151,8 @@ impl<S: Store> Guard<S> {
         W: Future<Output = Result<T, E>> + Send + 'static,
     {
         let unreached = |source| RunError::Store { ran: false, source };
-        let mut attempt = match self.begin(identity, fingerprint).await.map_err(unreached)? {
+        let begun = self.begin_detached(identity, fingerprint).await;
+        let mut attempt = match begun.map_err(unreached)? {
             Begin::Acquired(attempt) => attempt,
             Begin::Completed(outcome) => return replay(&outcome).map(Ran::Replayed),
             Begin::InFlight { retry_after } => return Err(RunError::InFlight { retry_after }),
