@@ -127,8 +127,15 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Kind::Inner { body } => body.size_hint(),
-            Kind::Whole { data, .. } => {
-                SizeHint::with_exact(data.as_ref().map_or(0, |d| d.len() as u64))
+            Kind::Whole { data, trailers } => {
+                let len = data.as_ref().map_or(0, |d| d.len() as u64);
+                let mut size = SizeHint::new();
+                size.set_lower(len);
+                // A body of exact size goes without chunks in HTTP/1, and so without trailers.
+                if trailers.is_none() {
+                    size.set_upper(len);
+                }
+                size
             }
             Kind::Relayed { size, .. } => *size,
         }
