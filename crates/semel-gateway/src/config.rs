@@ -181,9 +181,8 @@ impl Sources {
         }
         let timeout = reader.read("upstream-timeout", duration);
         let config = Config {
-            upstream: upstream
-                .clone()
-                .unwrap_or_else(|| Authority::from_static("none")),
+            // Whatever is missing here has its message among the errors.
+            upstream: upstream.unwrap_or_else(|| Authority::from_static("missing")),
             listen,
             admin,
             store: StoreUrl(reader.read("store", store).unwrap_or_default()),

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
 use semel::guard::AttemptInfo;
@@ -70,6 +70,10 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
         .collect();
     for name in nominated {
         headers.remove(name);
+    }
+    // Of two lengths the chunks' own counts (RFC 9112, section 6.3).
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
     }
     for name in [
         CONNECTION,

@@ -13,6 +13,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -55,6 +56,7 @@ where
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(PING_INTERVAL);
     let connections = GracefulShutdown::new();
+    let (closing, closed) = watch::channel(());
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         let (stream, peer) = tokio::select! {
@@ -67,9 +69,14 @@ where
         });
         let watcher = connections.watcher();
         let builder = builder.clone();
+        let mut closed = closed.clone();
         tokio::spawn(async move {
             // Which version of HTTP it is shows in the first bytes, and no other timer runs before.
-            if !is_speaking(&stream).await {
+            let speaks = tokio::select! {
+                speaks = is_speaking(&stream) => speaks,
+                _ = closed.changed() => false,
+            };
+            if !speaks {
                 return;
             }
             let connection = builder
@@ -81,6 +88,7 @@ where
         });
     }
     drop(listener);
+    drop(closing);
     connections.shutdown().await;
 }
 

@@ -29,7 +29,12 @@ fn block_on(main: impl Future<Output = ExitCode>) -> ExitCode {
         .enable_all()
         .build()
     {
-        Ok(runtime) => runtime.block_on(main),
+        Ok(runtime) => {
+            let code = runtime.block_on(main);
+            // A host name that is still being looked up does not keep the program.
+            runtime.shutdown_background();
+            code
+        }
         Err(error) => fail(FAILED, format_args!("error: cannot start threads: {error}")),
     }
 }

@@ -1,1 +1,15 @@
+//! The program `semel`, run as a process in front of real sockets.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+#![allow(clippy::print_stdout, reason = "measurements are for whoever runs the test")]
+
+mod admin;
+mod configuration;
+mod crash;
+mod documentation;
+mod lifecycle;
+mod once;
+mod scope;
+mod support;
+mod upstream;
+mod wire;

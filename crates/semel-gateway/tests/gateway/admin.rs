@@ -1,0 +1,116 @@
+//! The operators' listener.
+
+use crate::support::{Gateway, Reaction, Script, Shop, get, order, order_with};
+
+fn value(text: &str, series: &str) -> f64 {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in {text}"))
+        .parse()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn it_says_that_it_is_up_and_ready() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &[]);
+    for (path, status, text) in [
+        ("/healthz", 200, "up\n"),
+        ("/readyz", 200, "ready\n"),
+        ("/nowhere", 404, ""),
+    ] {
+        let answer = get(gateway.admin, path).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.text()),
+            (status, text),
+            "{path}"
+        );
+    }
+    // The clients' listener has none of it.
+    assert!(
+        get(gateway.address, "/healthz")
+            .await
+            .text()
+            .starts_with("GET /healthz")
+    );
+}
+
+#[tokio::test]
+async fn it_counts_what_happens() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &[]);
+    order(gateway.address, "\"a\"").await;
+    order(gateway.address, "\"a\"").await;
+    order_with(gateway.address, &[]).await;
+    order_with(gateway.address, &[("idempotency-key", "\"a")]).await;
+    let answer = get(gateway.admin, "/metrics").await;
+    assert_eq!(answer.status, 200);
+    assert!(
+        answer
+            .header("content-type")
+            .unwrap()
+            .starts_with("application/openmetrics-text")
+    );
+    let text = answer.text();
+    for (event, count) in [
+        ("new", 1.0),
+        ("completed", 1.0),
+        ("replayed", 1.0),
+        ("unkeyed", 1.0),
+    ] {
+        assert_eq!(
+            value(text, &format!("semel_events_total{{event=\"{event}\"}}")),
+            count
+        );
+    }
+    for event in semel::guard::Event::ALL {
+        value(
+            text,
+            &format!("semel_events_total{{event=\"{}\"}}", event.as_str()),
+        );
+    }
+    assert_eq!(value(text, "semel_answers_total{status=\"2xx\"}"), 3.0);
+    assert_eq!(value(text, "semel_answers_total{status=\"4xx\"}"), 1.0);
+    assert_eq!(value(text, "semel_request_duration_seconds_count"), 4.0);
+    assert_eq!(value(text, "semel_requests_in_flight"), 0.0);
+    assert_eq!(value(text, "semel_attempts_running"), 0.0);
+    assert_eq!(value(text, "semel_purged_records_total"), 0.0);
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        assert!(line.starts_with("semel_"), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn it_counts_what_the_upstream_does_not_answer() {
+    let upstream = Script::start(Reaction::Close).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    order(gateway.address, "\"secret-key\"").await;
+    order(gateway.address, "\"secret-key\"").await;
+    let text = get(gateway.admin, "/metrics").await;
+    let text = text.text();
+    assert_eq!(
+        value(text, "semel_upstream_failures_total{kind=\"unanswered\"}"),
+        1.0
+    );
+    assert_eq!(
+        value(text, "semel_events_total{event=\"marked_unknown\"}"),
+        1.0
+    );
+    assert_eq!(value(text, "semel_events_total{event=\"unknown\"}"), 1.0);
+    assert!(!text.contains("secret-key") && !gateway.log().contains("secret-key"));
+}
+
+/// Records are removed some time after their retention, and the key runs again.
+#[tokio::test]
+async fn what_expired_runs_again() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &["--ttl", "200ms"]);
+    order(gateway.address, "\"a\"").await;
+    crate::support::eventually("the end of retention", || async {
+        let again = order(gateway.address, "\"a\"").await;
+        (!again.is_replay()).then_some(())
+    })
+    .await;
+    assert_eq!(shop.placed(), 2);
+}

@@ -1,0 +1,296 @@
+//! Flags, environment and file.
+
+use std::process::{Command, Output, Stdio};
+
+use crate::support::{Gateway, Shop, store_in};
+
+const UPSTREAM: [&str; 2] = ["--upstream", "http://127.0.0.1:9"];
+
+fn semel(subcommand: &str, flags: &[&str], environment: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_semel"))
+        .arg(subcommand)
+        .args(flags)
+        .env_clear()
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+/// The messages of a configuration that is not right, in `serve` and in `check`.
+fn errors(flags: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
+    let mut messages = Vec::new();
+    for subcommand in ["check", "serve"] {
+        let output = semel(subcommand, flags, environment);
+        assert_eq!(output.status.code(), Some(2), "{subcommand} {flags:?}");
+        assert!(output.stdout.is_empty());
+        let text = String::from_utf8(output.stderr).unwrap();
+        messages = text
+            .lines()
+            .map(|line| line.strip_prefix("error: ").unwrap_or(line).to_owned())
+            .collect();
+    }
+    messages
+}
+
+#[test]
+fn each_wrong_value_has_one_clear_message() {
+    for (name, value, message) in [
+        ("upstream", "", "--upstream: `` is not a URL"),
+        (
+            "upstream",
+            "127.0.0.1:9000",
+            "--upstream: the scheme is missing",
+        ),
+        (
+            "upstream",
+            "https://a",
+            "--upstream: TLS to the upstream is not there yet",
+        ),
+        ("upstream", "ftp://a", "--upstream: `ftp:` is not supported"),
+        (
+            "upstream",
+            "http://a/b",
+            "--upstream: a path is not supported",
+        ),
+        (
+            "upstream",
+            "http://a?b",
+            "--upstream: a path is not supported",
+        ),
+        (
+            "upstream",
+            "http://u:secret@a",
+            "--upstream: a user name or password",
+        ),
+        ("upstream", "http://a:0", "--upstream: the port is not one"),
+        ("listen", "8080", "--listen: `8080` is not an address"),
+        ("listen", ":8080", "--listen: `:8080` is not an address"),
+        (
+            "listen",
+            "127.0.0.1:80800",
+            "--listen: `127.0.0.1:80800` is not",
+        ),
+        (
+            "admin",
+            "localhost",
+            "--admin: `localhost` is not an address",
+        ),
+        (
+            "admin",
+            "127.0.0.1:8080",
+            "--listen and --admin are the same address",
+        ),
+        (
+            "store",
+            "semel-data",
+            "--store: a store's URL begins with its scheme",
+        ),
+        ("store", "files:x", "--store: there is no store `files:`"),
+        ("store", "file:", "--store: `file:` needs the path"),
+        (
+            "store",
+            "redis://u:secret@h",
+            "--store: this version has no store `redis:`",
+        ),
+        ("lease", "30", "--lease: `30` is not a duration"),
+        (
+            "lease",
+            "10ms",
+            "--lease: `10ms` is too short: a lease is 30ms at least",
+        ),
+        ("ttl", "0s", "--ttl: must be longer than nothing"),
+        ("ttl", "-1s", "--ttl: `-1s` is not a duration"),
+        ("wait", "soon", "--wait: `soon` is not a duration"),
+        (
+            "on-lost",
+            "reconcile",
+            "--on-lost: `reconcile` is neither hold nor retry",
+        ),
+        ("max-body", "1 apple", "--max-body: `1 apple` is not a size"),
+        ("max-body", "0", "--max-body: must be larger than nothing"),
+        (
+            "max-body",
+            "2GiB",
+            "--max-body: `2GiB` is more than 1.0 GiB",
+        ),
+        (
+            "require-key",
+            "maybe",
+            "--require-key: `maybe` is neither true nor false",
+        ),
+        (
+            "scope-header",
+            "a b",
+            "--scope-header: `a b` cannot be the name",
+        ),
+        (
+            "upstream-timeout",
+            "1",
+            "--upstream-timeout: `1` is not a duration",
+        ),
+        ("drain", "1", "--drain: `1` is not a duration"),
+        (
+            "log-format",
+            "xml",
+            "--log-format: `xml` is neither text nor json",
+        ),
+        ("log-level", "loud", "--log-level: `loud` is none of"),
+    ] {
+        let flag = format!("--{name}={value}");
+        let mut flags = vec![flag.as_str()];
+        if name != "upstream" {
+            flags.extend(UPSTREAM);
+        }
+        let messages = errors(&flags, &[]);
+        assert_eq!(messages.len(), 1, "{flag}: {messages:?}");
+        assert!(messages[0].starts_with(message), "{flag}: {messages:?}");
+        assert!(!messages[0].contains("secret"), "{messages:?}");
+
+        // The same in the environment and in a file, under the name that it has there.
+        if value.is_empty() || message.starts_with("--listen and") {
+            continue;
+        }
+        let variable = format!("SEMEL_{}", name.to_uppercase().replace('-', "_"));
+        let flags: &[&str] = if name == "upstream" { &[] } else { &UPSTREAM };
+        let messages = errors(flags, &[(&variable, value)]);
+        let message = message.split_once(": ").unwrap().1;
+        assert!(
+            messages[0].starts_with(&format!("{variable}: {message}")),
+            "{messages:?}"
+        );
+
+        let file = file(&format!("{name} = \"{value}\"\n"));
+        let path = file.path().to_str().unwrap();
+        let mut flags = flags.to_vec();
+        flags.extend(["--config", path]);
+        let messages = errors(&flags, &[]);
+        let expected = format!("{path}: {name}: {message}");
+        assert!(messages[0].starts_with(&expected), "{messages:?}");
+    }
+}
+
+#[test]
+fn all_errors_are_told_at_once() {
+    let messages = errors(&["--lease", "x", "--ttl", "y"], &[("SEMEL_WAIT", "z")]);
+    assert_eq!(messages.len(), 4, "{messages:?}");
+    assert!(
+        messages[0].starts_with("--upstream is required"),
+        "{messages:?}"
+    );
+}
+
+#[test]
+fn files_that_are_not_right_are_refused() {
+    let flags = |path: &'static str| [UPSTREAM[0], UPSTREAM[1], "--config", path];
+    let messages = errors(&flags("/nowhere/semel.toml"), &[]);
+    assert!(
+        messages[0].starts_with("--config: cannot read `/nowhere/semel.toml`"),
+        "{messages:?}"
+    );
+    for (text, message) in [
+        ("leese = \"1s\"", "there is no setting `leese`"),
+        ("config = \"other.toml\"", "there is no setting `config`"),
+        ("lease = [1]", "`lease` must be a text"),
+        ("lease = ", "TOML parse error at line 1"),
+        ("require-key = 1.5", "`require-key` must be a text"),
+    ] {
+        let file = file(text);
+        let path = file.path().to_str().unwrap().to_owned();
+        let messages = errors(&flags(path.clone().leak()), &[]);
+        assert!(
+            messages[0].starts_with(&format!("{path}: {message}")),
+            "{messages:?}"
+        );
+    }
+}
+
+#[test]
+fn unknown_flags_are_misuse() {
+    for arguments in [&["serve", "--leese", "1s"][..], &["sing"], &[]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_semel"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_flag_beats_the_environment_which_beats_the_file() {
+    let file = file(
+        "upstream = \"http://127.0.0.1:1\"\nlease = \"1s\"\nttl = \"1h\"\nwait = \"1s\"\n\
+         require-key = true\nmax-body = 4096\n",
+    );
+    let path = file.path().to_str().unwrap();
+    let output = semel(
+        "check",
+        &["--config", path, "--lease", "3s", "--require-key=false"],
+        &[
+            ("SEMEL_LEASE", "2s"),
+            ("SEMEL_TTL", "2h"),
+            ("SEMEL_DRAIN", ""),
+        ],
+    );
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .map(|l| l.split_whitespace().collect())
+        .collect();
+    let from_file = format!("({path}:");
+    for expected in [
+        vec!["lease", "3s", "(--lease)"],
+        vec!["ttl", "2h", "(SEMEL_TTL)"],
+        vec!["wait", "1s", &from_file, "wait)"],
+        vec!["max-body", "4096", &from_file, "max-body)"],
+        vec!["require-key", "false", "(--require-key)"],
+        vec!["drain", "30s", "(default)"],
+        vec!["store", "file:./semel-data", "(default)"],
+    ] {
+        assert!(lines.contains(&expected), "{expected:?} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_has_one_process() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &[]);
+    let store = store_in(gateway.directory().path());
+    let flags = [
+        "--listen=127.0.0.1:0",
+        "--admin=127.0.0.1:0",
+        "--store",
+        &store,
+    ];
+    let output = semel("serve", &[&UPSTREAM[..], &flags[..]].concat(), &[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("error: --store: "), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_said_so() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    for flag in ["--listen", "--admin"] {
+        let other = if flag == "--listen" {
+            "--admin"
+        } else {
+            "--listen"
+        };
+        let flags = [flag, &taken, other, "127.0.0.1:0", "--store", "memory:"];
+        let output = semel("serve", &[&UPSTREAM[..], &flags[..]].concat(), &[]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        let expected = format!("error: {flag}: cannot listen on {taken}: ");
+        assert!(message.contains(&expected), "{message}");
+    }
+}

@@ -1,0 +1,121 @@
+//! The program as a process.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
+
+use tempfile::TempDir;
+
+use super::{PATIENCE, eventually};
+
+/// A gateway that runs, and is killed when this is dropped.
+pub(crate) struct Gateway {
+    process: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    log: Arc<Mutex<String>>,
+    directory: Arc<TempDir>,
+}
+
+impl Gateway {
+    /// A gateway with records of its own.
+    pub(crate) fn start(upstream: SocketAddr, flags: &[&str]) -> Self {
+        Self::start_in(&Arc::new(tempfile::tempdir().unwrap()), upstream, flags)
+    }
+
+    /// A gateway on the records of an earlier one that ended.
+    pub(crate) fn start_in(directory: &Arc<TempDir>, upstream: SocketAddr, flags: &[&str]) -> Self {
+        let mut command = Self::command();
+        if !flags.contains(&"--store") {
+            command.args(["--store", &store_in(directory.path())]);
+        }
+        let mut process = command
+            .args(["--upstream", &format!("http://{upstream}")])
+            .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args(["--log-format", "json"])
+            .args(flags)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(String::new()));
+        let (serving, addresses) = mpsc::channel();
+        let lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let kept = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if let Some(addresses) = addresses_in(&line) {
+                    serving.send(addresses).ok();
+                }
+                kept.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        let Ok((address, admin)) = addresses.recv_timeout(PATIENCE) else {
+            process.kill().ok();
+            panic!("the gateway did not start: {}", log.lock().unwrap());
+        };
+        Self {
+            process,
+            address,
+            admin,
+            log,
+            directory: Arc::clone(directory),
+        }
+    }
+
+    /// `semel serve` in a clean environment.
+    pub(crate) fn command() -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
+        command.arg("serve").env_clear().stdin(Stdio::null());
+        command
+    }
+
+    /// Where the records are: keeps them for the next gateway.
+    pub(crate) fn directory(&self) -> Arc<TempDir> {
+        Arc::clone(&self.directory)
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) fn terminate(&self) {
+        let id = self.process.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits for the process to end.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        eventually("the end of the gateway", || {
+            std::future::ready(self.process.try_wait().unwrap())
+        })
+        .await
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// The store's URL in a directory.
+pub(crate) fn store_in(directory: &Path) -> String {
+    format!("file:{}", directory.join("records").display())
+}
+
+fn addresses_in(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let line: serde_json::Value = serde_json::from_str(line).ok()?;
+    let address = |name: &str| line[name].as_str()?.parse().ok();
+    (line["message"] == "serving").then_some((address("listen")?, address("admin")?))
+}

@@ -1,0 +1,162 @@
+//! What the upstream's silence means.
+
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+use crate::support::{Gateway, Reaction, Script, Shop, order, order_with};
+
+async fn nobody() -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn never_reached_is_released() {
+    let address = nobody().await;
+    let gateway = Gateway::start(address, &[]);
+    for _ in 0..2 {
+        let answer = order(gateway.address, "\"k\"").await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.problem().as_str()),
+            (502, "upstream-unreachable")
+        );
+    }
+    let unkeyed = order_with(gateway.address, &[]).await;
+    assert_eq!(unkeyed.status, 502);
+
+    let shop = Shop::open_at(address).await;
+    let answer = order(gateway.address, "\"k\"").await;
+    assert_eq!(answer.status, 201);
+    assert!(!answer.is_replay());
+    assert!(order(gateway.address, "\"k\"").await.is_replay());
+    assert_eq!(shop.placed(), 1);
+}
+
+#[tokio::test]
+async fn sent_and_not_answered_is_unknown() {
+    let upstream = Script::start(Reaction::Close).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let answer = order(gateway.address, "\"k\"").await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (502, "upstream-failed")
+    );
+    upstream.react(Reaction::Send(
+        "HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n",
+    ));
+    for _ in 0..3 {
+        let answer = order(gateway.address, "\"k\"").await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.problem().as_str()),
+            (409, "outcome-unknown")
+        );
+    }
+    assert_eq!(upstream.requests().len(), 1);
+    // Of another key nothing is known either, so it runs.
+    assert_eq!(order(gateway.address, "\"l\"").await.status, 201);
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_in_its_header_is_unknown() {
+    let upstream = Script::start(Reaction::Send("HTTP/1.1 201 Cre")).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    assert_eq!(
+        order(gateway.address, "\"k\"").await.problem(),
+        "upstream-failed"
+    );
+    assert_eq!(
+        order(gateway.address, "\"k\"").await.problem(),
+        "outcome-unknown"
+    );
+    assert_eq!(upstream.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn on_lost_retry_runs_again_under_a_higher_fence() {
+    let upstream = Script::start(Reaction::Close).await;
+    let gateway = Gateway::start(upstream.address, &["--on-lost", "retry"]);
+    assert_eq!(order(gateway.address, "\"k\"").await.status, 502);
+    upstream.react(Reaction::Send(
+        "HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok",
+    ));
+    let answer = order(gateway.address, "\"k\"").await;
+    assert_eq!((answer.status.as_u16(), answer.text()), (201, "ok"));
+    assert!(order(gateway.address, "\"k\"").await.is_replay());
+    let fences = upstream.fences();
+    assert_eq!(fences.len(), 2);
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+#[tokio::test]
+async fn silence_is_a_timeout_and_unknown() {
+    let upstream = Script::start(Reaction::Silence).await;
+    let gateway = Gateway::start(upstream.address, &["--upstream-timeout", "200ms"]);
+    let answer = order(gateway.address, "\"k\"").await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (504, "upstream-timeout")
+    );
+    assert_eq!(
+        order(gateway.address, "\"k\"").await.problem(),
+        "outcome-unknown"
+    );
+    let unkeyed = order_with(gateway.address, &[]).await;
+    assert_eq!(unkeyed.problem(), "upstream-timeout");
+    assert_eq!(upstream.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_whose_body_breaks_off_is_never_run_again() {
+    let upstream = Script::start(Reaction::Send(
+        "HTTP/1.1 201 Created\r\nlocation: /orders/1\r\ncontent-length: 9\r\n\r\nhalf",
+    ))
+    .await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let key = [("idempotency-key", "\"k\"")];
+    let first = crate::support::request(
+        axum::http::Method::POST,
+        gateway.address,
+        "/orders",
+        &key,
+        "{\"item\":1}",
+    );
+    crate::support::send(first).await.unwrap_err();
+    let again = order(gateway.address, "\"k\"").await;
+    assert!(again.is_replay());
+    assert_eq!((again.status.as_u16(), again.text()), (201, ""));
+    assert_eq!(again.header("location"), Some("/orders/1"));
+    assert_eq!(again.header("idempotency-body-omitted"), Some("true"));
+    assert_eq!(upstream.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn refusals_of_the_upstream_are_released() {
+    let upstream = Script::start(Reaction::Send(
+        "HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n",
+    ))
+    .await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    for _ in 0..2 {
+        let answer = order(gateway.address, "\"k\"").await;
+        assert_eq!(answer.status, 429);
+        assert_eq!(answer.header("retry-after"), Some("7"));
+    }
+    assert_eq!(upstream.requests().len(), 2);
+}
+
+/// An upstream that closes its connections after each answer must not make outcomes unknown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_the_upstream_closed_are_not_used_again() {
+    let upstream = Script::start(Reaction::Send(
+        "HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n",
+    ))
+    .await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    for n in 0..50 {
+        let answer = order(gateway.address, &format!("\"k{n}\"")).await;
+        assert_eq!(answer.status, 201, "order {n}: {answer:?}");
+        // The close arrives a moment after the answer.
+        tokio::time::sleep(Duration::from_millis(n % 4)).await;
+    }
+}
