@@ -99,7 +99,7 @@ struct Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        if let Err(error) = self.stop.status() {
+        if let Err(error) = self.stop.status().and_then(|_| self.server.ended()) {
             progress(format_args!("nginx was not stopped: {error}"));
         }
     }
@@ -149,6 +149,6 @@ http {{
     };
     let server = Server::spawn(&mut command(), listen)?;
     let mut stop = command();
-    stop.args(["-s", "stop"]);
+    stop.args(["-s", "stop"]).stderr(Stdio::null());
     Ok(Nginx { server, stop })
 }

@@ -69,6 +69,11 @@ impl Server {
         }
         Ok(server)
     }
+
+    /// Waits for one that was told to end.
+    pub(crate) fn ended(&mut self) -> std::io::Result<()> {
+        self.process.wait().map(|_| ())
+    }
 }
 
 impl Drop for Server {
