@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use semel::{Fingerprint, IdentityDigest};
 
-// As many as `MemoryStore` has when it is large.
+// As many as `MemoryStore` has when it is large: one for each first byte of a digest.
 const SHARDS: usize = 256;
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl PlainMap {
     }
 
     fn shard(&self, digest: &IdentityDigest) -> &Mutex<Shard> {
-        &self.shards[usize::from(digest.as_bytes()[0]) * SHARDS >> 8]
+        &self.shards[usize::from(digest.as_bytes()[0])]
     }
 
     /// Inserts a pending entry; the answer where there is one.

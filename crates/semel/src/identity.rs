@@ -92,6 +92,8 @@ pub struct Identity(Arc<Parts>);
 #[derive(PartialEq, Eq, Hash)]
 struct Parts {
     digest: IdentityDigest,
+    // Of scope, operation and key together: stores that count bytes need not walk them.
+    len: usize,
     scope: Scope,
     operation: Box<str>,
     key: Key,
@@ -101,8 +103,10 @@ impl Identity {
     /// The identity of `key`, used for `operation` within `scope`.
     pub fn new(scope: Scope, operation: &str, key: Key) -> Self {
         let digest = digest_of(&scope, operation, &key);
+        let names: usize = scope.segments().map(str::len).sum();
         Self(Arc::new(Parts {
             digest,
+            len: names + operation.len() + key.as_str().len(),
             scope,
             operation: operation.into(),
             key,
@@ -112,6 +116,11 @@ impl Identity {
     /// What a store looks up.
     pub fn digest(&self) -> &IdentityDigest {
         &self.0.digest
+    }
+
+    // How many bytes of text it holds.
+    pub(crate) fn text_len(&self) -> usize {
+        self.0.len
     }
 
     /// Who and what the key belongs to.

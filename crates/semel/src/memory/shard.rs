@@ -40,13 +40,7 @@ impl Cell {
     // What the cell holds, in bytes, with a fixed overhead for table, heap and allocator.
     fn bytes(&self) -> usize {
         const OVERHEAD: usize = 160;
-        let names: usize = self.identity.scope().segments().map(str::len).sum();
-        size_of::<Self>()
-            + OVERHEAD
-            + names
-            + self.identity.operation().len()
-            + self.identity.key().as_str().len()
-            + outcome_bytes(&self.record)
+        size_of::<Self>() + OVERHEAD + self.identity.text_len() + outcome_bytes(&self.record)
     }
 }
 
