@@ -1,7 +1,10 @@
 //! The program `semel`, run as a process in front of real sockets.
 
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
-#![allow(clippy::print_stdout, reason = "measurements are for whoever runs the test")]
+#![allow(
+    clippy::print_stdout,
+    reason = "measurements are for whoever runs the test"
+)]
 
 mod admin;
 mod configuration;

@@ -260,12 +260,17 @@ impl Driver {
                     outcome: outcome_of(outcome),
                     retention: retention(replay, tombstone),
                 });
+                let nonce = match answer {
+                    Answer::Resolved { .. } => self.nonces.last().copied(),
+                    // One that resolved before would be the same resolution sent again.
+                    _ => None,
+                };
                 let resolution = Resolution {
                     verdict,
                     by: "model".into(),
                     reason: "chance".into(),
                     fence: self.token(identity, token).fence,
-                    nonce: self.nonces.last().copied().map_or_else(Nonce::random, Ok)?,
+                    nonce: nonce.map_or_else(Nonce::random, Ok)?,
                 };
                 let found = store.resolve(digest(identity), &resolution).await?;
                 if let (Answer::Resolved { claim }, Fenced::Applied) = (answer, found) {
