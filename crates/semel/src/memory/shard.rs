@@ -51,15 +51,11 @@ fn outcome_bytes(record: &Record) -> usize {
     }
 }
 
-// The table moves these 16 bytes when it grows, never the records: no caller waits for megabytes.
-struct Slot {
-    hash: u64,
-    cell: Box<Cell>,
-}
-
 #[derive(Default)]
 pub(super) struct Shard {
-    table: HashTable<Slot>,
+    // Cells lie in the table: one line of memory less to wait for than behind a pointer. It has to
+    // be small, since it is moved when it grows; there are up to 256 of them.
+    table: HashTable<Cell>,
     // (purge time, hash): which record to look at next. A record that lives longer than its entry
     // says is queued again when the entry comes up.
     expiry: BinaryHeap<Reverse<(Timestamp, u64)>>,
@@ -81,24 +77,20 @@ impl Shard {
     }
 
     pub(super) fn cells(&self) -> impl Iterator<Item = &Cell> {
-        self.table.iter().map(|slot| &*slot.cell)
+        self.table.iter()
     }
 
     pub(super) fn find(&mut self, digest: &IdentityDigest) -> Option<&mut Cell> {
         self.table
-            .find_mut(hash_of(digest), |slot| slot.cell.digest == *digest)
-            .map(|slot| &mut *slot.cell)
+            .find_mut(hash_of(digest), |cell| cell.digest == *digest)
     }
 
     /// Adds a cell that is not there yet.
     pub(super) fn insert(&mut self, cell: Cell, usage: &Usage) {
         usage.add(&mut self.local, cell.bytes());
         let hash = hash_of(&cell.digest);
-        let slot = Slot {
-            hash,
-            cell: Box::new(cell),
-        };
-        self.table.insert_unique(hash, slot, |slot| slot.hash);
+        self.table
+            .insert_unique(hash, cell, |cell| hash_of(&cell.digest));
     }
 
     /// Lets `step` see the record and write a new one; `None` where there is no record. Who waited
@@ -110,10 +102,7 @@ impl Shard {
         step: impl FnOnce(&Record) -> (T, Option<Record>),
     ) -> Option<(T, Waiters)> {
         let hash = hash_of(digest);
-        let slot = self.table.find_mut(hash, |slot| {
-            slot.hash == hash && slot.cell.digest == *digest
-        })?;
-        let cell = &mut *slot.cell;
+        let cell = self.table.find_mut(hash, |cell| cell.digest == *digest)?;
         let (answer, next) = step(&cell.record);
         let Some(next) = next else {
             return Some((answer, None));
@@ -135,11 +124,7 @@ impl Shard {
     }
 
     /// Removes up to `limit` purgeable records, and hands them out to be freed without the lock.
-    #[expect(
-        clippy::vec_box,
-        reason = "the boxes are handed out as they are: nothing is copied under the lock"
-    )]
-    pub(super) fn purge(&mut self, now: Timestamp, limit: usize, usage: &Usage) -> Vec<Box<Cell>> {
+    pub(super) fn purge(&mut self, now: Timestamp, limit: usize, usage: &Usage) -> Vec<Cell> {
         let mut expired = Vec::new();
         while expired.len() < limit
             && let Some(&Reverse((at, hash))) = self.expiry.peek()
@@ -147,21 +132,20 @@ impl Shard {
         {
             self.expiry.pop();
             // Should two records share all 64 bits, each has an entry, and both come up.
-            let Ok(found) = self
-                .table
-                .find_entry(hash, |slot| slot.hash == hash && slot.cell.queued_at == at)
-            else {
+            let Ok(found) = self.table.find_entry(hash, |cell| {
+                hash_of(&cell.digest) == hash && cell.queued_at == at
+            }) else {
                 continue;
             };
-            if found.get().cell.record.is_purgeable(now) {
-                let cell = found.remove().0.cell;
+            if found.get().record.is_purgeable(now) {
+                let cell = found.remove().0;
                 usage.remove(&mut self.local, cell.bytes());
                 // A resolution's fence is given out past the floor.
                 self.floor = self.floor.max(cell.record.token.fence);
                 expired.push(cell);
                 continue;
             }
-            let cell = &mut found.into_mut().cell;
+            let cell = found.into_mut();
             // Claimed again since: in flight records are queued when they settle.
             cell.queued_at = cell.record.purge_at;
             if cell.queued_at != Timestamp::MAX {
@@ -171,6 +155,10 @@ impl Shard {
         if expired.len() > 32 && self.expiry.len() * 4 < self.expiry.capacity() {
             self.expiry.shrink_to(self.expiry.len() * 2);
         }
+        if expired.len() > 32 && self.table.len() * 8 < self.table.capacity() {
+            let twice = self.table.len() * 2;
+            self.table.shrink_to(twice, |cell| hash_of(&cell.digest));
+        }
         expired
     }
 
@@ -179,9 +167,9 @@ impl Shard {
         self.expiry = BinaryHeap::new();
         std::mem::take(&mut self.table)
             .into_iter()
-            .filter_map(|mut slot| {
-                usage.remove(&mut self.local, slot.cell.bytes());
-                slot.cell.waiters.take()
+            .filter_map(|mut cell| {
+                usage.remove(&mut self.local, cell.bytes());
+                cell.waiters.take()
             })
             .collect()
     }
