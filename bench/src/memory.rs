@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use bytes::Bytes;
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Claim, Fenced, Retention};
 use semel::{Fingerprint, Identity, ManualClock, Outcome, Store, Timestamp};
-use semel_bench_load::{Callers, Operation, Subject, answer, median, rate};
+use semel_bench_load::{Callers, Operation, Subject, median, rate};
 use tokio::runtime::Handle;
 
 use crate::inputs::{identity, outcome, request};
@@ -115,10 +114,9 @@ impl Subject for Plain {
 
     async fn pair(&self, index: usize) {
         let (identity, outcome) = &self.inputs.keyed[index];
-        let digest = identity.digest();
-        let known = self.map.claim(digest, self.inputs.fingerprint);
+        let known = self.map.claim(identity, self.inputs.fingerprint);
         assert!(known.is_none(), "the key is free");
-        let done = self.map.complete(digest, outcome.as_bytes().clone());
+        let done = self.map.complete(identity.digest(), outcome);
         assert!(done, "the key is pending");
     }
 
@@ -126,9 +124,9 @@ impl Subject for Plain {
         let (identity, outcome) = &self.inputs.keyed[index];
         let kept = self
             .map
-            .claim(identity.digest(), self.inputs.fingerprint)
+            .claim(identity, self.inputs.fingerprint)
             .expect("the key is completed");
-        assert_eq!(kept.len(), outcome.as_bytes().len());
+        assert_eq!(kept.as_bytes().len(), outcome.as_bytes().len());
     }
 }
 
@@ -336,8 +334,8 @@ pub(crate) fn resident(mut arguments: impl Iterator<Item = String>) -> Result<()
         for fill in 0..2 {
             for index in fill * count..(fill + 1) * count {
                 let identity = identity(index);
-                map.claim(identity.digest(), fingerprint);
-                map.complete(identity.digest(), Bytes::from(answer(index)));
+                map.claim(&identity, fingerprint);
+                map.complete(identity.digest(), &outcome(index));
             }
             moments.push(resident_bytes()?);
             if fill == 0 {

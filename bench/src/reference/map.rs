@@ -1,12 +1,13 @@
-//! A plain sharded map that remembers answers: no lease, token, fence, clock, bound, expiry or
-//! names. What a memory store cannot be faster than.
+//! A plain sharded map that holds the same records as the memory store and decides nothing: no
+//! nonce, no clock, no transitions, no bound, no expiry. It puts a record in, puts the outcome into
+//! it, looks it up and hands the outcome out.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use semel::{Fingerprint, IdentityDigest};
+use semel::store::{Fence, Nonce, Token};
+use semel::{Fingerprint, Identity, IdentityDigest, Outcome, Record, State, Timestamp};
 
 // As many as `MemoryStore` has when it is large: one for each first byte of a digest.
 const SHARDS: usize = 256;
@@ -27,14 +28,10 @@ impl Hasher for DigestHasher {
     }
 }
 
-enum State {
-    Pending,
-    Done(Bytes),
-}
-
+/// The same bytes that a store keeps.
 struct Entry {
-    fingerprint: Fingerprint,
-    state: State,
+    _identity: Identity,
+    record: Record,
 }
 
 type Shard = HashMap<[u8; 32], Entry, BuildHasherDefault<DigestHasher>>;
@@ -55,34 +52,37 @@ impl PlainMap {
         &self.shards[usize::from(digest.as_bytes()[0])]
     }
 
-    /// Inserts a pending entry; the answer where there is one.
-    pub(crate) fn claim(&self, digest: &IdentityDigest, fingerprint: Fingerprint) -> Option<Bytes> {
+    /// Inserts a record in flight; the outcome where there is one.
+    pub(crate) fn claim(&self, identity: &Identity, fingerprint: Fingerprint) -> Option<Outcome> {
+        let digest = identity.digest();
         let mut shard = self.shard(digest).lock();
         match shard.entry(*digest.as_bytes()) {
             hashbrown::hash_map::Entry::Occupied(entry) => {
-                let entry = entry.get();
-                match &entry.state {
-                    State::Done(answer) if entry.fingerprint == fingerprint => Some(answer.clone()),
+                let record = &entry.get().record;
+                match &record.state {
+                    State::Completed(outcome) if record.fingerprint == fingerprint => {
+                        Some(outcome.clone())
+                    }
                     _ => None,
                 }
             }
             hashbrown::hash_map::Entry::Vacant(entry) => {
                 entry.insert(Entry {
-                    fingerprint,
-                    state: State::Pending,
+                    _identity: identity.clone(),
+                    record: in_flight(fingerprint),
                 });
                 None
             }
         }
     }
 
-    /// Puts the answer into a pending entry; whether there was one.
-    pub(crate) fn complete(&self, digest: &IdentityDigest, answer: Bytes) -> bool {
+    /// Puts the outcome into a record in flight; whether there was one.
+    pub(crate) fn complete(&self, digest: &IdentityDigest, outcome: &Outcome) -> bool {
         let mut shard = self.shard(digest).lock();
         let Some(entry) = shard.get_mut(digest.as_bytes()) else {
             return false;
         };
-        entry.state = State::Done(answer);
+        entry.record.state = State::Completed(outcome.clone());
         true
     }
 
@@ -91,5 +91,25 @@ impl PlainMap {
         for shard in &self.shards {
             drop(std::mem::take(&mut *shard.lock()));
         }
+    }
+}
+
+const fn in_flight(fingerprint: Fingerprint) -> Record {
+    let zero = Timestamp::from_micros(0);
+    Record {
+        state: State::InFlight,
+        expires_at: Timestamp::MAX,
+        purge_at: Timestamp::MAX,
+        fingerprint,
+        attempt: 1,
+        token: Token {
+            fence: Fence(0),
+            nonce: Nonce::from_bytes([0; 16]),
+        },
+        lease_until: zero,
+        created_at: zero,
+        claimed_at: zero,
+        settled_at: None,
+        resolved: None,
     }
 }
