@@ -3,19 +3,16 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::ArgMatches;
-use http::Uri;
 use http::header::HeaderName;
-use http::uri::{Authority, Scheme};
-use semel::guard::Policy;
+use http::uri::Authority;
 use semel::store::OnLapse;
 use tracing::Level;
 
 use crate::args::{SETTINGS, Setting};
+use crate::values;
 
 /// Everything that `semel serve` needs to know, validated.
 #[derive(Debug, Clone)]
@@ -166,40 +163,46 @@ impl Sources {
             sources: self,
             errors: Vec::new(),
         };
-        let upstream = reader.read("upstream", upstream);
+        let upstream = reader.read("upstream", values::upstream);
         if !self.0.contains_key("upstream") {
             reader.errors.push(
                 "--upstream is required: where do requests go? For instance http://127.0.0.1:9000"
                     .to_owned(),
             );
         }
-        let listen = reader.read("listen", address).unwrap_or_default();
-        let admin = reader.read("admin", address).unwrap_or_default();
+        let listen = reader.read("listen", values::address).unwrap_or_default();
+        let admin = reader.read("admin", values::address).unwrap_or_default();
         if !listen.is_empty() && listen == admin && !listen.ends_with(":0") {
             let message = format!("--listen and --admin are the same address, {listen}");
             reader.errors.push(message);
         }
-        let timeout = reader.read("upstream-timeout", duration);
+        let timeout = reader.read("upstream-timeout", values::duration);
         let config = Config {
             // Whatever is missing here has its message among the errors.
             upstream: upstream.unwrap_or_else(|| Authority::from_static("missing")),
             listen,
             admin,
-            store: StoreUrl(reader.read("store", store).unwrap_or_default()),
-            require_key: reader.read("require-key", boolean).unwrap_or_default(),
-            lease: reader.read("lease", lease).unwrap_or_default(),
-            ttl: reader.read("ttl", positive).unwrap_or_default(),
-            wait: reader.read("wait", duration).unwrap_or_default(),
-            on_lost: reader.read("on-lost", on_lost).unwrap_or_default(),
-            max_body: reader.read("max-body", size).unwrap_or_default(),
-            scope_header: reader.read("scope-header", principal_field),
+            store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
+            require_key: reader
+                .read("require-key", values::boolean)
+                .unwrap_or_default(),
+            lease: reader.read("lease", values::lease).unwrap_or_default(),
+            ttl: reader.read("ttl", values::positive).unwrap_or_default(),
+            wait: reader.read("wait", values::duration).unwrap_or_default(),
+            on_lost: reader.read("on-lost", values::on_lost).unwrap_or_default(),
+            max_body: reader.read("max-body", values::size).unwrap_or_default(),
+            scope_header: reader.read("scope-header", values::principal_field),
             require_principal: reader
-                .read("require-principal", boolean)
+                .read("require-principal", values::boolean)
                 .unwrap_or_default(),
             upstream_timeout: timeout.filter(|limit| !limit.is_zero()),
-            drain: reader.read("drain", duration).unwrap_or_default(),
-            log_json: reader.read("log-format", log_format).unwrap_or_default(),
-            log_level: reader.read("log-level", log_level).unwrap_or(Level::INFO),
+            drain: reader.read("drain", values::duration).unwrap_or_default(),
+            log_json: reader
+                .read("log-format", values::log_format)
+                .unwrap_or_default(),
+            log_level: reader
+                .read("log-level", values::log_level)
+                .unwrap_or(Level::INFO),
         };
         if reader.errors.is_empty() {
             Ok(config)
@@ -279,132 +282,3 @@ impl Reader<'_> {
         }
     }
 }
-
-fn upstream(value: &str) -> Result<Authority, String> {
-    let example = "write it like http://127.0.0.1:9000";
-    let uri: Uri = value
-        .parse()
-        .map_err(|error| format!("`{value}` is not a URL ({error}); {example}"))?;
-    let parts = uri.into_parts();
-    match &parts.scheme {
-        Some(scheme) if *scheme == Scheme::HTTP => {}
-        Some(scheme) if *scheme == Scheme::HTTPS => {
-            return Err("TLS to the upstream is not there yet; use http://".to_owned());
-        }
-        Some(scheme) => return Err(format!("`{scheme}:` is not supported; {example}")),
-        None => return Err(format!("the scheme is missing; {example}")),
-    }
-    let Some(authority) = parts.authority.filter(|a| !a.host().is_empty()) else {
-        return Err(format!("the host is missing; {example}"));
-    };
-    if authority.as_str().contains('@') {
-        return Err("a user name or password in the URL is not supported".to_owned());
-    }
-    if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
-        return Err(format!("the port is not one; {example}"));
-    }
-    // `Location` fields are passed on as they are: they would be wrong behind a prefix.
-    if parts.path_and_query.is_some_and(|path| path != "/") {
-        return Err(format!(
-            "a path is not supported, since requests keep theirs; {example}"
-        ));
-    }
-    Ok(authority)
-}
-
-fn address(value: &str) -> Result<String, String> {
-    let named = value
-        .rsplit_once(':')
-        .is_some_and(|(host, port)| is_host_name(host) && port.parse::<u16>().is_ok());
-    if named || value.parse::<SocketAddr>().is_ok() {
-        return Ok(value.to_owned());
-    }
-    Err(format!(
-        "`{value}` is not an address; write it like 127.0.0.1:8080 or [::1]:8080"
-    ))
-}
-
-fn is_host_name(host: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-    host.starts_with(|c: char| c.is_ascii_alphabetic()) && host.chars().all(allowed)
-}
-
-fn store(value: &str) -> Result<String, String> {
-    semel_stores::check_url(value)
-        .map(|()| value.to_owned())
-        .map_err(|error| error.to_string())
-}
-
-fn boolean(value: &str) -> Result<bool, String> {
-    match value {
-        "true" | "1" => Ok(true),
-        "false" | "0" => Ok(false),
-        _ => Err(format!("`{value}` is neither true nor false")),
-    }
-}
-
-fn duration(value: &str) -> Result<Duration, String> {
-    humantime::parse_duration(value)
-        .map_err(|_| format!("`{value}` is not a duration; write it like 500ms, 30s, 24h or 7d"))
-}
-
-fn positive(value: &str) -> Result<Duration, String> {
-    match duration(value)? {
-        Duration::ZERO => Err("must be longer than nothing".to_owned()),
-        duration => Ok(duration),
-    }
-}
-
-fn lease(value: &str) -> Result<Duration, String> {
-    match duration(value)? {
-        short if short < Policy::MIN_LEASE => Err(format!(
-            "`{value}` is too short: a lease is {} at least",
-            humantime::format_duration(Policy::MIN_LEASE)
-        )),
-        lease => Ok(lease),
-    }
-}
-
-fn size(value: &str) -> Result<usize, String> {
-    let bytes: ByteSize = value
-        .parse()
-        .map_err(|_| format!("`{value}` is not a size; write it like 64KiB or 1MiB"))?;
-    match bytes.as_u64() {
-        0 => Err("must be larger than nothing".to_owned()),
-        bytes if bytes > MAX_BODY => Err(format!(
-            "`{value}` is more than {}: it is held in memory",
-            ByteSize::b(MAX_BODY).display().iec()
-        )),
-        bytes => usize::try_from(bytes).map_err(|error| error.to_string()),
-    }
-}
-
-fn on_lost(value: &str) -> Result<OnLapse, String> {
-    match value {
-        "hold" => Ok(OnLapse::Hold),
-        "retry" => Ok(OnLapse::Retry),
-        _ => Err(format!("`{value}` is neither hold nor retry")),
-    }
-}
-
-fn principal_field(value: &str) -> Result<HeaderName, String> {
-    HeaderName::from_bytes(value.as_bytes())
-        .map_err(|_| format!("`{value}` cannot be the name of a header field"))
-}
-
-fn log_format(value: &str) -> Result<bool, String> {
-    match value {
-        "text" => Ok(false),
-        "json" => Ok(true),
-        _ => Err(format!("`{value}` is neither text nor json")),
-    }
-}
-
-fn log_level(value: &str) -> Result<Level, String> {
-    value
-        .parse()
-        .map_err(|_| format!("`{value}` is none of error, warn, info, debug and trace"))
-}
-
-/// A body of this size is still read into memory.
-const MAX_BODY: u64 = 1 << 30;

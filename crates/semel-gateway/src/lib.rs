@@ -16,5 +16,6 @@ pub mod proxy;
 pub mod purge;
 pub mod serve;
 pub mod stack;
+mod values;
 
 pub use headers::FENCE;

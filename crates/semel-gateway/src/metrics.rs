@@ -1,6 +1,5 @@
 //! What is counted and timed, in the text format of Prometheus.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -90,9 +89,8 @@ impl Metrics {
     pub fn text(&self, running: usize) -> String {
         self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
         let mut text = String::new();
-        if text::encode(&mut text, &self.registry).is_err() {
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "# EOF");
+        if let Err(error) = text::encode(&mut text, &self.registry) {
+            tracing::error!("metrics: {error}");
         }
         text
     }

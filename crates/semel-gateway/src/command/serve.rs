@@ -3,6 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::ArgMatches;
 use semel::store::{Durability, Store as _};
@@ -10,7 +11,7 @@ use semel::{AnyStore, StoreError};
 use semel_stores::{OpenError, OpenOptions};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -21,6 +22,9 @@ use crate::config::{Config, Sources};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::{purge, serve, stack};
+
+/// How long the store may take to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the gateway until a signal stops it.
 pub fn main(flags: &ArgMatches) -> ExitCode {
@@ -56,7 +60,7 @@ enum Error {
     Upstream(#[from] http::header::InvalidHeaderValue),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
-    #[error("{0} attempts were still running after --drain; what became of them is unknown")]
+    #[error("attempts still running at the end of --drain: {0}; what becomes of them is unknown")]
     Unfinished(usize),
     #[error("the store did not close: {0}")]
     Close(StoreError),
@@ -136,24 +140,24 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         () = &mut out_of_time => false,
     };
     purging.abort();
-    if !finished {
-        let running = layer.guard().running();
-        return match running {
-            // Clients that do not read their answers are no reason to complain.
-            0 => close(&store, Instant::now() + grace).await,
-            running => Err(Error::Unfinished(running)),
-        };
+    let running = layer.guard().running();
+    // Clients that do not read their answers are no reason to complain.
+    if !finished && running > 0 {
+        return Err(Error::Unfinished(running));
     }
-    close(&store, Instant::now() + grace).await?;
+    close(&store).await?;
     tracing::info!("stopped");
     Ok(())
 }
 
-async fn close(store: &AnyStore, deadline: Instant) -> Result<(), Error> {
-    match timeout_at(deadline, store.close()).await {
+async fn close(store: &AnyStore) -> Result<(), Error> {
+    match timeout(CLOSE_TIMEOUT, store.close()).await {
         Ok(closed) => closed.map_err(Error::Close),
         // What was acknowledged is durable, closed or not.
-        Err(_) => Ok(()),
+        Err(_) => {
+            tracing::warn!("the store did not close in time");
+            Ok(())
+        }
     }
 }
 

@@ -77,7 +77,9 @@ async fn what_does_not_end_within_the_grace_period_is_unknown() {
     gateway.terminate();
     assert_eq!(gateway.ended().await.code(), Some(1));
     assert!(
-        gateway.log().contains("1 attempts were still running"),
+        gateway
+            .log()
+            .contains("attempts still running at the end of --drain: 1"),
         "{}",
         gateway.log()
     );

@@ -7,8 +7,10 @@
 )]
 
 mod admin;
+mod bodies;
 mod configuration;
 mod crash;
+mod demo;
 mod documentation;
 mod lifecycle;
 mod once;

@@ -1,10 +1,14 @@
 //! What the upstream's silence means.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
 
-use crate::support::{Gateway, Reaction, Script, Shop, order, order_with};
+use crate::support::{Gateway, Reaction, Script, Shop, order, order_with, read_request};
 
 async fn nobody() -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -157,6 +161,62 @@ async fn connections_that_the_upstream_closed_are_not_used_again() {
         let answer = order(gateway.address, &format!("\"k{n}\"")).await;
         assert_eq!(answer.status, 201, "order {n}: {answer:?}");
         // The close arrives a moment after the answer.
-        tokio::time::sleep(Duration::from_millis(n % 4)).await;
+        sleep(Duration::from_millis(n % 4)).await;
     }
+}
+
+/// An upstream that keeps connections open and closes them after random pauses: now and then just
+/// when a request is on its way. Whatever the gateway makes of that, nothing runs twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_closed_at_random_execute_nothing_twice() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let executed = Arc::new(Mutex::new(HashMap::<String, usize>::new()));
+    let ledger = Arc::clone(&executed);
+    tokio::spawn(async move {
+        for nth in 0_u64.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let ledger = Arc::clone(&ledger);
+            tokio::spawn(async move {
+                // A different patience for each connection, around the clients' pauses.
+                let patience = Duration::from_micros(500 + nth * 7919 % 3000);
+                while let Ok(Some(request)) = timeout(patience, read_request(&mut stream)).await {
+                    let key = request
+                        .lines()
+                        .find_map(|line| line.strip_prefix("idempotency-key: "))
+                        .unwrap();
+                    *ledger.lock().unwrap().entry(key.to_owned()).or_default() += 1;
+                    let answer = b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n";
+                    stream.write_all(answer).await.ok();
+                }
+            });
+        }
+    });
+    let gateway = Gateway::start(address, &["--store", "memory:"]);
+    let (mut done, mut unknown) = (0, 0);
+    for n in 0..500_u64 {
+        let key = format!("\"k{n}\"");
+        let answer = order(gateway.address, &key).await;
+        if answer.status == 201 {
+            done += 1;
+            assert_eq!(executed.lock().unwrap()[&key], 1);
+        } else {
+            assert_eq!(answer.problem(), "upstream-failed");
+            assert_eq!(
+                order(gateway.address, &key).await.problem(),
+                "outcome-unknown"
+            );
+            unknown += 1;
+        }
+        sleep(Duration::from_micros(n * 104_729 % 3500)).await;
+    }
+    let twice = executed
+        .lock()
+        .unwrap()
+        .values()
+        .filter(|times| **times > 1)
+        .count();
+    assert_eq!(twice, 0);
+    assert!(done > 250, "only {done} of 500 were done");
+    println!("500 requests over connections closed at random: {done} done, {unknown} unknown");
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 pub(crate) use gateway::{Gateway, store_in};
 pub(crate) use ledger::Shop;
-pub(crate) use raw::{Reaction, Script, read_head, send_raw};
+pub(crate) use raw::{Reaction, Script, read_head, read_request, send_raw};
 
 /// Longer than anything here should take, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -93,7 +93,7 @@ impl Drop for Script {
 }
 
 /// Reads a request whose body has a length or is not there.
-async fn read_request(stream: &mut TcpStream) -> Option<String> {
+pub(crate) async fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut request = read_head(stream).await?;
     let length = request
         .lines()

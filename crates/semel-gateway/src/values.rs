@@ -1,0 +1,141 @@
+//! How the value of a setting is written: from text to what it means, or to what would be right.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use http::Uri;
+use http::header::HeaderName;
+use http::uri::{Authority, Scheme};
+use semel::guard::Policy;
+use semel::store::OnLapse;
+use tracing::Level;
+
+pub(crate) fn upstream(value: &str) -> Result<Authority, String> {
+    let example = "write it like http://127.0.0.1:9000";
+    let uri: Uri = value
+        .parse()
+        .map_err(|error| format!("`{value}` is not a URL ({error}); {example}"))?;
+    let parts = uri.into_parts();
+    match &parts.scheme {
+        Some(scheme) if *scheme == Scheme::HTTP => {}
+        Some(scheme) if *scheme == Scheme::HTTPS => {
+            return Err("TLS to the upstream is not there yet; use http://".to_owned());
+        }
+        Some(scheme) => return Err(format!("`{scheme}:` is not supported; {example}")),
+        None => return Err(format!("the scheme is missing; {example}")),
+    }
+    let Some(authority) = parts.authority.filter(|a| !a.host().is_empty()) else {
+        return Err(format!("the host is missing; {example}"));
+    };
+    if authority.as_str().contains('@') {
+        return Err("a user name or password in the URL is not supported".to_owned());
+    }
+    if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
+        return Err(format!("the port is not one; {example}"));
+    }
+    // `Location` fields are passed on as they are: they would be wrong behind a prefix.
+    if parts.path_and_query.is_some_and(|path| path != "/") {
+        return Err(format!(
+            "a path is not supported, since requests keep theirs; {example}"
+        ));
+    }
+    Ok(authority)
+}
+
+pub(crate) fn address(value: &str) -> Result<String, String> {
+    let named = value
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| is_host_name(host) && port.parse::<u16>().is_ok());
+    if named || value.parse::<SocketAddr>().is_ok() {
+        return Ok(value.to_owned());
+    }
+    Err(format!(
+        "`{value}` is not an address; write it like 127.0.0.1:8080 or [::1]:8080"
+    ))
+}
+
+fn is_host_name(host: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    host.starts_with(|c: char| c.is_ascii_alphabetic()) && host.chars().all(allowed)
+}
+
+pub(crate) fn store(value: &str) -> Result<String, String> {
+    semel_stores::check_url(value)
+        .map(|()| value.to_owned())
+        .map_err(|error| error.to_string())
+}
+
+pub(crate) fn boolean(value: &str) -> Result<bool, String> {
+    match value {
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        _ => Err(format!("`{value}` is neither true nor false")),
+    }
+}
+
+pub(crate) fn duration(value: &str) -> Result<Duration, String> {
+    humantime::parse_duration(value)
+        .map_err(|_| format!("`{value}` is not a duration; write it like 500ms, 30s, 24h or 7d"))
+}
+
+pub(crate) fn positive(value: &str) -> Result<Duration, String> {
+    match duration(value)? {
+        Duration::ZERO => Err("must be longer than nothing".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+pub(crate) fn lease(value: &str) -> Result<Duration, String> {
+    match duration(value)? {
+        short if short < Policy::MIN_LEASE => Err(format!(
+            "`{value}` is too short: a lease is {} at least",
+            humantime::format_duration(Policy::MIN_LEASE)
+        )),
+        lease => Ok(lease),
+    }
+}
+
+pub(crate) fn size(value: &str) -> Result<usize, String> {
+    let bytes: ByteSize = value
+        .parse()
+        .map_err(|_| format!("`{value}` is not a size; write it like 64KiB or 1MiB"))?;
+    match bytes.as_u64() {
+        0 => Err("must be larger than nothing".to_owned()),
+        bytes if bytes > MAX_BODY => Err(format!(
+            "`{value}` is more than {}: it is held in memory",
+            ByteSize::b(MAX_BODY).display().iec()
+        )),
+        bytes => usize::try_from(bytes).map_err(|error| error.to_string()),
+    }
+}
+
+pub(crate) fn on_lost(value: &str) -> Result<OnLapse, String> {
+    match value {
+        "hold" => Ok(OnLapse::Hold),
+        "retry" => Ok(OnLapse::Retry),
+        _ => Err(format!("`{value}` is neither hold nor retry")),
+    }
+}
+
+pub(crate) fn principal_field(value: &str) -> Result<HeaderName, String> {
+    HeaderName::from_bytes(value.as_bytes())
+        .map_err(|_| format!("`{value}` cannot be the name of a header field"))
+}
+
+pub(crate) fn log_format(value: &str) -> Result<bool, String> {
+    match value {
+        "text" => Ok(false),
+        "json" => Ok(true),
+        _ => Err(format!("`{value}` is neither text nor json")),
+    }
+}
+
+pub(crate) fn log_level(value: &str) -> Result<Level, String> {
+    value
+        .parse()
+        .map_err(|_| format!("`{value}` is none of error, warn, info, debug and trace"))
+}
+
+/// A body of this size is still read into memory.
+const MAX_BODY: u64 = 1 << 30;
