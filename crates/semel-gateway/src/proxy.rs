@@ -21,7 +21,7 @@ use semel::guard::AttemptInfo;
 use semel_tower::Disposition;
 use tower_service::Service;
 
-use crate::body::{Body, Progress};
+use crate::body::{Body, BodyError, Progress};
 use crate::headers;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
@@ -232,27 +232,92 @@ impl Inner {
 }
 
 /// What an error says that came after a connection was taken for the request.
-///
-/// hyper answers "canceled" if and only if it hands the request back because it was not begun to be
-/// written: the connection was found closed with the request still in its queue
-/// (`hyper::client::conn::http1::SendRequest::try_send_request`). Every other error may have come
-/// after the first byte.
 fn kind_of(error: &legacy::Error) -> Failure {
     if error.is_connect() {
         return Failure::Unreached;
     }
-    match error
-        .source()
-        .and_then(|e| e.downcast_ref::<hyper::Error>())
-    {
-        Some(error) if error.is_canceled() => Failure::Unsent,
-        Some(error) if is_body_error(error) => Failure::ClientBody,
-        _ => Failure::Unanswered,
+    match error.source().and_then(|cause| cause.downcast_ref()) {
+        Some(error) => kind_on_connection(error),
+        None => Failure::Unanswered,
     }
 }
 
-fn is_body_error(error: &hyper::Error) -> bool {
-    error
-        .source()
-        .is_some_and(|cause| cause.is::<crate::body::BodyError>())
+/// hyper says "canceled" if and only if it hands the request back because it was not begun to be
+/// written: the connection was found closed with the request still in its queue. Every other error
+/// may have come after the first byte.
+fn kind_on_connection(error: &hyper::Error) -> Failure {
+    let cause = error.source();
+    if error.is_canceled() {
+        Failure::Unsent
+    } else if cause.is_some_and(|cause| cause.is::<BodyError>()) {
+        Failure::ClientBody
+    } else {
+        Failure::Unanswered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::StatusCode;
+    use hyper::client::conn::http1;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+
+    use super::*;
+
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+
+    fn request() -> Request<Body> {
+        Request::post("/orders")
+            .body(Body::from(Bytes::from("once")))
+            .unwrap()
+    }
+
+    async fn read_request(server: &mut DuplexStream) {
+        let mut read = Vec::new();
+        while !read.ends_with(b"once") {
+            read.push(server.read_u8().await.unwrap());
+        }
+    }
+
+    // These hold hyper to what `kind_on_connection` builds on.
+
+    #[tokio::test]
+    async fn closed_with_the_request_in_the_queue_is_unsent() {
+        let (client, mut server) = duplex(1024);
+        let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let (answer, ()) = tokio::join!(sender.send_request(request()), async {
+            read_request(&mut server).await;
+            server.write_all(ANSWER).await.unwrap();
+        });
+        assert_eq!(answer.unwrap().status(), StatusCode::OK);
+        sender.ready().await.unwrap();
+        // The connection is still taken to be open when the request is put into its queue.
+        let answer = sender.send_request(request());
+        server.shutdown().await.unwrap();
+        let error = answer.await.unwrap_err();
+        assert_eq!(kind_on_connection(&error), Failure::Unsent);
+        connection.await.unwrap().unwrap();
+        let mut sent = Vec::new();
+        server.read_to_end(&mut sent).await.unwrap();
+        assert_eq!(sent, b"");
+    }
+
+    #[tokio::test]
+    async fn closed_after_the_first_byte_is_unanswered() {
+        for read in [1, 20, 40] {
+            let (client, mut server) = duplex(16);
+            let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
+            tokio::spawn(connection);
+            let (answer, ()) = tokio::join!(sender.send_request(request()), async move {
+                for _ in 0..read {
+                    server.read_u8().await.unwrap();
+                }
+            });
+            let failure = kind_on_connection(&answer.unwrap_err());
+            assert_eq!(failure, Failure::Unanswered, "after {read} bytes");
+        }
+    }
 }
