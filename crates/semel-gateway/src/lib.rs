@@ -9,6 +9,7 @@ pub mod args;
 pub mod body;
 pub mod command;
 pub mod config;
+mod connector;
 mod headers;
 pub mod metrics;
 mod problem;

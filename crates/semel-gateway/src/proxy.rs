@@ -15,13 +15,14 @@ use http::{Method, Request, Response, Uri, Version};
 use hyper::body::Incoming;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
+use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use semel::guard::AttemptInfo;
 use semel_tower::Disposition;
 use tower_service::Service;
 
 use crate::body::{Body, BodyError, Progress};
+use crate::connector::{self, Connector};
 use crate::headers;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
@@ -36,7 +37,7 @@ pub struct Peer(pub IpAddr);
 pub struct Proxy(Arc<Inner>);
 
 struct Inner {
-    client: Client<HttpConnector, Body>,
+    client: Client<Connector, Body>,
     upstream: Authority,
     host: HeaderValue,
     silence: Option<Duration>,
@@ -60,16 +61,13 @@ impl Proxy {
         silence: Option<Duration>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, http::header::InvalidHeaderValue> {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             // Sending again is decided here, where it is known whether the body can be.
             .retry_canceled_requests(false)
             .set_host(false)
-            .build(connector);
+            .build(Connector::new(CONNECT_TIMEOUT));
         Ok(Self(Arc::new(Inner {
             client,
             host: HeaderValue::from_str(upstream.as_str())?,
@@ -202,7 +200,7 @@ impl Inner {
         let progress = Progress::new();
         request.body_mut().report_to(&progress);
         // The client takes a connection for this request, and tells `connection` so, before it
-        // writes the first byte.
+        // hands the request over. What fails until then was not sent, whatever the error.
         let unconnected = || connection.connection_metadata().is_none();
         tokio::select! {
             biased;
@@ -212,6 +210,10 @@ impl Inner {
                 tracing::warn!(failure = failure.as_str(), "upstream: {error}: {cause}");
                 failure
             }),
+            () = connector::gone(connection.clone()) => {
+                tracing::warn!(failure = "unanswered", "upstream: the connection ended");
+                Err(Failure::Unanswered)
+            }
             () = progress.ceases(self.silence) => {
                 let failure = if unconnected() { Failure::Unreached } else { Failure::Silent };
                 tracing::warn!(failure = failure.as_str(), "upstream: no answer in time");
