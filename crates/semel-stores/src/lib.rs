@@ -7,10 +7,24 @@
 //!
 //! [`open`] picks by URL; each store also has a constructor of its own.
 
+mod common;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "file")]
 pub mod embedded;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod open;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
+pub use common::{Migrated, Schema};
 #[cfg(feature = "file")]
 pub use embedded::{FileOptions, FileStore};
-pub use open::{OpenError, OpenOptions, check_url, open};
+pub use open::{OpenError, OpenOptions, check_url, migrate, open};

@@ -3,6 +3,8 @@
 use semel::memory::{Limits, MemoryStore};
 use semel::{AnyStore, StoreError};
 
+use crate::common::{Driver, Migrated, Schema};
+
 /// What a URL does not say. Each store takes what concerns it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -13,6 +15,9 @@ pub struct OpenOptions {
     pub cache_bytes: u64,
     /// `file:`: new claims are refused while the disk has less room than this.
     pub reserve_bytes: u64,
+    /// On a server: what opening does where the store's tables are missing or old. A parameter
+    /// `schema=expect|create|migrate` in the URL comes first.
+    pub schema: Schema,
 }
 
 impl Default for OpenOptions {
@@ -22,6 +27,7 @@ impl Default for OpenOptions {
             memory: Limits::default(),
             cache_bytes: 32 << 20,
             reserve_bytes: 256 << 20,
+            schema: Schema::default(),
         }
     }
 }
@@ -51,77 +57,106 @@ pub enum OpenError {
         /// The feature to build with.
         feature: &'static str,
     },
-    /// A store that later versions have.
-    #[error("this version has no store `{scheme}:` (feature `{feature}`)")]
-    NotYet {
-        /// The URL's scheme.
-        scheme: &'static str,
-        /// The feature that it will have.
-        feature: &'static str,
-    },
     /// What follows the scheme is not right.
     #[error("`{scheme}:` {reason}")]
     Invalid {
         /// The URL's scheme.
         scheme: &'static str,
         /// What would be right.
-        reason: &'static str,
+        reason: Box<str>,
     },
     /// The store said no.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Schemes and their features, in the order in which messages list them.
-const SCHEMES: [(&str, &str); 10] = [
-    ("memory", ""),
-    ("file", "file"),
-    ("sqlite", "sqlite"),
-    ("postgres", "postgres"),
-    ("mysql", "mysql"),
-    ("redis", "redis"),
-    ("rediss", "redis"),
-    ("redis-cluster", "redis"),
-    ("dynamodb", "dynamodb"),
-    ("nats", "nats"),
+impl OpenError {
+    pub(crate) fn invalid(scheme: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid {
+            scheme,
+            reason: reason.into().into(),
+        }
+    }
+}
+
+/// A scheme, the feature it needs, and the way into its store where the feature is on.
+struct Scheme {
+    name: &'static str,
+    feature: &'static str,
+    driver: Option<Driver>,
+}
+
+/// The driver in a store's module, where its feature is on.
+macro_rules! driver {
+    ($feature:literal, $module:ident) => {{
+        #[cfg(feature = $feature)]
+        let driver = Some(crate::$module::DRIVER);
+        #[cfg(not(feature = $feature))]
+        let driver = None;
+        driver
+    }};
+}
+
+const fn scheme(name: &'static str, feature: &'static str, driver: Option<Driver>) -> Scheme {
+    Scheme {
+        name,
+        feature,
+        driver,
+    }
+}
+
+/// In the order in which messages list them.
+const SCHEMES: [Scheme; 10] = [
+    scheme("memory", "", Some(MEMORY)),
+    scheme("file", "file", driver!("file", embedded)),
+    scheme("sqlite", "sqlite", driver!("sqlite", sqlite)),
+    scheme("postgres", "postgres", driver!("postgres", postgres)),
+    scheme("mysql", "mysql", driver!("mysql", mysql)),
+    scheme("redis", "redis", driver!("redis", redis)),
+    scheme("rediss", "redis", driver!("redis", redis)),
+    scheme("redis-cluster", "redis", driver!("redis", redis)),
+    scheme("dynamodb", "dynamodb", driver!("dynamodb", dynamodb)),
+    scheme("nats", "nats", driver!("nats", nats)),
 ];
 
 fn known() -> String {
-    SCHEMES.map(|(scheme, _)| scheme).join(", ")
+    SCHEMES.map(|scheme| scheme.name).join(", ")
 }
 
-/// A URL that was understood.
-enum Target<'a> {
-    Memory,
-    File(&'a str),
-}
+/// The memory store, opened as the others are.
+const MEMORY: Driver = Driver {
+    check: |url| match url.split_once(':') {
+        Some((_, "")) => Ok(()),
+        _ => Err(OpenError::invalid(
+            "memory",
+            "takes nothing after the colon",
+        )),
+    },
+    open: |_, options| {
+        let store = AnyStore::new(MemoryStore::new(options.memory));
+        Box::pin(async move { Ok(store) })
+    },
+    migrate: |_, _| Box::pin(async { Ok(Migrated::nothing()) }),
+};
 
-fn parse(url: &str) -> Result<Target<'_>, OpenError> {
-    let (scheme, rest) = url.split_once(':').ok_or(OpenError::NoScheme)?;
-    let Some(&(scheme, feature)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
+fn driver(url: &str) -> Result<Driver, OpenError> {
+    let (name, _) = url.split_once(':').ok_or(OpenError::NoScheme)?;
+    let Some(scheme) = SCHEMES.into_iter().find(|scheme| scheme.name == name) else {
         return Err(OpenError::UnknownScheme {
             // Bounded, and not the rest: who forgets the scheme may have a password before a colon.
-            scheme: scheme
+            scheme: name
                 .chars()
                 .take_while(|c| c.is_ascii_alphanumeric() || "+.-".contains(*c))
                 .take(20)
                 .collect(),
         });
     };
-    match scheme {
-        "memory" if rest.is_empty() => Ok(Target::Memory),
-        "memory" => Err(OpenError::Invalid {
-            scheme,
-            reason: "takes nothing after the colon",
-        }),
-        "file" if cfg!(not(feature = "file")) => Err(OpenError::FeatureOff { scheme, feature }),
-        "file" if rest.is_empty() => Err(OpenError::Invalid {
-            scheme,
-            reason: "needs the path of a directory, as in `file:./semel-data`",
-        }),
-        "file" => Ok(Target::File(rest)),
-        _ => Err(OpenError::NotYet { scheme, feature }),
-    }
+    let driver = scheme.driver.ok_or(OpenError::FeatureOff {
+        scheme: scheme.name,
+        feature: scheme.feature,
+    })?;
+    (driver.check)(url)?;
+    Ok(driver)
 }
 
 /// Whether [`open`] understands `url`. Opens nothing, and looks at no disk or server.
@@ -129,47 +164,23 @@ fn parse(url: &str) -> Result<Target<'_>, OpenError> {
 /// # Errors
 /// Those of [`open`], but for [`OpenError::Store`].
 pub fn check_url(url: &str) -> Result<(), OpenError> {
-    parse(url).map(drop)
+    driver(url).map(drop)
 }
 
-/// Opens the store that `url` names: `memory:`, `file:PATH`.
+/// Opens the store that `url` names. Which URLs there are, and their parameters, is said in
+/// `docs/stores.md` and with each store's own options.
 ///
 /// # Errors
 /// [`OpenError`], which never repeats more of the URL than its scheme (and a file's path).
 pub async fn open(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    match parse(url)? {
-        Target::Memory => Ok(AnyStore::new(MemoryStore::new(options.memory))),
-        Target::File(path) => open_file(path, options).await,
-    }
+    (driver(url)?.open)(url, options).await
 }
 
-#[cfg(feature = "file")]
-async fn open_file(path: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    let path = path.to_owned();
-    let (done, opened) = tokio::sync::oneshot::channel();
-    // Opening reads from disk: not on a thread that serves others.
-    let file = crate::FileOptions::new()
-        .cache_bytes(options.cache_bytes)
-        .reserve_bytes(options.reserve_bytes);
-    let opening = move || drop(done.send(file.open(&path)));
-    let interrupted = || {
-        StoreError::new(
-            semel::StoreErrorKind::Config,
-            "the thread that opens the store could not run",
-        )
-    };
-    std::thread::Builder::new()
-        .name("semel-open".into())
-        .spawn(opening)
-        .map_err(|e| interrupted().with_source(e))?;
-    let store = opened.await.map_err(|_| interrupted())??;
-    Ok(AnyStore::new(store))
-}
-
-#[cfg(not(feature = "file"))]
-async fn open_file(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
-    Err(OpenError::FeatureOff {
-        scheme: "file",
-        feature: "file",
-    })
+/// Makes what the store that `url` names needs on its server (tables, a bucket), or brings it to
+/// this version. Safe to run again, and by several at once.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn migrate(url: &str, options: &OpenOptions) -> Result<Migrated, OpenError> {
+    (driver(url)?.migrate)(url, options).await
 }

@@ -1,13 +1,25 @@
 //! The stores, from outside.
 
 #![cfg_attr(
-    feature = "file",
-    expect(
+    any(feature = "_server", feature = "file"),
+    allow(
         clippy::unwrap_used,
         reason = "helpers of tests, which panic where something fails"
     )
 )]
 
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 #[cfg(feature = "file")]
 mod file;
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "nats")]
+mod nats;
 mod open;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;

@@ -60,15 +60,57 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page,
     Probe, Purged, Resolution, Result, Retention, Store, Token, Waited,
 };
-use semel::{Identity, IdentityDigest, Outcome, State, StoreError, StoreErrorKind};
+use semel::{AnyStore, Identity, IdentityDigest, Outcome, State, StoreError, StoreErrorKind};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout as within;
+
+use crate::common::{Driver, Migrated};
+use crate::{OpenError, OpenOptions};
 
 pub use engine::{Batch, Engine, Visit};
 pub use open::FileOptions;
 use queue::Queue;
 use shared::{Seen, Shared, decode};
 use step::{Change, Done, Step, lost};
+
+/// Opened by `file:PATH`.
+pub(crate) const DRIVER: Driver = Driver {
+    check: |url| path(url).map(drop),
+    open: |url, options| Box::pin(open_path(url, options)),
+    migrate: |_, _| Box::pin(async { Ok(Migrated::nothing()) }),
+};
+
+fn path(url: &str) -> Result<&str, OpenError> {
+    match url.split_once(':') {
+        Some((_, path)) if !path.is_empty() => Ok(path),
+        _ => Err(OpenError::invalid(
+            "file",
+            "needs the path of a directory, as in `file:./semel-data`",
+        )),
+    }
+}
+
+async fn open_path(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    let path = path(url)?.to_owned();
+    let (done, opened) = oneshot::channel();
+    // Opening reads from disk: not on a thread that serves others.
+    let file = FileOptions::new()
+        .cache_bytes(options.cache_bytes)
+        .reserve_bytes(options.reserve_bytes);
+    let opening = move || drop(done.send(file.open(&path)));
+    let interrupted = || {
+        StoreError::new(
+            StoreErrorKind::Config,
+            "the thread that opens the store could not run",
+        )
+    };
+    std::thread::Builder::new()
+        .name("semel-open".into())
+        .spawn(opening)
+        .map_err(|e| interrupted().with_source(e))?;
+    let store = opened.await.map_err(|_| interrupted())??;
+    Ok(AnyStore::new(store))
+}
 
 /// A [`Store`] in a directory. See the module's documentation.
 pub struct FileStore {

@@ -1,0 +1,99 @@
+//! Where a store is: a URL, and the parameters in it that are ours.
+
+use std::fmt;
+use std::str::FromStr;
+
+use url::Url;
+
+use crate::OpenError;
+
+/// A URL of which a store takes the parameters it knows, one by one.
+///
+/// `Debug` shows the scheme alone: what follows may hold a password.
+pub(crate) struct Location {
+    scheme: &'static str,
+    url: Url,
+    parameters: Vec<(String, String)>,
+}
+
+impl Location {
+    /// Reads `url`, whose scheme is known.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where it is no URL.
+    pub(crate) fn parse(scheme: &'static str, url: &str) -> Result<Self, OpenError> {
+        let mut url = Url::parse(url).map_err(|error| {
+            OpenError::invalid(scheme, format!("is followed by no URL: {error}"))
+        })?;
+        let parameters = url.query_pairs().into_owned().collect();
+        url.set_query(None);
+        Ok(Self {
+            scheme,
+            url,
+            parameters,
+        })
+    }
+
+    /// The value of a parameter, which is taken out of the URL.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where it is there and cannot be read; `wanted` says what would do.
+    pub(crate) fn take<T: FromStr>(
+        &mut self,
+        name: &str,
+        wanted: &str,
+    ) -> Result<Option<T>, OpenError> {
+        let Some(at) = self.parameters.iter().position(|(known, _)| known == name) else {
+            return Ok(None);
+        };
+        let (_, value) = self.parameters.remove(at);
+        match value.parse() {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err(self.invalid(format!("parameter `{name}` must be {wanted}"))),
+        }
+    }
+
+    /// The URL without what was taken: for a driver that knows the other parameters.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(dead_code, reason = "not every driver does")
+    )]
+    pub(crate) fn rest(self) -> Url {
+        let mut url = self.url;
+        if !self.parameters.is_empty() {
+            url.query_pairs_mut().extend_pairs(self.parameters);
+        }
+        url
+    }
+
+    /// The URL, once every parameter was taken.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where one is left; `known` lists those that there are.
+    #[cfg_attr(
+        not(feature = "redis"),
+        allow(dead_code, reason = "not every driver does")
+    )]
+    pub(crate) fn whole(self, known: &str) -> Result<Url, OpenError> {
+        match self.parameters.first() {
+            None => Ok(self.url),
+            Some((name, _)) => {
+                let name: String = name.chars().take(30).collect();
+                Err(self.invalid(format!("has no parameter `{name}`; there are {known}")))
+            }
+        }
+    }
+
+    /// An error about this URL.
+    pub(crate) fn invalid(&self, reason: impl Into<String>) -> OpenError {
+        OpenError::invalid(self.scheme, reason)
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Location")
+            .field("scheme", &self.scheme)
+            .finish_non_exhaustive()
+    }
+}

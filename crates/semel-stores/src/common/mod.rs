@@ -1,0 +1,19 @@
+//! What stores outside the process share: how they are opened and closed, and who waits here.
+//! Nothing here knows a server or a rule of the protocol.
+
+mod driver;
+#[cfg(feature = "_server")]
+mod gate;
+#[cfg(feature = "_server")]
+mod location;
+#[cfg(feature = "_server")]
+mod waiters;
+
+#[cfg(feature = "_server")]
+pub(crate) use self::{
+    gate::Gate,
+    location::Location,
+    waiters::{Poll, Running, Waiters},
+};
+pub(crate) use driver::Driver;
+pub use driver::{Migrated, Schema};

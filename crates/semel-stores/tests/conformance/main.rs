@@ -1,0 +1,63 @@
+//! Every case of the suite, on every store whose feature is on.
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+#[cfg(feature = "file")]
+mod file;
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "nats")]
+mod nats;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+use semel::conformance::{CASES, Case, Factory, run};
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Most cases sleep most of the time.
+    arguments.test_threads.get_or_insert(8);
+    let stores: Vec<Vec<Trial>> = Vec::from([
+        #[cfg(feature = "dynamodb")]
+        dynamodb::all(),
+        #[cfg(feature = "file")]
+        file::all(),
+        #[cfg(feature = "mysql")]
+        mysql::all(),
+        #[cfg(feature = "nats")]
+        nats::all(),
+        #[cfg(feature = "postgres")]
+        postgres::all(),
+        #[cfg(feature = "redis")]
+        redis::all(),
+        #[cfg(feature = "sqlite")]
+        sqlite::all(),
+    ]);
+    let trials = stores.into_iter().flatten().collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Every case on one store.
+#[cfg_attr(
+    not(any(feature = "_server", feature = "file")),
+    expect(dead_code, reason = "no store's feature is on")
+)]
+fn trials(store: &str, factory: impl Factory + Copy + Send + 'static) -> Vec<Trial> {
+    let trial = |case: &'static Case| {
+        Trial::test(format!("{store}::{}", case.name), move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()?;
+            Ok(runtime.block_on(run(case, &factory))?)
+        })
+    };
+    CASES.iter().map(trial).collect()
+}
