@@ -1,0 +1,222 @@
+//! Stands before a server: counts round trips and plays the faults of a network.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+
+/// What goes wrong on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fault {
+    /// Nothing.
+    #[default]
+    None,
+    /// Each piece of data goes on this much later, in either direction.
+    Delay(Duration),
+    /// Connections stand, and nothing goes on. What was sent meanwhile goes on afterwards.
+    Blackhole,
+    /// Requests go on; answers are lost, and the connection stands.
+    SwallowAnswers,
+    /// Requests go on; the connection is cut when an answer comes.
+    CutAnswers,
+    /// Requests go on; half of the next piece of an answer goes on, and then the connection is cut.
+    HalveAnswers,
+    /// Connections are cut, and new ones as soon as they are made.
+    Refuse,
+}
+
+/// A proxy on a port of its own, in a thread of its own. Stops when it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    _stop: oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    fault: watch::Sender<Fault>,
+    // Counts how often all connections were cut.
+    cuts: watch::Sender<u64>,
+    round_trips: AtomicU64,
+    connections: AtomicU64,
+    hits: AtomicU64,
+}
+
+impl Proxy {
+    /// Starts a proxy before `target`.
+    ///
+    /// # Errors
+    /// Where no port or thread can be had.
+    pub fn start(target: SocketAddr) -> Result<Self> {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            fault: watch::Sender::new(Fault::None),
+            cuts: watch::Sender::new(0),
+            round_trips: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+        });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let serving = shared.clone();
+        std::thread::Builder::new()
+            .name("proxy".into())
+            .spawn(move || {
+                runtime.block_on(async {
+                    let Ok(listener) = TcpListener::from_std(listener) else {
+                        return;
+                    };
+                    tokio::select! {
+                        _ = stopped => {}
+                        () = serve(&listener, target, &serving) => {}
+                    }
+                });
+                // Connections end with their runtime.
+            })
+            .context("no thread for a proxy")?;
+        Ok(Self {
+            address,
+            shared,
+            _stop: stop,
+        })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on this goes wrong.
+    pub fn set(&self, fault: Fault) {
+        self.shared.fault.send_replace(fault);
+        if fault == Fault::Refuse {
+            self.cut();
+        }
+    }
+
+    /// Cuts every connection, once.
+    pub fn cut(&self) {
+        self.shared.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// How often a client began to send after it had got an answer, or after it had connected: with
+    /// one caller and one connection these are round trips.
+    pub fn round_trips(&self) -> u64 {
+        self.shared.round_trips.load(Ordering::SeqCst)
+    }
+
+    /// How many connections were made.
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// How many pieces of data a fault has met, and connections that were refused or cut.
+    pub fn hits(&self) -> u64 {
+        self.shared.hits.load(Ordering::SeqCst)
+    }
+}
+
+async fn serve(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>) {
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            // Out of descriptors: others may free some.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            let mut cuts = shared.cuts.subscribe();
+            tokio::select! {
+                _ = cuts.changed() => {
+                    shared.hits.fetch_add(1, Ordering::SeqCst);
+                }
+                _ = connection(client, target, &shared) => {}
+            }
+        });
+    }
+}
+
+async fn connection(client: TcpStream, target: SocketAddr, shared: &Shared) -> std::io::Result<()> {
+    if *shared.fault.borrow() == Fault::Refuse {
+        shared.hits.fetch_add(1, Ordering::SeqCst);
+        return Ok(());
+    }
+    let server = TcpStream::connect(target).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let answered = AtomicBool::new(true);
+    // Either side's end ends both: what a broken connection looks like.
+    tokio::select! {
+        done = forward(from_client, to_server, Way::Request, &answered, shared) => done,
+        done = forward(from_server, to_client, Way::Answer, &answered, shared) => done,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Request,
+    Answer,
+}
+
+async fn forward(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    way: Way,
+    answered: &AtomicBool,
+    shared: &Shared,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    let mut fault = shared.fault.subscribe();
+    loop {
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        match way {
+            Way::Request if answered.swap(false, Ordering::SeqCst) => {
+                shared.round_trips.fetch_add(1, Ordering::SeqCst);
+            }
+            Way::Request => {}
+            Way::Answer => answered.store(true, Ordering::SeqCst),
+        }
+        let hole = |fault: &Fault| *fault == Fault::Blackhole;
+        if hole(&fault.borrow_and_update()) {
+            shared.hits.fetch_add(1, Ordering::SeqCst);
+        }
+        // The sender lives as long as the proxy.
+        let now = fault
+            .wait_for(|fault| !hole(fault))
+            .await
+            .map_or(Fault::None, |fault| *fault);
+        if now != Fault::None && (way == Way::Answer || matches!(now, Fault::Delay(_))) {
+            shared.hits.fetch_add(1, Ordering::SeqCst);
+        }
+        let data = &buffer[..read];
+        match (now, way) {
+            (Fault::Delay(time), _) => {
+                tokio::time::sleep(time).await;
+                to.write_all(data).await?;
+            }
+            (Fault::SwallowAnswers, Way::Answer) => {}
+            (Fault::CutAnswers, Way::Answer) => return Ok(()),
+            (Fault::HalveAnswers, Way::Answer) => {
+                to.write_all(&data[..read / 2]).await?;
+                return to.flush().await;
+            }
+            _ => to.write_all(data).await?,
+        }
+    }
+}
