@@ -89,7 +89,7 @@ pub const SETTINGS: [Setting; 17] = [
         "store",
         "URL",
         Some("file:./semel-data"),
-        "Where records are kept: file:PATH or memory:",
+        "Where records are kept: file:PATH, memory:, sqlite:PATH, postgres://…, redis://… and others",
     ),
     setting(
         "config",
@@ -187,20 +187,51 @@ pub fn command() -> Command {
                 .about("Validates a configuration, and prints what would hold")
                 .args(settings()),
         )
+        .subcommand(
+            Command::new("migrate")
+                .about("Makes what the store needs on its server, or brings it to this version")
+                .args(store()),
+        )
+        .subcommand(
+            Command::new("conformance")
+                .about("Runs the suite that every store passes against a store")
+                .after_help(
+                    "Give it a store of its own (a table, a prefix, a bucket): records stay behind, \
+                     and some stay in flight.",
+                )
+                .args(store())
+                .arg(text("only", "NAME", "Only cases whose name has this in it"))
+                .arg(
+                    text("jobs", "N", "How many cases run at the same time")
+                        .default_value("8")
+                        .value_parser(clap::value_parser!(u16).range(1..=256)),
+                ),
+        )
         .subcommand(demo())
 }
 
+/// The settings that say which store.
+fn store() -> impl Iterator<Item = Arg> {
+    SETTINGS
+        .iter()
+        .filter(|setting| ["store", "config"].contains(&setting.name))
+        .map(Setting::arg)
+}
+
+fn text(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
 fn demo() -> Command {
-    let arg = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     Command::new("demo")
         .about("Runs a small shop to try the gateway on: POST /orders, GET /orders")
         .arg(
-            arg("listen", "ADDR", "Where it listens")
+            text("listen", "ADDR", "Where it listens")
                 .default_value("127.0.0.1:9000")
                 .action(ArgAction::Set),
         )
-        .arg(arg("delay", "DUR", "How long it takes to place an order").default_value("0s"))
-        .arg(arg(
+        .arg(text("delay", "DUR", "How long it takes to place an order").default_value("0s"))
+        .arg(text(
             "ledger",
             "FILE",
             "Where orders are written down, synced before they are answered",

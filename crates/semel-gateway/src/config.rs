@@ -58,7 +58,7 @@ pub struct StoreUrl(pub String);
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.split_once(':') {
-            Some(("file" | "memory", _)) => f.write_str(&self.0),
+            Some(("file" | "memory" | "sqlite", _)) => f.write_str(&self.0),
             Some((scheme, _)) => write!(f, "{scheme}:…"),
             None => f.write_str("…"),
         }
@@ -115,7 +115,9 @@ impl Sources {
         let mut errors = Vec::new();
         for setting in &SETTINGS {
             let name = setting.variable();
-            let flag = flags.get_one::<String>(setting.name).map(|value| Given {
+            // Some subcommands have some of the flags only.
+            let flag = flags.try_get_one::<String>(setting.name).ok().flatten();
+            let flag = flag.map(|value| Given {
                 value: value.clone(),
                 from: format!("--{}", setting.name),
             });
@@ -209,6 +211,19 @@ impl Sources {
         } else {
             Err(ConfigError(reader.errors))
         }
+    }
+
+    /// Understands the store's URL alone.
+    ///
+    /// # Errors
+    /// A URL that is not right.
+    pub fn store(&self) -> Result<StoreUrl, ConfigError> {
+        let mut reader = Reader {
+            sources: self,
+            errors: Vec::new(),
+        };
+        let url = reader.read("store", values::store);
+        url.map(StoreUrl).ok_or(ConfigError(reader.errors))
     }
 
     /// Every setting with its value and where it comes from, for people.

@@ -9,6 +9,8 @@ fn main() -> ExitCode {
     match matches.subcommand() {
         Some(("serve", flags)) => command::serve::main(flags),
         Some(("check", flags)) => command::check::main(flags),
+        Some(("migrate", flags)) => command::migrate::main(flags),
+        Some(("conformance", flags)) => command::conformance::main(flags),
         Some(("demo", flags)) => command::demo::main(flags),
         // The parser lets nothing else through.
         _ => ExitCode::from(command::MISUSED),

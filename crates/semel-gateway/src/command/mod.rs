@@ -1,7 +1,9 @@
 //! The subcommands of the program.
 
 pub mod check;
+pub mod conformance;
 pub mod demo;
+pub mod migrate;
 pub mod serve;
 
 use std::fmt::Display;
@@ -21,6 +23,17 @@ fn fail(code: u8, message: impl Display) -> ExitCode {
     // Where stderr is closed there is nobody to tell.
     writeln!(std::io::stderr(), "{message}").ok();
     ExitCode::from(code)
+}
+
+/// An error with its causes, as one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    line
 }
 
 /// Runs a program's main task.

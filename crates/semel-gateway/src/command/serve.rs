@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use semel::store::{Durability, Store as _};
 use semel::{AnyStore, StoreError};
-use semel_stores::{OpenError, OpenOptions};
+use semel_stores::{OpenError, OpenOptions, Schema};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -16,7 +16,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use super::{FAILED, MISUSED, block_on, fail, stop_signal};
+use super::{FAILED, MISUSED, block_on, fail, stop_signal, with_causes};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Sources};
 use crate::metrics::Metrics;
@@ -46,9 +46,9 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
 /// Why the gateway did not start, or did not stop as it should.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("--store: {0}{cause}", cause = cause_of(.0))]
+    #[error("--store: {}", with_causes(.0))]
     Open(#[from] OpenError),
-    #[error("the store does not work: {0}")]
+    #[error("the store does not work: {}", with_causes(.0))]
     Probe(StoreError),
     #[error("{flag}: cannot listen on {address}: {source}")]
     Listen {
@@ -73,14 +73,6 @@ impl Error {
             Self::Probe(_) | Self::Signals(_) | Self::Unfinished(_) | Self::Close(_) => FAILED,
         }
     }
-}
-
-fn cause_of(error: &OpenError) -> String {
-    let OpenError::Store(error) = error else {
-        return String::new();
-    };
-    let cause = std::error::Error::source(error);
-    cause.map_or_else(String::new, |cause| format!(": {cause}"))
 }
 
 async fn gateway(config: &Config) -> Result<(), Error> {
@@ -162,7 +154,10 @@ async fn close(store: &AnyStore) -> Result<(), Error> {
 }
 
 async fn open(config: &Config) -> Result<AnyStore, Error> {
-    let store = semel_stores::open(&config.store.0, &OpenOptions::default()).await?;
+    let mut options = OpenOptions::default();
+    // Where there is nothing yet nothing can be lost; an older version waits for `semel migrate`.
+    options.schema = Schema::Create;
+    let store = semel_stores::open(&config.store.0, &options).await?;
     let probe = store.probe().await.map_err(Error::Probe)?;
     if probe.durability == Durability::Process {
         tracing::warn!(

@@ -8,6 +8,7 @@
 
 mod admin;
 mod bodies;
+mod commands;
 mod configuration;
 mod crash;
 mod demo;
@@ -15,6 +16,7 @@ mod documentation;
 mod lifecycle;
 mod once;
 mod scope;
+mod stores;
 mod support;
 mod upstream;
 mod wire;

@@ -78,8 +78,15 @@ impl Location {
         match self.parameters.first() {
             None => Ok(self.url),
             Some((name, _)) => {
-                let name: String = name.chars().take(30).collect();
-                Err(self.invalid(format!("has no parameter `{name}`; there are {known}")))
+                // A password with a question mark in it looks like a parameter.
+                let plain =
+                    name.len() < 30 && name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'_');
+                let which = if plain {
+                    format!("parameter `{name}`")
+                } else {
+                    "such parameter".into()
+                };
+                Err(self.invalid(format!("has no {which}; there are {known}")))
             }
         }
     }
