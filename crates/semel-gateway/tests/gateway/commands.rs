@@ -40,7 +40,13 @@ fn one_group_can_be_run_alone() {
     assert!(output.status.success());
     let table = printed(&output);
     assert!(table.contains("11 cases, 11 passed"), "{table}");
-    let none = semel(&["conformance", "--store", "memory:", "--only", "no-such-case"]);
+    let none = semel(&[
+        "conformance",
+        "--store",
+        "memory:",
+        "--only",
+        "no-such-case",
+    ]);
     assert_eq!(none.status.code(), Some(2));
 }
 
