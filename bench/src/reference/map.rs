@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use semel::store::{Fence, Nonce, Token};
-use semel::{Fingerprint, Identity, IdentityDigest, Outcome, Record, State, Timestamp};
+use semel::{Fingerprint, Identity, IdentityDigest, Outcome, Progress, Record, State, Timestamp};
 
 // As many as `MemoryStore` has when it is large: one for each first byte of a digest.
 const SHARDS: usize = 256;
@@ -111,5 +111,6 @@ const fn in_flight(fingerprint: Fingerprint) -> Record {
         claimed_at: zero,
         settled_at: None,
         resolved: None,
+        progress: Progress::EMPTY,
     }
 }

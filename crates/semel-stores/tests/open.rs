@@ -24,18 +24,6 @@ async fn what_is_not_there_is_said_without_repeating_the_url() {
             "mongodb://me:hunter2@host/",
             "no store `mongodb:`; there are memory, file",
         ),
-        (
-            "redis-cluster://me:hunter2@host",
-            "no store `redis-cluster:` (feature `redis`)",
-        ),
-        (
-            "postgres://me:hunter2@host/db",
-            "no store `postgres:` (feature `postgres`)",
-        ),
-        (
-            "nats://me:hunter2@host/bucket",
-            "no store `nats:` (feature `nats`)",
-        ),
         ("memory:hunter2", "takes nothing after the colon"),
     ] {
         let message = refused(url).await.to_string();
@@ -44,14 +32,61 @@ async fn what_is_not_there_is_said_without_repeating_the_url() {
     }
 }
 
-#[cfg(not(feature = "file"))]
 #[tokio::test]
 async fn a_feature_that_is_off_is_named() {
-    let message = refused("file:./data").await.to_string();
-    assert!(
-        message.contains("`file:` needs the feature `file`"),
-        "{message}"
-    );
+    for (url, scheme, feature, on) in [
+        ("file:./data", "file", "file", cfg!(feature = "file")),
+        (
+            "sqlite:./x.db",
+            "sqlite",
+            "sqlite",
+            cfg!(feature = "sqlite"),
+        ),
+        (
+            "postgres://me:hunter2@host/db",
+            "postgres",
+            "postgres",
+            cfg!(feature = "postgres"),
+        ),
+        (
+            "mysql://me:hunter2@host/db",
+            "mysql",
+            "mysql",
+            cfg!(feature = "mysql"),
+        ),
+        (
+            "rediss://me:hunter2@host",
+            "rediss",
+            "redis",
+            cfg!(feature = "redis"),
+        ),
+        (
+            "redis-cluster://me:hunter2@host",
+            "redis-cluster",
+            "redis",
+            cfg!(feature = "redis"),
+        ),
+        (
+            "dynamodb://hunter2",
+            "dynamodb",
+            "dynamodb",
+            cfg!(feature = "dynamodb"),
+        ),
+        (
+            "nats://me:hunter2@host/bucket",
+            "nats",
+            "nats",
+            cfg!(feature = "nats"),
+        ),
+    ] {
+        if on {
+            continue;
+        }
+        let message = refused(url).await.to_string();
+        let says = format!("`{scheme}:` needs the feature `{feature}`");
+        assert!(message.contains(&says), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
 }
 
 #[cfg(feature = "file")]

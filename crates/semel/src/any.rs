@@ -9,7 +9,7 @@ use crate::store::{
     Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
     Retention, Store, Token, Waited,
 };
-use crate::{Identity, IdentityDigest, Outcome};
+use crate::{FinishedStep, Identity, IdentityDigest, Outcome};
 
 /// A store whose kind is known at run time only: `semel_stores::open` returns one.
 ///
@@ -64,6 +64,7 @@ erase! {
     claim(identity: Identity, request: ClaimRequest;) -> Claim
     renew(identity: IdentityDigest, token: Token; lease: Duration) -> Fenced
     complete(identity: IdentityDigest, token: Token, outcome: Outcome; retention: Retention) -> Fenced
+    keep_step(identity: IdentityDigest, token: Token, step: FinishedStep; kept: usize) -> Fenced
     abandon(identity: IdentityDigest, token: Token;) -> Fenced
     mark_unknown(identity: IdentityDigest, token: Token;) -> Fenced
     resolve(identity: IdentityDigest, resolution: Resolution;) -> Fenced

@@ -1,24 +1,28 @@
 //! The versioned byte form of an [`Entry`], for stores that keep a record as one value.
 //!
-//! # Byte form, version 1
+//! # Byte form, version 2
 //!
 //! All numbers are big-endian. One version byte `1`; the identity's digest (32); state (1: `1` in
 //! flight, `2` unknown, `3` completed, `4` released); fingerprint (33); fence (8); nonce (16);
 //! attempt (4); created, claimed, lease until, settled (`0` for none), expires, purge (8 each, µs);
 //! number of scope segments (4) and each as text; operation and key hint as text; `0`, or `1` and a
-//! resolution (who and why as text, when as 8 bytes); the outcome's own byte form, if completed,
-//! takes all that is left. Text has a 4-byte length in front.
+//! resolution (who and why as text, when as 8 bytes, the attempt's fence as 8, the states before and
+//! after as 1 each); the finished steps' byte form behind a 4-byte length; the outcome's own byte
+//! form, if completed, takes all that is left. Text has a 4-byte length in front.
+//!
+//! Version 1 has no finished steps, and a resolution ends with its time. It is read as well: the
+//! fence is then taken to be the one before the record's, the states unknown and the record's own.
 
 use bytes::Bytes;
 
 use crate::record::{Record, Resolved, State, StateKind};
 use crate::store::{Entry, Fence, Label, Nonce, Token};
 use crate::wire::{Reader, put_long};
-use crate::{DecodeError, Fingerprint, IdentityDigest, Outcome, Scope, Timestamp};
+use crate::{DecodeError, Fingerprint, IdentityDigest, Outcome, Progress, Scope, Timestamp};
 
 impl Entry {
     /// The version of the byte form that this program writes.
-    pub const VERSION: u8 = 1;
+    pub const VERSION: u8 = 2;
 
     /// The versioned byte form.
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -30,12 +34,7 @@ impl Entry {
         let mut to = Vec::with_capacity(256 + outcome.len());
         to.push(Self::VERSION);
         to.extend_from_slice(label.digest.as_bytes());
-        to.push(match record.state.kind() {
-            StateKind::InFlight => 1,
-            StateKind::Unknown => 2,
-            StateKind::Completed => 3,
-            StateKind::Released => 4,
-        });
+        to.push(number(record.state.kind()));
         to.extend_from_slice(&record.fingerprint.to_bytes());
         to.extend_from_slice(&record.token.fence.0.to_be_bytes());
         to.extend_from_slice(record.token.nonce.as_bytes());
@@ -68,8 +67,11 @@ impl Entry {
                 put_long(&mut to, resolved.by.as_bytes());
                 put_long(&mut to, resolved.reason.as_bytes());
                 to.extend_from_slice(&resolved.at.as_micros().to_be_bytes());
+                to.extend_from_slice(&resolved.fence.0.to_be_bytes());
+                to.extend([number(resolved.before), number(resolved.after)]);
             }
         }
+        put_long(&mut to, record.progress.as_bytes());
         to.extend_from_slice(outcome);
         to
     }
@@ -81,31 +83,45 @@ impl Entry {
     /// that [`to_bytes`](Self::to_bytes) never returned.
     pub fn from_bytes(bytes: &Bytes) -> Result<Self, DecodeError> {
         let version = *bytes.first().ok_or(DecodeError::Damaged)?;
-        if version != Self::VERSION {
+        if !(1..=Self::VERSION).contains(&version) {
             return Err(DecodeError::Version {
                 found: version,
                 known: Self::VERSION,
             });
         }
         let mut from = Reader(&bytes[1..]);
-        let (state, mut entry) = head(&mut from).ok_or(DecodeError::Damaged)?;
+        let (state, mut entry) = head(&mut from, version).ok_or(DecodeError::Damaged)?;
         let rest = bytes.slice(bytes.len() - from.0.len()..);
         entry.record.state = match state {
-            3 => State::Completed(Outcome::from_bytes(rest)?),
+            StateKind::Completed => State::Completed(Outcome::from_bytes(rest)?),
             _ if !rest.is_empty() => return Err(DecodeError::Damaged),
-            1 => State::InFlight,
-            2 => State::Unknown,
-            4 => State::Released,
-            _ => return Err(DecodeError::Damaged),
+            StateKind::InFlight => State::InFlight,
+            StateKind::Unknown => State::Unknown,
+            StateKind::Released => State::Released,
         };
         Ok(entry)
     }
 }
 
+const fn number(state: StateKind) -> u8 {
+    match state {
+        StateKind::InFlight => 1,
+        StateKind::Unknown => 2,
+        StateKind::Completed => 3,
+        StateKind::Released => 4,
+    }
+}
+
+fn state(number: u8) -> Option<StateKind> {
+    StateKind::ALL
+        .into_iter()
+        .find(|&kind| self::number(kind) == number)
+}
+
 // All but the outcome; the state is set by the caller.
-fn head(from: &mut Reader<'_>) -> Option<(u8, Entry)> {
+fn head(from: &mut Reader<'_>, version: u8) -> Option<(StateKind, Entry)> {
     let digest = IdentityDigest::from_bytes(from.array()?);
-    let state = from.u8()?;
+    let kind = state(from.u8()?)?;
     let fingerprint = Fingerprint::from_bytes(from.array()?);
     let token = Token {
         fence: Fence(from.u64()?),
@@ -130,8 +146,24 @@ fn head(from: &mut Reader<'_>) -> Option<(u8, Entry)> {
             by: from.text()?.into(),
             reason: from.text()?.into(),
             at: Timestamp::from_micros(from.u64()?),
+            fence: match version {
+                1 => Fence(token.fence.0.saturating_sub(1)),
+                _ => Fence(from.u64()?),
+            },
+            before: match version {
+                1 => StateKind::Unknown,
+                _ => state(from.u8()?)?,
+            },
+            after: match version {
+                1 => kind,
+                _ => state(from.u8()?)?,
+            },
         })),
         _ => return None,
+    };
+    let progress = match version {
+        1 => Progress::EMPTY,
+        _ => Progress::from_bytes(from.long()?).ok()?,
     };
     let record = Record {
         fingerprint,
@@ -145,6 +177,7 @@ fn head(from: &mut Reader<'_>) -> Option<(u8, Entry)> {
         expires_at,
         purge_at,
         resolved,
+        progress,
     };
-    Some((state, Entry { label, record }))
+    Some((kind, Entry { label, record }))
 }

@@ -19,10 +19,13 @@ use std::time::Duration;
 use crate::store::{
     Acquired, Claim, ClaimRequest, Fence, OnLapse, Refusal, Resolution, Retention, Token, Verdict,
 };
-use crate::{Fingerprint, Outcome, Timestamp};
+use crate::{Fingerprint, FinishedStep, Outcome, Progress, Timestamp};
 
 /// How long a released record is kept, so that the fence and the attempt's number go on from it.
 pub const RELEASED_FOR: Duration = Duration::from_secs(60);
+
+/// How long a released record is kept whose attempt had finished steps: they are not to run again.
+pub const RELEASED_WITH_STEPS_FOR: Duration = Duration::from_hours(24 * 7);
 
 /// The state of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +85,8 @@ impl State {
     }
 }
 
-/// Who resolved an unknown record, when and why.
+/// Who resolved an unknown record, when and why, and what it was before and after. The latest one
+/// stays with the record, whatever claims come after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     /// Who decided.
@@ -91,6 +95,12 @@ pub struct Resolved {
     pub reason: Box<str>,
     /// When, by the store's clock.
     pub at: Timestamp,
+    /// The fence of the attempt that it was about.
+    pub fence: Fence,
+    /// The state before: unknown, or in flight past its lease.
+    pub before: StateKind,
+    /// The state after: completed, or released.
+    pub after: StateKind,
 }
 
 /// Everything that the protocol knows of one identity.
@@ -121,6 +131,8 @@ pub struct Record {
     pub settled_at: Option<Timestamp>,
     /// The latest resolution by an operator or a reconciler.
     pub resolved: Option<Box<Resolved>>,
+    /// What its attempts have finished, until it is completed.
+    pub progress: Progress,
 }
 
 impl Record {
@@ -146,16 +158,25 @@ impl Record {
 
     fn completed(&self, outcome: &Outcome, retention: Retention, now: Timestamp) -> Self {
         let expires = now.after(retention.replay);
-        self.settled(
+        let completed = self.settled(
             State::Completed(outcome.clone()),
             now,
             expires,
             expires.after(retention.tombstone),
-        )
+        );
+        Self {
+            // The outcome says it all from now on.
+            progress: Progress::EMPTY,
+            ..completed
+        }
     }
 
     fn released(&self, now: Timestamp) -> Self {
-        let end = now.after(RELEASED_FOR);
+        let end = now.after(if self.progress.is_empty() {
+            RELEASED_FOR
+        } else {
+            RELEASED_WITH_STEPS_FOR
+        });
         self.settled(State::Released, now, end, end)
     }
 }
@@ -187,12 +208,15 @@ pub fn claim(
     floor: Fence,
 ) -> Decision {
     let Some(record) = current.filter(|r| !r.is_purgeable(now)) else {
-        return acquire(current, 1, now, request, now, floor);
+        return first(current, request, now, floor);
     };
     if let State::Released = record.state {
-        // Nothing happened under it: another payload is welcome (conformance row 59).
-        let attempt = record.attempt.saturating_add(1);
-        return acquire(current, attempt, record.created_at, request, now, floor);
+        // Nothing happened under it: another payload is welcome (conformance row 59). But where
+        // steps are finished, something did.
+        if !record.progress.is_empty() && record.fingerprint != request.fingerprint {
+            return Decision::unchanged(Claim::Mismatch);
+        }
+        return next(record, request, now, floor);
     }
     if now >= record.expires_at {
         return Decision::unchanged(Claim::Expired);
@@ -217,8 +241,7 @@ pub fn claim(
             remaining: now.until(record.lease_until),
         }),
         State::InFlight | State::Unknown if request.on_lapse == OnLapse::Retry => {
-            let attempt = record.attempt.saturating_add(1);
-            acquire(current, attempt, record.created_at, request, now, floor)
+            next(record, request, now, floor)
         }
         State::InFlight => Decision {
             claim: Claim::Unknown {
@@ -232,34 +255,60 @@ pub fn claim(
     }
 }
 
-fn acquire(
+/// Acquires an identity that nobody used before, or whose record is past its retention.
+fn first(
     previous: Option<&Record>,
-    attempt: u32,
-    created_at: Timestamp,
     request: &ClaimRequest,
     now: Timestamp,
     floor: Fence,
 ) -> Decision {
-    let fence = next_fence(previous, floor, now);
-    let token = Token {
-        fence,
-        nonce: request.nonce,
+    acquired(Record {
+        fingerprint: request.fingerprint,
+        token: Token {
+            fence: next_fence(previous, floor, now),
+            nonce: request.nonce,
+        },
+        attempt: 1,
+        state: State::InFlight,
+        created_at: now,
+        claimed_at: now,
+        lease_until: now.after(request.lease),
+        settled_at: None,
+        expires_at: Timestamp::MAX,
+        purge_at: Timestamp::MAX,
+        resolved: None,
+        progress: Progress::EMPTY,
+    })
+}
+
+/// Acquires an identity for the attempt after this record's.
+fn next(record: &Record, request: &ClaimRequest, now: Timestamp, floor: Fence) -> Decision {
+    acquired(Record {
+        fingerprint: request.fingerprint,
+        token: Token {
+            fence: next_fence(Some(record), floor, now),
+            nonce: request.nonce,
+        },
+        attempt: record.attempt.saturating_add(1),
+        state: State::InFlight,
+        claimed_at: now,
+        lease_until: now.after(request.lease),
+        settled_at: None,
+        expires_at: Timestamp::MAX,
+        purge_at: Timestamp::MAX,
+        // When it began, what is finished, and who resolved it stay.
+        ..record.clone()
+    })
+}
+
+const fn acquired(record: Record) -> Decision {
+    let acquired = Acquired {
+        token: record.token,
+        attempt: record.attempt,
     };
     Decision {
-        claim: Claim::Acquired(Acquired { token, attempt }),
-        write: Some(Record {
-            fingerprint: request.fingerprint,
-            token,
-            attempt,
-            state: State::InFlight,
-            created_at,
-            claimed_at: now,
-            lease_until: now.after(request.lease),
-            settled_at: None,
-            expires_at: Timestamp::MAX,
-            purge_at: Timestamp::MAX,
-            resolved: None,
-        }),
+        claim: Claim::Acquired(acquired),
+        write: Some(record),
     }
 }
 
@@ -336,6 +385,38 @@ pub fn abandon(record: Option<&Record>, token: &Token, now: Timestamp) -> Step {
     }
 }
 
+/// Keeps the result of a finished step, behind the `kept` bytes of those before it (R4). The same
+/// step at the same place changes nothing and is no error.
+///
+/// # Errors
+/// [`Refusal`] where the token is not current, the record is settled, or other steps are kept.
+pub fn keep_step(record: Option<&Record>, token: &Token, step: &FinishedStep, kept: usize) -> Step {
+    let record = current(record, token)?;
+    match record.state {
+        State::InFlight | State::Unknown => {}
+        State::Completed(_) | State::Released => return Err(settled(record)),
+    }
+    let progress = record.progress.as_bytes();
+    if progress.len() == kept {
+        let progress = record
+            .progress
+            .with(step)
+            .map_err(|_| Refusal::OtherSteps)?;
+        return Ok(Some(Record {
+            progress,
+            ..record.clone()
+        }));
+    }
+    let same = progress
+        .get(kept..)
+        .is_some_and(|later| later.starts_with(step.as_bytes()));
+    if same {
+        Ok(None)
+    } else {
+        Err(Refusal::OtherSteps)
+    }
+}
+
 /// Says that the attempt may have had its effect and that nobody will record it.
 ///
 /// # Errors
@@ -387,6 +468,9 @@ pub fn resolve(
         by: resolution.by.clone(),
         reason: resolution.reason.clone(),
         at: now,
+        fence: record.token.fence,
+        before: record.state.kind(),
+        after: next.state.kind(),
     }));
     Ok(Some(next))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use subtle::ConstantTimeEq as _;
 
 use crate::record::{Record, StateKind};
-use crate::{Fingerprint, Identity, IdentityDigest, Outcome, Scope, StoreError};
+use crate::{Fingerprint, FinishedStep, Identity, IdentityDigest, Outcome, Scope, StoreError};
 
 /// What a store call answers.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -274,6 +274,9 @@ pub enum Refusal {
     /// An attempt still holds its lease; resolving would decide over its head.
     #[error("an attempt still holds its lease")]
     Running,
+    /// Other steps are kept than the caller knows of.
+    #[error("the record keeps other finished steps than these")]
+    OtherSteps,
 }
 
 /// What somebody found out about an unknown attempt.
@@ -428,9 +431,9 @@ pub struct Probe {
 ///
 /// An error of kind [`Unknown`](crate::StoreErrorKind::Unknown) means that the step may have
 /// happened. Calling again with the same nonce or token is then right: `claim` answers `Acquired`
-/// to the nonce that holds the claim, `complete`, `abandon` and `mark_unknown` answer `Applied`
-/// where they were done before with the same token (and outcome), and `resolve` where it was done
-/// before with the same nonce.
+/// to the nonce that holds the claim, `complete`, `keep_step`, `abandon` and `mark_unknown` answer
+/// `Applied` where they were done before with the same token (and outcome or step), and `resolve`
+/// where it was done before with the same nonce.
 ///
 /// A record past its retention counts as gone for claims and reads. Fenced steps on it may still
 /// find it until it is purged, and answer `Applied` or `Settled` where they would answer `Missing`
@@ -463,7 +466,18 @@ pub trait Store: Send + Sync + 'static {
         retention: Retention,
     ) -> impl Future<Output = Result<Fenced>> + Send;
 
-    /// Gives the identity back: the attempt had no effect.
+    /// Keeps the result of a finished step of the attempt, behind the `kept` bytes of the steps
+    /// before it. The next attempt reads them with [`get`](Self::get): they stay through lapses,
+    /// takeovers and releases, until the record is completed.
+    fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> impl Future<Output = Result<Fenced>> + Send;
+
+    /// Gives the identity back: the attempt had no effect, or none beyond its finished steps.
     fn abandon(
         &self,
         identity: &IdentityDigest,

@@ -5,7 +5,10 @@
 use bytes::Bytes;
 use semel::record::{Record, Resolved, State};
 use semel::store::{Entry, Fence, Label, Nonce, Token};
-use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Timestamp};
+use semel::{
+    Fingerprint, FinishedStep, Identity, Key, Outcome, OutcomeKind, Progress, Scope, StateKind,
+    Timestamp,
+};
 
 macro_rules! golden {
     ($name:literal) => {
@@ -86,12 +89,12 @@ fn in_flight() -> Entry {
             expires_at: Timestamp::MAX,
             purge_at: Timestamp::MAX,
             resolved: None,
+            progress: Progress::EMPTY,
         },
     }
 }
 
-#[test]
-fn entries_of_version_1() {
+fn unknown() -> Entry {
     let mut unknown = in_flight();
     unknown.record = Record {
         token: token(1, 8),
@@ -102,6 +105,10 @@ fn entries_of_version_1() {
         settled_at: Some(at(80)),
         ..unknown.record
     };
+    unknown
+}
+
+fn completed() -> Entry {
     let mut completed = in_flight();
     completed.record = Record {
         state: State::Completed(full()),
@@ -110,7 +117,11 @@ fn entries_of_version_1() {
         purge_at: at(90_001),
         ..completed.record
     };
-    let released = Entry {
+    completed
+}
+
+fn released() -> Entry {
+    Entry {
         label: label(&[], "op", "ключ"),
         record: Record {
             token: token(2, 9),
@@ -125,15 +136,40 @@ fn entries_of_version_1() {
                 by: "operator".into(),
                 reason: "no such payment — asked".into(),
                 at: at(90),
+                fence: token(1, 0).fence,
+                before: StateKind::Unknown,
+                after: StateKind::Released,
             })),
             ..in_flight().record
         },
-    };
+    }
+}
+
+#[test]
+fn entries_of_version_1_are_read() {
     for (stored, entry) in [
         (golden!("entry-1-in-flight"), in_flight()),
-        (golden!("entry-1-unknown"), unknown),
-        (golden!("entry-1-completed"), completed),
-        (golden!("entry-1-released"), released),
+        (golden!("entry-1-unknown"), unknown()),
+        (golden!("entry-1-completed"), completed()),
+        (golden!("entry-1-released"), released()),
+    ] {
+        assert_eq!(Entry::from_bytes(&stored), Ok(entry));
+    }
+}
+
+#[test]
+fn entries_of_version_2() {
+    let steps = [("charge", &b"ch_1"[..]), ("ship é", b"")];
+    let mut begun = in_flight();
+    for (name, result) in steps {
+        let step = FinishedStep::new(name, result).expect("a small step");
+        begun.record.progress = begun.record.progress.with(&step).expect("few steps");
+    }
+    for (stored, entry) in [
+        (golden!("entry-2-in-flight"), begun),
+        (golden!("entry-2-unknown"), unknown()),
+        (golden!("entry-2-completed"), completed()),
+        (golden!("entry-2-released"), released()),
     ] {
         assert_eq!(entry.to_bytes(), stored, "written: {entry:?}");
         assert_eq!(Entry::from_bytes(&stored), Ok(entry));

@@ -60,7 +60,9 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page,
     Probe, Purged, Resolution, Result, Retention, Store, Token, Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Outcome, State, StoreError, StoreErrorKind};
+use semel::{
+    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, State, StoreError, StoreErrorKind,
+};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout as within;
 
@@ -292,6 +294,17 @@ impl Store for FileStore {
     ) -> Result<Fenced> {
         check_size(outcome)?;
         let change = Change::Complete(*token, outcome.clone(), retention);
+        self.fenced(identity, change).await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let change = Change::KeepStep(*token, step.clone(), kept);
         self.fenced(identity, change).await
     }
 

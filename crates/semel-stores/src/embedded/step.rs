@@ -6,7 +6,7 @@ use semel::record;
 use semel::store::{
     Claim, ClaimRequest, Entry, Fence, Fenced, Label, Purged, Resolution, Result, Retention, Token,
 };
-use semel::{IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp};
+use semel::{FinishedStep, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp};
 use tokio::sync::oneshot;
 
 /// Where a step's answer goes. Nobody may be there any more; the step is done all the same.
@@ -47,6 +47,7 @@ pub(super) enum Step {
 pub(super) enum Change {
     Renew(Token, Duration),
     Complete(Token, Outcome, Retention),
+    KeepStep(Token, FinishedStep, usize),
     Abandon(Token),
     MarkUnknown(Token),
     Resolve(Box<Resolution>),
@@ -65,6 +66,7 @@ impl Change {
             Self::Complete(token, outcome, retention) => {
                 record::complete(record, token, outcome, *retention, now)
             }
+            Self::KeepStep(token, step, kept) => record::keep_step(record, token, step, *kept),
             Self::Abandon(token) => record::abandon(record, token, now),
             Self::MarkUnknown(token) => record::mark_unknown(record, token, now),
             Self::Resolve(resolution) => record::resolve(record, resolution, now, floor),

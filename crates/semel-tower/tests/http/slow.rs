@@ -11,7 +11,7 @@ use semel::store::{
     Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
     Retention, Store, Token, Waited,
 };
-use semel::{Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
 use semel_tower::IdempotencyLayer;
 use tower::ServiceExt as _;
 
@@ -53,6 +53,16 @@ impl Store for Slow {
 
     async fn abandon(&self, id: &IdentityDigest, token: &Token) -> Result<Fenced> {
         self.memory.abandon(id, token).await
+    }
+
+    async fn keep_step(
+        &self,
+        id: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        self.memory.keep_step(id, token, step, kept).await
     }
 
     async fn mark_unknown(&self, id: &IdentityDigest, token: &Token) -> Result<Fenced> {

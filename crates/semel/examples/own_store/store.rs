@@ -14,7 +14,10 @@ use semel::store::{
     Claim, ClaimRequest, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page, Probe,
     Purged, Refusal, Resolution, Result, Retention, Store, Token, Waited,
 };
-use semel::{Identity, IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind, Timestamp};
+use semel::{
+    FinishedStep, Identity, IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind,
+    Timestamp,
+};
 use tokio::time::{Instant, sleep};
 
 use super::database::{Database, Version};
@@ -143,6 +146,19 @@ impl Store for OwnStore {
     ) -> Result<Fenced> {
         self.fenced(identity, |record, now| {
             record::complete(record, token, outcome, retention, now)
+        })
+        .await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        self.fenced(identity, |record, _| {
+            record::keep_step(record, token, step, kept)
         })
         .await
     }

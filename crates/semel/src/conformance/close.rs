@@ -5,7 +5,7 @@ use super::expect::acquired;
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::StateKind;
 use crate::store::{ListQuery, Nonce, Resolution, Result, Retention, Store as _, Verdict};
-use crate::{Outcome, StoreErrorKind};
+use crate::{FinishedStep, Outcome, StoreErrorKind};
 
 cases! { "close";
     probe_says_what_is_promised [R5 R9]
@@ -60,6 +60,9 @@ async fn closed_store_says_so(bench: &Bench) -> Result<(), Failure> {
     let outcome = Outcome::void();
     let complete = store.complete(digest, &token, &outcome, retention);
     closed("complete", complete.await)?;
+    let step = FinishedStep::new("step", b"").map_err(|e| Failure::new(e.to_string()))?;
+    let keep = store.keep_step(digest, &token, &step, 0);
+    closed("keep_step", keep.await)?;
     closed("abandon", store.abandon(digest, &token).await)?;
     closed("mark_unknown", store.mark_unknown(digest, &token).await)?;
     closed("resolve", store.resolve(digest, &resolution).await)?;

@@ -43,6 +43,7 @@ pub mod model;
 mod races;
 mod release;
 mod resolve;
+mod steps;
 mod tokens;
 mod unknown;
 mod waiting;
@@ -197,6 +198,7 @@ const GROUPS: &[&[Case]] = &[
     release::CASES,
     unknown::CASES,
     resolve::CASES,
+    steps::CASES,
     tokens::CASES,
     expiry::CASES,
     listing::CASES,

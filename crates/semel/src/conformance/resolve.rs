@@ -17,7 +17,7 @@ cases! { "resolve";
     did_not_happen [R7]
         "resolved as not happened, the next claim runs, with a higher fence and the next attempt number";
     who_and_why_are_kept [R7]
-        "a resolution keeps who decided, why and when";
+        "a resolution keeps who decided, why, when, about which attempt, and the states before and after; later claims leave it";
     repeated [R7]
         "the same resolution again answers applied and changes nothing: its answer may have been lost";
     lapsed_without_a_claim [R7]
@@ -92,19 +92,44 @@ async fn did_not_happen(bench: &Bench) -> Result<(), Failure> {
 }
 
 async fn who_and_why_are_kept(bench: &Bench) -> Result<(), Failure> {
-    for verdict in [it_happened(), Verdict::DidNotHappen] {
-        let attempt = bench.unknown().await?;
-        let resolution = resolution(attempt.token.fence, verdict)?;
-        applied(bench.store().resolve(attempt.digest(), &resolution).await?)?;
-        let record = bench.entry(attempt.digest()).await?.record;
-        ensure_eq!(record.token.nonce, resolution.nonce, "nonce");
-        let Some(resolved) = record.resolved else {
-            return Err(Failure::new("the resolution is not kept"));
-        };
-        ensure_eq!(resolved.by, resolution.by, "who");
-        ensure_eq!(resolved.reason, resolution.reason, "why");
-        ensure_eq!(Some(resolved.at), record.settled_at, "when");
+    let found = [
+        (StateKind::Unknown, bench.unknown().await?),
+        (StateKind::InFlight, bench.lapsed().await?),
+    ];
+    for (before, attempt) in found {
+        let verdict = Verdict::DidNotHappen;
+        let after = StateKind::Released;
+        audited(bench, &attempt, verdict, before, after).await?;
+        // It stays with the record when the next attempt runs.
+        let entry = bench.entry(attempt.digest()).await?;
+        acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        let next = bench.entry(attempt.digest()).await?;
+        ensure_eq!(next.record.resolved, entry.record.resolved, "resolution");
     }
+    let (before, after) = (StateKind::Unknown, StateKind::Completed);
+    audited(bench, &bench.unknown().await?, it_happened(), before, after).await
+}
+
+async fn audited(
+    bench: &Bench,
+    attempt: &Attempt,
+    verdict: Verdict,
+    before: StateKind,
+    after: StateKind,
+) -> Result<(), Failure> {
+    let resolution = resolution(attempt.token.fence, verdict)?;
+    applied(bench.store().resolve(attempt.digest(), &resolution).await?)?;
+    let record = bench.entry(attempt.digest()).await?.record;
+    ensure_eq!(record.token.nonce, resolution.nonce, "nonce");
+    let Some(resolved) = record.resolved else {
+        return Err(Failure::new("the resolution is not kept"));
+    };
+    ensure_eq!(resolved.by, resolution.by, "who");
+    ensure_eq!(resolved.reason, resolution.reason, "why");
+    ensure_eq!(Some(resolved.at), record.settled_at, "when");
+    ensure_eq!(resolved.fence, attempt.token.fence, "about which attempt");
+    ensure_eq!(resolved.before, before, "state before");
+    ensure_eq!(resolved.after, after, "state after");
     Ok(())
 }
 

@@ -29,7 +29,8 @@ use crate::store::{
 };
 use crate::sync::{Mutex, within};
 use crate::{
-    Clock, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind, SystemClock, Timestamp,
+    Clock, FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind,
+    SystemClock, Timestamp,
 };
 
 use shard::{Cell, Shard};
@@ -229,6 +230,16 @@ impl<C: Clock> Store for MemoryStore<C> {
         self.fenced(identity, |r, now| {
             record::complete(r, token, outcome, retention, now)
         })
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        self.fenced(identity, |r, _| record::keep_step(r, token, step, kept))
     }
 
     async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {

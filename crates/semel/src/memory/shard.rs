@@ -45,10 +45,11 @@ impl Cell {
 }
 
 fn outcome_bytes(record: &Record) -> usize {
-    match &record.state {
+    let outcome = match &record.state {
         State::Completed(outcome) => outcome.as_bytes().len(),
         _ => 0,
-    }
+    };
+    outcome + record.progress.as_bytes().len()
 }
 
 #[derive(Default)]

@@ -95,6 +95,20 @@ const CAUGHT: &[(Bug, &[&str])] = &[
     (Bug::PurgeUnbounded, &["expiry::purge_is_bounded"]),
     (Bug::PageEdgeTwice, &["listing::every_standing_record_once"]),
     (Bug::ClosedWorks, &["close::closed_store_says_so"]),
+    (
+        Bug::StepsUnordered,
+        &[
+            "steps::other_steps_are_refused",
+            "steps::kept_once_in_a_race",
+        ],
+    ),
+    (
+        Bug::StepsForgotten,
+        &[
+            "steps::stay_through_takeover",
+            "steps::stay_through_release",
+        ],
+    ),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

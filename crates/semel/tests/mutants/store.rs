@@ -12,7 +12,8 @@ use semel::store::{
     Probe, Purged, Refusal, Resolution, Result, Retention, Store, Token, Waited,
 };
 use semel::{
-    Clock, Identity, IdentityDigest, ManualClock, Outcome, StoreError, StoreErrorKind, Timestamp,
+    Clock, FinishedStep, Identity, IdentityDigest, ManualClock, Outcome, Progress, StoreError,
+    StoreErrorKind, Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -172,7 +173,10 @@ impl Store for SmallStore {
         ) {
             entry.record.expires_at = entry.record.expires_at.after(Duration::from_millis(1));
         }
-        if let Some(record) = decision.write {
+        if let Some(mut record) = decision.write {
+            if self.has(Bug::StepsForgotten) {
+                record.progress = Progress::EMPTY;
+            }
             records.1 = records.1.max(record.token.fence);
             let label = Label::from(identity);
             records.0.insert(*digest, Entry { label, record });
@@ -231,6 +235,26 @@ impl Store for SmallStore {
                 next.purge_at = next.expires_at.after(retention.tombstone);
             }
             Ok(next)
+        })
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        self.fenced(identity, |r, _| {
+            let token = self.seen(r, token);
+            let next = record::keep_step(r, &token, step, kept);
+            match r {
+                // Whatever is there, the step goes behind it.
+                Some(before) if self.has(Bug::StepsUnordered) => {
+                    record::keep_step(r, &token, step, before.progress.as_bytes().len())
+                }
+                _ => next,
+            }
         })
     }
 

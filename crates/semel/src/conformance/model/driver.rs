@@ -10,7 +10,7 @@ use crate::store::{
     Claim, ClaimRequest, Cursor, Fence, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention,
     Store as _, Token, Verdict, Waited,
 };
-use crate::{Fingerprint, Identity, Outcome, Timestamp};
+use crate::{Fingerprint, FinishedStep, Identity, Outcome, Progress, Timestamp};
 
 /// Takes these steps, and wants the store to answer as the model does.
 ///
@@ -240,6 +240,21 @@ impl Driver {
                 let done = store.complete(digest(identity), &token, &outcome, kept);
                 done.await?
             }
+            Step::KeepStep {
+                identity,
+                token,
+                behind,
+                name,
+            } => {
+                let token = self.token(identity, token);
+                let step = step_of(name)?;
+                let entry = store.get(digest(identity)).await?;
+                let end = entry.map_or(0, |entry| entry.record.progress.as_bytes().len());
+                let kept = end.saturating_sub(behind * step.as_bytes().len());
+                store
+                    .keep_step(digest(identity), &token, &step, kept)
+                    .await?
+            }
             Step::Abandon { identity, token } => {
                 let token = self.token(identity, token);
                 store.abandon(digest(identity), &token).await?
@@ -349,17 +364,17 @@ impl Driver {
         let began = *self
             .began
             .get_or_insert_with(|| record.claimed_at.as_micros().saturating_sub(row.claimed));
-        let wanted = expected(row, began, self.tokens[identity][row.claim], &record);
+        let wanted = expected(row, began, self.tokens[identity][row.claim], &record)?;
         ensure_eq!(record, wanted, "record of identity {identity}");
         Ok(())
     }
 }
 
 /// The record that a row of the model stands for.
-fn expected(row: &Row, began: u64, token: Token, found: &Record) -> Record {
+fn expected(row: &Row, began: u64, token: Token, found: &Record) -> Result<Record, Failure> {
     let at = |micros: u64| Timestamp::from_micros(began + micros);
     let or_never = |micros: Option<u64>| micros.map_or(Timestamp::MAX, at);
-    Record {
+    Ok(Record {
         fingerprint: Fingerprint::of(&[row.fingerprint]),
         token,
         attempt: row.attempt,
@@ -377,7 +392,20 @@ fn expected(row: &Row, began: u64, token: Token, found: &Record) -> Record {
         purge_at: or_never(row.gone),
         // Who resolved it is no part of the model; the suite's own cases look at that.
         resolved: found.resolved.clone(),
-    }
+        progress: progress_of(&row.steps)?,
+    })
+}
+
+// All of one length, so that places are counted in steps.
+fn step_of(name: u8) -> Result<FinishedStep, Failure> {
+    FinishedStep::new("step", &[name]).map_err(|e| Failure::new(e.to_string()))
+}
+
+fn progress_of(names: &[u8]) -> Result<Progress, Failure> {
+    names.iter().try_fold(Progress::EMPTY, |progress, name| {
+        let next = progress.with(&step_of(*name)?);
+        next.map_err(|e| Failure::new(e.to_string()))
+    })
 }
 
 fn outcome_of(name: u8) -> Outcome {

@@ -101,6 +101,23 @@ impl Model {
                     other => Err(Refusal::Settled(other.kind())),
                 })
             }
+            Step::KeepStep {
+                identity,
+                token,
+                behind,
+                name,
+            } => self.fenced(identity, token, |row| {
+                if !matches!(row.phase, Phase::Running | Phase::Lost) {
+                    return Err(Refusal::Settled(row.phase.kind()));
+                }
+                let place = row.steps.len().saturating_sub(behind);
+                match row.steps.get(place) {
+                    None => row.steps.push(name),
+                    Some(kept) if *kept == name => {}
+                    Some(_) => return Err(Refusal::OtherSteps),
+                }
+                Ok(())
+            }),
             Step::Abandon { identity, token } => {
                 let now = self.now;
                 self.fenced(identity, token, |row| match row.phase {
@@ -168,7 +185,7 @@ impl Model {
         on_lapse: OnLapse,
     ) -> Answer {
         let now = self.now;
-        let (mut attempt, mut created) = (1, now);
+        let (mut attempt, mut created, mut steps) = (1, now, Vec::new());
         if let Some(row) = self.standing(identity) {
             if row.phase != Phase::Free {
                 if row.expires.is_some_and(|at| now >= at) {
@@ -204,7 +221,10 @@ impl Model {
                     }
                 }
             }
-            (attempt, created) = (row.attempt + 1, row.created);
+            if !row.steps.is_empty() && row.fingerprint != fingerprint {
+                return Answer::Mismatch;
+            }
+            (attempt, created, steps) = (row.attempt + 1, row.created, row.steps.clone());
         }
         let subject = &mut self.subjects[identity];
         let claim = subject.nonces.len();
@@ -220,6 +240,7 @@ impl Model {
             settled: None,
             expires: None,
             gone: None,
+            steps,
         });
         Answer::Acquired { claim, attempt }
     }

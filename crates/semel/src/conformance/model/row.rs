@@ -40,9 +40,12 @@ pub(super) struct Row {
     pub(super) settled: Option<u64>,
     pub(super) expires: Option<u64>,
     pub(super) gone: Option<u64>,
+    /// The names of the finished steps.
+    pub(super) steps: Vec<u8>,
 }
 
 const RELEASED_FOR: u64 = 60_000_000;
+const RELEASED_WITH_STEPS_FOR: u64 = 7 * 24 * 3_600_000_000;
 
 impl Row {
     pub(super) fn is_gone(&self, now: u64) -> bool {
@@ -63,13 +66,17 @@ impl Row {
     }
 
     pub(super) fn done(&mut self, outcome: u8, now: u64, replay: u64, tombstone: u64) {
+        self.steps.clear();
         let expires = now + replay;
         let gone = Some(expires + tombstone);
         self.settle(Phase::Done(outcome), now, Some(expires), gone);
     }
 
     pub(super) fn free(&mut self, now: u64) {
-        let end = Some(now + RELEASED_FOR);
+        let end = Some(match self.steps.is_empty() {
+            true => now + RELEASED_FOR,
+            false => now + RELEASED_WITH_STEPS_FOR,
+        });
         self.settle(Phase::Free, now, end, end);
     }
 

@@ -58,6 +58,13 @@ pub enum Step {
         replay: u64,
         tombstone: u64,
     },
+    /// Keeps a finished step behind those there are, or so many before the end.
+    KeepStep {
+        identity: usize,
+        token: OneToken,
+        behind: usize,
+        name: u8,
+    },
     /// Abandons.
     Abandon { identity: usize, token: OneToken },
     /// Marks as unknown.
@@ -141,6 +148,12 @@ impl Step {
             16 => Self::Wait {
                 identity,
                 back: token.back,
+            },
+            17 => Self::KeepStep {
+                identity,
+                token,
+                behind: usize::from(c % 4 == 3),
+                name: d % 2,
             },
             _ => Self::Advance {
                 by: pick(&ADVANCES, b),
