@@ -13,11 +13,12 @@ mod memory;
 mod reference;
 mod report;
 mod server;
+mod stores;
 
 use anyhow::{Result, bail};
 use report::Run;
 
-const USAGE: &str = "usage: semel-bench memory|embedded|http|gateway|all… [--quick] [--only NAME]";
+const USAGE: &str = "usage: semel-bench memory|embedded|http|gateway|stores|all… [--quick] [--only NAME]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -30,7 +31,7 @@ fn main() -> Result<()> {
             // Not for people: what runs in a process of its own.
             memory::RESIDENT => return memory::resident(arguments),
             server::APPLICATION => return server::serve(arguments),
-            "all" => topics.extend(["memory", "embedded", "http", "gateway"].map(String::from)),
+            "all" => topics.extend(["memory", "embedded", "http", "gateway", "stores"].map(String::from)),
             _ => topics.push(argument),
         }
     }
@@ -43,6 +44,7 @@ fn main() -> Result<()> {
             "embedded" => embedded::measure(&run)?,
             "http" => http::measure(&run)?,
             "gateway" => gateway::measure(&run)?,
+            "stores" => stores::measure(&run)?,
             _ => bail!("there is no topic {topic:?}; {USAGE}"),
         }
     }

@@ -34,6 +34,7 @@ impl Run {
 pub(crate) enum Goal {
     RatioAtLeast(f64),
     RatioAbove(f64),
+    RatioAtMost(f64),
     ValueAtLeast(f64),
     ValueBelow(f64),
 }
@@ -44,6 +45,7 @@ impl Goal {
         match self {
             Self::RatioAtLeast(goal) => ratio >= goal,
             Self::RatioAbove(goal) => ratio > goal,
+            Self::RatioAtMost(goal) => ratio <= goal,
             Self::ValueAtLeast(goal) => value >= goal,
             Self::ValueBelow(goal) => value < goal,
         }
@@ -55,6 +57,7 @@ impl fmt::Display for Goal {
         match self {
             Self::RatioAtLeast(goal) => write!(f, "ratio >= {goal}"),
             Self::RatioAbove(goal) => write!(f, "ratio > {goal}"),
+            Self::RatioAtMost(goal) => write!(f, "ratio <= {goal}"),
             Self::ValueAtLeast(goal) => write!(f, "value >= {goal}"),
             Self::ValueBelow(goal) => write!(f, "value < {goal}"),
         }
