@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Event, Guard, OnPanic};
+use super::{Event, Guard, OnPanic, Steps};
 use crate::store::{Acquired, Fence, Fenced, Refusal, Store, Token};
 use crate::{IdentityDigest, Outcome, OutcomeKind, StoreError, StoreErrorKind};
 
@@ -20,6 +20,14 @@ pub struct AttemptInfo {
     pub fence: Fence,
     /// Which attempt this is, from 1.
     pub number: u32,
+}
+
+impl AttemptInfo {
+    /// Of a call without protection: no fence, the first.
+    pub(super) const UNPROTECTED: Self = Self {
+        fence: Fence(0),
+        number: 1,
+    };
 }
 
 /// How an attempt was settled.
@@ -72,6 +80,17 @@ impl<S: Store> Attempt<S> {
             fence: self.token.fence,
             number: self.number,
         }
+    }
+
+    /// The steps of this attempt: results kept one by one, so that the next attempt goes on after the
+    /// last.
+    pub fn steps(&self) -> Steps<S> {
+        Steps::new(
+            self.guard.clone(),
+            self.identity,
+            Some(self.token),
+            self.number,
+        )
     }
 
     /// Runs `work`, and renews the lease every third of it as long as that takes. May be called
@@ -211,35 +230,43 @@ impl<S: Store> Attempt<S> {
         event: Event,
         step: impl Fn() -> F,
     ) -> Result<Settled, StoreError> {
-        let mut backoff = FIRST_BACKOFF;
-        let mut until = None;
-        loop {
-            match step().await {
-                Ok(Fenced::Applied) => {
-                    self.guard.observe(event);
-                    return Ok(Settled::Applied);
-                }
-                Ok(Fenced::Refused(refusal)) => {
-                    self.guard.observe(Event::Stale);
-                    return Ok(Settled::Refused(refusal));
-                }
-                Err(error) => {
-                    self.guard.observe(Event::StoreError);
-                    let may_pass = matches!(
-                        error.kind(),
-                        StoreErrorKind::NotApplied | StoreErrorKind::Unknown
-                    );
-                    let until = *until.get_or_insert_with(|| {
-                        Instant::now() + self.guard.policy().lease().min(SETTLE_FOR)
-                    });
-                    if !may_pass || Instant::now() + backoff > until {
-                        return Err(error);
-                    }
-                    sleep(backoff).await;
-                    backoff *= 2;
-                }
+        match insist(&self.guard, step).await? {
+            Fenced::Applied => {
+                self.guard.observe(event);
+                Ok(Settled::Applied)
+            }
+            Fenced::Refused(refusal) => {
+                self.guard.observe(Event::Stale);
+                Ok(Settled::Refused(refusal))
             }
         }
+    }
+}
+
+/// Asks a store that fails again, with the same token, for up to 5 s and no longer than the lease.
+pub(super) async fn insist<S: Store, F: Future<Output = Result<Fenced, StoreError>>>(
+    guard: &Guard<S>,
+    step: impl Fn() -> F,
+) -> Result<Fenced, StoreError> {
+    let mut backoff = FIRST_BACKOFF;
+    let mut until = None;
+    loop {
+        let error = match step().await {
+            Ok(fenced) => return Ok(fenced),
+            Err(error) => error,
+        };
+        guard.observe(Event::StoreError);
+        let may_pass = matches!(
+            error.kind(),
+            StoreErrorKind::NotApplied | StoreErrorKind::Unknown
+        );
+        let until =
+            *until.get_or_insert_with(|| Instant::now() + guard.policy().lease().min(SETTLE_FOR));
+        if !may_pass || Instant::now() + backoff > until {
+            return Err(error);
+        }
+        sleep(backoff).await;
+        backoff *= 2;
     }
 }
 

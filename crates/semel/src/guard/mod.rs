@@ -35,6 +35,7 @@ mod observer;
 mod policy;
 mod reconcile;
 mod run;
+mod steps;
 
 use std::fmt;
 use std::future::Future;
@@ -54,6 +55,7 @@ pub use observer::{Event, Observer};
 pub use policy::{InFlight, OnFailure, OnPanic, Policy, StoreDown};
 pub use reconcile::{Finding, Reconciler};
 pub use run::{Ran, RunError, Value};
+pub use steps::{StepError, StepKey, Steps};
 
 /// Makes operations on one store happen once, under one policy. Cloning shares it.
 pub struct Guard<S>(Arc<Inner<S>>);

@@ -28,6 +28,10 @@ pub enum Event {
     Released,
     /// An attempt ended without knowing whether it had its effect.
     MarkedUnknown,
+    /// The result of a finished step was kept.
+    StepKept,
+    /// A step that an earlier attempt finished was not run again.
+    StepReplayed,
     /// A lease was renewed.
     Renewed,
     /// An attempt came with a token that is no longer current (R4).
@@ -44,7 +48,7 @@ pub enum Event {
 
 impl Event {
     /// Every event, for registering a counter each.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Unkeyed,
         Self::New,
         Self::Again,
@@ -57,6 +61,8 @@ impl Event {
         Self::Omitted,
         Self::Released,
         Self::MarkedUnknown,
+        Self::StepKept,
+        Self::StepReplayed,
         Self::Renewed,
         Self::Stale,
         Self::Resolved,
@@ -80,6 +86,8 @@ impl Event {
             Self::Omitted => "omitted",
             Self::Released => "released",
             Self::MarkedUnknown => "marked_unknown",
+            Self::StepKept => "step_kept",
+            Self::StepReplayed => "step_replayed",
             Self::Renewed => "renewed",
             Self::Stale => "stale",
             Self::Resolved => "resolved",

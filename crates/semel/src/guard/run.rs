@@ -3,11 +3,13 @@
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{AttemptInfo, Begin, Event, Guard, OnFailure, Settled};
+use super::{AttemptInfo, Begin, Event, Guard, OnFailure, Settled, Steps};
 use crate::store::Store;
 use crate::{Fingerprint, Identity, Outcome, OutcomeKind, StoreError};
 
@@ -116,6 +118,10 @@ pub enum RunError<E> {
     /// not recorded (R4).
     #[error("another attempt took the place of this one; its outcome was not recorded")]
     Superseded,
+    /// An earlier attempt finished so many more steps than the work asked for: the code changed.
+    /// Nothing was recorded, and the finished steps stay.
+    #[error("an earlier attempt finished {0} more steps than this one asked for")]
+    StepsLeft(usize),
     /// What is stored is not a value of this type.
     #[error("the stored answer is not of the type asked for")]
     Decode,
@@ -150,6 +156,46 @@ impl<S: Store> Guard<S> {
         F: FnOnce(AttemptInfo) -> W,
         W: Future<Output = Result<T, E>> + Send + 'static,
     {
+        self.run_attempt(identity, fingerprint, None, |steps| work(steps.info()))
+            .await
+    }
+
+    /// Like [`run`](Self::run) for work in steps: what an earlier attempt finished is not run again.
+    ///
+    /// # Errors
+    /// See [`RunError`]; [`StepsLeft`](RunError::StepsLeft) where the work asked for fewer steps than
+    /// an earlier attempt finished.
+    pub async fn run_in_steps<T, E, F, W>(
+        &self,
+        identity: &Identity,
+        fingerprint: Fingerprint,
+        work: F,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        T: Value + Send + 'static,
+        E: Display + Send + 'static,
+        F: FnOnce(Steps<S>) -> W,
+        W: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let left = Arc::new(AtomicUsize::new(0));
+        self.run_attempt(identity, fingerprint, Some(left), work)
+            .await
+    }
+
+    // `left` counts the finished steps that the work has not asked for.
+    async fn run_attempt<T, E, F, W>(
+        &self,
+        identity: &Identity,
+        fingerprint: Fingerprint,
+        left: Option<Arc<AtomicUsize>>,
+        work: F,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        T: Value + Send + 'static,
+        E: Display + Send + 'static,
+        F: FnOnce(Steps<S>) -> W,
+        W: Future<Output = Result<T, E>> + Send + 'static,
+    {
         let unreached = |source| RunError::Store { ran: false, source };
         let begun = self.begin_detached(identity, fingerprint).await;
         let mut attempt = match begun.map_err(unreached)? {
@@ -159,9 +205,20 @@ impl<S: Store> Guard<S> {
             Begin::Unknown => return Err(RunError::Unknown),
             Begin::Mismatch => return Err(RunError::Mismatch),
             Begin::Expired => return Err(RunError::Expired),
-            Begin::Unprotected(_) => return self.unprotected(work).await,
+            Begin::Unprotected(_) => {
+                let steps = Steps::new(self.clone(), *identity.digest(), None, 1);
+                return unprotected(work(steps)).await;
+            }
         };
-        let work = work(attempt.info());
+        let mut steps = attempt.steps();
+        if let Some(left) = &left
+            && let Err(source) = steps.count_in(left.clone()).await
+        {
+            // If the store cannot be told either, the lease lapses.
+            attempt.abandon().await.ok();
+            return Err(unreached(source));
+        }
+        let work = work(steps);
         let on_failure = self.policy().on_failure;
         let task = self.spawn(async move {
             let done = match attempt.hold_catching(work).await {
@@ -172,6 +229,12 @@ impl<S: Store> Guard<S> {
                     resume_unwind(panic)
                 }
             };
+            let left = left.map_or(0, |left| left.load(Ordering::Relaxed));
+            if done.is_ok() && left > 0 {
+                // The finished steps stay: code that asks for them again can go on.
+                attempt.abandon().await.ok();
+                return Err(RunError::StepsLeft(left));
+            }
             let outcome = match &done {
                 Ok(value) => Some(value.to_outcome()),
                 Err(error) if on_failure == OnFailure::Keep => {
@@ -222,27 +285,16 @@ impl<S: Store> Guard<S> {
             None if self.policy().key_required() => Err(RunError::KeyRequired),
             None => {
                 self.observe(Event::Unkeyed);
-                self.unprotected(work).await
+                unprotected(work(AttemptInfo::UNPROTECTED)).await
             }
         }
     }
+}
 
-    async fn unprotected<T, E, W>(
-        &self,
-        work: impl FnOnce(AttemptInfo) -> W,
-    ) -> Result<Ran<T>, RunError<E>>
-    where
-        W: Future<Output = Result<T, E>>,
-    {
-        let info = AttemptInfo {
-            fence: crate::store::Fence::default(),
-            number: 1,
-        };
-        work(info)
-            .await
-            .map(Ran::Unprotected)
-            .map_err(RunError::Failed)
-    }
+async fn unprotected<T, E>(
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<Ran<T>, RunError<E>> {
+    work.await.map(Ran::Unprotected).map_err(RunError::Failed)
 }
 
 fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
