@@ -28,3 +28,5 @@ pub use common::{Migrated, Schema};
 #[cfg(feature = "file")]
 pub use embedded::{FileOptions, FileStore};
 pub use open::{OpenError, OpenOptions, check_url, migrate, open};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteOptions, SqliteStore};

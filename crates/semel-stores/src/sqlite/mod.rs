@@ -1,14 +1,449 @@
-//! SQLite.
+//! SQLite: a database file that several processes of one machine share, also the application's own.
 
-use crate::OpenError;
-use crate::common::Driver;
+mod clock;
+mod connect;
+mod error;
+mod options;
+mod queue;
+mod reader;
+mod row;
+mod schema;
+mod scope;
+mod shared;
+mod sql;
+mod statements;
+mod step;
+mod writer;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use semel::store::{
+    Claim, ClaimRequest, Clear, Durability, Entry, Fence, Fenced, Label, ListQuery, Page, Probe,
+    Purged, Resolution, Result, Retention, Store, Token, Verdict, Waited,
+};
+use semel::{
+    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind,
+};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout as within;
+
+use self::clock::Time;
+use self::connect::Place;
+use self::queue::Queue;
+use self::reader::{Read, Reader, closing};
+use self::shared::Shared;
+use self::step::{Answer, Change, Done, Step, Work};
+use self::writer::Writer;
+use crate::OpenOptions;
+use crate::common::{Driver, Gate, Poll};
+
+pub use self::options::SqliteOptions;
+
+/// Opened by `sqlite:PATH`.
 pub(crate) const DRIVER: Driver = Driver {
-    check: |_| Err(missing()),
-    open: |_, _| Box::pin(async { Err(missing()) }),
-    migrate: |_, _| Box::pin(async { Err(missing()) }),
+    check: |url| SqliteOptions::from_url(url, &OpenOptions::default()).map(drop),
+    open: |url, options| {
+        Box::pin(async move {
+            let (options, path) = SqliteOptions::from_url(url, options)?;
+            let store = aside(move || options.open(path)).await?;
+            Ok(AnyStore::new(store))
+        })
+    },
+    migrate: |url, options| {
+        Box::pin(async move {
+            let (options, path) = SqliteOptions::from_url(url, options)?;
+            Ok(aside(move || options.migrate(path)).await?)
+        })
+    },
 };
 
-fn missing() -> OpenError {
-    OpenError::invalid("sqlite", "is not there in this version")
+/// Runs what blocks on a thread that serves nobody else.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (done, result) = oneshot::channel();
+    spawn("semel-sqlite-open", move || drop(done.send(work())))?;
+    result.await.unwrap_or_else(|_| Err(no_thread()))
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(work)
+        .map_err(|e| no_thread().with_source(e))
+}
+
+fn no_thread() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Config,
+        "a thread of the store could not run",
+    )
+}
+
+/// A [`Store`] in an SQLite file. See the module's documentation.
+pub struct SqliteStore {
+    shared: Arc<Shared>,
+    gate: Gate,
+    numbers: AtomicU64,
+    finished: watch::Receiver<()>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    for_tests: bool,
+}
+
+/// The largest outcome, in its byte form. It is in memory more than once while it is written.
+const MAX_OUTCOME: usize = 32 << 20;
+/// How many records a purge removes in one step: claims wait for no more.
+const PURGE_SLICE: usize = 256;
+
+impl SqliteStore {
+    fn start(place: Place, connection: Connection, time: Time, for_tests: bool) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            place,
+            time,
+            steps: Queue::new(),
+            lookups: Queue::new(),
+            scans: Queue::new(),
+            waiters: Arc::default(),
+            waiting: AtomicUsize::new(0),
+            locked: AtomicBool::new(false),
+            commits: AtomicU64::new(0),
+        });
+        let (finished, watch) = watch::channel(());
+        let writer = Writer {
+            shared: shared.clone(),
+            _finished: finished,
+        };
+        let store = Self {
+            shared: shared.clone(),
+            gate: Gate::new("sqlite"),
+            numbers: AtomicU64::new(0),
+            finished: watch,
+            threads: Mutex::default(),
+            for_tests,
+        };
+        // Dropped where one does not start: those that did end then.
+        let write = spawn("semel-sqlite-write", move || writer.run(connection))?;
+        store.threads.lock().push(write);
+        for scans in [false, true] {
+            let reader = Reader {
+                shared: shared.clone(),
+                scans,
+            };
+            let read = spawn("semel-sqlite-read", move || reader.run())?;
+            store.threads.lock().push(read);
+        }
+        Ok(store)
+    }
+
+    /// How many transactions this handle committed, each with one sync: with the number of steps
+    /// it tells how many share one.
+    pub fn commits(&self) -> u64 {
+        self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    // Waits for an answer as long as a step may take; `withdraw` says whether it was not begun.
+    async fn answer<T>(
+        &self,
+        answer: oneshot::Receiver<Result<T>>,
+        withdraw: impl FnOnce() -> bool,
+    ) -> Result<T> {
+        match within(self.shared.place.timeout, answer).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(lost())),
+            Err(_) if withdraw() => Err(self.not_begun()),
+            Err(_) => Err(self.too_slow()),
+        }
+    }
+
+    fn not_begun(&self) -> StoreError {
+        let message = if self.shared.locked.load(Ordering::Relaxed) {
+            error::LOCKED.to_owned()
+        } else {
+            format!(
+                "the store did not get to this step within {:?}",
+                self.shared.place.timeout
+            )
+        };
+        StoreError::new(StoreErrorKind::NotApplied, message)
+    }
+
+    fn too_slow(&self) -> StoreError {
+        let timeout = self.shared.place.timeout;
+        StoreError::new(
+            StoreErrorKind::Unknown,
+            format!("the step was begun and not done within {timeout:?}; it may still be"),
+        )
+    }
+
+    async fn submit(&self, work: Work) -> Result<Answer> {
+        let _step = self.gate.enter()?;
+        let number = self.number();
+        let (done, answer) = oneshot::channel();
+        let steps = &self.shared.steps;
+        if steps.push(number, Step { work, done }).is_err() {
+            return Err(closing());
+        }
+        self.answer(answer, || steps.withdraw(number)).await
+    }
+
+    async fn fenced(&self, digest: &IdentityDigest, change: Change) -> Result<Fenced> {
+        match self.submit(Work::Fenced(*digest, change)).await? {
+            Answer::Fenced(fenced) => Ok(fenced),
+            other => Err(other.unexpected()),
+        }
+    }
+
+    // A read that goes on too long changes nothing, begun or not.
+    async fn read<T>(&self, queue: &Queue<Read>, read: impl FnOnce(Done<T>) -> Read) -> Result<T> {
+        let _step = self.gate.enter()?;
+        let number = self.number();
+        let (done, answer) = oneshot::channel();
+        if queue.push(number, read(done)).is_err() {
+            return Err(closing());
+        }
+        let withdraw = || {
+            queue.withdraw(number);
+            true
+        };
+        self.answer(answer, withdraw).await
+    }
+
+    fn join(&self) {
+        for thread in self.threads.lock().drain(..) {
+            // Whatever ended it, callers were told.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Store for SqliteStore {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let _step = self.gate.enter()?;
+        let number = self.number();
+        let (done, answer) = oneshot::channel();
+        let read = Read::Claim {
+            number,
+            label: Box::new(Label::from(identity)),
+            request: *request,
+            done,
+        };
+        let shared = &self.shared;
+        if shared.lookups.push(number, read).is_err() {
+            return Err(closing());
+        }
+        let withdraw = || shared.lookups.withdraw(number) || shared.steps.withdraw(number);
+        match self.answer(answer, withdraw).await? {
+            Answer::Claim(claim) => Ok(claim),
+            other => Err(other.unexpected()),
+        }
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        self.fenced(identity, Change::Renew(*token, lease)).await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        check_size(outcome)?;
+        let change = Change::Complete(*token, outcome.clone(), retention);
+        self.fenced(identity, change).await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let change = Change::KeepStep(*token, step.clone(), kept);
+        self.fenced(identity, change).await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.fenced(identity, Change::Abandon(*token)).await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.fenced(identity, Change::MarkUnknown(*token)).await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        if let Verdict::Happened { outcome, .. } = &resolution.verdict {
+            check_size(outcome)?;
+        }
+        let change = Change::Resolve(Box::new(resolution.clone()));
+        self.fenced(identity, change).await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        let digest = *identity;
+        self.read(&self.shared.lookups, |done| Read::Get(digest, done))
+            .await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        let query = query.clone();
+        self.read(&self.shared.scans, |done| Read::List(query, done))
+            .await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        let mut removed = 0;
+        loop {
+            let slice = PURGE_SLICE.min(limit - removed);
+            let Purged { removed: now, more } = match self.submit(Work::Purge(slice)).await? {
+                Answer::Purged(purged) => purged,
+                other => return Err(other.unexpected()),
+            };
+            removed += now;
+            if removed == limit || !more {
+                return Ok(Purged { removed, more });
+            }
+        }
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        drop(self.gate.enter()?);
+        let _counted = Counted::new(&self.shared);
+        let digest = *identity;
+        let look = || {
+            self.read(&self.shared.lookups, move |done| {
+                Read::Running(digest, fence, done)
+            })
+        };
+        let waiters = &self.shared.waiters;
+        waiters.wait(identity, timeout, Poll::BACKSTOP, look).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let found = self.read(&self.shared.scans, Read::Probe).await?;
+        let place = &self.shared.place;
+        schema::check(found.version, place, crate::Schema::Expect)?;
+        if found.journal_mode != "wal" {
+            return Err(place.about(&connect::config(format!(
+                "its journal mode was changed to `{}`; the store needs `wal`",
+                found.journal_mode
+            ))));
+        }
+        // Writing works, and is as durable as asked.
+        self.submit(Work::Touch).await?;
+        let mut warnings = Vec::new();
+        if !place.full {
+            warnings.push(
+                "commits are not synced (`synchronous=normal`): a loss of power takes the latest \
+                 acknowledged steps"
+                    .into(),
+            );
+        }
+        Ok(Probe {
+            store: "sqlite",
+            durability: if place.full {
+                Durability::Power
+            } else {
+                Durability::Crash
+            },
+            warnings,
+        })
+    }
+
+    async fn close(&self) -> Result<()> {
+        let mut closing = std::pin::pin!(self.gate.close());
+        std::future::poll_fn(|context| {
+            let closed = closing.as_mut().poll(context);
+            // Who waits for a change looks once more, and finds the gate closed.
+            self.shared.waiters.wake_all();
+            closed
+        })
+        .await;
+        self.shared.close();
+        // The sender never sends; it goes away with the writer, its connection before it.
+        let _ = self.finished.clone().changed().await;
+        self.join();
+        Ok(())
+    }
+}
+
+impl Clear for SqliteStore {
+    async fn clear(&self, force: bool) -> Result<()> {
+        if !self.for_tests && !force {
+            drop(self.gate.enter()?);
+            return Err(connect::config(
+                "this store was not opened for tests: clearing it needs force",
+            ));
+        }
+        self.submit(Work::Clear).await.map(drop)
+    }
+}
+
+impl Drop for SqliteStore {
+    // Waits for steps under way, so that the file is free when this returns.
+    fn drop(&mut self) {
+        self.shared.close();
+        self.join();
+    }
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").finish_non_exhaustive()
+    }
+}
+
+/// One who waits, as long as this lives.
+struct Counted<'a>(&'a Shared);
+
+impl<'a> Counted<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        if shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+            // It may sleep without a time set. Where it is closed, the wait ends by itself.
+            let _ = shared.scans.push(u64::MAX, Read::Watch);
+        }
+        Self(shared)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn check_size(outcome: &Outcome) -> Result<()> {
+    let len = outcome.as_bytes().len();
+    if len > MAX_OUTCOME {
+        return Err(StoreError::new(
+            StoreErrorKind::TooLarge,
+            format!("the outcome has {len} bytes; the SQLite store keeps {MAX_OUTCOME} at most"),
+        ));
+    }
+    Ok(())
+}
+
+fn lost() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unknown,
+        "the store stopped before it answered; the step may have happened",
+    )
 }

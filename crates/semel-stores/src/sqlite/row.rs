@@ -1,0 +1,244 @@
+//! Records as rows, and back.
+
+use bytes::Bytes;
+use rusqlite::types::{FromSqlError, ToSqlOutput, Type, ValueRef};
+use rusqlite::{Error, Params, Result, Row, params_from_iter};
+use semel::record::{Resolved, StateKind};
+use semel::store::{Entry, Fence, Label, Nonce, Token};
+use semel::{
+    DecodeError, Fingerprint, IdentityDigest, Outcome, Progress, Record, State, Timestamp,
+};
+
+use super::scope;
+
+/// A record and where its row is.
+pub(super) struct Found {
+    pub(super) id: i64,
+    pub(super) record: Record,
+}
+
+/// An instant that comes.
+pub(super) fn instant(at: Timestamp) -> i64 {
+    i64::try_from(at.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// An instant that may never come: NULL then. Whatever lies beyond 292,000 years never comes.
+fn end(at: Timestamp) -> Option<i64> {
+    i64::try_from(at.as_micros()).ok()
+}
+
+/// A u64's bits.
+pub(super) const fn bits(number: u64) -> i64 {
+    number.cast_signed()
+}
+
+/// What a statement that writes a record takes.
+pub(super) fn values<'a>(record: &'a Record, more: Vec<Value<'a>>) -> impl Params + 'a {
+    let resolved = record.resolved.as_deref();
+    let outcome = match &record.state {
+        State::Completed(outcome) => Some(outcome),
+        _ => None,
+    };
+    let mut values = Vec::with_capacity(20 + more.len());
+    values.extend([
+        Value::Text(record.state.kind().as_str()),
+        Value::Fingerprint(record.fingerprint.to_bytes()),
+        Value::Integer(Some(bits(record.token.fence.0))),
+        Value::Bytes(record.token.nonce.as_bytes()),
+        Value::Integer(Some(record.attempt.into())),
+        Value::Integer(Some(instant(record.created_at))),
+        Value::Integer(Some(instant(record.claimed_at))),
+        Value::Integer(end(record.lease_until)),
+        Value::Integer(record.settled_at.map(instant)),
+        Value::Integer(end(record.expires_at)),
+        Value::Integer(end(record.purge_at)),
+        resolved.map_or(Value::Integer(None), |r| Value::Text(&r.by)),
+        resolved.map_or(Value::Integer(None), |r| Value::Text(&r.reason)),
+        Value::Integer(resolved.map(|r| instant(r.at))),
+        Value::Integer(resolved.map(|r| bits(r.fence.0))),
+        resolved.map_or(Value::Integer(None), |r| Value::Text(r.before.as_str())),
+        resolved.map_or(Value::Integer(None), |r| Value::Text(r.after.as_str())),
+        Value::Bytes(record.progress.as_bytes()),
+        outcome.map_or(Value::Integer(None), |o| Value::Bytes(o.as_bytes())),
+        Value::Integer(outcome.map(|o| o.code().into())),
+    ]);
+    values.extend(more);
+    params_from_iter(values)
+}
+
+/// What names a record, for a row that is new.
+pub(super) fn label<'a>(label: &'a Label, scope: &'a str) -> Vec<Value<'a>> {
+    vec![
+        Value::Bytes(label.digest.as_bytes()),
+        Value::Text(scope),
+        Value::Text(&label.operation),
+        Value::Text(&label.key_hint),
+    ]
+}
+
+/// One column, without copying.
+pub(super) enum Value<'a> {
+    Integer(Option<i64>),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+    Fingerprint([u8; Fingerprint::LEN]),
+}
+
+impl rusqlite::ToSql for Value<'_> {
+    fn to_sql(&self) -> Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Integer(None) => ValueRef::Null,
+            Self::Integer(Some(number)) => ValueRef::Integer(*number),
+            Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Bytes(bytes) => ValueRef::Blob(bytes),
+            Self::Fingerprint(bytes) => ValueRef::Blob(bytes),
+        }))
+    }
+}
+
+// The columns of the SELECTs, in their order.
+mod column {
+    pub(super) const STATE: usize = 1;
+    pub(super) const FINGERPRINT: usize = 2;
+    pub(super) const FENCE: usize = 3;
+    pub(super) const NONCE: usize = 4;
+    pub(super) const ATTEMPT: usize = 5;
+    pub(super) const CREATED: usize = 6;
+    pub(super) const CLAIMED: usize = 7;
+    pub(super) const LEASE: usize = 8;
+    pub(super) const SETTLED: usize = 9;
+    pub(super) const EXPIRES: usize = 10;
+    pub(super) const PURGE: usize = 11;
+    pub(super) const RESOLVED_BY: usize = 12;
+    pub(super) const RESOLVED_REASON: usize = 13;
+    pub(super) const RESOLVED: usize = 14;
+    pub(super) const RESOLVED_FENCE: usize = 15;
+    pub(super) const RESOLVED_BEFORE: usize = 16;
+    pub(super) const RESOLVED_AFTER: usize = 17;
+    pub(super) const PROGRESS: usize = 18;
+    pub(super) const OUTCOME: usize = 19;
+    pub(super) const DIGEST: usize = 20;
+    pub(super) const SCOPE: usize = 21;
+    pub(super) const OPERATION: usize = 22;
+    pub(super) const KEY_HINT: usize = 23;
+}
+
+/// Reads a row of [`FIND`](super::sql::FIND).
+pub(super) fn found(row: &Row<'_>) -> Result<Found> {
+    Ok(Found {
+        id: row.get(0)?,
+        record: record(row)?,
+    })
+}
+
+/// Reads a row of [`GET`](super::sql::GET) or [`LIST`](super::sql::LIST).
+pub(super) fn entry(row: &Row<'_>) -> Result<Entry> {
+    let scope = text(row, column::SCOPE)?;
+    Ok(Entry {
+        label: Label {
+            digest: IdentityDigest::from_bytes(row.get(column::DIGEST)?),
+            scope: scope::decode(&scope)
+                .ok_or_else(|| damaged(column::SCOPE, Type::Text, "a list of segments"))?,
+            operation: text(row, column::OPERATION)?,
+            key_hint: text(row, column::KEY_HINT)?,
+        },
+        record: record(row)?,
+    })
+}
+
+fn record(row: &Row<'_>) -> Result<Record> {
+    let state = match kind(row, column::STATE)? {
+        StateKind::InFlight => State::InFlight,
+        StateKind::Unknown => State::Unknown,
+        StateKind::Released => State::Released,
+        StateKind::Completed => {
+            let bytes = Bytes::copy_from_slice(blob(row, column::OUTCOME)?);
+            let outcome = Outcome::from_bytes(bytes);
+            State::Completed(outcome.map_err(|e| undecoded(column::OUTCOME, e))?)
+        }
+    };
+    let resolved = match row.get::<_, Option<i64>>(column::RESOLVED)? {
+        None => None,
+        Some(_) => Some(Box::new(Resolved {
+            by: text(row, column::RESOLVED_BY)?,
+            reason: text(row, column::RESOLVED_REASON)?,
+            at: comes(row, column::RESOLVED)?,
+            fence: fence(row, column::RESOLVED_FENCE)?,
+            before: kind(row, column::RESOLVED_BEFORE)?,
+            after: kind(row, column::RESOLVED_AFTER)?,
+        })),
+    };
+    Ok(Record {
+        state,
+        expires_at: may_come(row, column::EXPIRES)?,
+        purge_at: may_come(row, column::PURGE)?,
+        fingerprint: Fingerprint::from_bytes(row.get(column::FINGERPRINT)?),
+        attempt: row.get(column::ATTEMPT)?,
+        token: Token {
+            fence: fence(row, column::FENCE)?,
+            nonce: Nonce::from_bytes(row.get(column::NONCE)?),
+        },
+        lease_until: may_come(row, column::LEASE)?,
+        created_at: comes(row, column::CREATED)?,
+        claimed_at: comes(row, column::CLAIMED)?,
+        settled_at: match row.get_ref(column::SETTLED)? {
+            ValueRef::Null => None,
+            _ => Some(comes(row, column::SETTLED)?),
+        },
+        resolved,
+        progress: Progress::from_bytes(blob(row, column::PROGRESS)?)
+            .map_err(|e| undecoded(column::PROGRESS, e))?,
+    })
+}
+
+fn kind(row: &Row<'_>, column: usize) -> Result<StateKind> {
+    let name = row
+        .get_ref(column)?
+        .as_str()
+        .map_err(|e| misfit(column, e))?;
+    StateKind::ALL
+        .into_iter()
+        .find(|kind| kind.as_str() == name)
+        .ok_or_else(|| damaged(column, Type::Text, "a state"))
+}
+
+fn fence(row: &Row<'_>, column: usize) -> Result<Fence> {
+    row.get(column).map(|bits: i64| Fence(bits.cast_unsigned()))
+}
+
+fn blob<'a>(row: &'a Row<'_>, column: usize) -> Result<&'a [u8]> {
+    row.get_ref(column)?
+        .as_blob()
+        .map_err(|e| misfit(column, e))
+}
+
+pub(super) fn comes(row: &Row<'_>, column: usize) -> Result<Timestamp> {
+    let micros: i64 = row.get(column)?;
+    let micros =
+        u64::try_from(micros).map_err(|_| Error::IntegralValueOutOfRange(column, micros))?;
+    Ok(Timestamp::from_micros(micros))
+}
+
+fn may_come(row: &Row<'_>, column: usize) -> Result<Timestamp> {
+    match row.get_ref(column)? {
+        ValueRef::Null => Ok(Timestamp::MAX),
+        _ => comes(row, column),
+    }
+}
+
+fn text(row: &Row<'_>, column: usize) -> Result<Box<str>> {
+    let text = row.get_ref(column)?.as_str();
+    Ok(text.map_err(|e| misfit(column, e))?.into())
+}
+
+fn misfit(column: usize, error: FromSqlError) -> Error {
+    Error::FromSqlConversionFailure(column, Type::Blob, Box::new(error))
+}
+
+fn undecoded(column: usize, error: DecodeError) -> Error {
+    Error::FromSqlConversionFailure(column, Type::Blob, Box::new(error))
+}
+
+fn damaged(column: usize, kind: Type, wanted: &str) -> Error {
+    Error::FromSqlConversionFailure(column, kind, format!("this is not {wanted}").into())
+}

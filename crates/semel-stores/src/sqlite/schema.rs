@@ -1,0 +1,111 @@
+//! The store's tables: their version, and what brings a file to it.
+
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use semel::StoreError;
+use semel::store::Result;
+
+use super::connect::{Place, config};
+use super::error::{Phase, told};
+use super::sql::{self, Table};
+use crate::common::{Migrated, Schema};
+
+/// The version that this program reads and writes.
+pub(super) const VERSION: u32 = 1;
+
+/// What makes version `n + 1` of version `n`, and what to say of it.
+const STEPS: [(&str, &str); VERSION as usize] = [(sql::CREATE, "made the tables of version 1")];
+
+/// Checks the tables, and makes or changes them as far as `schema` allows.
+pub(super) fn prepare(
+    connection: &mut Connection,
+    place: &Place,
+    schema: Schema,
+    convert: bool,
+) -> Result<Migrated> {
+    let failed = |e: rusqlite::Error| place.about(&told(&e, Phase::Before));
+    if schema == Schema::Expect {
+        // Before anything else: a file without tables is left as it is.
+        let found = version(connection, &place.table).map_err(failed)?;
+        check(found, place, schema)?;
+        place.ensure_wal(connection, convert)?;
+        return Ok(done(found, Vec::new()));
+    }
+    place.ensure_wal(connection, convert)?;
+    let found = version(connection, &place.table).map_err(failed)?;
+    if found == Some(VERSION) {
+        return Ok(done(found, Vec::new()));
+    }
+    let transaction = connection
+        .transaction_with_behavior(TransactionBehavior::Immediate)
+        .map_err(failed)?;
+    // Again, under the lock: several processes may be here at once.
+    let found = version(&transaction, &place.table).map_err(failed)?;
+    check(found, place, schema)?;
+    let said = migrate(&transaction, &place.table, found.unwrap_or(0)).map_err(failed)?;
+    transaction
+        .commit()
+        .map_err(|e| place.about(&told(&e, Phase::Commit)))?;
+    Ok(done(found, said))
+}
+
+fn migrate(on: &Transaction<'_>, table: &Table, from: u32) -> rusqlite::Result<Vec<String>> {
+    let mut said = Vec::new();
+    if from == 0 {
+        on.execute_batch(&table.sql(sql::CREATE_SCHEMA))?;
+    }
+    for (step, says) in STEPS.iter().skip(from as usize) {
+        on.execute_batch(&table.sql(step))?;
+        said.push(format!("{says} (`{}`)", table.name()));
+    }
+    if !said.is_empty() {
+        on.execute(&table.sql(sql::SET_VERSION), [VERSION])?;
+    }
+    Ok(said)
+}
+
+fn done(from: Option<u32>, done: Vec<String>) -> Migrated {
+    Migrated {
+        from,
+        to: VERSION,
+        done,
+    }
+}
+
+/// The version of the tables that are there; `None` where there are none.
+pub(super) fn version(on: &Connection, table: &Table) -> rusqlite::Result<Option<u32>> {
+    let name = format!("{}_schema", table.name());
+    let there: bool = on.query_row(sql::TABLE_EXISTS, [name], |row| row.get(0))?;
+    if !there {
+        return Ok(None);
+    }
+    on.query_row(&table.sql(sql::VERSION), [], |row| row.get(0))
+        .map(Some)
+}
+
+/// Whether `schema` can do with what is there.
+pub(super) fn check(found: Option<u32>, place: &Place, schema: Schema) -> Result<()> {
+    match (found, schema) {
+        (None, Schema::Expect) => Err(place.about(&missing(&place.table))),
+        (Some(found), _) if found > VERSION => Err(place.about(&config(format!(
+            "its tables `{}` have version {found}, and this program knows {VERSION}: use a newer \
+             one",
+            place.table.name()
+        )))),
+        (Some(found), Schema::Expect | Schema::Create) if found < VERSION => {
+            Err(place.about(&config(format!(
+                "its tables `{}` have version {found}, and this program needs {VERSION}: run \
+                 `semel migrate --store sqlite:PATH`, or open with `schema=migrate`",
+                place.table.name()
+            ))))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn missing(table: &Table) -> StoreError {
+    config(format!(
+        "there are no tables `{}` of a store: run `semel migrate --store sqlite:PATH`, or open \
+         with `schema=create`",
+        table.name()
+    ))
+}

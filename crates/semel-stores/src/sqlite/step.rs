@@ -1,0 +1,189 @@
+//! Steps as they travel to the writer's thread, and how each is decided.
+
+use std::time::Duration;
+
+use rusqlite::Result;
+use semel::record::{self, Decision};
+use semel::store::{
+    Claim, ClaimRequest, Fence, Fenced, Label, Purged, Resolution, Retention, Token, Verdict,
+};
+use semel::{FinishedStep, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp};
+use tokio::sync::oneshot;
+
+use super::statements::Statements;
+
+/// Where an answer goes. Nobody may be there any more.
+pub(super) type Done<T> = oneshot::Sender<semel::store::Result<T>>;
+
+/// A step that writes, or may.
+pub(super) struct Step {
+    pub(super) work: Work,
+    pub(super) done: Done<Answer>,
+}
+
+pub(super) enum Work {
+    Claim(Box<Label>, ClaimRequest),
+    Fenced(IdentityDigest, Change),
+    /// Removes at most so many records.
+    Purge(usize),
+    /// Writes the clock, to see that writing works.
+    Touch,
+    Clear,
+}
+
+/// A fenced change of one record.
+pub(super) enum Change {
+    Renew(Token, Duration),
+    Complete(Token, Outcome, Retention),
+    KeepStep(Token, FinishedStep, usize),
+    Abandon(Token),
+    MarkUnknown(Token),
+    Resolve(Box<Resolution>),
+}
+
+#[derive(Debug)]
+pub(super) enum Answer {
+    Claim(Claim),
+    Fenced(Fenced),
+    Purged(Purged),
+    Done,
+}
+
+/// What is known while steps are decided in one transaction.
+pub(super) struct Course {
+    pub(super) now: Timestamp,
+    /// The highest fence given out by this file.
+    pub(super) fence: Fence,
+    /// Whether anything was written.
+    pub(super) wrote: bool,
+}
+
+impl Work {
+    /// Decides the step and writes what it changes, inside a transaction that has the write lock:
+    /// nothing changes between the reading and the writing.
+    pub(super) fn run(&self, on: &mut Statements<'_>, course: &mut Course) -> Result<Answer> {
+        match self {
+            Self::Claim(label, request) => claim(label, request, on, course).map(Answer::Claim),
+            Self::Fenced(digest, change) => fenced(digest, change, on, course).map(Answer::Fenced),
+            Self::Purge(limit) => {
+                let removed = on.purge(course.now, *limit)?;
+                course.wrote |= removed > 0;
+                let more = on.purgeable(course.now)?;
+                Ok(Answer::Purged(Purged { removed, more }))
+            }
+            Self::Touch => {
+                course.wrote = true;
+                Ok(Answer::Done)
+            }
+            Self::Clear => {
+                course.wrote = true;
+                on.clear().map(|()| Answer::Done)
+            }
+        }
+    }
+
+    /// Roughly how many bytes it writes.
+    pub(super) fn bytes(&self) -> usize {
+        const ROW: usize = 512;
+        let outcome = match self {
+            Self::Fenced(_, Change::Complete(_, outcome, _)) => Some(outcome),
+            Self::Fenced(_, Change::Resolve(resolution)) => match &resolution.verdict {
+                Verdict::Happened { outcome, .. } => Some(outcome),
+                Verdict::DidNotHappen => None,
+            },
+            _ => None,
+        };
+        ROW + outcome.map_or(0, |o| o.as_bytes().len())
+    }
+}
+
+fn claim(
+    label: &Label,
+    request: &ClaimRequest,
+    on: &mut Statements<'_>,
+    course: &mut Course,
+) -> Result<Claim> {
+    let found = on.find(&label.digest)?;
+    let current = found.as_ref().map(|f| &f.record);
+    let Decision { claim, write } = record::claim(current, request, course.now, course.fence);
+    if let Some(record) = write {
+        match &found {
+            Some(found) => on.update(found.id, &record)?,
+            None => on.insert(label, &record)?,
+        }
+        course.wrote(&record);
+    }
+    Ok(claim)
+}
+
+fn fenced(
+    digest: &IdentityDigest,
+    change: &Change,
+    on: &mut Statements<'_>,
+    course: &mut Course,
+) -> Result<Fenced> {
+    let Some(found) = on.find(digest)? else {
+        return Ok(Fenced::Refused(match change.decide(None, course) {
+            Err(refusal) => refusal,
+            Ok(_) => semel::store::Refusal::Missing,
+        }));
+    };
+    match change.decide(Some(&found.record), course) {
+        Err(refusal) => Ok(refusal.into()),
+        Ok(None) => Ok(Fenced::Applied),
+        Ok(Some(record)) => {
+            on.update(found.id, &record)?;
+            course.wrote(&record);
+            Ok(Fenced::Applied)
+        }
+    }
+}
+
+impl Course {
+    fn wrote(&mut self, record: &Record) {
+        self.wrote = true;
+        self.fence = self.fence.max(record.token.fence);
+    }
+}
+
+impl Change {
+    fn decide(&self, record: Option<&Record>, course: &Course) -> record::Step {
+        let now = course.now;
+        match self {
+            Self::Renew(token, lease) => record::renew(record, token, *lease, now),
+            Self::Complete(token, outcome, retention) => {
+                record::complete(record, token, outcome, *retention, now)
+            }
+            Self::KeepStep(token, step, kept) => record::keep_step(record, token, step, *kept),
+            Self::Abandon(token) => record::abandon(record, token, now),
+            Self::MarkUnknown(token) => record::mark_unknown(record, token, now),
+            Self::Resolve(resolution) => record::resolve(record, resolution, now, course.fence),
+        }
+    }
+}
+
+impl Step {
+    pub(super) fn answer(self, answer: semel::store::Result<Answer>) {
+        // An error here means that the caller went away.
+        let _ = self.done.send(answer);
+    }
+}
+
+impl Answer {
+    /// Whoever asked for something else than what was answered.
+    pub(super) fn unexpected(&self) -> StoreError {
+        StoreError::new(
+            StoreErrorKind::Unknown,
+            format!("the store answered another question: {}", self.name()),
+        )
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Claim(_) => "a claim",
+            Self::Fenced(_) => "a fenced step",
+            Self::Purged(_) => "a purge",
+            Self::Done => "nothing",
+        }
+    }
+}

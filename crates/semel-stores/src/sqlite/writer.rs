@@ -1,0 +1,247 @@
+//! The thread that decides and writes: all steps that wait, in one transaction with one sync.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use semel::store::Fenced;
+use semel::{StoreError, StoreErrorKind};
+use tokio::sync::watch;
+
+use super::connect::Role;
+use super::error::{self, Phase, told};
+use super::queue::Woken;
+use super::shared::Shared;
+use super::statements::Statements;
+use super::step::{Answer, Change, Course, Step, Work};
+
+pub(super) struct Writer {
+    pub(super) shared: Arc<Shared>,
+    /// Dropped last, when the connection is gone: that is how `close` knows.
+    pub(super) _finished: watch::Sender<()>,
+}
+
+/// A transaction ends here even if more steps wait, so that one commit stays short.
+const MAX_STEPS: usize = 512;
+const MAX_BYTES: usize = 4 << 20;
+
+/// How long to leave a file alone that could not be opened.
+const REST: Duration = Duration::from_millis(50);
+
+/// Why the writer left a connection.
+enum Left {
+    Closed,
+    Broken,
+}
+
+/// A transaction that failed, and where.
+struct Failed {
+    error: rusqlite::Error,
+    phase: Phase,
+}
+
+const fn before(error: rusqlite::Error) -> Failed {
+    Failed {
+        error,
+        phase: Phase::Before,
+    }
+}
+
+impl Writer {
+    /// Works until the store is closed and nothing waits. A connection that broke is replaced.
+    pub(super) fn run(self, connection: Connection) {
+        let mut connection = Some(connection);
+        loop {
+            let opened = match connection.take() {
+                Some(connection) => Ok(connection),
+                None => self.shared.place.connect(Role::Write),
+            };
+            match opened.map(|connection| self.serve(&connection)) {
+                Ok(Left::Closed) => return,
+                Ok(Left::Broken) => {}
+                Err(e) => {
+                    if self.shared.steps.wait(None) == Woken::Closed {
+                        return;
+                    }
+                    for step in self.shared.steps.take(|_| true) {
+                        step.answer(Err(StoreError::new(e.kind(), e.to_string())));
+                    }
+                    std::thread::sleep(REST);
+                }
+            }
+        }
+    }
+
+    fn serve(&self, connection: &Connection) -> Left {
+        let mut statements = match Statements::prepare(connection, &self.shared.place.table) {
+            Ok(statements) => statements,
+            Err(e) => return self.refuse_all(&e),
+        };
+        loop {
+            if self.shared.steps.wait(None) == Woken::Closed {
+                return Left::Closed;
+            }
+            // First the lock, then the steps: those that come while it is waited for join, and
+            // those that give up meanwhile were never begun.
+            if let Err(e) = connection.execute_batch("BEGIN IMMEDIATE") {
+                if !error::is_busy(&e) {
+                    return self.refuse_all(&e);
+                }
+                self.shared.locked.store(true, Ordering::Relaxed);
+                // Nobody waits for these any more.
+                self.shared.steps.retain(|step| !step.done.is_closed());
+                continue;
+            }
+            self.shared.locked.store(false, Ordering::Relaxed);
+            let (mut many, mut bytes) = (0, 0);
+            let steps = self.shared.steps.take(|step| {
+                let fits = many < MAX_STEPS && (many == 0 || bytes < MAX_BYTES);
+                many += 1;
+                bytes += step.work.bytes();
+                fits
+            });
+            if self.group(connection, &mut statements, steps).is_err() {
+                return Left::Broken;
+            }
+        }
+    }
+
+    /// Does these steps in the transaction that was begun. `Err` where the connection broke.
+    fn group(
+        &self,
+        connection: &Connection,
+        statements: &mut Statements<'_>,
+        steps: Vec<Step>,
+    ) -> Result<(), ()> {
+        match self.transact(connection, statements, &steps) {
+            Ok(answers) => {
+                for (step, answer) in steps.into_iter().zip(answers) {
+                    step.answer(Ok(answer));
+                }
+                Ok(())
+            }
+            // One of them may be the cause: the others are not to be lost with it.
+            Err(failed) if steps.len() > 1 && may_go_singly(&failed) => {
+                let mut steps = steps.into_iter();
+                while let Some(step) = steps.next() {
+                    if let Err(e) = connection.execute_batch("BEGIN IMMEDIATE") {
+                        step.answer(Err(told(&e, Phase::Before)));
+                        continue;
+                    }
+                    if self.group(connection, statements, vec![step]).is_err() {
+                        steps.for_each(|step| step.answer(Err(interrupted())));
+                        return Err(());
+                    }
+                }
+                Ok(())
+            }
+            Err(Failed { error, phase }) => {
+                for step in steps {
+                    step.answer(Err(told(&error, phase)));
+                }
+                if error::is_broken(&error) || !connection.is_autocommit() {
+                    return Err(());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn transact(
+        &self,
+        connection: &Connection,
+        statements: &mut Statements<'_>,
+        steps: &[Step],
+    ) -> Result<Vec<Answer>, Failed> {
+        let done = self
+            .decide(statements, steps)
+            .map_err(before)
+            .and_then(|(answers, wrote)| {
+                let end = if wrote { "COMMIT" } else { "ROLLBACK" };
+                match connection.execute_batch(end) {
+                    Ok(()) => Ok((answers, wrote)),
+                    Err(error) if wrote => Err(Failed {
+                        error,
+                        phase: Phase::Commit,
+                    }),
+                    Err(error) => Err(before(error)),
+                }
+            });
+        match done {
+            Ok((answers, wrote)) => {
+                if wrote {
+                    self.shared.commits.fetch_add(1, Ordering::Relaxed);
+                    self.wake(steps, &answers);
+                }
+                Ok(answers)
+            }
+            Err(failed) => {
+                // Some errors have rolled back already. Where this fails the connection is left.
+                if !connection.is_autocommit() {
+                    let _ = connection.execute_batch("ROLLBACK");
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    fn decide(
+        &self,
+        statements: &mut Statements<'_>,
+        steps: &[Step],
+    ) -> rusqlite::Result<(Vec<Answer>, bool)> {
+        let (latest, fence) = statements.clock()?;
+        let mut course = Course {
+            now: latest,
+            fence,
+            wrote: false,
+        };
+        let mut answers = Vec::with_capacity(steps.len());
+        for step in steps {
+            course.now = self.shared.time.now(latest);
+            answers.push(step.work.run(statements, &mut course)?);
+        }
+        if course.wrote {
+            statements.advance(course.now, course.fence)?;
+        }
+        Ok((answers, course.wrote))
+    }
+
+    fn wake(&self, steps: &[Step], answers: &[Answer]) {
+        for (step, answer) in steps.iter().zip(answers) {
+            match (&step.work, answer) {
+                (Work::Fenced(_, Change::Renew(..) | Change::KeepStep(..)), _) => {}
+                (Work::Fenced(digest, _), Answer::Fenced(Fenced::Applied)) => {
+                    self.shared.waiters.wake(digest);
+                }
+                (Work::Claim(label, _), _) => self.shared.waiters.wake(&label.digest),
+                (Work::Clear, _) => self.shared.waiters.wake_all(),
+                _ => {}
+            }
+        }
+    }
+
+    fn refuse_all(&self, error: &rusqlite::Error) -> Left {
+        for step in self.shared.steps.take(|_| true) {
+            step.answer(Err(self.shared.place.about(&told(error, Phase::Before))));
+        }
+        std::thread::sleep(REST);
+        match self.shared.steps.wait(None) {
+            Woken::Closed => Left::Closed,
+            _ => Left::Broken,
+        }
+    }
+}
+
+/// Whether the transaction certainly left nothing behind.
+fn may_go_singly(failed: &Failed) -> bool {
+    failed.phase == Phase::Before || error::is_room(&failed.error) || error::is_busy(&failed.error)
+}
+
+fn interrupted() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::NotApplied,
+        "the connection to the database file broke before this step was begun",
+    )
+}
