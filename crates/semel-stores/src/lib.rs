@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | – | `memory:` | [`semel::memory::MemoryStore`] | nothing: it lives in the process |
 //! | `file` | `file:PATH` | `FileStore`, embedded, for one process | a loss of power |
+//! | `mysql` | `mysql://…` | `MysqlStore`, on MySQL or MariaDB | a loss of power, with the server's defaults for it |
 //!
 //! [`open`] picks by URL; each store also has a constructor of its own.
 
@@ -27,6 +28,8 @@ pub mod sqlite;
 pub use common::{Migrated, Schema};
 #[cfg(feature = "file")]
 pub use embedded::{FileOptions, FileStore};
+#[cfg(feature = "mysql")]
+pub use mysql::{MysqlOptions, MysqlStore};
 pub use open::{OpenError, OpenOptions, check_url, migrate, open};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};

@@ -1,0 +1,175 @@
+//! What the server's errors mean.
+
+use semel::{StoreError, StoreErrorKind};
+use sqlx::Error;
+use sqlx::mysql::MySqlDatabaseError;
+
+/// How a packet failed.
+pub(super) enum Failure {
+    /// A deadlock or a lock held too long: rolled back, to be run again.
+    Busy(StoreError),
+    /// The connection can no longer be used, or leads to a server that can no longer be used.
+    Broken(StoreError),
+    /// The server said no; the connection is fine.
+    Said(StoreError),
+}
+
+impl Failure {
+    pub(super) fn into_error(self) -> StoreError {
+        match self {
+            Self::Busy(error) | Self::Broken(error) | Self::Said(error) => error,
+        }
+    }
+}
+
+/// What a packet was about to do: a failed write may have happened, a failed read changed nothing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    Writes,
+    Reads,
+}
+
+impl Effect {
+    /// What an error means of which nobody knows when it came.
+    pub(super) const fn unclear(self) -> StoreErrorKind {
+        match self {
+            Self::Writes => StoreErrorKind::Unknown,
+            Self::Reads => StoreErrorKind::NotApplied,
+        }
+    }
+}
+
+fn new(kind: StoreErrorKind, message: impl AsRef<str>) -> StoreError {
+    StoreError::new(kind, format!("mysql: {}", message.as_ref()))
+}
+
+/// A number and what the server says to it, but for errors that quote the statement: it holds what
+/// identities are made of.
+fn said(error: &MySqlDatabaseError) -> String {
+    match error.number() {
+        1062 | 1064 | 1292 | 1366 => format!("error {}", error.number()),
+        number => format!("error {number}: {}", error.message()),
+    }
+}
+
+/// An error of a connection that was being made: nothing was sent.
+pub(super) fn connecting(error: Error) -> StoreError {
+    match &error {
+        Error::Database(database) => {
+            let Some(database) = database.try_downcast_ref::<MySqlDatabaseError>() else {
+                return new(
+                    StoreErrorKind::NotApplied,
+                    "the server refused a connection",
+                );
+            };
+            let kind = match database.number() {
+                1044 | 1045 | 1049 | 1129 | 1130 | 1698 | 3118 | 3159 => StoreErrorKind::Config,
+                _ => StoreErrorKind::NotApplied,
+            };
+            new(
+                kind,
+                format!("the server refused a connection: {}", said(database)),
+            )
+        }
+        Error::Configuration(_) | Error::Tls(_) => new(
+            StoreErrorKind::Config,
+            "a connection could not be made as the URL asks (see `ssl-mode`)",
+        )
+        .with_source(error),
+        _ => new(StoreErrorKind::NotApplied, "the server cannot be reached").with_source(error),
+    }
+}
+
+/// An error of a packet that was sent.
+pub(super) fn sent(error: Error, effect: Effect) -> Failure {
+    let unclear = effect.unclear();
+    let Error::Database(database) = &error else {
+        let text = match effect {
+            Effect::Writes => "the connection broke after a step was sent: it may have happened",
+            Effect::Reads => "the connection broke while reading",
+        };
+        return Failure::Broken(new(unclear, text).with_source(error));
+    };
+    let Some(database) = database.try_downcast_ref::<MySqlDatabaseError>() else {
+        return Failure::Broken(new(unclear, "an error that is not the server's"));
+    };
+    let said = said(database);
+    match database.number() {
+        // Deadlock; waited too long for a lock; lock table full. The statement was rolled back, and
+        // each is a transaction of its own; none that follows in the packet was run.
+        1205 | 1206 | 1213 | 3572 => Failure::Busy(new(
+            StoreErrorKind::NotApplied,
+            format!("other transactions held the record's lock each time it was tried: {said}"),
+        )),
+        1040 | 1203 | 1226 | 1637 => Failure::Said(new(
+            StoreErrorKind::NotApplied,
+            format!("the server has no room for more: {said}"),
+        )),
+        1290 | 1792 | 1836 => Failure::Broken(new(
+            StoreErrorKind::Config,
+            format!("the server takes no writes; give the address of the primary: {said}"),
+        )),
+        1054 | 1146 => Failure::Said(new(
+            StoreErrorKind::Config,
+            format!(
+                "the schema is missing or not this version's; run `semel migrate --store …`: {said}"
+            ),
+        )),
+        1044 | 1045 | 1049 | 1142 | 1143 | 1227 | 1370 | 1419 | 1665 => Failure::Said(new(
+            StoreErrorKind::Config,
+            format!("the server does not allow it: {said}"),
+        )),
+        // Full table or disk, no memory.
+        3 | 1021 | 1026 | 1030 | 1037 | 1038 | 1041 | 1114 => Failure::Said(new(
+            StoreErrorKind::Capacity,
+            format!("the server has no room: {said}"),
+        )),
+        // Larger than a packet, a column or a tenth of the redo log. The server ends the connection
+        // after 1153.
+        1118 | 1153 | 1406 => Failure::Broken(new(
+            StoreErrorKind::TooLarge,
+            format!("more than the server takes at once: {said}"),
+        )),
+        // The connection or the statement was killed, the server stops, the commit failed.
+        1053 | 1158..=1161 | 1180 | 1184 | 1927 | 2006 | 2013 | 4031 => Failure::Broken(new(
+            unclear,
+            format!("the server ended the connection: {said}"),
+        )),
+        _ => Failure::Said(new(unclear, format!("the server failed: {said}"))),
+    }
+}
+
+pub(super) fn too_large(bytes: usize, allowed: u64) -> StoreError {
+    new(
+        StoreErrorKind::TooLarge,
+        format!(
+            "the step takes a packet of {bytes} bytes (two for each byte of the outcome); the \
+             server's max_allowed_packet is {allowed}"
+        ),
+    )
+}
+
+pub(super) fn timed_out(effect: Effect, sent: bool) -> StoreError {
+    match (sent, effect) {
+        (false, _) => new(
+            StoreErrorKind::NotApplied,
+            "no connection was free or could be made within the timeout; nothing was sent",
+        ),
+        (true, Effect::Writes) => new(
+            StoreErrorKind::Unknown,
+            "no answer within the timeout: the step may have happened",
+        ),
+        (true, Effect::Reads) => new(StoreErrorKind::NotApplied, "no answer within the timeout"),
+    }
+}
+
+pub(super) fn config(message: impl AsRef<str>) -> StoreError {
+    new(StoreErrorKind::Config, message)
+}
+
+pub(super) fn restless() -> StoreError {
+    new(
+        StoreErrorKind::NotApplied,
+        "the record changed each time the step was tried",
+    )
+}

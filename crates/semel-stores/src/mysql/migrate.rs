@@ -1,0 +1,227 @@
+//! The tables, and how they are made and brought to this version.
+//!
+//! The server commits at each definition, so a migration is no transaction: each of its steps may
+//! be run again, and the version is written last. One at a time by a lock of the server's.
+
+use std::time::Duration;
+
+use semel::store::Result;
+use sqlx::mysql::MySqlRow;
+use tokio::time::Instant;
+
+use super::MysqlOptions;
+use super::error::{Effect, Failure, config};
+use super::pool::{Lease, Pool, first};
+use crate::{Migrated, Schema};
+
+/// The version of the schema that this program works with.
+pub(super) const VERSION: u32 = 1;
+
+/// How long a migration may take, and wait for another one.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Opens a pool of its own, migrates, and closes it.
+pub(super) async fn run(options: &MysqlOptions) -> Result<Migrated> {
+    let pool = Pool::new(options.driver.clone(), 1, options.timeout.max(PATIENCE));
+    let server = super::server::Server::read(&pool, Instant::now() + options.timeout).await?;
+    server.check()?;
+    let done = to_this_version(&pool, &options.table, true).await;
+    pool.close().await;
+    done
+}
+
+/// Does what opening was told to do about the schema.
+pub(super) async fn prepare(pool: &Pool, table: &str, schema: Schema) -> Result<()> {
+    let mut lease = pool.lease(pool.deadline()).await?;
+    let found = version(&mut lease, table).await?;
+    lease.give_back();
+    match (found, schema) {
+        (Some(VERSION), _) => Ok(()),
+        (None, Schema::Create | Schema::Migrate) | (Some(..VERSION), Schema::Migrate) => {
+            to_this_version(pool, table, schema == Schema::Migrate)
+                .await
+                .map(drop)
+        }
+        (None, Schema::Expect) => Err(config(format!(
+            "there is no table `{table}` in this database: run `semel migrate --store …` or open \
+             with schema=create"
+        ))),
+        (Some(found), _) => Err(other_version(table, found)),
+    }
+}
+
+fn other_version(table: &str, found: u32) -> semel::StoreError {
+    let what = if found > VERSION {
+        "is newer: run a newer version of this program"
+    } else {
+        "is older: run `semel migrate --store …` or open with schema=migrate"
+    };
+    config(format!(
+        "the schema of `{table}` has version {found} and this program works with {VERSION}; it {what}"
+    ))
+}
+
+async fn to_this_version(pool: &Pool, table: &str, may_change: bool) -> Result<Migrated> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut lease = pool.lease(deadline).await?;
+    // Names of locks are the server's, at most 64 characters long.
+    let name = format!("CONCAT('semel:',LEFT(SHA2(CONCAT(DATABASE(),'.{table}'),256),40))");
+    let wait = PATIENCE.as_secs() / 2;
+    let got = ask(
+        &mut lease,
+        format!("SELECT GET_LOCK({name},{wait})"),
+        deadline,
+    )
+    .await?;
+    if first::<Option<i64>>(&got)?.flatten() != Some(1) {
+        return Err(config(
+            "another migration is under way; try again when it is done",
+        ));
+    }
+    let done = locked(&mut lease, table, may_change, deadline).await;
+    // Where this fails the connection is closed, and the server releases the lock.
+    ask(&mut lease, format!("SELECT RELEASE_LOCK({name})"), deadline).await?;
+    lease.give_back();
+    done
+}
+
+async fn locked(
+    lease: &mut Lease<'_>,
+    table: &str,
+    may_change: bool,
+    deadline: Instant,
+) -> Result<Migrated> {
+    let from = version(lease, table).await?;
+    let mut done = Vec::new();
+    match from {
+        Some(VERSION) => {}
+        None => {
+            ask(lease, records(table), deadline).await?;
+            done.push(format!("Made the table `{table}`."));
+            // For people only: without the privilege the store works all the same.
+            done.push(match ask(lease, readable(table), deadline).await {
+                Ok(_) => format!("Made the view `{table}_readable`."),
+                Err(error) => format!("Did not make the view `{table}_readable`: {error}."),
+            });
+            ask(lease, versions(table), deadline).await?;
+            done.push(format!("Made the table `{table}_schema`."));
+        }
+        Some(found) if found > VERSION || !may_change => return Err(other_version(table, found)),
+        // There is no older version yet.
+        Some(found) => return Err(other_version(table, found)),
+    }
+    Ok(Migrated {
+        from,
+        to: VERSION,
+        done,
+    })
+}
+
+async fn ask(lease: &mut Lease<'_>, sql: String, deadline: Instant) -> Result<Vec<MySqlRow>> {
+    // Every step can be run again: that one may have been done is no matter.
+    let rows = lease.run(sql, Effect::Reads, deadline).await;
+    rows.map_err(Failure::into_error)
+}
+
+/// The version that is there; `None` where no table is.
+async fn version(lease: &mut Lease<'_>, table: &str) -> Result<Option<u32>> {
+    let deadline = Instant::now() + PATIENCE;
+    let sql = format!(
+        "SELECT CAST(COUNT(*) AS UNSIGNED) FROM information_schema.tables \
+         WHERE table_schema=DATABASE() AND table_name='{table}_schema'"
+    );
+    let there = first::<u64>(&ask(lease, sql, deadline).await?)?;
+    if there != Some(1) {
+        return Ok(None);
+    }
+    let sql = format!("SELECT version FROM `{table}_schema` WHERE id=1");
+    first(&ask(lease, sql, deadline).await?)
+}
+
+/// Times are microseconds since 1970 in UTC; the largest number is "never".
+fn records(table: &str) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS `{table}` (\
+         digest BINARY(32) NOT NULL,\
+         state TINYINT UNSIGNED NOT NULL COMMENT '1 in flight, 2 unknown, 3 completed, 4 released',\
+         attempt INT UNSIGNED NOT NULL,\
+         fence BIGINT UNSIGNED NOT NULL,\
+         nonce BINARY(16) NOT NULL,\
+         fingerprint BINARY(33) NOT NULL,\
+         turn BIGINT UNSIGNED NOT NULL COMMENT 'the claim that wrote last, and what it decided',\
+         created_at BIGINT UNSIGNED NOT NULL,\
+         claimed_at BIGINT UNSIGNED NOT NULL,\
+         lease_until BIGINT UNSIGNED NOT NULL,\
+         settled_at BIGINT UNSIGNED,\
+         expires_at BIGINT UNSIGNED NOT NULL,\
+         purge_at BIGINT UNSIGNED NOT NULL,\
+         resolved_at BIGINT UNSIGNED,\
+         resolved_by MEDIUMBLOB,\
+         resolved_reason MEDIUMBLOB,\
+         resolved_fence BIGINT UNSIGNED,\
+         resolved_before TINYINT UNSIGNED,\
+         resolved_after TINYINT UNSIGNED,\
+         scope MEDIUMBLOB NOT NULL,\
+         operation MEDIUMBLOB NOT NULL,\
+         key_hint MEDIUMBLOB NOT NULL,\
+         progress MEDIUMBLOB NOT NULL COMMENT 'results of finished steps',\
+         outcome LONGBLOB,\
+         PRIMARY KEY (digest),\
+         KEY by_purge (purge_at,state)\
+         ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
+    )
+}
+
+fn versions(table: &str) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS `{table}_schema` \
+         (id TINYINT UNSIGNED NOT NULL PRIMARY KEY,version INT UNSIGNED NOT NULL) ENGINE=InnoDB;\
+         INSERT INTO `{table}_schema` (id,version) VALUES (1,{VERSION}) \
+         ON DUPLICATE KEY UPDATE version=VALUES(version)"
+    )
+}
+
+/// The records as people read them: states by name, texts as text, times as times (in UTC).
+fn readable(table: &str) -> String {
+    let time = |column: &str| {
+        // Beyond the year 9999: never.
+        format!(
+            "IF({column}<253402300800000000,TIMESTAMPADD(MICROSECOND,{column},\
+             TIMESTAMP'1970-01-01 00:00:00.000000'),NULL) AS {column}"
+        )
+    };
+    let times = [
+        "created_at",
+        "claimed_at",
+        "lease_until",
+        "settled_at",
+        "expires_at",
+        "purge_at",
+        "resolved_at",
+    ];
+    let times = times.map(time).join(",");
+    let text = |column: &str| format!("CONVERT({column} USING utf8mb4) AS {column}");
+    let texts = [
+        "scope",
+        "operation",
+        "key_hint",
+        "resolved_by",
+        "resolved_reason",
+    ];
+    let texts = texts.map(text).join(",");
+    let name = |column: &str| {
+        format!("ELT({column},'in-flight','unknown','completed','released') AS {column}")
+    };
+    let state = name("state");
+    let (before, after) = (name("resolved_before"), name("resolved_after"));
+    format!(
+        "CREATE OR REPLACE SQL SECURITY INVOKER VIEW `{table}_readable` AS SELECT \
+         LOWER(HEX(digest)) AS digest,\
+         {state},attempt,fence,LENGTH(progress) AS progress_bytes,\
+         {before},{after},resolved_fence,{texts},{times},\
+         ELT(ORD(SUBSTR(outcome,2,1)),'success','failure','omitted') AS outcome_kind,\
+         ORD(SUBSTR(outcome,3,1))*256+ORD(SUBSTR(outcome,4,1)) AS outcome_code,\
+         LENGTH(outcome) AS outcome_bytes,outcome,LOWER(HEX(fingerprint)) AS fingerprint \
+         FROM `{table}`",
+    )
+}

@@ -1,0 +1,194 @@
+//! Rows, read in the order in which the statements name their columns.
+
+use bytes::Bytes;
+use semel::record::{Record, Resolved, State, StateKind};
+use semel::store::{Entry, Fence, Label, Nonce, Result, Token};
+use semel::{
+    Fingerprint, IdentityDigest, Outcome, Progress, StoreError, StoreErrorKind, Timestamp,
+};
+use sqlx::mysql::MySqlRow;
+use sqlx::{Decode, MySql, Row as _, Type};
+
+use super::{scope, sql};
+
+/// What a fenced step's packet answered.
+pub(super) enum Fenced {
+    /// It was written.
+    Wrote,
+    /// It was not; this is there.
+    Found(Timestamp, Option<Record>),
+}
+
+/// A row, read from its first column to its last.
+pub(super) struct Reader<'a> {
+    row: &'a MySqlRow,
+    next: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) const fn new(row: &'a MySqlRow) -> Self {
+        Self { row, next: 0 }
+    }
+
+    pub(super) fn value<T>(&mut self) -> Result<T>
+    where
+        T: Decode<'a, MySql> + Type<MySql>,
+    {
+        let at = self.next;
+        self.next += 1;
+        self.row
+            .try_get(at)
+            .map_err(|error| corrupt("a column does not hold what it should").with_source(error))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let bytes: &[u8] = self.value()?;
+        bytes
+            .try_into()
+            .map_err(|_| corrupt("a column of fixed length has another"))
+    }
+
+    fn text(&mut self) -> Result<Option<Box<str>>> {
+        let Some(bytes) = self.value::<Option<&[u8]>>()? else {
+            return Ok(None);
+        };
+        match str::from_utf8(bytes) {
+            Ok(text) => Ok(Some(text.into())),
+            Err(error) => Err(corrupt("a text is not UTF-8").with_source(error)),
+        }
+    }
+
+    fn time(&mut self) -> Result<Timestamp> {
+        self.value().map(Timestamp::from_micros)
+    }
+
+    pub(super) fn digest(&mut self) -> Result<IdentityDigest> {
+        self.array().map(IdentityDigest::from_bytes)
+    }
+
+    /// How many rows the statement before has written.
+    pub(super) fn changed(&mut self) -> Result<u64> {
+        let changed: i64 = self.value()?;
+        // -1 after a statement that writes nothing.
+        Ok(u64::try_from(changed).unwrap_or_default())
+    }
+
+    /// The server's time and a record.
+    pub(super) fn current(&mut self) -> Result<(Timestamp, Record)> {
+        match self.current_if_any()? {
+            (now, Some(record)) => Ok((now, record)),
+            (_, None) => Err(corrupt("a record has no state")),
+        }
+    }
+
+    fn current_if_any(&mut self) -> Result<(Timestamp, Option<Record>)> {
+        let now = self.time()?;
+        let Some(state) = self.state()? else {
+            return Ok((now, None));
+        };
+        let token = Token {
+            fence: Fence(self.value()?),
+            nonce: Nonce::from_bytes(self.array()?),
+        };
+        let fingerprint = Fingerprint::from_bytes(self.array()?);
+        let attempt = self.value()?;
+        let (created_at, claimed_at, lease_until) = (self.time()?, self.time()?, self.time()?);
+        let settled_at = self.value::<Option<u64>>()?.map(Timestamp::from_micros);
+        let (expires_at, purge_at) = (self.time()?, self.time()?);
+        let resolved = self.resolved()?;
+        let progress = Progress::from_bytes(self.value()?)
+            .map_err(|error| corrupt("finished steps cannot be read").with_source(error))?;
+        let outcome: Option<Vec<u8>> = self.value()?;
+        let state = match (state, outcome) {
+            (StateKind::InFlight, _) => State::InFlight,
+            (StateKind::Unknown, _) => State::Unknown,
+            (StateKind::Released, _) => State::Released,
+            (StateKind::Completed, Some(outcome)) => {
+                let outcome = Outcome::from_bytes(Bytes::from(outcome));
+                State::Completed(outcome.map_err(|error| {
+                    corrupt("the outcome of a record cannot be read").with_source(error)
+                })?)
+            }
+            (StateKind::Completed, None) => {
+                return Err(corrupt("a completed record has no outcome"));
+            }
+        };
+        let record = Record {
+            state,
+            expires_at,
+            purge_at,
+            fingerprint,
+            attempt,
+            token,
+            lease_until,
+            created_at,
+            claimed_at,
+            settled_at,
+            resolved,
+            progress,
+        };
+        Ok((now, Some(record)))
+    }
+
+    fn resolved(&mut self) -> Result<Option<Box<Resolved>>> {
+        let (by, reason) = (self.text()?, self.text()?);
+        let (at, fence) = (self.value::<Option<u64>>()?, self.value::<Option<u64>>()?);
+        let (before, after) = (self.state()?, self.state()?);
+        let (Some(by), Some(reason)) = (by, reason) else {
+            return Ok(None);
+        };
+        let (Some(at), Some(fence), Some(before), Some(after)) = (at, fence, before, after) else {
+            return Err(corrupt("a resolution is not whole"));
+        };
+        Ok(Some(Box::new(Resolved {
+            by,
+            reason,
+            at: Timestamp::from_micros(at),
+            fence: Fence(fence),
+            before,
+            after,
+        })))
+    }
+
+    fn state(&mut self) -> Result<Option<StateKind>> {
+        let Some(number) = self.value::<Option<u8>>()? else {
+            return Ok(None);
+        };
+        let mut known = StateKind::ALL.into_iter();
+        let state = known.find(|&kind| sql::state(kind) == number);
+        let state =
+            state.ok_or_else(|| corrupt("there is a state that this version does not know"));
+        state.map(Some)
+    }
+
+    /// What a fenced step found or did.
+    pub(super) fn fenced(&mut self) -> Result<Fenced> {
+        if self.changed()? > 0 {
+            return Ok(Fenced::Wrote);
+        }
+        let (now, record) = self.current_if_any()?;
+        Ok(Fenced::Found(now, record))
+    }
+
+    /// A record with its label.
+    pub(super) fn entry(&mut self) -> Result<Entry> {
+        let (_, record) = self.current()?;
+        let digest = self.digest()?;
+        let scope = self.text()?.as_deref().and_then(scope::from_text);
+        let (operation, key_hint) = (self.text()?, self.text()?);
+        let label = Label {
+            digest,
+            scope: scope.ok_or_else(|| corrupt("a record's scope cannot be read"))?,
+            operation: operation.unwrap_or_default(),
+            key_hint: key_hint.unwrap_or_default(),
+        };
+        Ok(Entry { label, record })
+    }
+}
+
+pub(super) fn corrupt(what: &str) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        format!("mysql: what is stored cannot be used: {what}"),
+    )
+}

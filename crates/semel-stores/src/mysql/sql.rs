@@ -1,0 +1,389 @@
+//! The statements, in full. Each step is one packet: the write with its condition, then the read of
+//! what is there now.
+//!
+//! They are text, not prepared: several statements in one packet need it, and it goes through
+//! proxies that give each transaction another connection. Nothing from outside is put in but
+//! numbers and bytes in hexadecimal, so there is nothing to escape.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind};
+use semel::store::{
+    ClaimRequest, Label, ListQuery, OnLapse, Resolution, Retention, Token, Verdict,
+};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Timestamp};
+
+use super::scope;
+
+pub(super) const IN_FLIGHT: u8 = 1;
+pub(super) const UNKNOWN: u8 = 2;
+pub(super) const COMPLETED: u8 = 3;
+pub(super) const RELEASED: u8 = 4;
+
+/// The server's time in microseconds: one instant for all of a statement, in UTC whatever the
+/// session's time zone. Taken before the statement waits for a lock. An instant that is too old can
+/// only spare a lease or a retention that has just ended: it shortens the lease that is written,
+/// and never takes one over early.
+pub(super) const NOW: &str =
+    "CAST(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6)) AS UNSIGNED)";
+
+/// "Never", in a time's column.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// What a [`Record`](semel::record::Record) is read from, but for the outcome.
+const RECORD: &str = "state,fence,nonce,fingerprint,attempt,created_at,claimed_at,lease_until,\
+    settled_at,expires_at,purge_at,resolved_by,resolved_reason,resolved_at,resolved_fence,\
+    resolved_before,resolved_after,progress";
+
+/// What makes it an [`Entry`](semel::store::Entry).
+const LABEL: &str = "digest,scope,operation,key_hint";
+
+pub(super) const fn state(kind: StateKind) -> u8 {
+    match kind {
+        StateKind::InFlight => IN_FLIGHT,
+        StateKind::Unknown => UNKNOWN,
+        StateKind::Completed => COMPLETED,
+        StateKind::Released => RELEASED,
+    }
+}
+
+/// Bytes as a literal.
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        f.write_str("x'")?;
+        let mut text = [0; 256];
+        for chunk in self.0.chunks(text.len() / 2) {
+            for (pair, byte) in text.chunks_exact_mut(2).zip(chunk) {
+                pair[0] = DIGITS[usize::from(byte >> 4)];
+                pair[1] = DIGITS[usize::from(byte & 15)];
+            }
+            let text = &text[..chunk.len() * 2];
+            f.write_str(str::from_utf8(text).map_err(|_| fmt::Error)?)?;
+        }
+        f.write_str("'")
+    }
+}
+
+/// `from` and then so much longer, or "never" where that does not fit.
+struct Later<'a>(&'a str, Duration);
+
+impl fmt::Display for Later<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(from, by) = self;
+        let by = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        if by < 1 << 62 {
+            // Clocks stand far below 2^62: no overflow.
+            write!(f, "{from}+{by}")
+        } else {
+            let room = NEVER - by;
+            write!(f, "IF({from}>{room},{NEVER},{from}+{by})")
+        }
+    }
+}
+
+/// The names of a store's table and what belongs to it.
+#[derive(Debug, Clone)]
+pub(super) struct Table {
+    pub(super) records: String,
+}
+
+/// What a step's packet answers: [`fenced`](Self::claim) steps with how many rows they wrote and
+/// the record, a claim with the record.
+impl Table {
+    /// Claims. The row that is read afterwards says who won: the nonce that it holds.
+    ///
+    /// `turn` names this execution, and is never used for another: its last two bits are zero. The
+    /// first assignment decides, by the row as it was, and writes its decision into the column of
+    /// that name; the others go by that. Assignments are made from left to right, each seeing what
+    /// was assigned before. Where nothing is decided every column is assigned what it holds, and
+    /// the server writes nothing.
+    pub(super) fn claim(&self, identity: &Identity, request: &ClaimRequest, turn: u64) -> String {
+        let Self { records } = self;
+        let label = Label::from(identity);
+        let (digest, nonce) = (Hex(label.digest.as_bytes()), Hex(request.nonce.as_bytes()));
+        let fingerprint = request.fingerprint.to_bytes();
+        let (fingerprint, scope) = (Hex(&fingerprint), scope::to_text(&label.scope));
+        let (anew, again, lapse) = (turn | 1, turn | 2, turn | 3);
+        let on_lapse = match request.on_lapse {
+            OnLapse::Retry => format!("ELSE {again}"),
+            OnLapse::Hold | OnLapse::Reconcile => {
+                format!("WHEN state={IN_FLIGHT} THEN {lapse} ELSE turn")
+            }
+        };
+        let won = format!("turn IN ({anew},{again})");
+        format!(
+            "INSERT INTO `{records}` (digest,state,fence,nonce,fingerprint,attempt,turn,created_at,\
+             claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) VALUES \
+             ({digest},{IN_FLIGHT},{NOW},{nonce},{fingerprint},1,{turn},{NOW},{NOW},{lease},{NEVER},\
+             {NEVER},{scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE turn=CASE \
+             WHEN purge_at<=VALUES(claimed_at) THEN {anew} \
+             WHEN state={RELEASED} AND (progress='' OR fingerprint=VALUES(fingerprint)) THEN {again} \
+             WHEN expires_at<=VALUES(claimed_at) OR fingerprint<>VALUES(fingerprint) \
+             OR state={COMPLETED} OR (state={IN_FLIGHT} AND (nonce=VALUES(nonce) \
+             OR lease_until>VALUES(claimed_at))) THEN turn {on_lapse} END,\
+             created_at=IF(turn={anew},VALUES(claimed_at),created_at),\
+             attempt=IF({won},IF(turn={anew},1,LEAST(attempt,{last_attempt})+1),attempt),\
+             fence=IF({won},GREATEST(LEAST(fence,{last_fence})+1,VALUES(claimed_at)),fence),\
+             nonce=IF({won},VALUES(nonce),nonce),\
+             fingerprint=IF({won},VALUES(fingerprint),fingerprint),\
+             claimed_at=IF({won},VALUES(claimed_at),claimed_at),\
+             lease_until=IF({won},VALUES(lease_until),lease_until),\
+             expires_at=IF({won} OR turn={lapse},{NEVER},expires_at),\
+             purge_at=IF({won} OR turn={lapse},{NEVER},purge_at),\
+             settled_at=IF({won},NULL,IF(turn={lapse},VALUES(claimed_at),settled_at)),\
+             outcome=IF({won},NULL,outcome),\
+             resolved_by=IF(turn={anew},NULL,resolved_by),\
+             resolved_reason=IF(turn={anew},NULL,resolved_reason),\
+             resolved_at=IF(turn={anew},NULL,resolved_at),\
+             resolved_fence=IF(turn={anew},NULL,resolved_fence),\
+             resolved_before=IF(turn={anew},NULL,resolved_before),\
+             resolved_after=IF(turn={anew},NULL,resolved_after),\
+             progress=IF(turn={anew},'',progress),\
+             state=IF({won},{IN_FLIGHT},IF(turn={lapse},{UNKNOWN},state));\
+             SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}",
+            lease = Later(NOW, request.lease),
+            scope = Hex(scope.as_bytes()),
+            operation = Hex(label.operation.as_bytes()),
+            hint = Hex(label.key_hint.as_bytes()),
+            last_attempt = u32::MAX - 1,
+            last_fence = u64::MAX - 1,
+        )
+    }
+
+    /// A fenced step: writes where the condition holds, and reads how many rows that were and what
+    /// is there. One row always comes back; the outcome is in it only where nothing was written.
+    fn fenced(&self, digest: &IdentityDigest, set: &str, condition: &str) -> String {
+        let Self { records } = self;
+        let digest = Hex(digest.as_bytes());
+        format!(
+            "UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition};\
+             SELECT changed,{NOW},{RECORD},IF(changed<1,outcome,NULL) \
+             FROM (SELECT ROW_COUNT() AS changed) AS step LEFT JOIN `{records}` ON digest={digest}"
+        )
+    }
+
+    pub(super) fn renew(&self, digest: &IdentityDigest, token: &Token, lease: Duration) -> String {
+        let set = format!("lease_until=GREATEST(lease_until,{})", Later(NOW, lease));
+        self.fenced(
+            digest,
+            &set,
+            &format!("{} AND state={IN_FLIGHT}", holder(token)),
+        )
+    }
+
+    pub(super) fn complete(
+        &self,
+        digest: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> String {
+        self.fenced(digest, &completed(outcome, retention), &unsettled(token))
+    }
+
+    pub(super) fn keep_step(
+        &self,
+        digest: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> String {
+        let step = step.as_bytes();
+        let set = format!("progress=CONCAT(progress,{})", Hex(step));
+        let all = kept.saturating_add(step.len());
+        let condition = format!(
+            "{} AND LENGTH(progress)={kept} AND {all}<={most}",
+            unsettled(token),
+            most = Progress::MAX_BYTES,
+        );
+        self.fenced(digest, &set, &condition)
+    }
+
+    pub(super) fn abandon(&self, digest: &IdentityDigest, token: &Token) -> String {
+        self.fenced(digest, &released(), &unsettled(token))
+    }
+
+    pub(super) fn mark_unknown(&self, digest: &IdentityDigest, token: &Token) -> String {
+        let set = format!("state={UNKNOWN},settled_at={NOW},expires_at={NEVER},purge_at={NEVER}");
+        self.fenced(
+            digest,
+            &set,
+            &format!("{} AND state={IN_FLIGHT}", holder(token)),
+        )
+    }
+
+    pub(super) fn resolve(&self, digest: &IdentityDigest, resolution: &Resolution) -> String {
+        let nonce = Hex(resolution.nonce.as_bytes());
+        let (after, settle) = match &resolution.verdict {
+            Verdict::Happened { outcome, retention } => (COMPLETED, completed(outcome, *retention)),
+            Verdict::DidNotHappen => (RELEASED, released()),
+        };
+        // What was there goes first: later assignments change it.
+        let set = format!(
+            "resolved_fence=fence,resolved_before=state,resolved_after={after},resolved_at={NOW},\
+             resolved_by={by},resolved_reason={reason},\
+             fence=GREATEST(LEAST(fence,{last_fence})+1,{NOW}),nonce={nonce},{settle}",
+            last_fence = u64::MAX - 1,
+            by = Hex(resolution.by.as_bytes()),
+            reason = Hex(resolution.reason.as_bytes()),
+        );
+        let condition = format!(
+            "fence={fence} AND (resolved_at IS NULL OR nonce<>{nonce}) AND (state={UNKNOWN} \
+             OR (state={IN_FLIGHT} AND lease_until<={NOW}))",
+            fence = resolution.fence.0,
+        );
+        self.fenced(digest, &set, &condition)
+    }
+
+    pub(super) fn get(&self, digest: &IdentityDigest) -> String {
+        let (records, digest) = (&self.records, Hex(digest.as_bytes()));
+        format!(
+            "SELECT {NOW},{RECORD},outcome,{LABEL} FROM `{records}` \
+             WHERE digest={digest} AND purge_at>{NOW}"
+        )
+    }
+
+    /// Whether the record is in flight under this fence.
+    pub(super) fn look(&self, digest: &IdentityDigest, fence: u64) -> String {
+        let (records, digest) = (&self.records, Hex(digest.as_bytes()));
+        format!(
+            "SELECT 1 FROM `{records}` WHERE digest={digest} AND state={IN_FLIGHT} AND fence={fence}"
+        )
+    }
+
+    /// A page, one row longer than asked where there is more. By the index that purging goes by, in
+    /// which records in flight and unknown lie together: they all have "never" in it.
+    pub(super) fn list(
+        &self,
+        query: &ListQuery,
+        after: Option<(Timestamp, IdentityDigest)>,
+        rows: usize,
+    ) -> String {
+        let records = &self.records;
+        let held = matches!(query.state, StateKind::InFlight | StateKind::Unknown);
+        let mut condition = match held {
+            true => format!("purge_at={NEVER}"),
+            false => format!("purge_at>{NOW}"),
+        };
+        if query.lapsed && query.state == StateKind::InFlight {
+            let _ = write!(condition, " AND lease_until<={NOW}");
+        }
+        if let Some((purge_at, digest)) = after {
+            let (purge_at, digest) = (purge_at.as_micros(), Hex(digest.as_bytes()));
+            let _ = match held {
+                true => write!(condition, " AND digest>{digest}"),
+                false => write!(
+                    condition,
+                    " AND purge_at>={purge_at} AND (purge_at>{purge_at} OR digest>{digest})"
+                ),
+            };
+        }
+        format!(
+            "SELECT {NOW},{RECORD},outcome,{LABEL} FROM `{records}` FORCE INDEX (by_purge) \
+             WHERE state={state} AND {condition} ORDER BY purge_at,state,digest LIMIT {rows}",
+            state = state(query.state),
+        )
+    }
+
+    /// Which records may be purged: takes no lock.
+    pub(super) fn purgeable(&self, rows: usize) -> String {
+        let records = &self.records;
+        format!(
+            "SELECT digest FROM `{records}` FORCE INDEX (by_purge) WHERE purge_at<={NOW} \
+             ORDER BY purge_at LIMIT {rows}"
+        )
+    }
+
+    /// Purges these, where they still may be. By the primary key and in its order, as claims lock:
+    /// a delete along the other index would lock in the opposite order and deadlock with them.
+    pub(super) fn purge(&self, digests: &[IdentityDigest]) -> String {
+        let mut list = String::with_capacity(digests.len() * 68);
+        for digest in digests {
+            if !list.is_empty() {
+                list.push(',');
+            }
+            let _ = write!(list, "{}", Hex(digest.as_bytes()));
+        }
+        let records = &self.records;
+        format!(
+            "DELETE FROM `{records}` WHERE digest IN ({list}) AND purge_at<={NOW};\
+             SELECT ROW_COUNT()"
+        )
+    }
+
+    /// Does nothing, and fails where the session may not do what steps do.
+    pub(super) fn rehearse(&self) -> String {
+        let records = &self.records;
+        let nobody = Hex(&[0; 32]);
+        format!(
+            "UPDATE `{records}` SET turn=turn WHERE digest={nobody} AND turn=0;\
+             DELETE FROM `{records}` WHERE digest={nobody} AND turn=0;\
+             INSERT INTO `{records}` ({RECORD},outcome,{LABEL},turn) \
+             SELECT {RECORD},outcome,{LABEL},turn FROM `{records}` WHERE digest={nobody} AND turn=0;\
+             SELECT {NOW}"
+        )
+    }
+
+    pub(super) fn clear(&self) -> String {
+        format!("DELETE FROM `{}`", self.records)
+    }
+}
+
+fn holder(token: &Token) -> String {
+    let Token { fence, nonce } = token;
+    format!("fence={fence} AND nonce={}", Hex(nonce.as_bytes()))
+}
+
+fn unsettled(token: &Token) -> String {
+    format!("{} AND state IN ({IN_FLIGHT},{UNKNOWN})", holder(token))
+}
+
+fn completed(outcome: &Outcome, retention: Retention) -> String {
+    let Retention { replay, tombstone } = retention;
+    format!(
+        "state={COMPLETED},settled_at={NOW},expires_at={expires},purge_at={purge},\
+         outcome={outcome},progress=''",
+        expires = Later(NOW, replay),
+        purge = Later(NOW, replay.saturating_add(tombstone)),
+        outcome = Hex(outcome.as_bytes()),
+    )
+}
+
+fn released() -> String {
+    let (end, with_steps) = (
+        Later(NOW, RELEASED_FOR),
+        Later(NOW, RELEASED_WITH_STEPS_FOR),
+    );
+    let end = format!("IF(progress='',{end},{with_steps})");
+    format!("state={RELEASED},settled_at={NOW},expires_at={end},purge_at={end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_become_nothing_but_digits() {
+        let every: Vec<u8> = (0..=255).chain(0..=255).collect();
+        let text = Hex(&every).to_string();
+        let digits = text.strip_prefix("x'").and_then(|t| t.strip_suffix('\''));
+        let digits = digits.unwrap();
+        assert_eq!(digits.len(), 1024);
+        assert!(digits.bytes().all(|b| b.is_ascii_hexdigit()));
+        assert!(digits.starts_with("000102030405060708090a0b0c0d0e0f10"));
+        assert_eq!(Hex(b"").to_string(), "x''");
+    }
+
+    #[test]
+    fn a_time_that_does_not_fit_is_never() {
+        assert_eq!(Later("n", Duration::from_secs(1)).to_string(), "n+1000000");
+        assert_eq!(
+            Later("n", Duration::MAX).to_string(),
+            format!("IF(n>0,{NEVER},n+{NEVER})")
+        );
+    }
+}
