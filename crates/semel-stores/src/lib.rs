@@ -30,6 +30,8 @@ pub use common::{Migrated, Schema};
 pub use embedded::{FileOptions, FileStore};
 #[cfg(feature = "mysql")]
 pub use mysql::{MysqlOptions, MysqlStore};
+#[cfg(feature = "nats")]
+pub use nats::{NatsOptions, NatsStore};
 pub use open::{OpenError, OpenOptions, check_url, migrate, open};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};

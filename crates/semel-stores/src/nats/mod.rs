@@ -1,14 +1,233 @@
-//! NATS JetStream.
+//! NATS JetStream: a bucket on one node, or on several.
+//!
+//! A record is the last message of its key's subject; the stream keeps no other. Its sequence in the
+//! stream is the record's revision. A write names the revision that it expects and is stored only
+//! there, by the stream's leader, in one request: that is what makes each step atomic. What the step
+//! means is decided before by [`semel::record`], from the revision expected.
+//!
+//! **Round trips.** A claim on a new identity is one: created with nothing expected, and read in the
+//! same moment, so that where the identity is taken (a replay, a rival in flight) the answer comes
+//! with the same round trip. The read may be answered before the winner's record is there; then it
+//! is asked again. Complete, renew, abandon, mark unknown and resolve are one by the handle that
+//! wrote the record last: it remembers revision and record (of some ten thousand at least). By
+//! another handle, or where the record has changed since, they are two: read, then write. NATS has
+//! no way to say more in one. A takeover, a claim after release or expiry are two as well.
+//!
+//! **Time.** The server has no clock to ask. A lease has lapsed once this handle has seen the same
+//! revision for as long as the lease lasts, on its own monotonic clock; each renewal is a new
+//! revision. A process that comes new waits for one whole lease before it takes over. Retention
+//! goes by the server's time as it is told with each consumer and message: it can be off by as much
+//! as the servers of a cluster are off from each other.
+//!
+//! **Fences** are the microseconds at which the stream was made plus the message's sequence. The
+//! sequence never repeats while the stream lives; one made anew starts above all fences of the
+//! earlier one. They can repeat after the server itself lost messages (a loss of power before a
+//! sync, a backup restored); nonces never do.
 
-use crate::OpenError;
-use crate::common::Driver;
+mod bucket;
+mod clock;
+mod frame;
+mod link;
+mod options;
+mod scan;
+mod seen;
+mod shared;
+mod step;
+mod sweep;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::record;
+use semel::store::{
+    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution,
+    Result, Retention, Token, Waited,
+};
+use semel::{
+    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, State, Store, StoreError,
+    StoreErrorKind,
+};
+use tokio::time::Instant;
+
+pub use self::options::NatsOptions;
+use self::shared::Shared;
+use crate::common::{Driver, Poll, Running};
 
 pub(crate) const DRIVER: Driver = Driver {
-    check: |_| Err(missing()),
-    open: |_, _| Box::pin(async { Err(missing()) }),
-    migrate: |_, _| Box::pin(async { Err(missing()) }),
+    check: |url| NatsOptions::from_url(url).map(drop),
+    open: |url, options| {
+        Box::pin(async move {
+            let store = NatsOptions::with_defaults(url, options)?.open().await?;
+            Ok(AnyStore::new(store))
+        })
+    },
+    migrate: |url, options| {
+        Box::pin(async move { NatsOptions::with_defaults(url, options)?.migrate().await })
+    },
 };
 
-fn missing() -> OpenError {
-    OpenError::invalid("nats", "is not there in this version")
+/// A store in a bucket of NATS JetStream.
+pub struct NatsStore {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for NatsStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NatsStore").finish_non_exhaustive()
+    }
+}
+
+impl NatsStore {
+    async fn open(options: &NatsOptions) -> Result<Self> {
+        Ok(Self {
+            shared: Shared::open(options).await?,
+        })
+    }
+}
+
+impl Store for NatsStore {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let _step = self.shared.gate.enter()?;
+        self.claim_step(identity, request).await
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        let _step = self.shared.gate.enter()?;
+        self.fenced_step(identity, token.fence, Some(lease), |record, now| {
+            record::renew(record, token, lease, now)
+        })
+        .await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        let _step = self.shared.gate.enter()?;
+        self.fenced_step(identity, token.fence, None, |record, now| {
+            record::complete(record, token, outcome, retention, now)
+        })
+        .await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let _step = self.shared.gate.enter()?;
+        self.fenced_step(identity, token.fence, None, |record, _| {
+            record::keep_step(record, token, step, kept)
+        })
+        .await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let _step = self.shared.gate.enter()?;
+        self.fenced_step(identity, token.fence, None, |record, now| {
+            record::abandon(record, token, now)
+        })
+        .await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let _step = self.shared.gate.enter()?;
+        self.fenced_step(identity, token.fence, None, |record, now| {
+            record::mark_unknown(record, token, now)
+        })
+        .await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        let _step = self.shared.gate.enter()?;
+        self.fenced_step(identity, resolution.fence, None, |record, now| {
+            record::resolve(record, resolution, now, Fence(0))
+        })
+        .await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        let _step = self.shared.gate.enter()?;
+        let row = self.row(identity).await?;
+        let now = self.shared.clock.now();
+        let row = row.filter(|row| !row.entry.record.is_purgeable(now));
+        Ok(row.map(|row| row.entry))
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        let _step = self.shared.gate.enter()?;
+        self.page(query).await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        let _step = self.shared.gate.enter()?;
+        self.sweep(limit).await
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        drop(self.shared.gate.enter()?);
+        let _watching = watch::join(&self.shared);
+        let look = || async {
+            // Closing does not wait for those who wait: it wakes them, and they find it closed.
+            let _step = self.shared.gate.enter()?;
+            let row = self.row(identity).await?;
+            let running = row.is_some_and(|row| {
+                let record = &row.entry.record;
+                record.state == State::InFlight && record.token.fence == fence
+            });
+            Ok(if running { Running::Yes } else { Running::No })
+        };
+        let waiters = &self.shared.waiters;
+        waiters.wait(identity, timeout, Poll::BACKSTOP, look).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let _step = self.shared.gate.enter()?;
+        let mut effort = self.effort();
+        let info = self.shared.refresh(&mut effort).await?;
+        bucket::check(&self.shared.link, &info)?;
+        self.may_write(&mut effort).await?;
+        let (durability, warnings) = bucket::promise(&info);
+        Ok(Probe {
+            store: "nats",
+            durability,
+            warnings,
+        })
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.shared.gate.close().await;
+        self.shared.waiters.wake_all();
+        self.shared.end().await;
+        Ok(())
+    }
+}
+
+impl Clear for NatsStore {
+    async fn clear(&self, force: bool) -> Result<()> {
+        let _step = self.shared.gate.enter()?;
+        if !self.shared.for_tests && !force {
+            return Err(StoreError::new(
+                StoreErrorKind::Config,
+                "this store was not opened for tests: it is emptied only with `force`",
+            ));
+        }
+        self.shared.empty(Instant::now()).await
+    }
 }

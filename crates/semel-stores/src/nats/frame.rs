@@ -1,0 +1,101 @@
+//! A record as the value of its key.
+//!
+//! # Byte form, version 1
+//!
+//! One version byte `1`; one byte that says how the fence is meant: `0` as the entry says, `1` the
+//! entry's and this message's sequence together; the lease in microseconds (8, big-endian); the
+//! byte form of semel's `Entry`.
+//!
+//! A claim cannot know its sequence before it is stored, and its fence is made of it: hence `1`.
+//! Later values of the same claim say `0`, so that its fence stays while the sequence grows. The
+//! lease is kept as a length: how long it lasts is counted by who watches, not by a clock.
+
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use semel::store::{Entry, Fence};
+use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+
+const VERSION: u8 = 1;
+const HEAD: usize = 10;
+
+/// A record as it was read or written, and where.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    /// The sequence of the message that holds it: what the next write expects.
+    pub(super) revision: u64,
+    /// When the server stored the message; `None` in what this handle wrote and did not read.
+    pub(super) stored: Option<Timestamp>,
+    /// How long its lease lasts for who sees this revision unchanged.
+    pub(super) lease: Duration,
+    pub(super) entry: Entry,
+}
+
+/// How a value's fence is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meant {
+    /// As the entry says.
+    Said,
+    /// The entry's plus the sequence that the message will get.
+    WithSequence,
+}
+
+/// The value of a record.
+pub(super) fn encode(entry: &Entry, lease: Duration, fence: Meant) -> Bytes {
+    let entry = entry.to_bytes();
+    let mut to = BytesMut::with_capacity(HEAD + entry.len());
+    to.put_u8(VERSION);
+    to.put_u8(match fence {
+        Meant::Said => 0,
+        Meant::WithSequence => 1,
+    });
+    to.put_u64(u64::try_from(lease.as_micros()).unwrap_or(u64::MAX));
+    to.put_slice(&entry);
+    to.freeze()
+}
+
+/// Reads the value of `identity`'s key.
+///
+/// # Errors
+/// [`Corrupt`](StoreErrorKind::Corrupt) for what [`encode`] never returned.
+pub(super) fn decode(
+    identity: &IdentityDigest,
+    revision: u64,
+    stored: Timestamp,
+    value: &Bytes,
+) -> Result<Row, StoreError> {
+    let corrupt = |what: String| {
+        StoreError::new(
+            StoreErrorKind::Corrupt,
+            format!(
+                "the record with the digest {identity} (message {revision}) cannot be read: {what}"
+            ),
+        )
+    };
+    let Some((head, rest)) = value.split_first_chunk::<HEAD>() else {
+        return Err(corrupt("it is too short".into()));
+    };
+    let [version, meant, lease @ ..] = *head;
+    if version != VERSION {
+        return Err(corrupt(format!(
+            "its version is {version}, this program knows {VERSION}"
+        )));
+    }
+    let mut entry = Entry::from_bytes(&value.slice(value.len() - rest.len()..))
+        .map_err(|e| corrupt("its bytes are damaged".into()).with_source(e))?;
+    if entry.label.digest != *identity {
+        return Err(corrupt("it is another identity's".into()));
+    }
+    let fence = &mut entry.record.token.fence;
+    match meant {
+        0 => {}
+        1 => *fence = Fence(fence.0.saturating_add(revision)),
+        _ => return Err(corrupt("its bytes are damaged".into())),
+    }
+    Ok(Row {
+        revision,
+        stored: Some(stored),
+        lease: Duration::from_micros(u64::from_be_bytes(lease)),
+        entry,
+    })
+}

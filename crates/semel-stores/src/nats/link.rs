@@ -1,0 +1,471 @@
+//! The connection, and single requests over it: what an answer, its absence or a refusal means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::connection::State;
+use async_nats::jetstream::context::{ContextBuilder, PublishErrorKind, RequestError};
+use async_nats::jetstream::message::{PublishMessage, StreamMessage};
+use async_nats::jetstream::stream::{DeleteMessageErrorKind, Info, RawMessageErrorKind, Stream};
+use async_nats::jetstream::{self, Context, ErrorCode, context};
+use async_nats::{Client, Event, ServerError};
+use bytes::Bytes;
+use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::options::NatsOptions;
+
+/// What became of the connection.
+#[derive(Debug, Clone, Default)]
+struct Health {
+    /// How often it was lost.
+    lost: u64,
+    /// What the server last said that this user may not do, and how often it said such a thing.
+    denied: Arc<str>,
+    denials: u64,
+}
+
+/// A write's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put {
+    /// It is stored, under this sequence.
+    Stored(u64),
+    /// The key's last message is not the one expected. Nothing was written.
+    Conflict,
+}
+
+/// Why a request has no answer that could be used.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// Nobody took it: there is no leader now, or no such stream. Nothing was written.
+    Nobody(StoreError),
+    /// It may have been taken: no answer came.
+    Silence(StoreError),
+    /// Trying again does not help.
+    Final(StoreError),
+}
+
+pub(super) type Answer<T> = std::result::Result<T, Trouble>;
+
+fn error(kind: StoreErrorKind, message: impl Into<Box<str>>) -> StoreError {
+    StoreError::new(kind, message)
+}
+
+/// One connection and the bucket on it.
+pub(super) struct Link {
+    client: Client,
+    context: Context,
+    bucket: Box<str>,
+    stream: Stream<()>,
+    /// What stands before a key in its subject.
+    prefix: Box<str>,
+    timeout: Duration,
+    health: watch::Receiver<Health>,
+}
+
+impl Link {
+    /// Connects. The driver connects again by itself after that, for as long as it takes.
+    pub(super) async fn connect(options: &NatsOptions) -> Result<Self, StoreError> {
+        let (noted, health) = watch::channel(Health::default());
+        let noted = Arc::new(noted);
+        let connect = options.driver().event_callback(move |event| {
+            let noted = noted.clone();
+            async move { note(&noted, &event) }
+        });
+        let hosts = options.hosts().to_vec();
+        let connecting = connect.connect(hosts);
+        let client = match timeout(options.timeout, connecting).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(e)) => return Err(not_connected(&e)),
+            Err(_) => {
+                return Err(error(
+                    StoreErrorKind::NotApplied,
+                    format!("no NATS server answered within {:?}", options.timeout),
+                ));
+            }
+        };
+        let context = ContextBuilder::new()
+            .timeout(options.timeout)
+            .build(client.clone());
+        let name = format!("KV_{}", options.bucket);
+        let stream = context.get_stream_no_info(&name).await.map_err(|e| {
+            error(StoreErrorKind::Config, "the bucket's name is not one").with_source(e)
+        })?;
+        Ok(Self {
+            client,
+            context,
+            bucket: options.bucket.clone(),
+            stream,
+            prefix: format!("$KV.{}.", options.bucket).into(),
+            timeout: options.timeout,
+            health,
+        })
+    }
+
+    pub(super) const fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) const fn stream(&self) -> &Stream<()> {
+        &self.stream
+    }
+
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn bucket(&self) -> &str {
+        &self.bucket
+    }
+
+    pub(super) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The subjects of all keys.
+    pub(super) fn subjects(&self) -> String {
+        format!("{}>", self.prefix)
+    }
+
+    fn subject(&self, identity: &IdentityDigest) -> String {
+        format!("{}{identity}", self.prefix)
+    }
+
+    /// Whose key a subject is.
+    pub(super) fn identity(&self, subject: &str) -> Option<IdentityDigest> {
+        IdentityDigest::from_hex(subject.strip_prefix(&*self.prefix)?)
+    }
+
+    /// Waits for the connection, and fails where it is not there in time: nothing was sent.
+    pub(super) async fn connected(&self, until: Instant) -> Result<(), StoreError> {
+        // The driver's own notice; events come later and may be dropped.
+        while self.client.connection_state() != State::Connected {
+            if Instant::now() >= until {
+                return Err(error(
+                    StoreErrorKind::NotApplied,
+                    "there is no connection to a NATS server; nothing was sent",
+                ));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// Writes a key whose last message is `expected` (0: there is none).
+    pub(super) async fn put(
+        &self,
+        identity: &IdentityDigest,
+        expected: u64,
+        value: Bytes,
+        patience: Duration,
+    ) -> Answer<Put> {
+        let message = PublishMessage::build()
+            .payload(value)
+            .expected_last_subject_sequence(expected);
+        let asked = async {
+            let sent = self.context.send_publish(self.subject(identity), message);
+            sent.await?.await
+        };
+        match self.answered(patience, asked).await? {
+            Ok(ack) => Ok(Put::Stored(ack.sequence)),
+            Err(e) => match e.kind() {
+                PublishErrorKind::WrongLastSequence => Ok(Put::Conflict),
+                PublishErrorKind::StreamNotFound => Err(Trouble::Nobody(self.nobody())),
+                PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
+                    Err(Trouble::Silence(self.silence()))
+                }
+                PublishErrorKind::MaxPayloadExceeded => Err(Trouble::Final(error(
+                    StoreErrorKind::TooLarge,
+                    format!(
+                        "the record is larger than this server takes (max_payload is {} bytes)",
+                        self.client.max_payload()
+                    ),
+                ))),
+                _ => match cause::<jetstream::Error>(&e) {
+                    Some(said) => refused_write(said),
+                    None => Err(Trouble::Silence(self.silence().with_source(e))),
+                },
+            },
+        }
+    }
+
+    /// The last message of a key, from the leader.
+    pub(super) async fn read(
+        &self,
+        identity: &IdentityDigest,
+        patience: Duration,
+    ) -> Answer<Option<StreamMessage>> {
+        let subject = self.subject(identity);
+        let asked = self.stream.get_last_raw_message_by_subject(&subject);
+        self.message(patience, asked).await
+    }
+
+    /// The first message of any key from `sequence` on, from the leader.
+    pub(super) async fn next(
+        &self,
+        sequence: u64,
+        patience: Duration,
+    ) -> Answer<Option<StreamMessage>> {
+        let subjects = self.subjects();
+        let asked = self
+            .stream
+            .get_first_raw_message_by_subject(&subjects, sequence);
+        self.message(patience, asked).await
+    }
+
+    async fn message(
+        &self,
+        patience: Duration,
+        asked: impl Future<Output = Result<StreamMessage, jetstream::stream::RawMessageError>>,
+    ) -> Answer<Option<StreamMessage>> {
+        match self.answered(patience, asked).await? {
+            Ok(message) => Ok(Some(message)),
+            Err(e) => match e.kind() {
+                RawMessageErrorKind::NoMessageFound => Ok(None),
+                RawMessageErrorKind::JetStream(said) => Err(self.refused(said)),
+                _ => Err(self.unanswered(&e)),
+            },
+        }
+    }
+
+    /// Removes exactly the message with this sequence. `false` where it is not there any more.
+    pub(super) async fn delete(&self, sequence: u64, patience: Duration) -> Answer<bool> {
+        match self
+            .answered(patience, self.stream.delete_message(sequence))
+            .await?
+        {
+            Ok(deleted) => Ok(deleted),
+            Err(e) => match e.kind() {
+                DeleteMessageErrorKind::JetStream(said)
+                    if matches!(
+                        said.error_code(),
+                        ErrorCode::NO_MESSAGE_FOUND
+                            | ErrorCode::SEQUENCE_NOT_FOUND
+                            | ErrorCode::STREAM_MESSAGE_DELETE_FAILED
+                    ) =>
+                {
+                    Ok(false)
+                }
+                DeleteMessageErrorKind::JetStream(said) => Err(self.refused(said)),
+                DeleteMessageErrorKind::TimedOut => Err(Trouble::Silence(self.silence())),
+                _ => Err(self.unanswered(&e)),
+            },
+        }
+    }
+
+    /// The stream as it is now.
+    pub(super) async fn info(&self, patience: Duration) -> Answer<Info> {
+        match self.answered(patience, self.stream.get_info()).await? {
+            Ok(info) => Ok(info),
+            Err(e) => match cause::<jetstream::Error>(&e) {
+                Some(said) => Err(self.refused(said.clone())),
+                None => Err(self.unanswered(&e)),
+            },
+        }
+    }
+
+    /// Waits for an answer, no longer than the connection lasts: what was asked on a lost one is
+    /// not answered any more.
+    pub(super) async fn answered<T>(
+        &self,
+        patience: Duration,
+        asked: impl Future<Output = T>,
+    ) -> Answer<T> {
+        let mut health = self.health.clone();
+        let before = health.borrow_and_update().clone();
+        let broken = health.wait_for(|now| now.lost > before.lost || now.denials > before.denials);
+        let event = tokio::select! {
+            biased;
+            answered = timeout(patience, asked) => {
+                return answered.map_err(|_| Trouble::Silence(self.silence()));
+            }
+            health = broken => health.map(|now| now.clone()).unwrap_or_default(),
+        };
+        if event.denials > before.denials {
+            return Err(Trouble::Final(error(
+                StoreErrorKind::Config,
+                format!(
+                    "the NATS user may not do what the store needs: {}; allow it to publish to \
+                     `$KV.{bucket}.>`, `$JS.API.>` and to subscribe to `_INBOX.>`",
+                    event.denied,
+                    bucket = self.bucket,
+                ),
+            )));
+        }
+        Err(Trouble::Silence(error(
+            StoreErrorKind::Unknown,
+            "the connection to the NATS server was lost before it answered",
+        )))
+    }
+
+    /// How often the connection was lost.
+    pub(super) fn losses(&self) -> u64 {
+        self.health.borrow().lost
+    }
+
+    fn silence(&self) -> StoreError {
+        error(
+            StoreErrorKind::Unknown,
+            format!(
+                "the NATS server did not answer (timeout {:?})",
+                self.timeout
+            ),
+        )
+    }
+
+    fn nobody(&self) -> StoreError {
+        let why = if self.client.server_info().jetstream {
+            "there is no bucket of this name, or it has no leader now"
+        } else {
+            "JetStream is not enabled on this server: start it with `--jetstream`"
+        };
+        error(
+            StoreErrorKind::NotApplied,
+            format!("nobody serves the bucket `{}`: {why}", self.bucket),
+        )
+    }
+
+    /// An API request without an answer of its own.
+    pub(super) fn unanswered(&self, e: &(dyn std::error::Error + 'static)) -> Trouble {
+        let kind = cause::<RequestError>(e).map(async_nats::error::Error::kind);
+        match kind {
+            Some(context::RequestErrorKind::NoResponders) => Trouble::Nobody(self.nobody()),
+            _ => Trouble::Silence(self.silence().with_source(e.to_string())),
+        }
+    }
+
+    /// An API request that the server refused.
+    pub(super) fn refused(&self, said: jetstream::Error) -> Trouble {
+        let bucket = &self.bucket;
+        match said.error_code() {
+            ErrorCode::STREAM_NOT_FOUND => Trouble::Final(
+                error(
+                    StoreErrorKind::Config,
+                    format!(
+                        "there is no bucket `{bucket}`: run `semel migrate --store …`, or open \
+                         with schema=create"
+                    ),
+                )
+                .with_source(said),
+            ),
+            ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => {
+                Trouble::Final(
+                    error(
+                        StoreErrorKind::Config,
+                        "JetStream is not enabled for this account",
+                    )
+                    .with_source(said),
+                )
+            }
+            // No leader now, or not yet ready.
+            _ if said.code() == 503 => Trouble::Nobody(
+                error(
+                    StoreErrorKind::NotApplied,
+                    format!("the bucket `{bucket}` has no leader now"),
+                )
+                .with_source(said),
+            ),
+            _ => Trouble::Final(
+                error(
+                    StoreErrorKind::Config,
+                    format!("the NATS server refused a request about the bucket `{bucket}`"),
+                )
+                .with_source(said),
+            ),
+        }
+    }
+}
+
+fn refused_write(said: &jetstream::Error) -> Answer<Put> {
+    let text = said.to_string().to_lowercase();
+    let full = ["maximum", "insufficient", "resource", "exceed"];
+    let kind = match said.error_code() {
+        // Another writer is just ahead, or the check cannot be made yet.
+        ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT
+        | ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => return Ok(Put::Conflict),
+        ErrorCode::STREAM_SEALED | ErrorCode::STREAM_NOT_MATCH => StoreErrorKind::Config,
+        _ if text.contains("message size") => StoreErrorKind::TooLarge,
+        _ if full.iter().any(|word| text.contains(word)) => StoreErrorKind::Capacity,
+        _ => StoreErrorKind::Unknown,
+    };
+    let message = match kind {
+        StoreErrorKind::Capacity => {
+            "the NATS server has no room for another record: raise max_bytes of the bucket, or the \
+             limits of the account or server"
+        }
+        StoreErrorKind::TooLarge => "the record is larger than the bucket takes (max_msg_size)",
+        _ => "the NATS server did not store the record",
+    };
+    let failed = error(kind, message).with_source(said.clone());
+    if kind == StoreErrorKind::Unknown {
+        // A leader that steps down may answer so about what its followers already have.
+        return Err(Trouble::Silence(failed));
+    }
+    Err(Trouble::Final(failed))
+}
+
+/// The first error of type `E` among an error and its causes.
+fn cause<'a, E: std::error::Error + 'static>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<E>() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+fn note(health: &watch::Sender<Health>, event: &Event) {
+    match event {
+        Event::Disconnected => health.send_modify(|health| health.lost += 1),
+        Event::ServerError(ServerError::Other(said))
+            if said.to_lowercase().contains("permissions violation") =>
+        {
+            // What follows is a subject: no key is in it, and the digest is of no use.
+            let said: Box<str> = said.split(" to ").next().unwrap_or_default().into();
+            health.send_modify(|health| {
+                health.denied = said.into();
+                health.denials += 1;
+            });
+        }
+        _ => {}
+    }
+}
+
+fn not_connected(e: &async_nats::ConnectError) -> StoreError {
+    use async_nats::ConnectErrorKind as Kind;
+    let (kind, message) = match e.kind() {
+        Kind::Authentication | Kind::AuthorizationViolation => (
+            StoreErrorKind::Config,
+            "the NATS server refused the user, password or token",
+        ),
+        Kind::Tls => (
+            StoreErrorKind::Config,
+            "TLS with the NATS server failed: is its certificate signed by a known authority (`ca=`)?",
+        ),
+        Kind::ServerParse => (
+            StoreErrorKind::Config,
+            "the NATS server's address is not one",
+        ),
+        Kind::Dns => (
+            StoreErrorKind::NotApplied,
+            "the NATS server's name has no address",
+        ),
+        _ => (
+            StoreErrorKind::NotApplied,
+            "no NATS server could be reached",
+        ),
+    };
+    // The driver's own text is dropped: it may repeat the address with what stands before it.
+    error(kind, message)
+}
+
+/// An instant as the server writes it.
+pub(super) fn timestamp(at: async_nats::datetime::DateTime) -> Timestamp {
+    let micros = at.unix_timestamp_nanos() / 1_000;
+    Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
+}

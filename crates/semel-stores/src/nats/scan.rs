@@ -1,0 +1,244 @@
+//! Reading the bucket from a sequence on, in the order of the last change.
+//!
+//! A record that stands still keeps its sequence: reading on from the last one read meets it
+//! exactly once. One that changes moves to the end: it may be met again there.
+
+use async_nats::jetstream::consumer::{DeliverPolicy, PullConsumer};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use semel::store::{Cursor, ListQuery, Page, Result};
+use semel::{State, StateKind, StoreError, StoreErrorKind, Timestamp};
+use tokio::time::timeout;
+
+use super::NatsStore;
+use super::frame::{self, Row};
+use super::link::{Link, Trouble, timestamp};
+use super::shared::{Shared, unclassified};
+use super::step::Effort;
+
+/// Messages asked for at once.
+const BATCH: usize = 256;
+/// And their bytes, about.
+const BATCH_BYTES: usize = 8 << 20;
+/// Records that one page looks at.
+const PAGE: usize = 2_048;
+
+/// What a message holds.
+pub(super) enum Held {
+    Record(Box<Row>),
+    /// Another program's mark that it deleted the key.
+    Mark,
+    /// It cannot be read.
+    Damaged(StoreError),
+}
+
+/// A message of the bucket.
+pub(super) struct Met {
+    pub(super) sequence: u64,
+    pub(super) held: Held,
+}
+
+/// Reads on from a sequence.
+pub(super) struct Scan<'a> {
+    shared: &'a Shared,
+    effort: Effort,
+    consumer: Option<PullConsumer>,
+    /// The next sequence to read.
+    pub(super) next: u64,
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(shared: &'a Shared, effort: Effort, from: u64) -> Self {
+        Self {
+            shared,
+            effort,
+            consumer: None,
+            next: from.max(1),
+        }
+    }
+
+    /// The next messages, in order. None only where there are no more.
+    pub(super) async fn batch(&mut self) -> Result<Vec<Met>> {
+        // Each batch has the time of a call.
+        self.effort = Effort::new(self.shared.link.timeout());
+        let mut met = self.fetched().await?;
+        if met.len() < BATCH {
+            // The node that serves the consumer may be behind: the leader knows the end.
+            if let Some(one) = self.following().await? {
+                met.push(one);
+            }
+        }
+        Ok(met)
+    }
+
+    async fn fetched(&mut self) -> Result<Vec<Met>> {
+        let consumer = match self.consumer.take() {
+            Some(consumer) => consumer,
+            None => {
+                let from = DeliverPolicy::ByStartSequence {
+                    start_sequence: self.next,
+                };
+                let created = self.shared.consumer(from).await;
+                created.map_err(unclassified)?
+            }
+        };
+        let fetch = consumer.fetch().max_messages(BATCH).max_bytes(BATCH_BYTES);
+        let mut met = Vec::new();
+        let reading = async {
+            let mut messages = fetch.messages().await.map_err(|_| ())?;
+            while let Some(message) = messages.next().await {
+                let message = message.map_err(|_| ())?;
+                let info = message.info().map_err(|_| ())?;
+                if info.stream_sequence < self.next {
+                    continue;
+                }
+                // A consumer of a server that lost a message would skip it: the leader is asked.
+                self.next = info.stream_sequence + 1;
+                let stored = timestamp(info.published);
+                let mark = message.headers.as_ref();
+                let mark = mark.is_some_and(|headers| headers.get("KV-Operation").is_some());
+                met.extend(read(
+                    &self.shared.link,
+                    &message.subject,
+                    info.stream_sequence,
+                    stored,
+                    mark,
+                    &message.payload,
+                ));
+            }
+            Ok::<(), ()>(())
+        };
+        let done = timeout(self.effort.patience(), reading).await;
+        // After a fetch that broke off, another consumer goes on from what was read.
+        if done == Ok(Ok(())) {
+            self.consumer = Some(consumer);
+        }
+        Ok(met)
+    }
+
+    /// The next message, from the leader.
+    async fn following(&mut self) -> Result<Option<Met>> {
+        loop {
+            let link = &self.shared.link;
+            link.connected(self.effort.until).await?;
+            match link.next(self.next, self.effort.patience()).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(message)) => {
+                    self.next = message.sequence + 1;
+                    let mark = message.headers.get("KV-Operation").is_some();
+                    let met = read(
+                        link,
+                        &message.subject,
+                        message.sequence,
+                        timestamp(message.time),
+                        mark,
+                        &message.payload,
+                    );
+                    if met.is_some() {
+                        return Ok(met);
+                    }
+                }
+                Err(Trouble::Nobody(e) | Trouble::Silence(e)) => self.effort.pause(e).await?,
+                Err(Trouble::Final(e)) => return Err(e),
+            }
+        }
+    }
+
+    /// Gives up the consumer.
+    pub(super) async fn end(self) {
+        if let Some(consumer) = &self.consumer {
+            self.shared.drop_consumer(consumer).await;
+        }
+    }
+}
+
+fn read(
+    link: &Link,
+    subject: &str,
+    sequence: u64,
+    stored: Timestamp,
+    mark: bool,
+    payload: &Bytes,
+) -> Option<Met> {
+    // A subject that is no digest is not ours.
+    let identity = link.identity(subject)?;
+    let held = if mark {
+        Held::Mark
+    } else {
+        match frame::decode(&identity, sequence, stored, payload) {
+            Ok(row) => Held::Record(Box::new(row)),
+            Err(e) => Held::Damaged(e),
+        }
+    };
+    Some(Met { sequence, held })
+}
+
+/// Whether operators see it as lapsed: by the server's time, the same in every process. No
+/// decision is made by it.
+fn looks_lapsed(row: &Row, now: Timestamp) -> bool {
+    let lapses = row.stored.map(|stored| stored.after(row.lease));
+    row.entry.record.state == State::InFlight && lapses.is_some_and(|lapses| now >= lapses)
+}
+
+impl NatsStore {
+    pub(super) async fn page(&self, query: &ListQuery) -> Result<Page> {
+        let from = match &query.after {
+            None => 0,
+            Some(Cursor(bytes)) => {
+                let bytes = <[u8; 8]>::try_from(&**bytes).map_err(|_| {
+                    StoreError::new(StoreErrorKind::Config, "the cursor is not this store's")
+                })?;
+                u64::from_be_bytes(bytes)
+            }
+        };
+        let mut scan = Scan::new(&self.shared, self.effort(), from);
+        let page = self.collect(query, &mut scan).await;
+        scan.end().await;
+        page
+    }
+
+    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
+        let mut entries = Vec::new();
+        let mut looked = 0;
+        loop {
+            let batch = scan.batch().await?;
+            if batch.is_empty() {
+                return Ok(Page {
+                    entries,
+                    next: None,
+                });
+            }
+            let now = self.shared.clock.now();
+            for met in batch {
+                looked += 1;
+                let row = match met.held {
+                    Held::Record(row) => row,
+                    Held::Mark => continue,
+                    Held::Damaged(e) => return Err(e),
+                };
+                let digest = row.entry.label.digest;
+                let record = &row.entry.record;
+                if record.state.kind() == StateKind::InFlight {
+                    self.shared.seen.left(&digest, &row);
+                }
+                let wanted = record.state.kind() == query.state
+                    && !record.is_purgeable(now)
+                    && (!query.lapsed || looks_lapsed(&row, now));
+                if wanted {
+                    entries.push(row.entry);
+                }
+                if entries.len() >= query.limit.max(1) {
+                    return Ok(page(entries, met.sequence + 1));
+                }
+            }
+            if looked >= PAGE {
+                return Ok(page(entries, scan.next));
+            }
+        }
+    }
+}
+
+fn page(entries: Vec<semel::store::Entry>, next: u64) -> Page {
+    let next = Some(Cursor(next.to_be_bytes().into()));
+    Page { entries, next }
+}
