@@ -93,7 +93,7 @@ impl Group {
                         .filter(|e| !e.record.is_purgeable(course.now))
                         .map(|e| (*e).clone())
                 });
-                Answer::Get(done, found)
+                Answer::Get(done, Box::new(found))
             }
             Step::Purge { limit, done } => Answer::Purge(done, self.purge(limit, view, course)),
             Step::Sync { write, done } => {

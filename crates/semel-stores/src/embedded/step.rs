@@ -78,7 +78,8 @@ impl Change {
 pub(super) enum Answer {
     Claim(Done<Claim>, Result<Claim>),
     Fenced(Done<Fenced>, Result<Fenced>),
-    Get(Done<Option<Entry>>, Result<Option<Entry>>),
+    // Boxed: the others are much smaller.
+    Get(Done<Option<Entry>>, Box<Result<Option<Entry>>>),
     Purge(Done<Purged>, Result<Purged>),
     Unit(Done<()>),
 }
@@ -89,7 +90,7 @@ impl Answer {
         match self {
             Self::Claim(done, answer) => drop(done.send(answer)),
             Self::Fenced(done, answer) => drop(done.send(answer)),
-            Self::Get(done, answer) => drop(done.send(answer)),
+            Self::Get(done, answer) => drop(done.send(*answer)),
             Self::Purge(done, answer) => drop(done.send(answer)),
             Self::Unit(done) => drop(done.send(Ok(()))),
         }
