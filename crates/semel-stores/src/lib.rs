@@ -35,3 +35,5 @@ pub use nats::{NatsOptions, NatsStore};
 pub use open::{OpenError, OpenOptions, check_url, migrate, open};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresStore};

@@ -1,14 +1,324 @@
-//! PostgreSQL.
+//! PostgreSQL, from version 12.
+//!
+//! # Why each step is atomic
+//! Each step is one statement, so one transaction, and its write carries its condition. Under READ
+//! COMMITTED an `UPDATE` or `ON CONFLICT DO UPDATE` that meets a rival waits for the rival's
+//! commit, and then judges its condition again on the row as it is, under the row's lock: of any
+//! number of claims one finds it true. Under stricter isolation the others are rolled back
+//! (40001), and sent again. The unique index on the digest lets one insert through.
+//!
+//! What a statement could not write it gives back as it saw it, with the server's time, and
+//! [`semel::record`] derives the answer. Where the rules say that this row should have been
+//! written, it changed after the statement's snapshot, and the step is run again.
+//!
+//! The server's clock is `clock_timestamp()`: `now()` stands still in a transaction, also while it
+//! waits for a lock.
+//!
+//! # What a step costs
+//! One round trip; claims that write and fenced steps one commit, shared with others under load;
+//! replays, and claims that find a rival, only read. `pool.rs` says how steps share connections.
 
-use crate::OpenError;
-use crate::common::Driver;
+mod connect;
+mod error;
+mod migrate;
+mod options;
+mod pool;
+mod probe;
+mod push;
+mod row;
+mod sql;
+mod step;
+mod tls;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::record;
+use semel::store::{
+    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution,
+    Result, Retention, Token, Waited,
+};
+use semel::{
+    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Record, Store, StoreError,
+    StoreErrorKind, Timestamp,
+};
+use tokio_postgres::Row;
+
+use self::connect::Connector;
+use self::options::Listen;
+pub use self::options::PostgresOptions;
+use self::pool::Pool;
+use self::push::Push;
+use self::sql::Kind;
+use self::step::{Answer, Step};
+use crate::common::{Driver, Gate, Poll, Running, Waiters};
 
 pub(crate) const DRIVER: Driver = Driver {
-    check: |_| Err(missing()),
-    open: |_, _| Box::pin(async { Err(missing()) }),
-    migrate: |_, _| Box::pin(async { Err(missing()) }),
+    check: |url| PostgresOptions::from_url(url).map(drop),
+    open: |url, options| {
+        Box::pin(async {
+            let mut own = PostgresOptions::from_url(url)?;
+            own.schema = own.schema.or(Some(options.schema));
+            Ok(AnyStore::new(own.open().await?))
+        })
+    },
+    migrate: |url, _| Box::pin(async { PostgresOptions::from_url(url)?.migrate().await }),
 };
 
-fn missing() -> OpenError {
-    OpenError::invalid("postgres", "is not there in this version")
+/// The largest outcome that is kept, in bytes.
+const LARGEST: usize = 32 << 20;
+
+/// How often a step is run again because its record changed while it ran.
+const TURNS: usize = 20;
+
+/// How many records one statement of a purge removes.
+const PURGED_AT_ONCE: usize = 500;
+
+/// How long the first waiter waits for the connection that listens.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Records in a table of a PostgreSQL database.
+///
+/// An acknowledged step is committed: with the server's usual settings it survives a loss of
+/// power. [`probe`](Store::probe) says what the settings at hand promise.
+pub struct PostgresStore {
+    pool: Pool,
+    gate: Gate,
+    waiters: Arc<Waiters>,
+    push: Push,
+    tests: bool,
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").finish_non_exhaustive()
+    }
+}
+
+impl PostgresStore {
+    async fn open(options: PostgresOptions) -> Result<Self> {
+        let connector = Arc::new(Connector::new(&options)?);
+        let link = connector.connect_bare().await?;
+        let schema = options.schema.unwrap_or_default();
+        migrate::look_after(link.client(), &connector, schema).await?;
+        drop(link);
+        let waiters = Arc::new(Waiters::default());
+        let listen = match &options.listen {
+            Listen::Same => Some(options.config.clone()),
+            Listen::At(config) => Some((**config).clone()),
+            Listen::Off => None,
+        };
+        Ok(Self {
+            pool: Pool::new(connector.clone(), &options),
+            gate: Gate::new("postgres"),
+            push: Push::new(connector, listen, waiters.clone()),
+            waiters,
+            tests: options.tests,
+        })
+    }
+
+    /// Runs a step until its rows are an answer.
+    async fn turns<T>(
+        &self,
+        step: Step,
+        read: impl Fn(&[Row]) -> Result<(Answer<T>, bool)> + Send,
+    ) -> Result<T> {
+        let _step = self.gate.enter()?;
+        let digest = step.digest;
+        for turn in 0..TURNS {
+            let rows = self.pool.run(step.clone()).await?;
+            let (answer, changed) = read(&rows)?;
+            if let (true, Some(digest)) = (changed, &digest) {
+                // Who waits in this process need not wait for the server to tell.
+                self.waiters.wake(digest);
+            }
+            match answer {
+                Answer::Is(answer) => return Ok(answer),
+                // Rivals follow one another closely: out of step with them.
+                Answer::Again if turn > 2 => {
+                    tokio::time::sleep(Duration::from_millis(1 << turn.min(6))).await;
+                }
+                Answer::Again => {}
+            }
+        }
+        Err(StoreError::new(
+            StoreErrorKind::NotApplied,
+            "the record changed whenever the step was tried",
+        ))
+    }
+
+    async fn fenced(
+        &self,
+        step: Step,
+        judge: impl Fn(Option<&Record>, Timestamp) -> record::Step + Send + Sync,
+    ) -> Result<Fenced> {
+        self.turns(step, |rows| step::judged(rows, &judge)).await
+    }
+
+    async fn read<T>(
+        &self,
+        step: Step,
+        read: impl Fn(&[Row]) -> Result<T> + Send + Sync,
+    ) -> Result<T> {
+        self.turns(step, |rows| Ok((Answer::Is(read(rows)?), false)))
+            .await
+    }
+}
+
+impl Store for PostgresStore {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let step = step::claim(identity, request);
+        self.turns(step, |rows| step::claimed(rows, request)).await
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        let step = step::renew(identity, token, lease);
+        let judge = |r: Option<&Record>, now| record::renew(r, token, lease, now);
+        // A renewal is no change to who waits.
+        self.turns(step, |rows| Ok((step::judged(rows, judge)?.0, false)))
+            .await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        fits(outcome)?;
+        let step = step::complete(identity, token, outcome, retention);
+        self.fenced(step, |r, now| {
+            record::complete(r, token, outcome, retention, now)
+        })
+        .await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let judge = |r: Option<&Record>, _| record::keep_step(r, token, step, kept);
+        let step = step::keep_step(identity, token, step, kept);
+        // Nor is this a change to who waits.
+        self.turns(step, |rows| Ok((step::judged(rows, judge)?.0, false)))
+            .await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let step = step::abandon(identity, token);
+        self.fenced(step, |r, now| record::abandon(r, token, now))
+            .await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let step = step::mark_unknown(identity, token);
+        self.fenced(step, |r, now| record::mark_unknown(r, token, now))
+            .await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        if let semel::store::Verdict::Happened { outcome, .. } = &resolution.verdict {
+            fits(outcome)?;
+        }
+        let step = step::resolve(identity, resolution);
+        self.fenced(step, |r, now| record::resolve(r, resolution, now, Fence(0)))
+            .await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        self.read(step::get(identity), step::got).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        self.read(step::list(query), |rows| step::listed(rows, query))
+            .await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        let mut removed = 0;
+        loop {
+            let now = (limit - removed).min(PURGED_AT_ONCE);
+            let purged = self.read(step::purge(now), step::purged).await?;
+            removed += purged.removed;
+            if !purged.more || removed >= limit {
+                return Ok(Purged {
+                    removed,
+                    more: purged.more,
+                });
+            }
+        }
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        // Not for the whole wait: closing does not wait for who waits.
+        drop(self.gate.enter()?);
+        let pushed = self.push.ready(timeout.min(PATIENCE)).await;
+        let (poll, make): (_, fn(&_, _) -> Step) = if pushed {
+            (Poll::BACKSTOP, step::watch)
+        } else {
+            (Poll::ONLY, step::look)
+        };
+        let kind = if pushed { Kind::Watch } else { Kind::Look };
+        let look = async || {
+            let step = make(identity, fence);
+            let running = self
+                .turns(step, |rows| Ok((step::looked(rows, kind)?, false)))
+                .await?;
+            Ok(if running { Running::Yes } else { Running::No })
+        };
+        self.waiters.wait(identity, timeout, poll, look).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        let _step = self.gate.enter()?;
+        let link = self.pool.link().await?;
+        probe::probe(&link, self.pool.connector()).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.gate.close().await;
+        self.push.close();
+        self.pool.close();
+        // They look once more, and are told.
+        self.waiters.wake_all();
+        Ok(())
+    }
+}
+
+impl Clear for PostgresStore {
+    async fn clear(&self, force: bool) -> Result<()> {
+        if !self.tests && !force {
+            return Err(StoreError::new(
+                StoreErrorKind::Config,
+                "this store was not opened for tests: clearing it must be forced",
+            ));
+        }
+        self.read(step::clear(), |_| Ok(())).await
+    }
+}
+
+fn fits(outcome: &Outcome) -> Result<()> {
+    let size = outcome.as_bytes().len();
+    if size <= LARGEST {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        StoreErrorKind::TooLarge,
+        format!("the outcome has {size} bytes; {LARGEST} can be kept"),
+    ))
 }

@@ -1,0 +1,221 @@
+//! One connection: how it is made, set up, and given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::store::Result;
+use semel::{StoreError, StoreErrorKind};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, timeout};
+use tokio_postgres::{Client, Config, Connection, Row, Socket, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::error::{self, Failed};
+use super::options::{PostgresOptions, Table};
+use super::sql::{Kind, Sql};
+use super::step::Step;
+use super::tls;
+
+/// The first pause after a failed attempt to connect; doubled to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Makes connections.
+pub(super) struct Connector {
+    config: Config,
+    tls: MakeRustlsConnect,
+    pub(super) table: Table,
+    pub(super) sql: Sql,
+    prepared: bool,
+    pub(super) timeout: Duration,
+    pause: Mutex<Option<Pause>>,
+}
+
+/// After a failed attempt nobody tries again at once: callers are told, the server is spared.
+struct Pause {
+    until: Instant,
+    length: Duration,
+    kind: StoreErrorKind,
+    message: String,
+}
+
+type TlsStream = <MakeRustlsConnect as tokio_postgres::tls::MakeTlsConnect<Socket>>::Stream;
+
+impl Connector {
+    pub(super) fn new(options: &PostgresOptions) -> Result<Self> {
+        let mut config = options.config.clone();
+        if options.prepared {
+            let set = session(options.timeout);
+            let options = match config.get_options() {
+                // What the URL says comes later, and wins.
+                Some(theirs) => format!("{set} {theirs}"),
+                None => set,
+            };
+            config.options(options);
+        }
+        Ok(Self {
+            config,
+            tls: tls::connector(&options.verify)?,
+            table: options.table.clone(),
+            sql: Sql::new(&options.table),
+            prepared: options.prepared,
+            timeout: options.timeout,
+            pause: Mutex::new(None),
+        })
+    }
+
+    /// A connection, ready for steps. Where the last attempt failed a moment ago, its error.
+    pub(super) async fn connect(&self) -> Result<Link> {
+        if let Some(pause) = &*self.pause.lock()
+            && Instant::now() < pause.until
+        {
+            return Err(StoreError::new(pause.kind, &*pause.message));
+        }
+        let made = self.attempt(self.prepared).await;
+        let mut pause = self.pause.lock();
+        match &made {
+            Ok(_) => *pause = None,
+            Err(error) => {
+                let length = pause
+                    .as_ref()
+                    .map_or(FIRST_PAUSE, |pause| (pause.length * 2).min(LONGEST_PAUSE));
+                *pause = Some(Pause {
+                    until: Instant::now() + length,
+                    length,
+                    kind: error.kind(),
+                    message: error.to_string(),
+                });
+            }
+        }
+        made
+    }
+
+    /// A connection on which nothing was prepared: the tables may not be there.
+    pub(super) async fn connect_bare(&self) -> Result<Link> {
+        self.attempt(false).await
+    }
+
+    async fn attempt(&self, prepared: bool) -> Result<Link> {
+        let work = async {
+            let (client, connection) = self.dial(&self.config).await?;
+            let task = tokio::spawn(async move {
+                // Who sent something is told by the answer that does not come.
+                let _ended = connection.await;
+            });
+            let mut link = Link {
+                client: Arc::new(client),
+                task: task.abort_handle(),
+                prepared: None,
+            };
+            if prepared {
+                link.prepared = Some(self.prepare(&link.client).await?);
+            }
+            Ok(link)
+        };
+        timeout(self.timeout, work).await.unwrap_or_else(|_| {
+            Err(StoreError::new(
+                StoreErrorKind::NotApplied,
+                "PostgreSQL does not answer to a new connection",
+            ))
+        })
+    }
+
+    /// A bare connection, for whom steps are not what it is for.
+    pub(super) async fn dial(
+        &self,
+        config: &Config,
+    ) -> Result<(Client, Connection<Socket, TlsStream>)> {
+        config
+            .connect(self.tls.clone())
+            .await
+            .map_err(|error| error::connecting(error, &self.table))
+    }
+
+    // All at once: one round trip.
+    async fn prepare(&self, client: &Arc<Client>) -> Result<Prepared> {
+        let mut tasks = JoinSet::new();
+        for kind in Kind::PREPARED {
+            let (client, text) = (client.clone(), self.sql.text(kind).to_owned());
+            tasks.spawn(async move { (kind, client.prepare(&text).await) });
+        }
+        let mut statements = Vec::with_capacity(Kind::PREPARED.len());
+        while let Some(done) = tasks.join_next().await {
+            let Ok((kind, statement)) = done else {
+                return Err(StoreError::new(
+                    StoreErrorKind::NotApplied,
+                    "a statement could not be prepared",
+                ));
+            };
+            let statement = statement.map_err(|error| error::connecting(error, &self.table))?;
+            statements.push((kind, statement));
+        }
+        Ok(Prepared(statements))
+    }
+}
+
+/// What a session of ours needs. Every statement finds its row by an index: a plan made while the
+/// table was small must not read it whole later. The limits make the server give up, with a certain
+/// "not applied", before the caller does, who could only say "unknown".
+fn session(timeout: Duration) -> String {
+    let millis = timeout.as_millis();
+    format!(
+        "-c enable_seqscan=off -c jit=off -c default_transaction_isolation=read\\ committed \
+         -c lock_timeout={} -c statement_timeout={} -c idle_in_transaction_session_timeout={}",
+        (millis / 2).max(1),
+        (millis * 3 / 4).max(1),
+        (millis * 2).max(1),
+    )
+}
+
+/// The statements of one connection.
+struct Prepared(Vec<(Kind, Statement)>);
+
+/// One connection. Several steps may be sent before the first is answered.
+pub(super) struct Link {
+    client: Arc<Client>,
+    task: AbortHandle,
+    prepared: Option<Prepared>,
+}
+
+impl Link {
+    pub(super) fn is_open(&self) -> bool {
+        !self.client.is_closed()
+    }
+
+    /// Runs one statement. On its first poll it is sent.
+    pub(super) async fn run(&self, with: &Connector, step: &Step) -> Result<Vec<Row>, Failed> {
+        let failed = |error| Failed::sent(error, &with.table);
+        let prepared = self.prepared.as_ref();
+        let known = prepared.and_then(|all| all.0.iter().find(|(kind, _)| *kind == step.kind));
+        if let Some((_, statement)) = known {
+            let params: Vec<_> = step.params.iter().map(|param| param as _).collect();
+            return self.client.query(statement, &params).await.map_err(failed);
+        }
+        let params: Vec<_> = step
+            .params
+            .iter()
+            .map(|param| (param as _, param.kind()))
+            .collect();
+        let text = with.sql.text(step.kind);
+        self.client.query_typed(text, &params).await.map_err(failed)
+    }
+
+    /// Runs a statement without parameters or rows. On its first poll it is sent.
+    pub(super) async fn simple(&self, with: &Connector, text: &str) -> Result<(), Failed> {
+        let done = self.client.batch_execute(text).await;
+        done.map_err(|error| Failed::sent(error, &with.table))
+    }
+
+    /// The bare client.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Without this a server that does not answer would keep the socket for ever.
+        self.task.abort();
+    }
+}

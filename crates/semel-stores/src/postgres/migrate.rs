@@ -1,0 +1,190 @@
+//! The tables, by version.
+
+use semel::store::Result;
+use semel::{StoreError, StoreErrorKind};
+use tokio::time::timeout;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Error};
+
+use super::connect::Connector;
+use super::options::PostgresOptions;
+use super::{error, sql};
+use crate::{Migrated, Schema};
+
+/// What each version adds to the one before, and how that is told.
+const VERSIONS: [(&str, &str); 1] = [(V1, "made the table {records} and its indexes")];
+
+/// The version that this program works with.
+const PRESENT: u32 = 1;
+
+/// `state` is text and times are `timestamptz`, for who reads them with psql. `outcome` is the
+/// versioned byte form of an answer; `code` repeats its code for who searches.
+///
+/// Two indexes beside the primary key, both partial, so that a record is in one of them at a time:
+/// what may be purged, and what is open (in flight or unknown). Neither has a column that a renewal
+/// changes, so that renewals are heap-only; the room for them is what `fillfactor` leaves.
+///
+/// Records come and go; vacuum is asked to follow sooner than by default.
+const V1: &str = "
+CREATE TABLE {records} (
+  digest bytea NOT NULL PRIMARY KEY,
+  state text COLLATE \"C\" NOT NULL,
+  fence bigint NOT NULL,
+  nonce bytea NOT NULL,
+  attempt bigint NOT NULL,
+  fingerprint bytea NOT NULL,
+  created_at timestamptz NOT NULL,
+  claimed_at timestamptz NOT NULL,
+  lease_until timestamptz NOT NULL,
+  settled_at timestamptz,
+  expires_at timestamptz NOT NULL,
+  purge_at timestamptz NOT NULL,
+  scope text[] NOT NULL,
+  operation text NOT NULL,
+  key_hint text NOT NULL,
+  code integer,
+  outcome bytea,
+  steps bytea NOT NULL DEFAULT '',
+  resolved_by text,
+  resolved_reason text,
+  resolved_at timestamptz,
+  resolved_fence bigint,
+  resolved_before text,
+  resolved_after text,
+  waited_for bigint
+) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05,
+  autovacuum_analyze_scale_factor = 0.05);
+CREATE INDEX {index_purge} ON {records} (purge_at) WHERE purge_at < 'infinity';
+CREATE INDEX {index_open} ON {records} (digest) WHERE state IN ('in-flight', 'unknown');
+COMMENT ON TABLE {records} IS
+  'semel: one row for each operation that is done once. Change rows with `semel records` only.';
+COMMENT ON COLUMN {records}.digest IS 'SHA-256 of scope, operation and key';
+COMMENT ON COLUMN {records}.scope IS 'segments; a backslash is written \\\\, NUL \\0';
+COMMENT ON COLUMN {records}.key_hint IS 'how the key begins';
+COMMENT ON COLUMN {records}.outcome IS 'the answer in its versioned byte form';
+COMMENT ON COLUMN {records}.steps IS 'what an attempt that goes on finds finished';
+COMMENT ON COLUMN {records}.waited_for IS 'the fence of an attempt that somebody waits for';
+";
+
+/// Looks after the schema as `schema` says, when a store is opened.
+pub(super) async fn look_after(client: &Client, with: &Connector, schema: Schema) -> Result<()> {
+    match version(client, with).await? {
+        Some(PRESENT) => Ok(()),
+        None if schema == Schema::Expect => Err(config(format!(
+            "there is no table {} with semel's records: run `semel migrate --store …`, or open \
+             with schema=create",
+            with.table
+        ))),
+        Some(found) if found > PRESENT => Err(newer(with, found)),
+        Some(found) if schema != Schema::Migrate => Err(config(format!(
+            "the table {} has version {found}, and this program needs {PRESENT}: run `semel \
+             migrate --store …`",
+            with.table
+        ))),
+        None | Some(_) => apply(client, with).await.map(drop),
+    }
+}
+
+/// Makes the tables, or brings them to this version.
+pub(super) async fn migrate(options: &PostgresOptions) -> Result<Migrated> {
+    let with = Connector::new(options)?;
+    let link = with.connect_bare().await?;
+    apply(link.client(), &with).await
+}
+
+fn config(message: String) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, message)
+}
+
+fn newer(with: &Connector, found: u32) -> StoreError {
+    config(format!(
+        "the table {} has version {found}; this program knows {PRESENT} and older: update it",
+        with.table
+    ))
+}
+
+/// The version that is there; `None` where there are no tables.
+pub(super) async fn version(client: &Client, with: &Connector) -> Result<Option<u32>> {
+    let read = async {
+        let name = with.table.versions();
+        // Reading a catalogue makes the session hear of what others committed: `to_regclass` by
+        // itself may answer from what it knew before.
+        let there = "SELECT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($1))";
+        let there = client.query_typed(there, &[(&name, Type::TEXT)]).await?;
+        if !there.first().is_some_and(|row| row.get(0)) {
+            return Ok(None);
+        }
+        let text = sql::fill("SELECT max(version) FROM {versions}", &with.table);
+        let rows = client.query_typed(&text, &[]).await?;
+        Ok(rows.first().and_then(|row| row.get::<_, Option<i32>>(0)))
+    };
+    let found = bounded(with, read).await?;
+    Ok(found.map(|version| u32::try_from(version).unwrap_or(0)))
+}
+
+/// Runs what cannot do harm by half, within the time of a call.
+pub(super) async fn bounded<T>(
+    with: &Connector,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T> {
+    match timeout(with.timeout, work).await {
+        Ok(done) => done.map_err(|error| error::connecting(error, &with.table)),
+        Err(_) => Err(StoreError::new(
+            StoreErrorKind::NotApplied,
+            "PostgreSQL did not answer in time",
+        )),
+    }
+}
+
+/// One transaction under an advisory lock: who comes second finds the work done, and who dies on
+/// the way leaves nothing.
+async fn apply(client: &Client, with: &Connector) -> Result<Migrated> {
+    let run = async |text: &str| {
+        let text = sql::fill(text, &with.table);
+        let done = client.batch_execute(&text).await;
+        done.map_err(|error| error::connecting(error, &with.table))
+    };
+    let work = async {
+        run("BEGIN ISOLATION LEVEL READ COMMITTED;
+            SET LOCAL lock_timeout = '60s';
+            SET LOCAL statement_timeout = 0;
+            SELECT pg_advisory_xact_lock(hashtextextended('semel {records}', 0));")
+        .await?;
+        let from = version(client, with).await?;
+        let found = from.unwrap_or(0);
+        if found > PRESENT {
+            return Err(newer(with, found));
+        }
+        if from.is_none() {
+            run(
+                "CREATE TABLE {versions} (version integer NOT NULL PRIMARY KEY,
+                since timestamptz NOT NULL DEFAULT now())",
+            )
+            .await?;
+        }
+        let mut done = Vec::new();
+        for (number, (text, told)) in (1..).zip(VERSIONS).skip(found as usize) {
+            run(text).await?;
+            run(&format!(
+                "INSERT INTO {{versions}} (version) VALUES ({number})"
+            ))
+            .await?;
+            done.push(format!(
+                "version {number}: {}",
+                told.replace("{records}", &with.table.to_string())
+            ));
+        }
+        run("COMMIT").await?;
+        Ok(Migrated {
+            from,
+            to: PRESENT,
+            done,
+        })
+    };
+    let result = work.await;
+    if result.is_err() {
+        // Where the connection is gone the server does it.
+        let _gone = client.batch_execute("ROLLBACK").await;
+    }
+    result
+}

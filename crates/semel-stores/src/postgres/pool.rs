@@ -1,0 +1,444 @@
+//! The connections, who uses which, and what waits for one.
+//!
+//! A caller that finds a free connection uses it itself: no queue, no other task. Where all are
+//! busy its step is queued, and the next connection that comes free takes all that is queued as one
+//! transaction: one commit, and one wait for the disk, for many steps. So a group is as large as
+//! the load makes it, and nobody waits for one to fill.
+//!
+//! Steps of a group are in the order of their digests, and no two have the same one: two groups
+//! take their locks in the same order. An error of one rolls back all; each is then sent alone.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::store::Result;
+use semel::{StoreError, StoreErrorKind};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+use tokio_postgres::Row;
+
+use super::connect::{Connector, Link};
+use super::error::Failed;
+use super::step::Step;
+
+/// How often a step that the server rolled back is sent again.
+const RETRIES: usize = 8;
+
+/// How often a step is sent again whose connection broke.
+const RESENDS: usize = 3;
+
+/// The connections of one store.
+#[derive(Clone)]
+pub(super) struct Pool(Arc<Shared>);
+
+struct Shared {
+    connector: Arc<Connector>,
+    connections: usize,
+    group: usize,
+    timeout: Duration,
+    runtime: Handle,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Link>,
+    // Slots in use: each has a connection or is making one.
+    busy: usize,
+    queue: VecDeque<Job>,
+    closed: bool,
+}
+
+/// A step in the queue.
+struct Job {
+    step: Arc<Step>,
+    // It was rolled back with others: send it by itself.
+    alone: bool,
+    fate: Arc<Fate>,
+    answer: oneshot::Sender<Result<Vec<Row>, Failed>>,
+}
+
+/// Whether a queued step was sent, decided once between its caller and who sends it.
+#[derive(Default)]
+struct Fate(AtomicU8);
+
+impl Fate {
+    const SENT: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    fn settle(&self, fate: u8) -> bool {
+        self.0
+            .compare_exchange(0, fate, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+}
+
+impl Pool {
+    pub(super) fn new(connector: Arc<Connector>, options: &super::PostgresOptions) -> Self {
+        Self(Arc::new(Shared {
+            connector,
+            connections: options.connections,
+            group: options.group,
+            timeout: options.timeout,
+            runtime: Handle::current(),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Runs a step, within the time that a call has. Sent again where the server rolled it back,
+    /// and where the connection broke: the nonce or token in it makes that the same step.
+    ///
+    /// # Errors
+    /// `Unknown` where any sending of it may have happened.
+    pub(super) async fn run(&self, step: Step) -> Result<Vec<Row>> {
+        let step = Arc::new(step);
+        let deadline = Instant::now() + self.0.timeout;
+        let (mut lost, mut late, mut retries) = (0, false, 0);
+        let error = loop {
+            match self.once(&step, retries > 0, deadline).await {
+                Ok(rows) => return Ok(rows),
+                Err(Failed::RolledBack(error)) if retries == RETRIES => break error,
+                Err(Failed::RolledBack(_)) => retries += 1,
+                Err(Failed::Lost(error)) if lost == RESENDS => break error,
+                Err(Failed::Lost(_)) => lost += 1,
+                Err(Failed::Late(error)) => {
+                    late = true;
+                    break error;
+                }
+                Err(Failed::Unsent(error) | Failed::Refused(error) | Failed::Unreadable(error)) => {
+                    break error;
+                }
+            }
+        };
+        if step.kind.reads() {
+            return Err(match error.kind() {
+                StoreErrorKind::Unknown => again(StoreErrorKind::NotApplied, error),
+                _ => error,
+            });
+        }
+        Err(match error.kind() {
+            StoreErrorKind::Unknown => error,
+            // An earlier sending is still an open question.
+            _ if late || lost > 0 => again(StoreErrorKind::Unknown, error),
+            _ => error,
+        })
+    }
+
+    async fn once(
+        &self,
+        step: &Arc<Step>,
+        alone: bool,
+        deadline: Instant,
+    ) -> Result<Vec<Row>, Failed> {
+        let (mut slot, waiting) = {
+            let mut state = self.0.state.lock();
+            if state.closed {
+                return Err(Failed::Unsent(closed()));
+            }
+            match state.idle.pop() {
+                Some(link) => {
+                    state.busy += 1;
+                    (Some(self.slot(Some(link))), None)
+                }
+                None if state.busy < self.0.connections => {
+                    state.busy += 1;
+                    (Some(self.slot(None)), None)
+                }
+                None => {
+                    let (answer, waiting) = oneshot::channel();
+                    let fate = Arc::new(Fate::default());
+                    state.queue.push_back(Job {
+                        step: step.clone(),
+                        alone,
+                        fate: fate.clone(),
+                        answer,
+                    });
+                    (None, Some((waiting, fate)))
+                }
+            }
+        };
+        if let Some((waiting, fate)) = waiting {
+            return match timeout_at(deadline, waiting).await {
+                Ok(Ok(answer)) => answer,
+                // The task that had it is gone with its runtime.
+                Ok(Err(_)) => Err(Failed::Lost(late("the step was given up"))),
+                Err(_) if fate.settle(Fate::GIVEN_UP) => Err(Failed::Unsent(StoreError::new(
+                    StoreErrorKind::NotApplied,
+                    "no connection to PostgreSQL came free in time",
+                ))),
+                Err(_) => Err(Failed::Late(late("PostgreSQL did not answer in time"))),
+            };
+        }
+        let Some(slot) = &mut slot else {
+            return Err(Failed::Unsent(closed()));
+        };
+        let link = match timeout_at(deadline, slot.link()).await {
+            Ok(link) => link.map_err(Failed::Unsent)?,
+            Err(_) => {
+                return Err(Failed::Unsent(StoreError::new(
+                    StoreErrorKind::NotApplied,
+                    "PostgreSQL does not answer to a new connection",
+                )));
+            }
+        };
+        match timeout_at(deadline, link.run(&self.0.connector, step)).await {
+            Ok(Err(Failed::Lost(error))) => {
+                slot.discard();
+                Err(Failed::Lost(error))
+            }
+            Ok(answer) => answer,
+            Err(_) => {
+                slot.discard();
+                Err(Failed::Late(late("PostgreSQL did not answer in time")))
+            }
+        }
+    }
+
+    fn slot(&self, link: Option<Link>) -> Slot {
+        Slot {
+            shared: self.0.clone(),
+            link,
+        }
+    }
+
+    pub(super) fn connector(&self) -> &Connector {
+        &self.0.connector
+    }
+
+    /// A connection for whoever needs more than a step.
+    pub(super) async fn link(&self) -> Result<Link> {
+        self.0.connector.connect_bare().await
+    }
+
+    /// Gives up the connections. Steps under way are done by then.
+    pub(super) fn close(&self) {
+        let links = {
+            let mut state = self.0.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.idle)
+        };
+        drop(links);
+    }
+}
+
+fn late(message: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Unknown, message)
+}
+
+fn closed() -> StoreError {
+    StoreError::new(StoreErrorKind::Closed, "the postgres store was closed")
+}
+
+/// The same error with another kind.
+fn again(kind: StoreErrorKind, error: StoreError) -> StoreError {
+    StoreError::new(kind, error.to_string()).with_source(error)
+}
+
+/// The right to one connection. Whoever drops it hands it to the queue.
+struct Slot {
+    shared: Arc<Shared>,
+    link: Option<Link>,
+}
+
+impl Slot {
+    /// The connection, made where there is none.
+    async fn link(&mut self) -> Result<&Link> {
+        let link = match self.link.take().filter(Link::is_open) {
+            Some(link) => link,
+            None => self.shared.connector.connect().await?,
+        };
+        Ok(self.link.insert(link))
+    }
+
+    /// Ends the connection: an answer is outstanding that nobody will wait for.
+    fn discard(&mut self) {
+        self.link = None;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let link = self.link.take();
+        let mut state = self.shared.state.lock();
+        if state.queue.is_empty() || state.closed {
+            state.busy -= 1;
+            match link {
+                Some(link) if link.is_open() && !state.closed => state.idle.push(link),
+                dropped => {
+                    drop(state);
+                    drop(dropped);
+                }
+            }
+            return;
+        }
+        drop(state);
+        // The slot goes on in a task of its own, which ends when nothing is queued.
+        let slot = Self {
+            shared: self.shared.clone(),
+            link,
+        };
+        self.shared.runtime.spawn(drain(slot));
+    }
+}
+
+/// Sends what is queued, group by group, until nothing is.
+async fn drain(mut slot: Slot) {
+    loop {
+        let group = take(&slot.shared);
+        if group.is_empty() {
+            // Dropping the slot looks once more under the lock.
+            return;
+        }
+        let deadline = Instant::now() + slot.shared.timeout;
+        let link = match timeout_at(deadline, slot.link()).await {
+            Ok(Ok(_)) => slot.link.as_ref(),
+            Ok(Err(error)) => {
+                for job in group {
+                    let error = StoreError::new(error.kind(), error.to_string());
+                    let _gone = job.answer.send(Err(Failed::Unsent(error)));
+                }
+                continue;
+            }
+            Err(_) => None,
+        };
+        let Some(link) = link else {
+            for job in group {
+                let _gone = job.answer.send(Err(Failed::Unsent(StoreError::new(
+                    StoreErrorKind::NotApplied,
+                    "PostgreSQL does not answer to a new connection",
+                ))));
+            }
+            continue;
+        };
+        let shared = slot.shared.clone();
+        let sound = timeout_at(deadline, send(link, &shared.connector, group)).await;
+        if !matches!(sound, Ok(true)) {
+            slot.discard();
+        }
+    }
+}
+
+/// The next group: in the order of digests, each at most once.
+fn take(shared: &Shared) -> Vec<Job> {
+    let mut state = shared.state.lock();
+    let mut group: Vec<Job> = Vec::new();
+    let mut digests = HashSet::new();
+    let mut later = VecDeque::new();
+    while group.len() < shared.group {
+        let Some(job) = state.queue.pop_front() else {
+            break;
+        };
+        let twice = job
+            .step
+            .digest
+            .is_some_and(|digest| digests.contains(&digest));
+        if twice || (job.alone && !group.is_empty()) {
+            later.push_back(job);
+            continue;
+        }
+        if !job.fate.settle(Fate::SENT) {
+            continue;
+        }
+        let alone = job.alone;
+        digests.extend(job.step.digest);
+        group.push(job);
+        if alone {
+            break;
+        }
+    }
+    // In front of those not looked at: the oldest first.
+    later.append(&mut state.queue);
+    state.queue = later;
+    drop(state);
+    group.sort_by_key(|job| job.step.digest);
+    group
+}
+
+type Sending<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failed>> + Send + 'a>>;
+
+/// Sends a group and answers its callers. Whether the connection is still good.
+async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
+    if let [_] = &*group {
+        let mut sound = true;
+        for job in group {
+            let answer = link.run(with, &job.step).await;
+            sound = !matches!(answer, Err(Failed::Lost(_)));
+            let _gone = job.answer.send(answer);
+        }
+        return sound;
+    }
+    let steps: Vec<Arc<Step>> = group.iter().map(|job| job.step.clone()).collect();
+    // Everything is sent before anything is waited for: a future sends on its first poll, and
+    // answers come in the order of sending.
+    let mut begin: Sending<'_, ()> =
+        Box::pin(link.simple(with, "BEGIN ISOLATION LEVEL READ COMMITTED"));
+    let mut runs: Vec<Sending<'_, Vec<Row>>> = steps
+        .iter()
+        .map(|step| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })
+        .collect();
+    let mut commit: Sending<'_, ()> = Box::pin(link.simple(with, "COMMIT"));
+    let mut begun = first(&mut begin).await;
+    let mut answers = Vec::with_capacity(runs.len());
+    for run in &mut runs {
+        answers.push(first(run).await);
+    }
+    let mut committed = first(&mut commit).await;
+    if begun.is_none() {
+        begun = Some(begin.await);
+    }
+    for (run, answer) in runs.into_iter().zip(&mut answers) {
+        if answer.is_none() {
+            *answer = Some(run.await);
+        }
+    }
+    if committed.is_none() {
+        committed = Some(commit.await);
+    }
+    let failed = [begun, committed]
+        .into_iter()
+        .flatten()
+        .find_map(Result::err);
+    let all: Result<Vec<Vec<Row>>, Failed> = answers.into_iter().flatten().collect();
+    let failed = match (all, failed) {
+        (Ok(all), None) if all.len() == group.len() => {
+            for (job, rows) in group.into_iter().zip(all) {
+                let _gone = job.answer.send(Ok(rows));
+            }
+            return true;
+        }
+        // A step's own error says more than what follows from it.
+        (Err(failed), _) | (_, Some(failed)) => failed,
+        (Ok(_), None) => Failed::Lost(late("PostgreSQL's answers do not match")),
+    };
+    for job in group {
+        let copy = match &failed {
+            Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error) => {
+                Failed::Lost(late(&error.to_string()))
+            }
+            // The server took none of the group.
+            Failed::Unsent(error) | Failed::RolledBack(error) | Failed::Refused(error) => {
+                Failed::RolledBack(StoreError::new(error.kind(), error.to_string()))
+            }
+        };
+        let _gone = job.answer.send(Err(copy));
+    }
+    matches!(failed, Failed::RolledBack(_) | Failed::Refused(_))
+}
+
+/// Polls once.
+async fn first<T>(future: &mut Sending<'_, T>) -> Option<Result<T, Failed>> {
+    poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}

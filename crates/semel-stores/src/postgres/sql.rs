@@ -1,0 +1,391 @@
+//! The statements in full. Each protocol step is one of them.
+//!
+//! Two habits run through all: the server's clock is read once and given back with the row, and a
+//! statement that did not write gives back the row as it saw it, so that the answer is derived by
+//! `semel::record`. What a statement saw may be older than the row it could not change; then the
+//! rules say "this should have been written", and the step is run again.
+
+use semel::Progress;
+use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR};
+
+use super::options::Table;
+
+/// Which statement; an index into [`Sql`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Claim,
+    Renew,
+    Complete,
+    KeepStep,
+    Abandon,
+    MarkUnknown,
+    Resolve,
+    Get,
+    Look,
+    Watch,
+    ListInFlight,
+    ListLapsed,
+    ListUnknown,
+    ListCompleted,
+    ListReleased,
+    Purge,
+    Clear,
+}
+
+impl Kind {
+    const ALL: [Self; 17] = [
+        Self::Claim,
+        Self::Renew,
+        Self::Complete,
+        Self::KeepStep,
+        Self::Abandon,
+        Self::MarkUnknown,
+        Self::Resolve,
+        Self::Get,
+        Self::Look,
+        Self::Watch,
+        Self::ListInFlight,
+        Self::ListLapsed,
+        Self::ListUnknown,
+        Self::ListCompleted,
+        Self::ListReleased,
+        Self::Purge,
+        Self::Clear,
+    ];
+
+    /// Those that are prepared when a connection is made; the others are rare.
+    pub(super) const PREPARED: [Self; 9] = [
+        Self::Claim,
+        Self::Renew,
+        Self::Complete,
+        Self::KeepStep,
+        Self::Abandon,
+        Self::MarkUnknown,
+        Self::Get,
+        Self::Look,
+        Self::Watch,
+    ];
+
+    /// Whether the step changes nothing: an answer that did not come is then no open question.
+    pub(super) const fn reads(self) -> bool {
+        matches!(
+            self,
+            Self::Get
+                | Self::Look
+                | Self::ListInFlight
+                | Self::ListLapsed
+                | Self::ListUnknown
+                | Self::ListCompleted
+                | Self::ListReleased
+        )
+    }
+
+    const fn template(self) -> &'static str {
+        match self {
+            Self::Claim => CLAIM,
+            Self::Renew => RENEW,
+            Self::Complete => COMPLETE,
+            Self::KeepStep => KEEP_STEP,
+            Self::Abandon => ABANDON,
+            Self::MarkUnknown => MARK_UNKNOWN,
+            Self::Resolve => RESOLVE,
+            Self::Get => GET,
+            Self::Look => LOOK,
+            Self::Watch => WATCH,
+            Self::ListInFlight => LIST_IN_FLIGHT,
+            Self::ListLapsed => LIST_LAPSED,
+            Self::ListUnknown => LIST_UNKNOWN,
+            Self::ListCompleted => LIST_COMPLETED,
+            Self::ListReleased => LIST_RELEASED,
+            Self::Purge => PURGE,
+            Self::Clear => CLEAR,
+        }
+    }
+}
+
+/// The statements for one table.
+#[derive(Debug)]
+pub(super) struct Sql([String; 17]);
+
+impl Sql {
+    pub(super) fn new(table: &Table) -> Self {
+        Self(Kind::ALL.map(|kind| fill(kind.template(), table)))
+    }
+
+    pub(super) fn text(&self, kind: Kind) -> &str {
+        &self.0[kind as usize]
+    }
+}
+
+/// The columns that make an entry, in the order in which `row.rs` reads them.
+const ENTRY: &str = "r.digest, r.state, r.fingerprint, r.fence, r.nonce, r.attempt, r.created_at, \
+     r.claimed_at, r.lease_until, r.settled_at, r.expires_at, r.purge_at, r.scope, r.operation, \
+     r.key_hint, r.outcome, r.resolved_by, r.resolved_reason, r.resolved_at, r.resolved_fence, \
+     r.resolved_before, r.resolved_after, r.steps";
+
+/// Puts names and the repeated expressions into a template.
+pub(super) fn fill(template: &str, table: &Table) -> String {
+    template
+        .replace("{entry}", ENTRY)
+        .replace("{lease}", &after("t.now", "$4"))
+        .replace("{replay}", &after("t.now", "$6"))
+        .replace("{tombstone}", &after("e.at", "$7"))
+        .replace("{resolved_replay}", &after("t.now", "$9"))
+        .replace("{resolved_tombstone}", &after("e.at", "$10"))
+        .replace("{micros}", "(extract(epoch FROM t.now) * 1000000)::bigint")
+        .replace(
+            "{released_for}",
+            &format!(
+                "CASE WHEN r.steps = '' THEN interval '{} seconds' ELSE interval '{} seconds' END",
+                RELEASED_FOR.as_secs(),
+                RELEASED_WITH_STEPS_FOR.as_secs()
+            ),
+        )
+        .replace("{steps_at_most}", &Progress::MAX_BYTES.to_string())
+        .replace("{records}", &table.quoted())
+        .replace("{versions}", &table.versions())
+        .replace("{index_purge}", &table.index("purge"))
+        .replace("{index_open}", &table.index("open"))
+        .replace("{channel}", &table.channel())
+}
+
+/// `from` later by a number of microseconds; beyond what a double says exactly (285 years), never.
+fn after(from: &str, micros: &str) -> String {
+    format!(
+        "CASE WHEN {micros}::bigint < 9007199254740992 \
+         THEN {from} + {micros}::bigint * interval '1 microsecond' ELSE 'infinity' END"
+    )
+}
+
+/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 whether a lapsed lease is taken over,
+/// $6 scope, $7 operation, $8 hint of the key.
+///
+/// `seen` decides whether there is anything to write. Where there is not (a replay, a rival that
+/// holds its lease) nothing is locked and nothing goes to the log. Where there is, the unique index
+/// lets one insert through and makes every other wait for it; `ON CONFLICT … WHERE` then judges the
+/// row as it is under its lock, at a time read after the lock was got.
+///
+/// No row at all: a rival's insert committed after this statement's snapshot. Ask again.
+const CLAIM: &str = "
+WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
+seen AS MATERIALIZED (SELECT {entry} FROM {records} AS r WHERE r.digest = $1),
+put AS (
+  INSERT INTO {records} AS r (digest, state, fence, nonce, attempt, fingerprint, created_at,
+    claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint)
+  SELECT $1, 'in-flight', {micros}, $2, 1, $3, t.now,
+    t.now, {lease}, 'infinity', 'infinity', $6, $7, $8
+  FROM t
+  WHERE NOT EXISTS (
+    SELECT FROM seen AS r
+    WHERE NOT (r.purge_at <= t.now OR (r.state = 'released'
+      AND (r.fingerprint = $3 OR r.steps = '')) OR (r.fingerprint = $3 AND (
+      (r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= t.now)
+      OR (r.state = 'unknown' AND $5)))))
+  ON CONFLICT (digest) DO UPDATE SET (state, fence, nonce, attempt, fingerprint, created_at,
+    claimed_at, lease_until, settled_at, expires_at, purge_at, code, outcome, steps,
+    resolved_by, resolved_reason, resolved_at, resolved_fence, resolved_before, resolved_after,
+    waited_for) = (
+    SELECT
+      CASE WHEN t.lost THEN 'unknown' ELSE 'in-flight' END,
+      CASE WHEN t.lost THEN r.fence ELSE greatest(r.fence + 1, {micros}) END,
+      CASE WHEN t.lost THEN r.nonce ELSE $2 END,
+      CASE WHEN t.lost THEN r.attempt WHEN t.gone THEN 1
+        ELSE least(r.attempt + 1, 4294967295) END,
+      CASE WHEN t.lost THEN r.fingerprint ELSE $3 END,
+      CASE WHEN t.gone THEN t.now ELSE r.created_at END,
+      CASE WHEN t.lost THEN r.claimed_at ELSE t.now END,
+      CASE WHEN t.lost THEN r.lease_until ELSE {lease} END,
+      CASE WHEN t.lost THEN t.now END,
+      'infinity'::timestamptz, 'infinity'::timestamptz, NULL::integer, NULL::bytea,
+      CASE WHEN t.gone THEN '' ELSE r.steps END,
+      CASE WHEN NOT t.gone THEN r.resolved_by END,
+      CASE WHEN NOT t.gone THEN r.resolved_reason END,
+      CASE WHEN NOT t.gone THEN r.resolved_at END,
+      CASE WHEN NOT t.gone THEN r.resolved_fence END,
+      CASE WHEN NOT t.gone THEN r.resolved_before END,
+      CASE WHEN NOT t.gone THEN r.resolved_after END,
+      CASE WHEN r.state <> 'in-flight' OR r.waited_for IS DISTINCT FROM r.fence THEN NULL
+        WHEN t.lost THEN r.waited_for ELSE -1 END
+    FROM (SELECT c.now, r.state = 'in-flight' AND NOT $5 AS lost, r.purge_at <= c.now AS gone
+      FROM (SELECT clock_timestamp() AS now) AS c) AS t)
+  WHERE r.purge_at <= clock_timestamp() OR (r.state = 'released'
+      AND (r.fingerprint = $3 OR r.steps = '')) OR (r.fingerprint = $3 AND (
+    (r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= clock_timestamp())
+    OR (r.state = 'unknown' AND $5)))
+  RETURNING {entry}, r.waited_for
+)
+SELECT true, t.now,
+  CASE WHEN r.waited_for IS NOT NULL THEN pg_notify('{channel}', encode(r.digest, 'hex'))::text END,
+  {entry}
+FROM put AS r, t
+UNION ALL
+SELECT false, t.now, NULL, {entry} FROM seen AS r, t WHERE NOT EXISTS (SELECT FROM put)";
+
+/// A fenced step: the update, and one row with the record where nothing was written. $1 digest,
+/// $2 fence, $3 nonce. Where it `ends` the attempt, who waits is told; else nobody.
+macro_rules! fenced {
+    (ends, $update:expr) => {
+        fenced!($update, "r.waited_for = $2")
+    };
+    (goes on, $update:expr) => {
+        fenced!($update, "false")
+    };
+    ($update:expr, $waited:expr) => {
+        concat!(
+            "
+WITH put AS (
+  UPDATE {records} AS r SET ",
+            $update,
+            "
+  RETURNING r.digest, ",
+            $waited,
+            " AS waited)
+SELECT EXISTS (SELECT FROM put), clock_timestamp(),
+  (SELECT pg_notify('{channel}', encode(put.digest, 'hex'))::text FROM put WHERE put.waited),
+  {entry}
+FROM (SELECT) AS one
+LEFT JOIN {records} AS r ON r.digest = $1 AND NOT EXISTS (SELECT FROM put)"
+        )
+    };
+}
+
+/// $4 lease. Touches no indexed column: a heap-only update where the page has room.
+const RENEW: &str = fenced!(
+    goes on,
+    "lease_until = greatest(r.lease_until,
+    (SELECT {lease} FROM (SELECT clock_timestamp() AS now) AS t))
+  WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
+);
+
+/// $4 code, $5 outcome, $6 replay, $7 tombstone.
+const COMPLETE: &str = fenced!(
+    ends,
+    "(state, settled_at, expires_at, purge_at, code, outcome, steps) = (
+    SELECT 'completed', t.now, e.at, {tombstone}, $4::bigint::integer, $5::bytea, ''::bytea
+    FROM (SELECT clock_timestamp() AS now) AS t, LATERAL (SELECT {replay} AS at) AS e)
+  WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state IN ('in-flight', 'unknown')"
+);
+
+/// $4 the step's bytes, $5 how many are kept before it.
+const KEEP_STEP: &str = fenced!(
+    goes on,
+    "steps = r.steps || $4::bytea
+  WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state IN ('in-flight', 'unknown')
+    AND octet_length(r.steps) = $5::bigint
+    AND octet_length(r.steps) + octet_length($4::bytea) <= {steps_at_most}"
+);
+
+const ABANDON: &str = fenced!(
+    ends,
+    "(state, settled_at, expires_at, purge_at) = (
+    SELECT 'released', t.now, t.now + {released_for}, t.now + {released_for}
+    FROM (SELECT clock_timestamp() AS now) AS t)
+  WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state IN ('in-flight', 'unknown')"
+);
+
+const MARK_UNKNOWN: &str = fenced!(
+    ends,
+    "state = 'unknown', settled_at = clock_timestamp()
+  WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
+);
+
+/// $3 the nonce that takes the attempt's place, $4 who, $5 why, $6 whether it happened, $7 code,
+/// $8 outcome, $9 replay, $10 tombstone.
+const RESOLVE: &str = fenced!(
+    ends,
+    "(state, fence, nonce, settled_at, expires_at, purge_at, code, outcome, steps, resolved_by,
+    resolved_reason, resolved_at, resolved_fence, resolved_before, resolved_after) = (
+    SELECT CASE WHEN $6 THEN 'completed' ELSE 'released' END,
+      greatest(r.fence + 1, {micros}), $3::bytea, t.now, e.at,
+      CASE WHEN $6 THEN {resolved_tombstone} ELSE e.at END,
+      $7::bigint::integer, $8::bytea, CASE WHEN $6 THEN '' ELSE r.steps END,
+      $4::text, $5::text, t.now, r.fence, r.state,
+      CASE WHEN $6 THEN 'completed' ELSE 'released' END
+    FROM (SELECT clock_timestamp() AS now) AS t, LATERAL (
+      SELECT CASE WHEN $6 THEN {resolved_replay} ELSE t.now + {released_for} END AS at) AS e)
+  WHERE r.digest = $1 AND r.fence = $2 AND (r.state = 'unknown'
+    OR (r.state = 'in-flight' AND r.lease_until <= clock_timestamp()))
+    AND NOT (r.resolved_at IS NOT NULL AND r.nonce = $3)"
+);
+
+const GET: &str = "
+SELECT clock_timestamp(), {entry} FROM {records} AS r WHERE r.digest = $1";
+
+/// $2 fence. Whether that attempt is in flight, for a wait without pushes.
+const LOOK: &str = "
+SELECT EXISTS (SELECT FROM {records} AS r
+  WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight')";
+
+/// $2 fence. The same, and asks for a push: whoever ends the attempt sees `waited_for` under the
+/// row's lock. The first column says whether the mark is there; where it is not, and the second
+/// says in flight, the row changed while this ran.
+const WATCH: &str = "
+WITH put AS (
+  UPDATE {records} AS r SET waited_for = $2
+  WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight'
+    AND r.waited_for IS DISTINCT FROM $2
+  RETURNING true)
+SELECT EXISTS (SELECT FROM put) OR EXISTS (SELECT FROM {records} AS r
+    WHERE r.digest = $1 AND r.waited_for = $2),
+  EXISTS (SELECT FROM {records} AS r
+    WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight')";
+
+/// $1 the digest to go on after, $2 how many.
+const LIST_IN_FLIGHT: &str = "
+SELECT {entry} FROM {records} AS r
+WHERE r.state IN ('in-flight', 'unknown') AND r.state = 'in-flight' AND r.digest > $1
+ORDER BY r.digest LIMIT $2";
+
+const LIST_LAPSED: &str = "
+SELECT {entry} FROM {records} AS r
+WHERE r.state IN ('in-flight', 'unknown') AND r.state = 'in-flight' AND r.digest > $1
+  AND r.lease_until <= clock_timestamp()
+ORDER BY r.digest LIMIT $2";
+
+const LIST_UNKNOWN: &str = "
+SELECT {entry} FROM {records} AS r
+WHERE r.state IN ('in-flight', 'unknown') AND r.state = 'unknown' AND r.digest > $1
+ORDER BY r.digest LIMIT $2";
+
+/// Settled records have no index by state: a page looks at a bounded stretch of the primary key.
+/// At least one row, with the stretch's end, and whether more lies behind it.
+macro_rules! list_settled {
+    ($state:literal) => {
+        concat!(
+            "
+WITH stretch AS MATERIALIZED (
+  SELECT r.digest, r.state, r.purge_at FROM {records} AS r
+  WHERE r.digest > $1 ORDER BY r.digest LIMIT 1024),
+found AS (
+  SELECT s.digest FROM stretch AS s
+  WHERE s.state = '",
+            $state,
+            "' AND s.purge_at > clock_timestamp() ORDER BY s.digest LIMIT $2)
+SELECT (SELECT count(*) FROM stretch), (SELECT s.digest FROM stretch AS s
+    ORDER BY s.digest DESC LIMIT 1), {entry}
+FROM (SELECT) AS one
+LEFT JOIN (found AS f JOIN {records} AS r ON r.digest = f.digest AND r.state = '",
+            $state,
+            "') ON true
+ORDER BY r.digest"
+        )
+    };
+}
+
+const LIST_COMPLETED: &str = list_settled!("completed");
+const LIST_RELEASED: &str = list_settled!("released");
+
+/// $1 how many. Skips what a claim has locked, and is skipped over by nobody for long: one short
+/// statement. Looks at one more than it removes, to know whether there is more.
+const PURGE: &str = "
+WITH old AS MATERIALIZED (
+  SELECT r.digest FROM {records} AS r
+  WHERE r.purge_at < 'infinity' AND r.purge_at <= (SELECT clock_timestamp())
+  ORDER BY r.purge_at LIMIT $1::bigint + 1 FOR UPDATE SKIP LOCKED),
+gone AS (
+  DELETE FROM {records} AS r
+  WHERE r.digest IN (SELECT o.digest FROM old AS o LIMIT $1)
+  RETURNING true)
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old)";
+
+const CLEAR: &str = "DELETE FROM {records}";

@@ -1,0 +1,300 @@
+//! A step as a statement with its parameters, and the answer in the rows that come back.
+//!
+//! Nothing here executes anything: the same step can run on a connection of the store's, in a group
+//! with others, or in a transaction of the caller's.
+
+use semel::record::{self, Step as Write};
+use semel::store::{
+    Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLapse, Page, Purged,
+    Resolution, Result, Retention, Token, Verdict,
+};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, Timestamp};
+use tokio_postgres::Row;
+
+use super::row::{self, Param, escaped};
+use super::sql::Kind;
+
+/// A statement and its parameters.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) kind: Kind,
+    /// The record that it may lock; no two steps of one group have the same.
+    pub(super) digest: Option<IdentityDigest>,
+    pub(super) params: Vec<Param>,
+}
+
+/// What rows say: an answer, or that the record changed while the statement ran.
+#[derive(Debug)]
+pub(super) enum Answer<T> {
+    Is(T),
+    Again,
+}
+
+fn step(kind: Kind, digest: &IdentityDigest, rest: impl IntoIterator<Item = Param>) -> Step {
+    let mut params = vec![Param::bytes(digest.as_bytes())];
+    params.extend(rest);
+    Step {
+        kind,
+        digest: Some(*digest),
+        params,
+    }
+}
+
+fn fenced(
+    kind: Kind,
+    digest: &IdentityDigest,
+    token: &Token,
+    rest: impl IntoIterator<Item = Param>,
+) -> Step {
+    let token = [
+        Param::fence(token.fence),
+        Param::bytes(token.nonce.as_bytes()),
+    ];
+    step(kind, digest, token.into_iter().chain(rest))
+}
+
+pub(super) fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
+    let scope = identity.scope().segments().map(escaped).collect();
+    step(
+        Kind::Claim,
+        identity.digest(),
+        [
+            Param::bytes(request.nonce.as_bytes()),
+            Param::bytes(&request.fingerprint.to_bytes()),
+            Param::micros(request.lease),
+            Param::Bool(request.on_lapse == OnLapse::Retry),
+            Param::Texts(scope),
+            Param::Text(escaped(identity.operation())),
+            Param::Text(escaped(identity.key().hint())),
+        ],
+    )
+}
+
+pub(super) fn renew(identity: &IdentityDigest, token: &Token, lease: std::time::Duration) -> Step {
+    fenced(Kind::Renew, identity, token, [Param::micros(lease)])
+}
+
+pub(super) fn complete(
+    identity: &IdentityDigest,
+    token: &Token,
+    outcome: &Outcome,
+    retention: Retention,
+) -> Step {
+    fenced(
+        Kind::Complete,
+        identity,
+        token,
+        [
+            Param::int(outcome.code().into()),
+            Param::Bytes(Some(outcome.as_bytes().clone())),
+            Param::micros(retention.replay),
+            Param::micros(retention.tombstone),
+        ],
+    )
+}
+
+pub(super) fn keep_step(
+    identity: &IdentityDigest,
+    token: &Token,
+    step: &FinishedStep,
+    kept: usize,
+) -> Step {
+    // More than there can be is as wrong as any number that does not fit.
+    let kept = i64::try_from(kept).unwrap_or(i64::MAX);
+    let step = Param::bytes(step.as_bytes());
+    fenced(Kind::KeepStep, identity, token, [step, Param::int(kept)])
+}
+
+pub(super) fn abandon(identity: &IdentityDigest, token: &Token) -> Step {
+    fenced(Kind::Abandon, identity, token, [])
+}
+
+pub(super) fn mark_unknown(identity: &IdentityDigest, token: &Token) -> Step {
+    fenced(Kind::MarkUnknown, identity, token, [])
+}
+
+pub(super) fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
+    let (outcome, retention) = match &resolution.verdict {
+        Verdict::Happened { outcome, retention } => (Some(outcome), *retention),
+        Verdict::DidNotHappen => (None, Retention::new(std::time::Duration::ZERO)),
+    };
+    // The record's present fence, and the nonce that comes in.
+    let token = Token {
+        fence: resolution.fence,
+        nonce: resolution.nonce,
+    };
+    fenced(
+        Kind::Resolve,
+        identity,
+        &token,
+        [
+            Param::Text(escaped(&resolution.by)),
+            Param::Text(escaped(&resolution.reason)),
+            Param::Bool(outcome.is_some()),
+            Param::Int(outcome.map(|outcome| outcome.code().into())),
+            Param::Bytes(outcome.map(|outcome| outcome.as_bytes().clone())),
+            Param::micros(retention.replay),
+            Param::micros(retention.tombstone),
+        ],
+    )
+}
+
+pub(super) fn get(identity: &IdentityDigest) -> Step {
+    step(Kind::Get, identity, [])
+}
+
+pub(super) fn look(identity: &IdentityDigest, fence: Fence) -> Step {
+    step(Kind::Look, identity, [Param::fence(fence)])
+}
+
+pub(super) fn watch(identity: &IdentityDigest, fence: Fence) -> Step {
+    step(Kind::Watch, identity, [Param::fence(fence)])
+}
+
+/// The most records on one page.
+const PAGE: usize = 1000;
+
+/// How far one page looks for settled records; also in the statement.
+const STRETCH: i64 = 1024;
+
+pub(super) fn list(query: &ListQuery) -> Step {
+    let kind = match query.state {
+        StateKind::InFlight if query.lapsed => Kind::ListLapsed,
+        StateKind::InFlight => Kind::ListInFlight,
+        StateKind::Unknown => Kind::ListUnknown,
+        StateKind::Completed => Kind::ListCompleted,
+        StateKind::Released => Kind::ListReleased,
+    };
+    let after = query.after.as_ref().map_or(&[][..], |cursor| &*cursor.0);
+    Step {
+        kind,
+        digest: None,
+        params: vec![Param::bytes(after), Param::int(page(query))],
+    }
+}
+
+fn page(query: &ListQuery) -> i64 {
+    i64::try_from(query.limit.min(PAGE)).unwrap_or(i64::MAX)
+}
+
+pub(super) fn purge(limit: usize) -> Step {
+    Step {
+        kind: Kind::Purge,
+        digest: None,
+        params: vec![Param::int(i64::try_from(limit).unwrap_or(i64::MAX))],
+    }
+}
+
+pub(super) const fn clear() -> Step {
+    Step {
+        kind: Kind::Clear,
+        digest: None,
+        params: Vec::new(),
+    }
+}
+
+/// What a claim's rows answer, and whether they say that the record was changed by it.
+pub(super) fn claimed(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Claim>, bool)> {
+    let Some(row) = rows.first() else {
+        return Ok((Answer::Again, false));
+    };
+    let written = row::get(row, 0)?;
+    let now = row::time(row, 1)?;
+    let entry = row::entry(row, 3)?;
+    let decision = record::claim(
+        entry.as_ref().map(|entry| &entry.record),
+        request,
+        // What was written is judged by the time at which it was written.
+        match &entry {
+            Some(entry) if written => entry.record.claimed_at,
+            _ => now,
+        },
+        Fence(0),
+    );
+    Ok(match decision.write {
+        None => (Answer::Is(decision.claim), written),
+        Some(_) => (Answer::Again, written),
+    })
+}
+
+/// What a fenced step's row answers, and whether it changed the record; `judge` says what the
+/// step does to a record.
+pub(super) fn judged(
+    rows: &[Row],
+    judge: impl FnOnce(Option<&Record>, Timestamp) -> Write,
+) -> Result<(Answer<Fenced>, bool)> {
+    let Some(row) = rows.first() else {
+        return Ok((Answer::Again, false));
+    };
+    if row::get(row, 0)? {
+        return Ok((Answer::Is(Fenced::Applied), true));
+    }
+    let now = row::time(row, 1)?;
+    let entry = row::entry(row, 3)?;
+    let answer = match judge(entry.as_ref().map(|entry| &entry.record), now) {
+        Ok(None) => Answer::Is(Fenced::Applied),
+        Ok(Some(_)) => Answer::Again,
+        Err(refusal) => Answer::Is(refusal.into()),
+    };
+    Ok((answer, false))
+}
+
+pub(super) fn got(rows: &[Row]) -> Result<Option<Entry>> {
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
+    let now = row::time(row, 0)?;
+    Ok(row::entry(row, 1)?.filter(|entry| !entry.record.is_purgeable(now)))
+}
+
+pub(super) fn listed(rows: &[Row], query: &ListQuery) -> Result<Page> {
+    let settled = matches!(query.state, StateKind::Completed | StateKind::Released);
+    let first = if settled { 2 } else { 0 };
+    let mut entries = Vec::with_capacity(rows.len());
+    for row in rows {
+        entries.extend(row::entry(row, first)?);
+    }
+    let full = entries.len() >= query.limit.min(PAGE);
+    let last = || Some(entries.last()?.label.digest.as_bytes()[..].into());
+    let next = match rows.first() {
+        _ if full => last(),
+        Some(row) if settled && row::get::<i64>(row, 0)? == STRETCH => {
+            row::get::<Option<&[u8]>>(row, 1)?.map(Into::into)
+        }
+        _ => None,
+    };
+    Ok(Page {
+        entries,
+        next: next.map(Cursor),
+    })
+}
+
+pub(super) fn purged(rows: &[Row]) -> Result<Purged> {
+    let Some(row) = rows.first() else {
+        return Ok(Purged {
+            removed: 0,
+            more: false,
+        });
+    };
+    let (gone, found): (i64, i64) = (row::get(row, 0)?, row::get(row, 1)?);
+    Ok(Purged {
+        removed: usize::try_from(gone).unwrap_or(0),
+        more: found > gone,
+    })
+}
+
+/// What a look says of the attempt: whether a push is sure to come, and whether it is in flight.
+pub(super) fn looked(rows: &[Row], kind: Kind) -> Result<Answer<bool>> {
+    let Some(row) = rows.first() else {
+        return Ok(Answer::Again);
+    };
+    if kind == Kind::Look {
+        return Ok(Answer::Is(row::get(row, 0)?));
+    }
+    let (marked, running): (bool, bool) = (row::get(row, 0)?, row::get(row, 1)?);
+    Ok(if running && !marked {
+        Answer::Again
+    } else {
+        Answer::Is(running)
+    })
+}

@@ -1,0 +1,164 @@
+//! Waiting.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use semel::store::{Fenced, Store as _, Waited};
+use semel_stores::PostgresStore;
+use semel_testkit::proxy::{Fault, Proxy};
+use semel_testkit::servers::{Postgres, Server as _};
+
+use super::{acquire, client, complete, identity, open, url};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// How long after each completion a waiter on another handle knew.
+async fn wakes(completer: &PostgresStore, waiter: &Arc<PostgresStore>, rounds: usize) -> Duration {
+    let mut took = Vec::new();
+    for round in 0..rounds {
+        let key = format!("waited-for-{round}");
+        let token = acquire(completer, &key).await.token;
+        let waiting = {
+            let (store, key) = (waiter.clone(), key.clone());
+            tokio::spawn(async move {
+                let waited = store.wait(identity(&key).digest(), token.fence, LONG).await;
+                (waited.unwrap(), Instant::now())
+            })
+        };
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert_eq!(complete(completer, &key, &token).await, Fenced::Applied);
+        let done = Instant::now();
+        let (waited, woken) = waiting.await.unwrap();
+        assert_eq!(waited, Waited::Changed);
+        took.push(woken.saturating_duration_since(done));
+    }
+    took.sort_unstable();
+    took[rounds / 2]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_woken_soon() {
+    let url = url();
+    let (one, two) = (open(&url).await, Arc::new(open(&url).await));
+    let median = wakes(&one, &two, 50).await;
+    println!("pushed, another handle: median {median:?} after the completion's answer");
+    assert!(median < Duration::from_secs(2));
+    let same = Arc::new(open(&super::url()).await);
+    let median = wakes(&same, &same, 50).await;
+    println!("the same handle: median {median:?}");
+    let url = super::url();
+    let one = open(&url).await;
+    let polling = Arc::new(open(&format!("{url}&listen=off")).await);
+    let median = wakes(&one, &polling, 20).await;
+    println!("polled: median {median:?}");
+    assert!(median < Duration::from_secs(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_told_where_nobody_waits() {
+    let url = url();
+    let store = open(&url).await;
+    let listener = url.split('?').next().unwrap();
+    let (client, mut connection) = tokio_postgres::connect(listener, tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    let (told, mut tellings) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            match std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+                Some(Ok(tokio_postgres::AsyncMessage::Notification(n))) => {
+                    told.send(n.payload().to_owned()).unwrap();
+                }
+                Some(Ok(_)) => {}
+                _ => return,
+            }
+        }
+    });
+    let table = url.split("table=").nth(1).unwrap();
+    let listen = format!("LISTEN \"semel_{table}\"");
+    client.batch_execute(&listen).await.unwrap();
+    for n in 0..20 {
+        let key = format!("alone-{n}");
+        let token = acquire(&store, &key).await.token;
+        assert_eq!(complete(&store, &key, &token).await, Fenced::Applied);
+    }
+    let token = acquire(&store, "waited-for").await.token;
+    let id = identity("waited-for");
+    let waited = store.wait(id.digest(), token.fence, Duration::from_millis(100));
+    assert_eq!(waited.await.unwrap(), Waited::TimedOut);
+    assert_eq!(
+        complete(&store, "waited-for", &token).await,
+        Fenced::Applied
+    );
+    let first = tokio::time::timeout(LONG, tellings.recv()).await.unwrap();
+    assert_eq!(first.unwrap(), id.digest().to_string());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(tellings.try_recv().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_is_lost_is_made_up_for() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let one = open(&server.url()).await;
+    let two = Arc::new(open(&server.url_through(proxy.address())).await);
+    wakes(&one, &two, 2).await;
+    let token = acquire(&one, "lost").await.token;
+    let waiting = {
+        let store = two.clone();
+        let wait = async move {
+            let id = identity("lost");
+            store.wait(id.digest(), token.fence, LONG).await
+        };
+        tokio::spawn(wait)
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    proxy.set(Fault::Refuse);
+    assert_eq!(complete(&one, "lost", &token).await, Fenced::Applied);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    proxy.set(Fault::None);
+    let from = Instant::now();
+    // An error is an answer too: who waits asks again.
+    match waiting.await.unwrap() {
+        Ok(waited) => assert_eq!(waited, Waited::Changed),
+        Err(error) => {
+            assert_eq!(error.kind(), semel::StoreErrorKind::NotApplied, "{error}");
+            let id = identity("lost");
+            let waited = two.wait(id.digest(), token.fence, LONG).await.unwrap();
+            assert_eq!(waited, Waited::Changed);
+        }
+    }
+    assert!(from.elapsed() < Duration::from_secs(10));
+    // The listener came back by itself.
+    let end = Instant::now() + Duration::from_secs(20);
+    let admin = client(&server.url()).await;
+    loop {
+        let query =
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query = ''";
+        let row = admin.query_one(query, &[]).await.unwrap();
+        if row.get::<_, i64>(0) > 0 {
+            break;
+        }
+        assert!(Instant::now() < end, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_ends_waits() {
+    let store = Arc::new(open(&url()).await);
+    let token = acquire(&store, "a-key").await.token;
+    let waiting = {
+        let store = store.clone();
+        let wait = async move {
+            store
+                .wait(identity("a-key").digest(), token.fence, LONG)
+                .await
+        };
+        tokio::spawn(wait)
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    store.close().await.unwrap();
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), semel::StoreErrorKind::Closed);
+}
