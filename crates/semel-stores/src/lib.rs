@@ -37,3 +37,5 @@ pub use open::{OpenError, OpenOptions, check_url, migrate, open};
 pub use sqlite::{SqliteOptions, SqliteStore};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisStore};

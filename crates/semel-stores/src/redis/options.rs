@@ -1,0 +1,325 @@
+//! What a store on Redis is opened with.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use semel::{StoreError, StoreErrorKind};
+
+use super::RedisStore;
+use super::target::Target;
+use crate::OpenError;
+use crate::common::Location;
+
+/// How a store on Redis is opened. [`open`](Self::open) takes them from a URL too, which comes first:
+///
+/// `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE][?PARAMETERS]`, `rediss://…` with TLS, and
+/// `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…][?PARAMETERS]`.
+#[derive(Debug, Clone)]
+pub struct RedisOptions {
+    pub(super) prefix: String,
+    pub(super) timeout: Duration,
+    pub(super) connections: usize,
+    pub(super) wait_replicas: u32,
+    pub(super) wait_disk: bool,
+    pub(super) wait_timeout: Option<Duration>,
+    pub(super) accept_unsafe: bool,
+    pub(super) for_tests: bool,
+    tls: bool,
+    authority: Option<PathBuf>,
+}
+
+impl Default for RedisOptions {
+    fn default() -> Self {
+        Self {
+            prefix: "semel:".into(),
+            timeout: Duration::from_secs(5),
+            connections: 1,
+            wait_replicas: 0,
+            wait_disk: false,
+            wait_timeout: None,
+            accept_unsafe: false,
+            for_tests: false,
+            tls: false,
+            authority: None,
+        }
+    }
+}
+
+const PARAMETERS: &str = "`prefix`, `timeout`, `connections`, `wait_replicas`, `wait_aof`, `wait_timeout`, \
+     `unsafe`, `tls`, `ca`";
+
+impl RedisOptions {
+    /// Keys begin with `semel:`; 5 s for a step; one connection; no waiting for replicas; a server
+    /// that may forget records is refused.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What keys begin with: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Stores with different prefixes share
+    /// nothing. URL: `prefix=`.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long a step may take, connecting included; afterwards it is
+    /// [`Unknown`](StoreErrorKind::Unknown) whether it happened. URL: `timeout=`.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How many connections to a single server share the steps, 1 to 64. Each carries many steps at
+    /// once; more than one helps where outcomes are large, or replicas are waited for. A Cluster has
+    /// one to each node. URL: `connections=`.
+    #[must_use]
+    pub const fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// How many replicas must have a claim, a completion or a resolution before it is acknowledged
+    /// (`WAIT`). Where they are fewer the step is [`Unknown`](StoreErrorKind::Unknown): it was
+    /// written on the master. URL: `wait_replicas=`.
+    #[must_use]
+    pub const fn wait_replicas(mut self, replicas: u32) -> Self {
+        self.wait_replicas = replicas;
+        self
+    }
+
+    /// Whether a claim, a completion or a resolution must be on the master's disk, and on that of
+    /// as many replicas as [`wait_replicas`](Self::wait_replicas) says, before it is acknowledged
+    /// (`WAITAOF`; Redis 7.2 or Valkey, with `appendonly yes`). URL: `wait_aof=yes`.
+    #[must_use]
+    pub const fn wait_disk(mut self, wait: bool) -> Self {
+        self.wait_disk = wait;
+        self
+    }
+
+    /// How long replicas and disks are waited for, during which nothing else comes over that
+    /// connection. A fifth of [`timeout`](Self::timeout) unless set. URL: `wait_timeout=`.
+    #[must_use]
+    pub const fn wait_timeout(mut self, timeout: Duration) -> Self {
+        self.wait_timeout = Some(timeout);
+        self
+    }
+
+    /// Accepts a server that evicts keys: the store warns where it would refuse. URL:
+    /// `unsafe=warn`, or `unsafe=refuse`.
+    #[must_use]
+    pub const fn accept_unsafe(mut self, accept: bool) -> Self {
+        self.accept_unsafe = accept;
+        self
+    }
+
+    /// Lets the store be [cleared](semel::store::Clear).
+    #[must_use]
+    pub const fn for_tests(mut self) -> Self {
+        self.for_tests = true;
+        self
+    }
+
+    /// Opens the store that `url` names: connects, and looks at the server's settings.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where the URL is not right, [`OpenError::Store`] where the server
+    /// cannot be reached, or would forget records.
+    pub async fn open(self, url: &str) -> Result<RedisStore, OpenError> {
+        let (options, mut target) = self.read(url)?;
+        if let Some(path) = &options.authority {
+            let authority = tokio::task::spawn_blocking({
+                let path = path.clone();
+                move || std::fs::read(path)
+            });
+            let authority = authority.await.unwrap_or_else(|e| Err(e.into()));
+            target.trust(authority.map_err(|error| {
+                let message = format!("cannot read the certificate `{}`", path.display());
+                StoreError::new(StoreErrorKind::Config, message).with_source(error)
+            })?);
+        }
+        if options.tls {
+            // The program's own choice comes first.
+            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        }
+        let store = RedisStore::new(options, target);
+        semel::Store::probe(&store).await?;
+        Ok(store)
+    }
+
+    /// These options with what `url` says, and where the server is. Reaches nothing.
+    pub(super) fn read(mut self, url: &str) -> Result<(Self, Target), OpenError> {
+        let (scheme, rest) = match url.split_once("://") {
+            Some(("redis", rest)) => ("redis", rest),
+            Some(("rediss", rest)) => ("rediss", rest),
+            Some(("redis-cluster", rest)) => ("redis-cluster", rest),
+            _ => {
+                let scheme = url.split(':').next().unwrap_or_default();
+                let scheme = SCHEMES.into_iter().find(|known| *known == scheme);
+                return Err(OpenError::invalid(
+                    scheme.unwrap_or("redis"),
+                    "is followed by `//HOST`, as in `redis://127.0.0.1:6379`",
+                ));
+            }
+        };
+        let cluster = scheme == "redis-cluster";
+        let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let hosts: Vec<&str> = hosts.split(',').collect();
+        if hosts.len() > 1 && !cluster {
+            return Err(OpenError::invalid(
+                scheme,
+                "takes one host; several are nodes of a `redis-cluster:`",
+            ));
+        }
+        // A URL has one host: the first stands for all.
+        let mut location =
+            Location::parse(scheme, &format!("{scheme}://{login}{}{rest}", hosts[0]))?;
+        self.take(&mut location)?;
+        self.tls |= scheme == "rediss";
+        let invalid = |reason: &str| OpenError::invalid(scheme, reason);
+        self.check().map_err(|reason| invalid(&reason))?;
+        let whole = location.whole(PARAMETERS)?;
+        let path = whole.path().trim_start_matches('/').to_owned();
+        if cluster && !path.is_empty() {
+            return Err(invalid(
+                "has no databases: nothing follows the hosts but parameters",
+            ));
+        }
+        let plain = if self.tls { "rediss" } else { "redis" };
+        let urls: Vec<_> = hosts
+            .iter()
+            .map(|host| format!("{plain}://{login}{host}/{path}"))
+            .collect();
+        let target = Target::new(&urls, cluster, self.timeout).map_err(|_| {
+            // Its text may repeat a part of the URL.
+            invalid("is followed by `//[USER:PASSWORD@]HOST[:PORT][/NUMBER]`")
+        })?;
+        Ok((self, target))
+    }
+
+    fn take(&mut self, location: &mut Location) -> Result<(), OpenError> {
+        let duration = "a duration, as in `500ms` or `5s`";
+        if let Some(prefix) = location.take("prefix", "text")? {
+            self.prefix = prefix;
+        }
+        if let Some(Span(timeout)) = location.take("timeout", duration)? {
+            self.timeout = timeout;
+        }
+        if let Some(connections) = location.take("connections", "a number from 1 to 64")? {
+            self.connections = connections;
+        }
+        if let Some(replicas) = location.take("wait_replicas", "a number")? {
+            self.wait_replicas = replicas;
+        }
+        if let Some(Choice(wait)) = location.take("wait_aof", "`yes` or `no`")? {
+            self.wait_disk = wait;
+        }
+        if let Some(Span(timeout)) = location.take("wait_timeout", duration)? {
+            self.wait_timeout = Some(timeout);
+        }
+        if let Some(Unsafe(accept)) = location.take("unsafe", "`refuse` or `warn`")? {
+            self.accept_unsafe = accept;
+        }
+        if let Some(Choice(tls)) = location.take("tls", "`yes` or `no`")? {
+            self.tls = tls;
+        }
+        if let Some(path) = location.take("ca", "a file's path")? {
+            self.authority = Some(path);
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_.:-".contains(c);
+        if !(1..=64).contains(&self.prefix.len()) || !self.prefix.chars().all(plain) {
+            return Err("takes a prefix of 1 to 64 characters of `A-Z a-z 0-9 _ . : -`".into());
+        }
+        if !(1..=64).contains(&self.connections) {
+            return Err("takes 1 to 64 connections".into());
+        }
+        let sane = Duration::from_millis(10)..=Duration::from_hours(1);
+        if !sane.contains(&self.timeout) {
+            return Err("takes a timeout of 10ms to 1h".into());
+        }
+        if self
+            .wait_timeout
+            .is_some_and(|wait| wait.is_zero() || wait >= self.timeout)
+        {
+            return Err("takes a wait_timeout above zero and below the timeout".into());
+        }
+        Ok(())
+    }
+
+    /// The command behind a step that must be on replicas or on disk before it is acknowledged.
+    pub(super) fn wait(&self) -> Option<redis::Cmd> {
+        if self.wait_replicas == 0 && !self.wait_disk {
+            return None;
+        }
+        let time = self.wait_timeout.unwrap_or(self.timeout / 5);
+        // Zero would be "for ever".
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+        let mut wait = redis::cmd(if self.wait_disk { "WAITAOF" } else { "WAIT" });
+        if self.wait_disk {
+            wait.arg(1);
+        }
+        wait.arg(self.wait_replicas).arg(millis);
+        Some(wait)
+    }
+}
+
+const SCHEMES: [&str; 3] = ["redis", "rediss", "redis-cluster"];
+
+/// A duration as people write it.
+struct Span(Duration);
+
+impl FromStr for Span {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or(())?;
+        let number: u64 = text[..digits].parse().map_err(drop)?;
+        let unit: u64 = match &text[digits..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(()),
+        };
+        let millis = number.checked_mul(unit).ok_or(())?;
+        Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+struct Choice(bool);
+
+impl FromStr for Choice {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "yes" | "true" => Ok(Self(true)),
+            "no" | "false" => Ok(Self(false)),
+            _ => Err(()),
+        }
+    }
+}
+
+struct Unsafe(bool);
+
+impl FromStr for Unsafe {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "warn" => Ok(Self(true)),
+            "refuse" => Ok(Self(false)),
+            _ => Err(()),
+        }
+    }
+}

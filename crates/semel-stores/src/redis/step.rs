@@ -1,0 +1,181 @@
+//! Running a step's script, and what its answer means.
+
+use redis::Value;
+use semel::record::{self, Record, StateKind};
+use semel::store::{Entry, Fence, Fenced, Refusal, Result};
+use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+
+use super::Inner;
+use super::error::Effect;
+use super::row::{Fields, corrupt, parse_token};
+use super::scripts::{Script, Scripts};
+use super::wire::Call;
+use crate::common::Running;
+
+/// A fenced step: which script, and its arguments after the digest.
+pub(super) struct Step<'a> {
+    pub(super) digest: &'a IdentityDigest,
+    pub(super) script: &'a Script,
+    pub(super) args: &'a [&'a [u8]],
+    /// Whether replicas are waited for.
+    pub(super) lasting: bool,
+}
+
+/// What a script answered.
+pub(super) struct Ran {
+    pub(super) wrote: bool,
+    pub(super) fields: Fields,
+    /// Why the step is not as durable as it should be.
+    shortfall: Option<StoreError>,
+}
+
+impl Ran {
+    /// A positive answer stands only if enough servers have it.
+    pub(super) fn confirm<T>(self, answer: T) -> Result<T> {
+        match self.shortfall {
+            None => Ok(answer),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn key(&self, digest: &IdentityDigest) -> String {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut key = String::with_capacity(self.options.prefix.len() + 64);
+        key.push_str(&self.options.prefix);
+        for byte in digest.as_bytes() {
+            key.push(DIGITS[usize::from(byte >> 4)].into());
+            key.push(DIGITS[usize::from(byte & 15)].into());
+        }
+        key
+    }
+
+    pub(super) fn scripts(&self) -> &Scripts {
+        self.link.scripts()
+    }
+
+    /// Whether a step that was done before is written once more, so that it is waited for.
+    pub(super) fn touch(&self) -> &'static [u8] {
+        if self.wait.is_some() { b"1" } else { b"0" }
+    }
+
+    pub(super) async fn run(&self, step: &Step<'_>, effect: Effect) -> Result<Ran> {
+        let digest = step.digest.as_bytes().as_slice();
+        let mut args = Vec::with_capacity(step.args.len() + 1);
+        args.push(digest);
+        args.extend_from_slice(step.args);
+        let call = Call {
+            script: step.script,
+            key: &self.key(step.digest),
+            args: &args,
+            effect,
+            wait: self.wait.as_ref().filter(|_| step.lasting),
+        };
+        let answer = self.link.call(&call).await?;
+        let mut waited = answer.more.into_iter();
+        let shortfall = waited.next().and_then(|waited| self.shortfall(waited));
+        let mut fields = self.about(answer.value, step.digest)?;
+        Ok(Ran {
+            wrote: fields.text()? == "1",
+            fields,
+            shortfall,
+        })
+    }
+
+    fn about(&self, answer: Value, digest: &IdentityDigest) -> Result<Fields> {
+        // Answers that are out of step stay so: what else comes over these connections is not
+        // to be trusted either.
+        Fields::about(answer, digest).inspect_err(|_| self.link.drop_all())
+    }
+
+    /// Runs a fenced step. `decide` says what it means that the script wrote nothing.
+    pub(super) async fn fenced(
+        &self,
+        step: &Step<'_>,
+        decide: impl FnOnce(Option<&Record>, Timestamp) -> record::Step,
+    ) -> Result<Fenced> {
+        let mut ran = self.run(step, Effect::Write).await?;
+        if ran.wrote {
+            return ran.confirm(Fenced::Applied);
+        }
+        let row = ran.fields.row()?;
+        let now = row.now;
+        let decided = decide(row.record.as_ref(), now);
+        if step.script.hash == self.scripts().complete.hash && decided != Err(Refusal::Superseded) {
+            // It was decided by comparing outcomes.
+            row.whole()?;
+        }
+        match decided {
+            Ok(None) => ran.confirm(Fenced::Applied),
+            Err(refusal) => Ok(refusal.into()),
+            Ok(Some(_)) => Err(disagree()),
+        }
+    }
+
+    fn shortfall(&self, waited: Value) -> Option<StoreError> {
+        let wanted = self.options.wait_replicas;
+        let counts = if self.options.wait_disk {
+            redis::from_redis_value::<(u32, u32)>(waited)
+        } else {
+            redis::from_redis_value::<u32>(waited).map(|replicas| (1, replicas))
+        };
+        let message = match counts {
+            Ok((1.., replicas)) if replicas >= wanted => return None,
+            Ok((0, _)) => "the step was written, but not synced to disk in time".into(),
+            Ok((_, replicas)) => {
+                format!("the step was written, but {replicas} of {wanted} replicas had it in time")
+            }
+            Err(_) => "the step was written, but redis did not say who has it".into(),
+        };
+        Some(StoreError::new(StoreErrorKind::Unknown, message))
+    }
+
+    pub(super) async fn get(&self, digest: &IdentityDigest) -> Result<Option<Entry>> {
+        let step = Step {
+            digest,
+            script: &self.scripts().get,
+            args: &[],
+            lasting: false,
+        };
+        let mut ran = self.run(&step, Effect::Read).await?;
+        ran.fields.entry(digest)
+    }
+
+    pub(super) async fn is_running(
+        &self,
+        digest: &IdentityDigest,
+        fence: Fence,
+    ) -> Result<Running> {
+        let _step = self.gate.enter()?;
+        let key = self.key(digest);
+        let mut read = redis::cmd("HMGET");
+        read.arg(&key).arg("id").arg("state").arg("token");
+        let answer = self.link.command(&read, &key).await?;
+        let (id, state, token): (Option<Vec<u8>>, Option<String>, Option<String>) =
+            redis::from_redis_value(answer).map_err(|_| corrupt("a record cannot be read"))?;
+        let (Some(id), Some(state), Some(token)) = (id, state, token) else {
+            return Ok(Running::No);
+        };
+        if id != digest.as_bytes() {
+            self.link.drop_all();
+            return Err(corrupt(
+                "an answer is about another record than was asked for",
+            ));
+        }
+        let current = parse_token(&token)?.fence == fence;
+        Ok(if current && state == StateKind::InFlight.as_str() {
+            Running::Yes
+        } else {
+            Running::No
+        })
+    }
+}
+
+/// The script wrote nothing where this program would have. Only another version's script does that.
+pub(super) fn disagree() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::NotApplied,
+        "the script in redis did not do what this program expects",
+    )
+}

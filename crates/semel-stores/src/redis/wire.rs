@@ -1,0 +1,149 @@
+//! One connection, or the client of a Cluster, and what goes over it.
+
+use redis::aio::MultiplexedConnection;
+use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
+use redis::{Cmd, Pipeline, RedisResult, Value};
+
+use super::error::Effect;
+use super::scripts::Script;
+
+/// A script on one key, and what to wait for after it.
+pub(super) struct Call<'a> {
+    pub(super) script: &'a Script,
+    pub(super) key: &'a str,
+    pub(super) args: &'a [&'a [u8]],
+    pub(super) effect: Effect,
+    /// `WAIT` or `WAITAOF`, sent behind the script in the same packet.
+    pub(super) wait: Option<&'a Cmd>,
+}
+
+impl Call<'_> {
+    fn command(&self, text: bool) -> Cmd {
+        let mut command = if text {
+            redis::cmd("EVAL")
+        } else {
+            redis::cmd("EVALSHA")
+        };
+        let script = if text {
+            &self.script.code
+        } else {
+            &self.script.hash
+        };
+        command.arg(script).arg(1).arg(self.key);
+        for arg in self.args {
+            command.arg(*arg);
+        }
+        command
+    }
+}
+
+/// What is sent at once.
+#[derive(Clone, Copy)]
+pub(super) enum Request<'a> {
+    Call(&'a Call<'a>),
+    Command(&'a Cmd, &'a str),
+    Pipeline(&'a Pipeline, &'a Node),
+}
+
+/// What came back.
+#[derive(Default)]
+pub(super) struct Answer {
+    /// Of a script, or a single command.
+    pub(super) value: Value,
+    /// Of `WAIT` behind a script; of a pipeline.
+    pub(super) more: Vec<Value>,
+}
+
+impl From<Value> for Answer {
+    fn from(value: Value) -> Self {
+        let more = Vec::new();
+        Self { value, more }
+    }
+}
+
+/// A node of a Cluster by its address; `None` is the one server that there is.
+pub(super) type Node = Option<(String, u16)>;
+
+/// A connection that can be shared: clones send over the same one.
+#[derive(Clone)]
+pub(super) enum Wire {
+    Single(MultiplexedConnection),
+    Cluster(ClusterConnection),
+}
+
+impl Wire {
+    async fn command(&mut self, command: Cmd, to: To<'_>) -> RedisResult<Value> {
+        match self {
+            Self::Single(wire) => wire.send_packed_command(&command).await,
+            Self::Cluster(wire) => {
+                let routing = RoutingInfo::SingleNode(to.routing());
+                wire.route_command(command, routing).await
+            }
+        }
+        .and_then(checked)
+    }
+
+    // The answers one by one: an error is one of them.
+    async fn pipeline(&mut self, pipeline: Pipeline, to: To<'_>) -> RedisResult<Vec<Value>> {
+        let count = pipeline.len();
+        match self {
+            Self::Single(wire) => wire.send_packed_commands(&pipeline, 0, count).await,
+            Self::Cluster(wire) => wire.route_pipeline(pipeline, 0, count, to.routing()).await,
+        }
+    }
+
+    /// `text`: whether a script is sent as such, and not by its digest.
+    pub(super) async fn send(&mut self, request: Request<'_>, text: bool) -> RedisResult<Answer> {
+        match request {
+            Request::Command(command, key) => {
+                let value = self.command(command.clone(), To::Key(key)).await?;
+                Ok(value.into())
+            }
+            Request::Pipeline(pipeline, node) => Ok(Answer {
+                value: Value::Nil,
+                more: self.pipeline(pipeline.clone(), To::Node(node)).await?,
+            }),
+            Request::Call(call) => {
+                let (command, to) = (call.command(text), To::Key(call.key));
+                let Some(wait) = call.wait else {
+                    return Ok(self.command(command, to).await?.into());
+                };
+                let mut pipeline = Pipeline::with_capacity(2);
+                pipeline.add_command(command).add_command(wait.clone());
+                let mut values = self.pipeline(pipeline, to).await?.into_iter();
+                Ok(Answer {
+                    value: checked(values.next().unwrap_or_default())?,
+                    more: values.collect(),
+                })
+            }
+        }
+    }
+}
+
+// Errors may come as values, also within lists.
+pub(super) fn checked(value: Value) -> RedisResult<Value> {
+    value.extract_error()
+}
+
+/// Where in a Cluster a command goes.
+#[derive(Clone, Copy)]
+enum To<'a> {
+    Key(&'a str),
+    Node(&'a Node),
+}
+
+impl To<'_> {
+    fn routing(self) -> SingleNodeRoutingInfo {
+        match self {
+            Self::Key(key) => {
+                SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
+            }
+            Self::Node(Some((host, port))) => SingleNodeRoutingInfo::ByAddress {
+                host: host.clone(),
+                port: *port,
+            },
+            Self::Node(None) => SingleNodeRoutingInfo::RandomPrimary,
+        }
+    }
+}

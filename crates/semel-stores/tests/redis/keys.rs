@@ -1,0 +1,242 @@
+//! What lies in the server: one key a record, what it holds, when it goes, and what is not a record.
+
+use std::time::Duration;
+
+use ::redis::from_redis_value;
+use semel::store::{ClaimRequest, Clear as _, Fence, Fenced, ListQuery, Refusal, Retention, Token};
+use semel::{Identity, Key, Outcome, Scope, StateKind, Store as _, StoreErrorKind};
+use semel_testkit::servers::{Redis, Server as _};
+
+use super::{RedisOptions, claim, failed, identity, options, outcome, request, tell};
+
+async fn server() -> (Redis, semel_stores::RedisStore) {
+    let server = Redis::start(&[]).unwrap();
+    let store = RedisOptions::new().open(&server.url()).await.unwrap();
+    (server, store)
+}
+
+fn key(identity: &Identity) -> String {
+    format!("semel:{}", identity.digest())
+}
+
+async fn ttl(server: &Redis, key: &str) -> i64 {
+    from_redis_value(tell(server.address(), &["PTTL", key]).await).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_settled_records_have_an_end() {
+    let (server, store) = server().await;
+    let identity = identity("a-key-of-some-length");
+    let key = key(&identity);
+    let own = claim(&store, &identity).await;
+    assert_eq!(ttl(&server, &key).await, -1, "in flight");
+    let _ = store
+        .renew(identity.digest(), &own.token, super::LEASE * 2)
+        .await
+        .unwrap();
+    assert_eq!(ttl(&server, &key).await, -1, "renewed");
+    let _ = store.abandon(identity.digest(), &own.token).await.unwrap();
+    let left = ttl(&server, &key).await;
+    assert!((50_000..=60_000).contains(&left), "released: {left}");
+    let own = claim(&store, &identity).await;
+    assert_eq!(ttl(&server, &key).await, -1, "claimed again");
+    let _ = store
+        .mark_unknown(identity.digest(), &own.token)
+        .await
+        .unwrap();
+    assert_eq!(ttl(&server, &key).await, -1, "unknown");
+    let retention =
+        Retention::new(Duration::from_secs(100)).with_tombstone(Duration::from_secs(50));
+    let outcome = outcome();
+    let done = store.complete(identity.digest(), &own.token, &outcome, retention);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    let left = ttl(&server, &key).await;
+    assert!((140_000..=150_000).contains(&left), "completed: {left}");
+    let size: i64 = from_redis_value(tell(server.address(), &["DBSIZE"]).await).unwrap();
+    assert_eq!(size, 1, "one key a record");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_can_be_read_by_people() {
+    let (server, store) = server().await;
+    let identity = Identity::new(
+        Scope::new(["tenant 7", "a\0b\nc", ""]),
+        "POST /orders",
+        Key::new("order-0123456789").unwrap(),
+    );
+    let own = claim(&store, &identity).await;
+    let read = async |field: &str| -> Vec<u8> {
+        from_redis_value(tell(server.address(), &["HGET", &key(&identity), field]).await).unwrap()
+    };
+    assert_eq!(read("state").await, b"in-flight");
+    assert_eq!(read("id").await, identity.digest().as_bytes());
+    let label = "12:POST /orders,8:order-01,8:tenant 7,5:a\0b\nc,0:,";
+    assert_eq!(read("label").await, label.as_bytes());
+    let token = String::from_utf8(read("token").await).unwrap();
+    assert!(
+        token.starts_with(&format!("{} ", own.token.fence)),
+        "{token}"
+    );
+    let at = String::from_utf8(read("at").await).unwrap();
+    assert!(at.starts_with("1 1 "), "{at}");
+    assert!(at.ends_with(&format!(" 0 {0} {0}", u64::MAX)), "{at}");
+    let entry = store.get(identity.digest()).await.unwrap().unwrap();
+    assert_eq!(&entry.label.scope, identity.scope());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fences_are_compared_to_the_last_digit() {
+    let (server, store) = server().await;
+    let identity = identity("a-key-of-some-length");
+    let own = claim(&store, &identity).await;
+    // As doubles these are one number.
+    let large = format!(
+        "9007199254740993 {:032x}",
+        u128::from_be_bytes(*own.token.nonce.as_bytes())
+    );
+    tell(
+        server.address(),
+        &["HSET", &key(&identity), "token", &large],
+    )
+    .await;
+    for (fence, right) in [
+        (9_007_199_254_740_992, false),
+        (9_007_199_254_740_994, false),
+        (u64::MAX, false),
+        (9_007_199_254_740_993, true),
+    ] {
+        let token = Token {
+            fence: Fence(fence),
+            ..own.token
+        };
+        let answer = store
+            .renew(identity.digest(), &token, super::LEASE)
+            .await
+            .unwrap();
+        let wanted = if right {
+            Fenced::Applied
+        } else {
+            Refusal::Superseded.into()
+        };
+        assert_eq!(answer, wanted, "{fence}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_about_another_record_is_never_used() {
+    let (server, store) = server().await;
+    let (first, second) = (
+        identity("a-key-of-some-length"),
+        identity("another-key-of-length"),
+    );
+    let own = claim(&store, &first).await;
+    let done = super::complete(&store, first.digest(), &own.token);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    // What a client that mixes up answers would give.
+    tell(server.address(), &["COPY", &key(&first), &key(&second)]).await;
+    failed(
+        store.claim(&second, &request()).await,
+        StoreErrorKind::Corrupt,
+    );
+    failed(store.get(second.digest()).await, StoreErrorKind::Corrupt);
+    let wait = store.wait(second.digest(), own.token.fence, super::LEASE);
+    failed(wait.await, StoreErrorKind::Corrupt);
+    let again = super::complete(&store, second.digest(), &own.token);
+    failed(again.await, StoreErrorKind::Corrupt);
+    store.get(first.digest()).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_record_is_said() {
+    let (server, store) = server().await;
+    let other = identity("a-key-of-some-length");
+    tell(server.address(), &["SET", &key(&other), "something else"]).await;
+    failed(
+        store.claim(&other, &request()).await,
+        StoreErrorKind::Corrupt,
+    );
+    let damaged = identity("another-key-of-length");
+    let own = claim(&store, &damaged).await;
+    let done = super::complete(&store, damaged.digest(), &own.token);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    tell(server.address(), &["HSET", &key(&damaged), "outcome", "x"]).await;
+    failed(
+        store.claim(&damaged, &request()).await,
+        StoreErrorKind::Corrupt,
+    );
+    tell(server.address(), &["HDEL", &key(&damaged), "outcome"]).await;
+    failed(
+        store.claim(&damaged, &request()).await,
+        StoreErrorKind::Corrupt,
+    );
+    tell(
+        server.address(),
+        &["HSET", &key(&damaged), "at", "2 1 1 1 1 1 1 1"],
+    )
+    .await;
+    let error = failed(
+        store.claim(&damaged, &request()).await,
+        StoreErrorKind::Corrupt,
+    );
+    assert!(error.to_string().contains("this version"), "{error}");
+    // Other people's keys do not stop a listing.
+    tell(server.address(), &["DEL", &key(&damaged)]).await;
+    tell(server.address(), &["SET", "semel:notes", "x"]).await;
+    claim(&store, &identity("a-third-key-of-length")).await;
+    let listed = store
+        .list(&ListQuery::new(StateKind::InFlight))
+        .await
+        .unwrap();
+    assert_eq!(listed.entries.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_outcomes_are_kept_up_to_a_limit() {
+    let (_server, store) = server().await;
+    let identity = identity("a-key-of-some-length");
+    let own = claim(&store, &identity).await;
+    let complete = async |bytes: usize| {
+        let outcome = Outcome::success(&vec![b'x'; bytes]);
+        let digest = identity.digest();
+        store
+            .complete(digest, &own.token, &outcome, Retention::ORDER)
+            .await
+    };
+    failed(complete(33 << 20).await, StoreErrorKind::TooLarge);
+    assert_eq!(complete(31 << 20).await.unwrap(), Fenced::Applied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_stores_for_tests_are_cleared() {
+    let (server, store) = server().await;
+    let tests = options().open(&server.url()).await.unwrap();
+    for store in [&store, &tests] {
+        for _ in 0..1_500 {
+            let asked = ClaimRequest {
+                lease: super::LEASE,
+                ..request()
+            };
+            store
+                .claim(&identity("a-key-of-some-length"), &asked)
+                .await
+                .unwrap();
+        }
+    }
+    failed(store.clear(false).await, StoreErrorKind::Config);
+    tests.clear(false).await.unwrap();
+    let count = async |store: &semel_stores::RedisStore| {
+        let (mut query, mut count) = (ListQuery::new(StateKind::InFlight), 0);
+        loop {
+            query.limit = 400;
+            let page = store.list(&query).await.unwrap();
+            count += page.entries.len();
+            match page.next {
+                Some(next) => query.after = Some(next),
+                None => return count,
+            }
+        }
+    };
+    assert_eq!((count(&store).await, count(&tests).await), (1_500, 0));
+    store.clear(true).await.unwrap();
+    assert_eq!(count(&store).await, 0);
+}

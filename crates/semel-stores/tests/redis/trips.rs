@@ -1,0 +1,123 @@
+//! Round trips, counted by a proxy before the server.
+
+use std::time::Duration;
+
+use semel::Store as _;
+use semel::store::{Claim, Fenced, Nonce, Resolution, Verdict};
+use semel_testkit::proxy::Proxy;
+use semel_testkit::servers::{Redis, Server as _};
+
+use super::{acquired, claim, identity, options, request};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_is_one_round_trip() {
+    let server = Redis::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let url = server.url_through(proxy.address());
+    let store = options().open(&url).await.unwrap();
+    let mut before = proxy.round_trips();
+    let mut one = |what: &str| {
+        let now = proxy.round_trips();
+        assert_eq!(now - before, 1, "round trips of {what}");
+        before = now;
+    };
+    let first = identity("a-key-of-some-length");
+    let asked = request();
+    let own = acquired(store.claim(&first, &asked).await.unwrap());
+    one("a claim");
+    acquired(store.claim(&first, &asked).await.unwrap());
+    one("the same claim again");
+    let rival = store.claim(&first, &request()).await.unwrap();
+    assert!(matches!(rival, Claim::InFlight { .. }));
+    one("a claim on what is in flight");
+    let renewed = store.renew(first.digest(), &own.token, super::LEASE * 2);
+    assert_eq!(renewed.await.unwrap(), Fenced::Applied);
+    one("a renewal");
+    let done = super::complete(&store, first.digest(), &own.token);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    one("a completion");
+    let replay = store.claim(&first, &request()).await.unwrap();
+    assert!(matches!(replay, Claim::Completed { .. }));
+    one("a replay");
+    store.get(first.digest()).await.unwrap().unwrap();
+    one("a read");
+
+    let second = identity("another-key-of-some-length");
+    let own = claim(&store, &second).await;
+    one("a claim");
+    assert_eq!(
+        store.abandon(second.digest(), &own.token).await.unwrap(),
+        Fenced::Applied
+    );
+    one("a release");
+    let own = claim(&store, &second).await;
+    one("a claim after a release");
+    let marked = store.mark_unknown(second.digest(), &own.token).await;
+    assert_eq!(marked.unwrap(), Fenced::Applied);
+    one("marking as unknown");
+    let resolution = Resolution {
+        verdict: Verdict::DidNotHappen,
+        by: "test".into(),
+        reason: "asked".into(),
+        fence: own.token.fence,
+        nonce: Nonce::random().unwrap(),
+    };
+    let resolved = store.resolve(second.digest(), &resolution).await;
+    assert_eq!(resolved.unwrap(), Fenced::Applied);
+    one("a resolution");
+    assert_eq!(proxy.connections(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_for_a_replica_goes_with_the_step() {
+    let master = Redis::start(&[]).unwrap();
+    let port = master.address().port().to_string();
+    let replica = Redis::start(&["--replicaof", "127.0.0.1", &port]).unwrap();
+    let proxy = Proxy::start(master.address()).unwrap();
+    let url = master.url_through(proxy.address());
+    // Until the replica has joined, claims are unknown.
+    let store = options().wait_replicas(1).open(&url).await.unwrap();
+    super::eventually(async || {
+        store
+            .claim(&identity("a-key-of-some-length"), &request())
+            .await
+    })
+    .await;
+    let before = proxy.round_trips();
+    let first = identity("a-key-of-some-length");
+    let own = claim(&store, &first).await;
+    assert_eq!(proxy.round_trips() - before, 1);
+    let done = super::complete(&store, first.digest(), &own.token);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    assert_eq!(proxy.round_trips() - before, 2);
+    // It is there.
+    let key: Vec<String> =
+        ::redis::from_redis_value(super::tell(replica.address(), &["KEYS", "*"]).await).unwrap();
+    assert!(
+        key.iter()
+            .any(|key| key.ends_with(&first.digest().to_string()))
+    );
+
+    // Without its replica the master still writes, and the store does not vouch for it.
+    replica.nodes()[0].pause();
+    let asked = request();
+    let second = identity("another-key-of-some-length");
+    let store = options()
+        .wait_replicas(1)
+        .timeout(Duration::from_secs(1))
+        .open(&url);
+    let store = store.await.unwrap();
+    let error = super::failed(
+        store.claim(&second, &asked).await,
+        semel::StoreErrorKind::Unknown,
+    );
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    // Asked again it is still not vouched for, although it finds its own claim.
+    super::failed(
+        store.claim(&second, &asked).await,
+        semel::StoreErrorKind::Unknown,
+    );
+    replica.nodes()[0].resume();
+    let own = super::eventually(async || store.claim(&second, &asked).await).await;
+    assert_eq!(acquired(own).attempt, 1);
+}

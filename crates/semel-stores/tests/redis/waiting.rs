@@ -1,0 +1,94 @@
+//! Waiters: how soon they are woken, and by whom.
+
+use std::time::{Duration, Instant};
+
+use semel::store::Waited;
+use semel::{Store as _, StoreErrorKind};
+use semel_testkit::servers::{self, Kind, Redis, Server as _};
+use tokio::time::sleep;
+
+use super::{claim, identity, options, tell};
+
+#[expect(clippy::print_stdout, reason = "a measurement")]
+async fn median(kind: Kind) {
+    let url = servers::shared(kind).unwrap();
+    let options = options();
+    let store = options.clone().open(&url).await.unwrap();
+    let other = options.open(&url).await.unwrap();
+    let mut took = Vec::new();
+    for _ in 0..31 {
+        let identity = identity("a-key-of-some-length");
+        let own = claim(&store, &identity).await;
+        let (waiting, digest) = (other.clone(), *identity.digest());
+        let waiter = tokio::spawn(async move {
+            let waited = waiting.wait(&digest, own.token.fence, Duration::from_secs(20));
+            assert_eq!(waited.await.unwrap(), Waited::Changed);
+            Instant::now()
+        });
+        sleep(Duration::from_millis(20)).await;
+        let done = super::complete(&store, identity.digest(), &own.token);
+        let _ = done.await.unwrap();
+        let from = Instant::now();
+        took.push(waiter.await.unwrap().saturating_duration_since(from));
+    }
+    took.sort_unstable();
+    println!(
+        "{}: woken after the completion's answer: median {:?}, longest {:?}",
+        kind.name(),
+        took[15],
+        took[30]
+    );
+    // Pushed: a waiter that polls would take half a second.
+    assert!(took[15] < Duration::from_millis(250));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_are_woken_by_a_push() {
+    median(Kind::Redis).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_are_woken_by_a_push_in_a_cluster() {
+    median(Kind::RedisCluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_that_broke_is_made_again() {
+    let server = Redis::start(&[]).unwrap();
+    let store = options().open(&server.url()).await.unwrap();
+    for _ in 0..3 {
+        let identity = identity("a-key-of-some-length");
+        let own = claim(&store, &identity).await;
+        let (waiting, digest) = (store.clone(), *identity.digest());
+        let waiter = tokio::spawn(async move {
+            let from = Instant::now();
+            let wait = waiting.wait(&digest, own.token.fence, Duration::from_secs(30));
+            (wait.await.unwrap(), from.elapsed())
+        });
+        sleep(Duration::from_millis(100)).await;
+        tell(server.address(), &["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+        let done = super::complete(&store, identity.digest(), &own.token);
+        let _ = done.await.unwrap();
+        let (waited, took) = waiter.await.unwrap();
+        assert_eq!(waited, Waited::Changed);
+        assert!(took < Duration::from_secs(8), "{took:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_ends_waits_at_once() {
+    let url = servers::shared(Kind::Redis).unwrap();
+    let store = options().open(&url).await.unwrap();
+    let identity = identity("a-key-of-some-length");
+    let own = claim(&store, &identity).await;
+    let (waiting, digest) = (store.clone(), *identity.digest());
+    let waiter = tokio::spawn(async move {
+        let wait = waiting.wait(&digest, own.token.fence, Duration::from_secs(60));
+        wait.await
+    });
+    sleep(Duration::from_millis(100)).await;
+    let from = Instant::now();
+    store.close().await.unwrap();
+    super::failed(waiter.await.unwrap(), StoreErrorKind::Closed);
+    assert!(from.elapsed() < Duration::from_secs(5));
+}
