@@ -26,6 +26,8 @@ pub mod redis;
 pub mod sqlite;
 
 pub use common::{Migrated, Schema};
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoDbOptions, DynamoDbStore};
 #[cfg(feature = "file")]
 pub use embedded::{FileOptions, FileStore};
 #[cfg(feature = "mysql")]

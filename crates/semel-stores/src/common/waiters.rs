@@ -32,6 +32,13 @@ impl Poll {
         longest: Duration::from_millis(500),
     };
 
+    /// For a store that is paid by the look: about ten in the first five seconds.
+    #[allow(dead_code, reason = "most stores cost nothing by the look")]
+    pub(crate) const PAID: Self = Self {
+        first: Duration::from_millis(25),
+        longest: Duration::from_secs(1),
+    };
+
     /// Pauses that double, each shortened by up to a quarter so that waiters do not look together.
     fn pauses(self) -> impl Iterator<Item = Duration> {
         let mut next = self.first;

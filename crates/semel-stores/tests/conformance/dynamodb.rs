@@ -1,5 +1,53 @@
+//! DynamoDB, played by an emulator. Each case has a table of its own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use libtest_mimic::Trial;
+use semel::conformance::{Bench, Factory, Failure};
+use semel_stores::dynamodb::Purging;
+use semel_stores::{DynamoDbOptions, Schema};
+use semel_testkit::servers::{Kind, shared};
+
+use super::trials;
 
 pub(super) fn all() -> Vec<Trial> {
-    Vec::new()
+    let mut all = trials("dynamodb", DynamoDb(Purging::Scan));
+    // As it is unless asked for: DynamoDB removes records itself, some day.
+    let mut by_ttl = trials("dynamodb/ttl", DynamoDb(Purging::Ttl));
+    by_ttl.retain(|trial| trial.name().contains("::expiry::"));
+    all.extend(by_ttl);
+    all
+}
+
+#[derive(Clone, Copy)]
+struct DynamoDb(Purging);
+
+impl Factory for DynamoDb {
+    async fn open(&self) -> Result<Bench, Failure> {
+        static TABLES: AtomicU64 = AtomicU64::new(0);
+        let url = shared(Kind::DynamoDb).map_err(|e| Failure::new(format!("{e:#}")))?;
+        let number = TABLES.fetch_add(1, Ordering::Relaxed);
+        let table = format!("case-{}-{number}", std::process::id());
+        let url = url.replacen("dynamodb://semel?", &format!("dynamodb://{table}?"), 1);
+        let options = DynamoDbOptions::from_url(&url)
+            .map_err(|e| Failure::new(e.to_string()))?
+            .purging(self.0)
+            // The emulator is slow, and has this machine's cores to share.
+            .timeout(Duration::from_secs(30))
+            .for_tests();
+        let store = options.clone().schema(Schema::Create).open().await?;
+        let other = options.open().await?;
+        Ok(Bench::new(store)
+            .with_other(other)
+            // Time for the requests between a claim and the end of its lease.
+            .with_short(Duration::from_millis(400))
+            .with_rounds(3)
+            .with_patience(Duration::from_secs(30))
+            .exclusive())
+    }
+
+    async fn clean(&self, _bench: Bench) -> Result<(), Failure> {
+        Ok(())
+    }
 }

@@ -1,0 +1,167 @@
+//! Requests: time-outs, repetition, and what an error means.
+//!
+//! The SDK's own retries are off: they hide what happened to the attempts before the last, and an
+//! attempt that was refused says nothing about one before it that was lost. Repeating here is safe
+//! for the same reason as there: every write carries its nonce or token.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
+use semel::store::Result;
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::errors::{Meaning, Refused, failure, kind, meaning};
+use super::item::{self, Item, PK};
+use super::update::Update;
+
+/// How often one step is sent, if need be.
+const ATTEMPTS: u32 = 4;
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+
+/// What a request does if it arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Does {
+    /// Changes something: a lost answer leaves it open whether.
+    Write,
+    /// Changes nothing.
+    Read,
+}
+
+/// What became of a conditional write.
+pub(super) enum Written {
+    /// It is written; with what was asked to be returned.
+    Yes(Item),
+    /// The condition did not hold; the item as it is, if there is one.
+    No(Option<Item>),
+}
+
+/// The table, and how to reach it.
+#[derive(Debug, Clone)]
+pub(super) struct Table {
+    pub(super) client: aws_sdk_dynamodb::Client,
+    pub(super) name: String,
+    /// Where it is, unless the SDK knows by the region.
+    pub(super) endpoint: Option<String>,
+    pub(super) timeout: Duration,
+}
+
+impl Table {
+    /// Sends a request until it is answered, at most [`ATTEMPTS`] times and until the time-out. The
+    /// inner error is one that sending again does not help against.
+    pub(super) async fn send<T, E, F>(
+        &self,
+        does: Does,
+        request: impl Fn() -> F,
+    ) -> Result<Result<T, Refused<E>>>
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        let deadline = Instant::now() + self.timeout;
+        // Whether an attempt may have had its effect.
+        let mut open = false;
+        let mut pause = FIRST_PAUSE;
+        let mut attempt = 1;
+        loop {
+            let Ok(answer) = timeout_at(deadline, request()).await else {
+                let message = format!("no answer from DynamoDB within {:?}", self.timeout);
+                return Err(StoreError::new(kind(does, true), message));
+            };
+            let error = match answer {
+                Ok(answered) => return Ok(Ok(answered)),
+                Err(error) => error,
+            };
+            let (again, reached) = match meaning(&error) {
+                Meaning::Final => return Ok(Err(Refused { error, open })),
+                Meaning::Again { reached } => (true, reached),
+                Meaning::Local => (false, false),
+            };
+            open |= reached;
+            if !again || attempt == ATTEMPTS || Instant::now() + pause >= deadline {
+                return Err(failure(
+                    error,
+                    if again {
+                        kind(does, open)
+                    } else {
+                        StoreErrorKind::Config
+                    },
+                ));
+            }
+            attempt += 1;
+            sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    /// One conditional write.
+    pub(super) async fn update(
+        &self,
+        digest: &IdentityDigest,
+        update: Update,
+        returns: ReturnValue,
+    ) -> Result<Written> {
+        let request = self
+            .client
+            .update_item()
+            .table_name(&self.name)
+            .key(PK, item::pk(digest))
+            .update_expression(update.expression())
+            .condition_expression(update.condition)
+            .set_expression_attribute_names(Some(update.names))
+            .set_expression_attribute_values(Some(update.values))
+            .return_values(returns)
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
+        let refused = match self.send(Does::Write, || request.clone().send()).await? {
+            Ok(output) => return Ok(Written::Yes(output.attributes.unwrap_or_default())),
+            Err(refused) => refused,
+        };
+        match refused.error {
+            SdkError::ServiceError(service)
+                if service.err().is_conditional_check_failed_exception() =>
+            {
+                match service.into_err() {
+                    UpdateItemError::ConditionalCheckFailedException(failed) => {
+                        // An item that is not there comes as none, or as one without attributes.
+                        Ok(Written::No(failed.item.filter(|item| !item.is_empty())))
+                    }
+                    other => Err(self.refusal(&other, Does::Write, refused.open)),
+                }
+            }
+            error => Err(self.refused(
+                Refused {
+                    error,
+                    open: refused.open,
+                },
+                Does::Write,
+            )),
+        }
+    }
+
+    /// Reads one item, strongly consistent; all of it, or the attributes of an expression.
+    pub(super) async fn read(
+        &self,
+        key: impl Into<String>,
+        only: Option<(&str, &[&str])>,
+    ) -> Result<Option<Item>> {
+        let mut request = self
+            .client
+            .get_item()
+            .table_name(&self.name)
+            .key(PK, item::text(key))
+            .consistent_read(true);
+        if let Some((expression, names)) = only {
+            request = request.projection_expression(expression);
+            for name in names {
+                request = request.expression_attribute_names(format!("#{name}"), *name);
+            }
+        }
+        match self.send(Does::Read, || request.clone().send()).await? {
+            Ok(output) => Ok(output.item),
+            Err(refused) => Err(self.refused(refused, Does::Read)),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `dynamodb://TABLE?…`.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use url::Url;
+
+use super::options::{DynamoDbOptions, Purging};
+use crate::common::Location;
+use crate::{OpenError, Schema};
+
+const SCHEME: &str = "dynamodb";
+const PARAMETERS: &str = "endpoint, region, profile, schema, timeout, purge";
+
+/// The options that a URL says, and what becomes of the schema, where it says that.
+pub(super) fn parse(url: &str) -> Result<(DynamoDbOptions, Option<Schema>), OpenError> {
+    let mut location = Location::parse(SCHEME, url)?;
+    let endpoint: Option<String> = location.take("endpoint", "a URL")?;
+    let region: Option<String> = location.take("region", "a region's name")?;
+    let profile: Option<String> = location.take("profile", "a profile's name")?;
+    let schema: Option<String> = location.take("schema", "text")?;
+    let wanted = "a duration above zero such as 5s or 500ms";
+    let timeout: Option<Span> = location.take("timeout", wanted)?;
+    let purge: Option<String> = location.take("purge", "text")?;
+    let schema = match schema.as_deref() {
+        None => None,
+        Some("expect") => Some(Schema::Expect),
+        Some("create") => Some(Schema::Create),
+        Some("migrate") => Some(Schema::Migrate),
+        Some(_) => {
+            let reason = "parameter `schema` must be expect, create or migrate";
+            return Err(location.invalid(reason));
+        }
+    };
+    let purging = match purge.as_deref() {
+        None | Some("ttl") => Purging::Ttl,
+        Some("scan") => Purging::Scan,
+        Some(_) => return Err(location.invalid("parameter `purge` must be ttl or scan")),
+    };
+    let invalid = |reason: &str| Err(OpenError::invalid(SCHEME, reason));
+    if let Some(endpoint) = &endpoint
+        && !Url::parse(endpoint).is_ok_and(|url| {
+            matches!(url.scheme(), "http" | "https")
+                && url.has_host()
+                && url.username().is_empty()
+                && url.password().is_none()
+        })
+    {
+        return invalid(
+            "parameter `endpoint` must be a URL as in http://127.0.0.1:8000, without a user",
+        );
+    }
+    if timeout.is_some_and(|Span(timeout)| timeout.is_zero()) {
+        return invalid(&format!("parameter `timeout` must be {wanted}"));
+    }
+    let url = location.whole(PARAMETERS)?;
+    let table = url.host_str().unwrap_or_default();
+    if !is_table_name(table) {
+        return invalid(
+            "is followed by the table's name, as in `dynamodb://semel`: 3 to 255 of a-z, A-Z, \
+             0-9, `_`, `-` and `.`",
+        );
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.port().is_some() {
+        return invalid(
+            "takes no user, password or port: credentials come as the AWS SDK finds them, and \
+             another server is `endpoint=`",
+        );
+    }
+    if !matches!(url.path(), "" | "/") || url.fragment().is_some() {
+        return invalid("takes nothing after the table's name but parameters");
+    }
+    let mut options = DynamoDbOptions::new(table).purging(purging);
+    options.endpoint = endpoint;
+    options.region = region;
+    options.profile = profile;
+    if let Some(Span(timeout)) = timeout {
+        options.timeout = timeout;
+    }
+    Ok((options, schema))
+}
+
+/// Whether DynamoDB allows it.
+pub(super) fn is_table_name(name: &str) -> bool {
+    (3..=255).contains(&name.len())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
+}
+
+/// A duration in a URL: `500ms`, `5s`, `2m`.
+#[derive(Debug, Clone, Copy)]
+struct Span(Duration);
+
+impl FromStr for Span {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or(())?;
+        let number: u64 = text[..unit].parse().map_err(|_| ())?;
+        Ok(Self(match &text[unit..] {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            "m" => Duration::from_secs(number.checked_mul(60).ok_or(())?),
+            _ => return Err(()),
+        }))
+    }
+}

@@ -1,0 +1,243 @@
+//! Who judges a lease without a server's clock: one observer, by its own monotonic clock.
+//!
+//! A lease has lapsed when this store's handle has seen the same fence, nonce and number of
+//! renewals for as long as the lease is. An observer that comes late waits longer, never shorter;
+//! and its takeover is written only if the record still is as it was seen.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::store::{Nonce, Token};
+use semel::{IdentityDigest, Record, State, Timestamp};
+use tokio::time::Instant;
+
+use super::item::{Row, some_steps};
+
+/// How many leases one generation of observations holds.
+const GENERATION: usize = 16_384;
+
+/// The leases that this handle has seen. Two generations: what was not looked at while as many
+/// others came is forgotten, and its lease counts anew from the next look.
+#[derive(Default)]
+pub(super) struct Sightings {
+    seen: Mutex<Generations>,
+}
+
+#[derive(Default)]
+struct Generations {
+    young: HashMap<IdentityDigest, Sighting>,
+    old: HashMap<IdentityDigest, Sighting>,
+}
+
+struct Sighting {
+    row: Row,
+    since: Instant,
+}
+
+impl Sighting {
+    fn is_of(&self, row: &Row) -> bool {
+        self.row.record.token == row.record.token
+            && self.row.renewals == row.renewals
+            && self.row.lease == row.lease
+    }
+
+    /// What is left of the lease.
+    fn remaining(&self) -> Duration {
+        Duration::from_micros(self.row.lease).saturating_sub(self.since.elapsed())
+    }
+}
+
+impl Generations {
+    fn take(&mut self, digest: &IdentityDigest) -> Option<Sighting> {
+        self.young
+            .remove(digest)
+            .or_else(|| self.old.remove(digest))
+    }
+
+    fn put(&mut self, digest: IdentityDigest, sighting: Sighting) {
+        if self.young.len() >= GENERATION {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(digest, sighting);
+    }
+}
+
+impl Sightings {
+    /// Notes what was just read or written, and gives the record as this observer judges it at
+    /// `now`: its lease ends when this observer will have watched it for as long as it is.
+    pub(super) fn judge(&self, digest: &IdentityDigest, row: &Row, now: Timestamp) -> Record {
+        let mut seen = self.seen.lock();
+        let known = seen.take(digest);
+        let State::InFlight = row.record.state else {
+            return row.record.clone();
+        };
+        let since = match known {
+            Some(sighting) if sighting.is_of(row) => sighting.since,
+            _ => Instant::now(),
+        };
+        let sighting = Sighting {
+            row: slim(row),
+            since,
+        };
+        let judged = judged(&sighting, &row.record, now);
+        seen.put(*digest, sighting);
+        judged
+    }
+
+    /// Notes a record that a listing read, if there is room: a long listing must not push out what
+    /// callers watch.
+    pub(super) fn note(&self, digest: &IdentityDigest, row: &Row) {
+        let seen = self.seen.lock();
+        let room = seen.young.len() < GENERATION / 2;
+        let known = seen.young.contains_key(digest) || seen.old.contains_key(digest);
+        drop(seen);
+        if room || known {
+            self.judge(digest, row, Timestamp::default());
+        }
+    }
+
+    /// The record as it was last seen, if its lease has lapsed by that.
+    pub(super) fn lapsed(&self, digest: &IdentityDigest, now: Timestamp) -> Option<(Row, Record)> {
+        let seen = self.seen.lock();
+        let sighting = seen.young.get(digest).or_else(|| seen.old.get(digest))?;
+        let lapsed = sighting.remaining().is_zero();
+        lapsed.then(|| {
+            let row = sighting.row.clone();
+            let judged = judged(sighting, &row.record, now);
+            (row, judged)
+        })
+    }
+
+    /// The length of the lease that this token was last seen with, and whether steps were finished.
+    pub(super) fn of_token(&self, digest: &IdentityDigest, token: &Token) -> Option<(u64, bool)> {
+        let seen = self.seen.lock();
+        let sighting = seen.young.get(digest).or_else(|| seen.old.get(digest))?;
+        let row = &sighting.row;
+        (row.record.token == *token).then(|| (row.lease, !row.record.progress.is_empty()))
+    }
+
+    /// Forgets a lease that this handle has ended.
+    pub(super) fn forget(&self, digest: &IdentityDigest, nonce: &Nonce) {
+        let mut seen = self.seen.lock();
+        if let Some(other) = seen.take(digest)
+            && other.row.record.token.nonce != *nonce
+        {
+            seen.put(*digest, other);
+        }
+    }
+}
+
+fn judged(sighting: &Sighting, record: &Record, now: Timestamp) -> Record {
+    Record {
+        lease_until: now.after(sighting.remaining()),
+        ..record.clone()
+    }
+}
+
+/// A row as it is remembered: of its steps only that there are some.
+fn slim(row: &Row) -> Row {
+    let mut slim = row.clone();
+    if !slim.record.progress.is_empty() {
+        slim.record.progress = some_steps();
+    }
+    slim
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::store::{ClaimRequest, Fence, OnLapse};
+    use semel::{Fingerprint, record};
+
+    use super::*;
+
+    fn row(nonce: u8, lease: Duration) -> Row {
+        let request = ClaimRequest {
+            nonce: Nonce::from_bytes([nonce; 16]),
+            fingerprint: Fingerprint::of(b""),
+            lease,
+            on_lapse: OnLapse::Hold,
+        };
+        let now = Timestamp::from_micros(7);
+        Row {
+            record: record::claim(None, &request, now, Fence(0)).write.unwrap(),
+            lease: super::super::item::micros(lease),
+            renewals: 0,
+        }
+    }
+
+    const DIGEST: IdentityDigest = IdentityDigest::from_bytes([7; 32]);
+    const NOW: Timestamp = Timestamp::from_micros(1_000_000);
+    const LEASE: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_lapses_only_after_it_was_watched_for_its_length() {
+        let seen = Sightings::default();
+        let first = row(1, LEASE);
+        // The writer's wall clock says nothing here.
+        assert!(!seen.judge(&DIGEST, &first, Timestamp::MAX).is_lapsed(NOW));
+        tokio::time::advance(LEASE - Duration::from_micros(1)).await;
+        assert!(!seen.judge(&DIGEST, &first, NOW).is_lapsed(NOW));
+        assert!(seen.lapsed(&DIGEST, NOW).is_none());
+        tokio::time::advance(Duration::from_micros(1)).await;
+        assert!(seen.judge(&DIGEST, &first, NOW).is_lapsed(NOW));
+        assert!(seen.lapsed(&DIGEST, NOW).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_changes_is_watched_anew() {
+        let seen = Sightings::default();
+        let first = row(1, LEASE);
+        seen.judge(&DIGEST, &first, NOW);
+        tokio::time::advance(LEASE).await;
+        let renewed = Row {
+            renewals: 1,
+            ..first.clone()
+        };
+        assert!(!seen.judge(&DIGEST, &renewed, NOW).is_lapsed(NOW));
+        tokio::time::advance(LEASE).await;
+        assert!(!seen.judge(&DIGEST, &row(2, LEASE), NOW).is_lapsed(NOW));
+        tokio::time::advance(LEASE).await;
+        // Settled and in flight again, with what was seen before.
+        let settled = Record {
+            state: State::Unknown,
+            ..row(2, LEASE).record
+        };
+        seen.judge(
+            &DIGEST,
+            &Row {
+                record: settled,
+                ..row(2, LEASE)
+            },
+            NOW,
+        );
+        assert!(!seen.judge(&DIGEST, &row(2, LEASE), NOW).is_lapsed(NOW));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_bounded_and_what_is_looked_at_stays() {
+        let seen = Sightings::default();
+        let watched = row(1, LEASE);
+        seen.judge(&DIGEST, &watched, NOW);
+        tokio::time::advance(LEASE).await;
+        for n in 0..5 * GENERATION {
+            let mut bytes = [0; 32];
+            bytes[..8].copy_from_slice(&n.to_le_bytes());
+            seen.judge(&IdentityDigest::from_bytes(bytes), &watched, NOW);
+            if n % GENERATION == 0 {
+                assert!(seen.judge(&DIGEST, &watched, NOW).is_lapsed(NOW));
+            }
+        }
+        let generations = seen.seen.lock();
+        assert!(generations.young.len() + generations.old.len() <= 2 * GENERATION);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_lease_never_lapses() {
+        let seen = Sightings::default();
+        let forever = row(1, Duration::MAX);
+        seen.judge(&DIGEST, &forever, NOW);
+        tokio::time::advance(Duration::from_hours(24 * 365 * 50)).await;
+        assert!(!seen.judge(&DIGEST, &forever, NOW).is_lapsed(NOW));
+    }
+}
