@@ -1,13 +1,12 @@
 //! An emulator of DynamoDB: moto's server behind one lock, which makes its requests atomic.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use tempfile::TempDir;
 
 use super::node::{Node, Ready};
-use super::{Server, port};
+use super::{Server, cache, port};
 
 /// An emulator of one's own. It keeps its tables in memory: killed, it has forgotten them.
 #[derive(Debug)]
@@ -25,25 +24,20 @@ impl DynamoDb {
         let folder = port::folder("dynamodb")?;
         let port = port::free()?;
         let server = concat!(env!("CARGO_MANIFEST_DIR"), "/dynamodb/server.py");
-        let node = Node::new("dynamodb", python()?, port, folder.path())
-            .args([server.to_owned(), "--port".into(), port.to_string()])
-            .ready(Ready::Listens);
+        let node = Node::new(
+            "dynamodb",
+            cache::installed("dynamodb/bin/python")?,
+            port,
+            folder.path(),
+        )
+        .args([server.to_owned(), "--port".into(), port.to_string()])
+        .ready(Ready::Listens);
         node.start()?;
         Ok(Self {
             node,
             _folder: folder,
         })
     }
-}
-
-// Where scripts/setup installs it.
-fn python() -> Result<String> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    let python = cache
-        .context("neither HOME nor XDG_CACHE_HOME is set")?
-        .join("semel-testkit/dynamodb/bin/python");
-    Ok(python.display().to_string())
 }
 
 impl Server for DynamoDb {

@@ -1,5 +1,6 @@
 //! Servers that tests start for themselves.
 
+mod cache;
 mod dynamodb;
 mod guarded;
 mod mariadb;
@@ -16,7 +17,7 @@ use anyhow::{Context as _, Result};
 
 pub use dynamodb::DynamoDb;
 pub use mariadb::MariaDb;
-pub use nats::Nats;
+pub use nats::{Nats, NatsRelease};
 pub use node::{Node, Signal};
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Redis, RedisCluster};
@@ -34,7 +35,7 @@ pub enum Kind {
     RedisCluster,
     /// A single NATS with JetStream.
     Nats,
-    /// Three NATS nodes with JetStream.
+    /// Three NATS nodes with JetStream, of a current release.
     NatsCluster,
     /// moto's DynamoDB behind one lock.
     DynamoDb,

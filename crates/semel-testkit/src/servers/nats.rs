@@ -7,7 +7,25 @@ use anyhow::Result;
 use tempfile::TempDir;
 
 use super::node::{Node, Ready};
-use super::{Server, port};
+use super::{Server, cache, port};
+
+/// Which nats-server runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NatsRelease {
+    /// Debian's: 2.9. Its clusters let two writes of one revision through.
+    Debian,
+    /// A current one, which scripts/setup installs from PyPI.
+    Current,
+}
+
+impl NatsRelease {
+    fn program(self) -> Result<String> {
+        match self {
+            Self::Debian => Ok("nats-server".into()),
+            Self::Current => cache::installed("nats/bin/nats-server"),
+        }
+    }
+}
 
 /// NATS nodes of one's own.
 #[derive(Debug)]
@@ -17,23 +35,28 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Starts one node.
+    /// Starts one node of Debian's release.
     ///
     /// # Errors
     /// Says what is not installed, or shows what the server printed.
     pub fn start() -> Result<Self> {
-        Self::start_nodes(1)
+        Self::start_nodes(NatsRelease::Debian, 1)
     }
 
-    /// Starts three nodes, and waits until they have a leader.
+    /// Starts three nodes of a current release, and waits until they have a leader.
     ///
     /// # Errors
     /// Says what is not installed, or shows what a server printed.
     pub fn start_cluster() -> Result<Self> {
-        Self::start_nodes(3)
+        Self::start_nodes(NatsRelease::Current, 3)
     }
 
-    fn start_nodes(count: usize) -> Result<Self> {
+    /// Starts so many nodes of a release, and waits until they have a leader.
+    ///
+    /// # Errors
+    /// Says what is not installed, or shows what a server printed.
+    pub fn start_nodes(release: NatsRelease, count: usize) -> Result<Self> {
+        let program = release.program()?;
         let folder = port::folder("nats")?;
         let routes: Result<Vec<u16>> = (0..count).map(|_| port::free()).collect();
         let routes = routes?;
@@ -59,7 +82,7 @@ impl Nats {
             }
             let file = folder.path().join(format!("node{number}.conf"));
             std::fs::write(&file, settings)?;
-            let node = Node::new("nats", "nats-server", client, folder.path())
+            let node = Node::new("nats", &program, client, folder.path())
                 .args(["-c".to_owned(), file.display().to_string()])
                 // Healthy only once JetStream has a leader and is up to date.
                 .ready(Ready::AnswersAt(
