@@ -88,7 +88,13 @@ impl NatsOptions {
     /// # Errors
     /// [`OpenError::Invalid`] says what would be right, and repeats nothing that may be secret.
     pub fn from_url(url: &str) -> Result<Self, OpenError> {
-        let (first, others) = split_hosts(url);
+        let (first, others) = split_hosts(url).ok_or_else(|| {
+            OpenError::invalid(
+                "nats",
+                "takes one user before its hosts, as in `nats://USER:PASSWORD@HOST,HOST/BUCKET`; an \
+                 `@` in a password is written `%40`",
+            )
+        })?;
         let mut from = Location::parse("nats", &first)?;
         let schema = from.take::<Wanted>("schema", "expect, create or migrate")?;
         let timeout = from.take::<Millis>("timeout", "a duration such as 500ms or 5s")?;
@@ -120,11 +126,10 @@ impl NatsOptions {
         let mut hosts = vec![address(&url).ok_or_else(|| wrong("needs a host"))?];
         for host in others {
             let host = Url::parse(&format!("nats://{host}")).ok();
-            let host = host.as_ref().filter(|u| u.username().is_empty());
-            let host = host.and_then(address);
-            hosts.push(host.ok_or_else(|| {
-                wrong("takes several hosts as `HOST[:PORT],HOST[:PORT]`, after one user")
-            })?);
+            let host = host.as_ref().and_then(address);
+            hosts.push(
+                host.ok_or_else(|| wrong("takes several hosts as `HOST[:PORT],HOST[:PORT]`"))?,
+            );
         }
         let login = login(&url, token).ok_or_else(|| {
             wrong("takes either a user and password, or a token, percent-encoded where needed")
@@ -230,19 +235,21 @@ impl NatsOptions {
 }
 
 /// The URL with its first host alone, and the other hosts: several are no URL.
-fn split_hosts(url: &str) -> (String, Vec<&str>) {
+/// `None` where more than one part of it is before an `@`.
+fn split_hosts(url: &str) -> Option<(String, Vec<&str>)> {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return (url.into(), Vec::new());
+        return Some((url.into(), Vec::new()));
     };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
     let (user, hosts) = match authority.rsplit_once('@') {
+        Some((user, _)) if user.contains('@') => return None,
         Some((user, hosts)) => (format!("{user}@"), hosts),
         None => (String::new(), authority),
     };
     let mut hosts = hosts.split(',');
     let first = hosts.next().unwrap_or_default();
-    (format!("{scheme}://{user}{first}{tail}"), hosts.collect())
+    Some((format!("{scheme}://{user}{first}{tail}"), hosts.collect()))
 }
 
 fn address(url: &Url) -> Option<ServerAddr> {

@@ -3,10 +3,12 @@
 //! A record that stands still keeps its sequence: reading on from the last one read meets it
 //! exactly once. One that changes moves to the end: it may be met again there.
 
+use std::time::Duration;
+
 use async_nats::jetstream::consumer::{DeliverPolicy, PullConsumer};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use semel::store::{Cursor, ListQuery, Page, Result};
+use semel::store::{Cursor, Entry, ListQuery, Page, Result};
 use semel::{State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use tokio::time::timeout;
 
@@ -22,6 +24,8 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 8 << 20;
 /// Records that one page looks at.
 const PAGE: usize = 2_048;
+/// How far the server's time may be from what this handle takes it for.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// What a message holds.
 pub(super) enum Held {
@@ -35,6 +39,8 @@ pub(super) enum Held {
 /// A message of the bucket.
 pub(super) struct Met {
     pub(super) sequence: u64,
+    /// When the server stored it.
+    pub(super) stored: Timestamp,
     pub(super) held: Held,
 }
 
@@ -170,7 +176,11 @@ fn read(
             Err(e) => Held::Damaged(e),
         }
     };
-    Some(Met { sequence, held })
+    Some(Met {
+        sequence,
+        stored,
+        held,
+    })
 }
 
 /// Whether operators see it as lapsed: by the server's time, the same in every process. No
@@ -182,27 +192,29 @@ fn looks_lapsed(row: &Row, now: Timestamp) -> bool {
 
 impl NatsStore {
     pub(super) async fn page(&self, query: &ListQuery) -> Result<Page> {
-        let from = match &query.after {
-            None => 0,
-            Some(Cursor(bytes)) => {
-                let bytes = <[u8; 8]>::try_from(&**bytes).map_err(|_| {
-                    StoreError::new(StoreErrorKind::Config, "the cursor is not this store's")
-                })?;
-                u64::from_be_bytes(bytes)
-            }
+        let (from, began) = match &query.after {
+            None => (0, self.shared.clock.now()),
+            Some(cursor) => read_cursor(cursor)?,
         };
         let mut scan = Scan::new(&self.shared, self.effort(), from);
-        let page = self.collect(query, &mut scan).await;
+        let page = self.collect(query, &mut scan, began).await;
         scan.end().await;
         page
     }
 
-    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
+    async fn collect(
+        &self,
+        query: &ListQuery,
+        scan: &mut Scan<'_>,
+        began: Timestamp,
+    ) -> Result<Page> {
         let mut entries = Vec::new();
         let mut looked = 0;
         loop {
             let batch = scan.batch().await?;
-            if batch.is_empty() {
+            // What changes later is not part of this listing: it would never end under load.
+            let later = |met: &Met| met.stored > began.after(SLACK);
+            if batch.first().is_none_or(later) {
                 return Ok(Page {
                     entries,
                     next: None,
@@ -228,17 +240,34 @@ impl NatsStore {
                     entries.push(row.entry);
                 }
                 if entries.len() >= query.limit.max(1) {
-                    return Ok(page(entries, met.sequence + 1));
+                    return Ok(page(entries, met.sequence + 1, began));
                 }
             }
             if looked >= PAGE {
-                return Ok(page(entries, scan.next));
+                return Ok(page(entries, scan.next, began));
             }
         }
     }
 }
 
-fn page(entries: Vec<semel::store::Entry>, next: u64) -> Page {
-    let next = Some(Cursor(next.to_be_bytes().into()));
-    Page { entries, next }
+fn page(entries: Vec<Entry>, next: u64, began: Timestamp) -> Page {
+    let cursor = [next, began.as_micros()].map(u64::to_be_bytes);
+    Page {
+        entries,
+        next: Some(Cursor(cursor.concat().into())),
+    }
+}
+
+/// The next sequence, and when the listing began.
+fn read_cursor(Cursor(bytes): &Cursor) -> Result<(u64, Timestamp)> {
+    match bytes.as_chunks::<8>() {
+        ([next, began], []) => Ok((
+            u64::from_be_bytes(*next),
+            Timestamp::from_micros(u64::from_be_bytes(*began)),
+        )),
+        _ => Err(StoreError::new(
+            StoreErrorKind::Config,
+            "the cursor is not this store's",
+        )),
+    }
 }

@@ -151,44 +151,44 @@ impl NatsStore {
         loop {
             let batch = scan.batch().await?;
             swept.over = batch.is_empty();
-            let mut past = Vec::new();
+            let (mut past, mut marks) = (Vec::new(), Vec::new());
             for met in batch {
                 if end.is_some_and(|end| met.sequence >= end) {
                     break;
                 }
-                let (gone, counts) = match met.held {
-                    Held::Record(row) => {
-                        let purge_at = row.entry.record.purge_at;
-                        if now < purge_at {
-                            swept.due = swept.due.min(purge_at);
-                        }
-                        (now >= purge_at, true)
-                    }
-                    Held::Mark => (true, false),
-                    // Not known to be past anything: it stays.
-                    Held::Damaged(_) => (false, false),
-                };
-                if gone && counts && purged.removed + past.len() >= limit {
-                    self.remove(&past, purged).await?;
-                    if purged.removed >= limit {
-                        swept.stopped = true;
-                        return Ok(swept);
-                    }
-                    past.clear();
+                // What came since the purge began is the next one's: others write on and on.
+                if end.is_none() && met.stored > now {
+                    swept.over = true;
+                    break;
                 }
-                if gone {
-                    past.push(met.sequence);
+                match met.held {
+                    Held::Record(row) if now >= row.entry.record.purge_at => {
+                        if purged.removed + past.len() >= limit {
+                            self.remove(&past, purged).await?;
+                            past.clear();
+                            if purged.removed >= limit {
+                                swept.stopped = true;
+                                return Ok(swept);
+                            }
+                        }
+                        past.push(met.sequence);
+                    }
+                    Held::Record(row) => swept.due = swept.due.min(row.entry.record.purge_at),
+                    Held::Mark => marks.push(met.sequence),
+                    // Not known to be past anything: it stays.
+                    Held::Damaged(_) => {}
                 }
                 swept.end = met.sequence + 1;
                 read += 1;
             }
             self.remove(&past, purged).await?;
+            let mut uncounted = *purged;
+            self.remove(&marks, &mut uncounted).await?;
             if let Some(end) = end.filter(|end| swept.over || scan.next >= *end) {
                 swept.end = end;
                 return Ok(swept);
             }
             if swept.over || read >= PART {
-                swept.end = scan.next;
                 return Ok(swept);
             }
         }

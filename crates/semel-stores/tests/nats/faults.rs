@@ -1,0 +1,256 @@
+//! One server, and what goes wrong on the way to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use semel::store::{Claim, Fenced, Store as _};
+use semel::{Outcome, StoreErrorKind};
+use semel_testkit::proxy::{Fault, Proxy};
+use semel_testkit::servers::{Nats, Server as _};
+
+use super::{LONG, acquire, complete, identity, open, options, request, unique, with_bucket};
+
+/// Tries until it works; every failure on the way is a typed one.
+async fn until_it_works<T, F>(mut step: impl FnMut() -> F) -> T
+where
+    F: Future<Output = semel::store::Result<T>>,
+{
+    let started = Instant::now();
+    loop {
+        match step().await {
+            Ok(done) => return done,
+            Err(e) => {
+                let kinds = [StoreErrorKind::NotApplied, StoreErrorKind::Unknown];
+                assert!(kinds.contains(&e.kind()), "{e}");
+                assert!(started.elapsed() < Duration::from_secs(30), "{e}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_survives_a_kill() {
+    let server = Nats::start().unwrap();
+    let url = with_bucket(&server.url(), &unique("kill")).replace('?', "?timeout=2s&");
+    let store = Arc::new(open(&url).await);
+    let acknowledged = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..8)
+        .map(|writer| {
+            let (store, stop, acknowledged) = (store.clone(), stop.clone(), acknowledged.clone());
+            tokio::spawn(async move {
+                let mut done = Vec::new();
+                for n in 0.. {
+                    if stop.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let identity = identity(&format!("kill-{writer}-{n}"));
+                    let Ok(Claim::Acquired(won)) = store.claim(&identity, &request(LONG)).await
+                    else {
+                        continue;
+                    };
+                    if let Ok(Fenced::Applied) = complete(&store, &identity, &won.token).await {
+                        acknowledged.fetch_add(1, Ordering::SeqCst);
+                        done.push(identity);
+                    }
+                }
+                done
+            })
+        })
+        .collect();
+    let mut before = 0;
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        assert!(
+            acknowledged.load(Ordering::SeqCst) > before,
+            "nothing went on"
+        );
+        server.nodes()[0].kill();
+        before = acknowledged.load(Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.nodes()[0].start().unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    stop.store(true, Ordering::SeqCst);
+    let mut kept = 0;
+    for writer in writers {
+        for identity in writer.await.unwrap() {
+            let claim =
+                until_it_works(|| async { store.claim(&identity, &request(LONG)).await }).await;
+            assert!(matches!(claim, Claim::Completed { .. }), "lost: {claim:?}");
+            kept += 1;
+        }
+    }
+    println!("{kept} acknowledged completions, all there after three kills");
+    assert!(kept > before, "the store did not come back by itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_answers_are_unknown_and_repeating_is_right() {
+    let server = Nats::start().unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let bucket = unique("lost");
+    let url = with_bucket(&server.url_through(proxy.address()), &bucket);
+    let store = open(&url.replace('?', "?timeout=600ms&")).await;
+    let direct = open(&with_bucket(&server.url(), &bucket)).await;
+
+    let identity = identity("lost");
+    let asked = request(LONG);
+    proxy.set(Fault::SwallowAnswers);
+    let error = store.claim(&identity, &asked).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    // It happened: another sees it.
+    let rival = direct.claim(&identity, &request(LONG)).await.unwrap();
+    assert!(matches!(rival, Claim::InFlight { .. }), "{rival:?}");
+    proxy.set(Fault::None);
+    let again = until_it_works(|| async { store.claim(&identity, &asked).await }).await;
+    let Claim::Acquired(won) = again else {
+        panic!("lost to its own claim: {again:?}")
+    };
+    assert_eq!(won.token.nonce, asked.nonce);
+
+    proxy.set(Fault::SwallowAnswers);
+    let error = complete(&store, &identity, &won.token).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    proxy.set(Fault::None);
+    let done = until_it_works(|| async { complete(&store, &identity, &won.token).await }).await;
+    assert_eq!(done, Fenced::Applied);
+    assert!(proxy.hits() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_connections_are_made_again() {
+    let server = Nats::start().unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let url = with_bucket(&server.url_through(proxy.address()), &unique("cut"));
+    let store = Arc::new(open(&url).await);
+    let identity = identity("cut");
+    let token = acquire(&store, &identity, LONG).await;
+    let waiting = {
+        let (store, identity) = (store.clone(), identity.clone());
+        tokio::spawn(async move {
+            store
+                .wait(identity.digest(), token.fence, Duration::from_secs(20))
+                .await
+        })
+    };
+    for round in 0..10_u64 {
+        proxy.cut();
+        // A step on a connection that is lost is made again on the next, in the same call.
+        let lease = LONG + Duration::from_secs(round);
+        let renewed =
+            until_it_works(|| async { store.renew(identity.digest(), &token, lease).await });
+        assert_eq!(renewed.await, Fenced::Applied);
+    }
+    // The step was taken, the answer cut off with its connection.
+    proxy.set(Fault::CutAnswers);
+    let completing = {
+        let (store, identity) = (store.clone(), identity.clone());
+        tokio::spawn(async move { complete(&store, &identity, &token).await })
+    };
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    proxy.set(Fault::None);
+    match completing.await.unwrap() {
+        Ok(done) => assert_eq!(done, Fenced::Applied),
+        Err(e) => assert_eq!(e.kind(), StoreErrorKind::Unknown),
+    }
+    let done = until_it_works(|| async { complete(&store, &identity, &token).await }).await;
+    assert_eq!(done, Fenced::Applied);
+    waiting.await.unwrap().unwrap();
+    println!("{} connections", proxy.connections());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_down_is_not_applied_and_comes_back() {
+    let server = Nats::start().unwrap();
+    let url = with_bucket(&server.url(), &unique("down")).replace('?', "?timeout=1s&");
+    let store = open(&url).await;
+    let identity = identity("down");
+    server.nodes()[0].kill();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for step in 0..2 {
+        let started = Instant::now();
+        let error = match step {
+            0 => store.claim(&identity, &request(LONG)).await.unwrap_err(),
+            _ => store.get(identity.digest()).await.unwrap_err(),
+        };
+        assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5));
+    }
+    let unreachable = options(&url).open().await.unwrap_err().to_string();
+    assert!(
+        unreachable.contains("no NATS server could be reached"),
+        "{unreachable}"
+    );
+    server.nodes()[0].start().unwrap();
+    until_it_works(|| async { store.claim(&identity, &request(LONG)).await }).await;
+    store.probe().await.unwrap();
+}
+
+/// The server stands still for longer than a lease, while holders and rivals ask. Whoever holds a
+/// claim afterwards is alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_server_has_one_winner() {
+    let server = Nats::start().unwrap();
+    let url = with_bucket(&server.url(), &unique("pause")).replace('?', "?timeout=1s&");
+    let stores = [Arc::new(open(&url).await), Arc::new(open(&url).await)];
+    let lease = Duration::from_millis(500);
+    let outcomes: Vec<_> = (0..16)
+        .map(|n| {
+            let (store, rival) = (stores[n % 2].clone(), stores[(n + 1) % 2].clone());
+            let identity = identity(&format!("pause-{n}"));
+            tokio::spawn(async move {
+                let first = acquire(&store, &identity, lease).await;
+                // A rival that takes over as soon as it may.
+                let taking = {
+                    let identity = identity.clone();
+                    tokio::spawn(async move {
+                        let asked = request(LONG);
+                        until_it_works(|| async {
+                            loop {
+                                match rival.claim(&identity, &asked).await? {
+                                    Claim::InFlight { .. } => {
+                                        tokio::time::sleep(Duration::from_millis(20)).await;
+                                    }
+                                    other => return Ok((other, rival.clone())),
+                                }
+                            }
+                        })
+                        .await
+                    })
+                };
+                // The holder's work takes longer than the pause.
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                let late =
+                    until_it_works(|| async { complete(&store, &identity, &first).await }).await;
+                let (taken, rival) = taking.await.unwrap();
+                match (late, taken) {
+                    (Fenced::Applied, Claim::Completed { .. }) => 0,
+                    (Fenced::Refused(_), Claim::Acquired(won)) => {
+                        let outcome = Outcome::success(b"by the rival");
+                        let done = rival.complete(
+                            identity.digest(),
+                            &won.token,
+                            &outcome,
+                            semel::store::Retention::new(LONG),
+                        );
+                        assert_eq!(done.await.unwrap(), Fenced::Applied);
+                        1
+                    }
+                    both => panic!("both or neither: {both:?}"),
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    server.nodes()[0].pause();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    server.nodes()[0].resume();
+    let mut taken_over = 0;
+    for outcome in outcomes {
+        taken_over += outcome.await.unwrap();
+    }
+    println!("{taken_over} of 16 taken over after a pause of three leases");
+    assert!(taken_over > 0);
+}
