@@ -32,6 +32,8 @@ impl MariaDb {
             "--no-defaults".to_owned(),
             format!("--datadir={data}"),
             format!("--user={}", user.trim()),
+            // One that starts removes what others have in a folder that they share.
+            format!("--tmpdir={}", folder.path().display()),
         ];
         let mut install = common.to_vec();
         install
