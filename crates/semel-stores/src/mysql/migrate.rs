@@ -148,7 +148,6 @@ fn records(table: &str) -> String {
          fence BIGINT UNSIGNED NOT NULL,\
          nonce BINARY(16) NOT NULL,\
          fingerprint BINARY(33) NOT NULL,\
-         turn BIGINT UNSIGNED NOT NULL COMMENT 'the claim that wrote last, and what it decided',\
          created_at BIGINT UNSIGNED NOT NULL,\
          claimed_at BIGINT UNSIGNED NOT NULL,\
          lease_until BIGINT UNSIGNED NOT NULL,\

@@ -6,11 +6,12 @@
 //! power. It does not survive a failover to an asynchronous replica that had not got it.
 //!
 //! # Steps
-//! Each step is one packet: one statement that writes where its condition holds, and a read of what
-//! is there then. Statements commit by themselves. The write alone decides, under the lock of its
-//! row, so a step is atomic; the read only says how it was decided:
-//! - A claim is `INSERT … ON DUPLICATE KEY UPDATE`. The row that holds the claim's nonce afterwards
-//!   says that it won.
+//! Each step is one packet: statements that write where their conditions hold, and a read of what
+//! is there then. Each statement is a transaction of its own and decides by itself, under the lock
+//! of its row, so a step is atomic; the read only says how it was decided.
+//! - A claim puts a record where there is none (`INSERT … ON DUPLICATE KEY UPDATE`, which changes
+//!   nothing where there is one); else it takes over the record that may be claimed, or makes one
+//!   past its lease unknown. The row that holds the claim's nonce afterwards says that it won.
 //! - The others are an `UPDATE` of the row that still has the token. How many rows it found is read
 //!   in the same packet; where it found none the row says why.
 //!
@@ -19,7 +20,7 @@
 //!
 //! # Costs
 //! One round trip for each step, reads included. A pair of claim and completion commits twice. A
-//! replay locks its row for the time of one statement and writes nothing.
+//! replay locks its row for the time of a statement and writes nothing.
 //!
 //! # Clock
 //! The server's. A fence is not below its microseconds, so that it grows across expiry; it could go
@@ -39,8 +40,8 @@ use std::time::Duration;
 
 use semel::record::{self, Record, Step};
 use semel::store::{
-    Claim, ClaimRequest, Clear, Cursor, Entry, Fence, Fenced, ListQuery, Nonce, Page, Probe,
-    Purged, Resolution, Result, Retention, Store, Token, Waited,
+    Claim, ClaimRequest, Clear, Cursor, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
+    Resolution, Result, Retention, Store, Token, Waited,
 };
 use semel::{AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StoreErrorKind, Timestamp};
 use sqlx::mysql::MySqlRow;
@@ -110,13 +111,13 @@ impl MysqlStore {
     /// not beyond the timeout.
     async fn step<T>(
         &self,
-        sql: impl Fn() -> Result<String>,
+        sql: impl Fn() -> String,
         answer: impl Fn(Option<&MySqlRow>) -> Result<Option<T>>,
     ) -> Result<T> {
         let deadline = self.pool.deadline();
         let (mut changed, mut lost) = (0, 0);
         while changed < TRIES {
-            match self.pool.run(sql()?, Effect::Writes, deadline).await {
+            match self.pool.run(sql(), Effect::Writes, deadline).await {
                 Ok(rows) => match answer(rows.first())? {
                     Some(answer) => return Ok(answer),
                     None => changed += 1,
@@ -153,7 +154,7 @@ impl MysqlStore {
                 },
             })
         };
-        self.step(|| Ok(sql()), answer).await
+        self.step(sql, answer).await
     }
 
     /// A fenced step that ends an attempt: who waits here learns of it at once.
@@ -181,16 +182,6 @@ fn pause(round: u32) -> Duration {
 impl Store for MysqlStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let _inside = self.gate.enter()?;
-        let sql = || {
-            // A new one each time: what an earlier try decided is not this one's decision.
-            let nonce = Nonce::random()?;
-            let (turn, _) = nonce
-                .as_bytes()
-                .split_first_chunk()
-                .unwrap_or((&[0; 8], &[]));
-            let turn = u64::from_le_bytes(*turn) & !3;
-            Ok(self.table.claim(identity, request, turn))
-        };
         let answer = |row: Option<&MySqlRow>| {
             // Purged between write and read.
             let Some(row) = row else { return Ok(None) };
@@ -198,7 +189,9 @@ impl Store for MysqlStore {
             let decision = record::claim(Some(&record), request, now, Fence::default());
             Ok(decision.write.is_none().then_some(decision.claim))
         };
-        let claim = self.step(sql, answer).await?;
+        let claim = self
+            .step(|| self.table.claim(identity, request), answer)
+            .await?;
         if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
             self.waiters.wake(identity.digest());
         }
@@ -314,7 +307,7 @@ impl Store for MysqlStore {
             let digests: Result<Vec<_>> = rows.iter().map(|r| Reader::new(r).digest()).collect();
             let mut digests = digests?;
             digests.sort_unstable();
-            let sql = || Ok(self.table.purge(&digests));
+            let sql = || self.table.purge(&digests);
             let removing = self.step(sql, |row| {
                 let row = row.ok_or_else(|| row::corrupt("a purge has no answer"))?;
                 Reader::new(row).changed().map(Some)

@@ -16,10 +16,10 @@ use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Timestamp
 
 use super::scope;
 
-pub(super) const IN_FLIGHT: u8 = 1;
-pub(super) const UNKNOWN: u8 = 2;
-pub(super) const COMPLETED: u8 = 3;
-pub(super) const RELEASED: u8 = 4;
+const IN_FLIGHT: u8 = 1;
+const UNKNOWN: u8 = 2;
+const COMPLETED: u8 = 3;
+const RELEASED: u8 = 4;
 
 /// The server's time in microseconds: one instant for all of a statement, in UTC whatever the
 /// session's time zone. Taken before the statement waits for a lock. An instant that is too old can
@@ -29,7 +29,11 @@ pub(super) const NOW: &str =
     "CAST(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6)) AS UNSIGNED)";
 
 /// "Never", in a time's column.
-pub(super) const NEVER: u64 = u64::MAX;
+const NEVER: u64 = u64::MAX;
+
+/// The next fence: above the one before, and not below the clock.
+const FENCE: &str = "GREATEST(LEAST(fence,18446744073709551614)+1,\
+    CAST(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6)) AS UNSIGNED))";
 
 /// What a [`Record`](semel::record::Record) is read from, but for the outcome.
 const RECORD: &str = "state,fence,nonce,fingerprint,attempt,created_at,claimed_at,lease_until,\
@@ -91,67 +95,68 @@ pub(super) struct Table {
     pub(super) records: String,
 }
 
-/// What a step's packet answers: [`fenced`](Self::claim) steps with how many rows they wrote and
-/// the record, a claim with the record.
 impl Table {
-    /// Claims. The row that is read afterwards says who won: the nonce that it holds.
-    ///
-    /// `turn` names this execution, and is never used for another: its last two bits are zero. The
-    /// first assignment decides, by the row as it was, and writes its decision into the column of
-    /// that name; the others go by that. Assignments are made from left to right, each seeing what
-    /// was assigned before. Where nothing is decided every column is assigned what it holds, and
-    /// the server writes nothing.
-    pub(super) fn claim(&self, identity: &Identity, request: &ClaimRequest, turn: u64) -> String {
+    /// Claims. Each statement is a transaction of its own, and each by itself one transition: where
+    /// there is no record one is put; a record that may be claimed is taken over; one past its
+    /// lease becomes unknown, where that is asked for. At most one of them finds something to
+    /// write. The row that is read afterwards says who won: the nonce that it holds.
+    pub(super) fn claim(&self, identity: &Identity, request: &ClaimRequest) -> String {
         let Self { records } = self;
         let label = Label::from(identity);
-        let (digest, nonce) = (Hex(label.digest.as_bytes()), Hex(request.nonce.as_bytes()));
         let fingerprint = request.fingerprint.to_bytes();
-        let (fingerprint, scope) = (Hex(&fingerprint), scope::to_text(&label.scope));
-        let (anew, again, lapse) = (turn | 1, turn | 2, turn | 3);
-        let on_lapse = match request.on_lapse {
-            OnLapse::Retry => format!("ELSE {again}"),
-            OnLapse::Hold | OnLapse::Reconcile => {
-                format!("WHEN state={IN_FLIGHT} THEN {lapse} ELSE turn")
-            }
-        };
-        let won = format!("turn IN ({anew},{again})");
-        format!(
-            "INSERT INTO `{records}` (digest,state,fence,nonce,fingerprint,attempt,turn,created_at,\
+        let scope = scope::to_text(&label.scope);
+        let (digest, nonce) = (Hex(label.digest.as_bytes()), Hex(request.nonce.as_bytes()));
+        let (fingerprint, lease) = (Hex(&fingerprint), Later(NOW, request.lease));
+        // The claim's own record is not taken over, however short its lease.
+        let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
+        let mut sql = format!(
+            "INSERT INTO `{records}` (digest,state,fence,nonce,fingerprint,attempt,created_at,\
              claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) VALUES \
-             ({digest},{IN_FLIGHT},{NOW},{nonce},{fingerprint},1,{turn},{NOW},{NOW},{lease},{NEVER},\
-             {NEVER},{scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE turn=CASE \
-             WHEN purge_at<=VALUES(claimed_at) THEN {anew} \
-             WHEN state={RELEASED} AND (progress='' OR fingerprint=VALUES(fingerprint)) THEN {again} \
-             WHEN expires_at<=VALUES(claimed_at) OR fingerprint<>VALUES(fingerprint) \
-             OR state={COMPLETED} OR (state={IN_FLIGHT} AND (nonce=VALUES(nonce) \
-             OR lease_until>VALUES(claimed_at))) THEN turn {on_lapse} END,\
-             created_at=IF(turn={anew},VALUES(claimed_at),created_at),\
-             attempt=IF({won},IF(turn={anew},1,LEAST(attempt,{last_attempt})+1),attempt),\
-             fence=IF({won},GREATEST(LEAST(fence,{last_fence})+1,VALUES(claimed_at)),fence),\
-             nonce=IF({won},VALUES(nonce),nonce),\
-             fingerprint=IF({won},VALUES(fingerprint),fingerprint),\
-             claimed_at=IF({won},VALUES(claimed_at),claimed_at),\
-             lease_until=IF({won},VALUES(lease_until),lease_until),\
-             expires_at=IF({won} OR turn={lapse},{NEVER},expires_at),\
-             purge_at=IF({won} OR turn={lapse},{NEVER},purge_at),\
-             settled_at=IF({won},NULL,IF(turn={lapse},VALUES(claimed_at),settled_at)),\
-             outcome=IF({won},NULL,outcome),\
-             resolved_by=IF(turn={anew},NULL,resolved_by),\
-             resolved_reason=IF(turn={anew},NULL,resolved_reason),\
-             resolved_at=IF(turn={anew},NULL,resolved_at),\
-             resolved_fence=IF(turn={anew},NULL,resolved_fence),\
-             resolved_before=IF(turn={anew},NULL,resolved_before),\
-             resolved_after=IF(turn={anew},NULL,resolved_after),\
-             progress=IF(turn={anew},'',progress),\
-             state=IF({won},{IN_FLIGHT},IF(turn={lapse},{UNKNOWN},state));\
-             SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}",
-            lease = Later(NOW, request.lease),
+             ({digest},{IN_FLIGHT},{NOW},{nonce},{fingerprint},1,{NOW},{NOW},{lease},{NEVER},{NEVER},\
+             {scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE digest=digest;",
             scope = Hex(scope.as_bytes()),
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
+        );
+        let retry = match request.on_lapse {
+            OnLapse::Retry => {
+                format!(" OR fingerprint={fingerprint} AND (state={UNKNOWN} OR {lapsed})")
+            }
+            OnLapse::Hold | OnLapse::Reconcile => String::new(),
+        };
+        // Assignments are made from left to right, each seeing what was assigned before: the
+        // attempt is 1 only where the record was past its retention, and then nothing of it stays.
+        let _ = write!(
+            sql,
+            "UPDATE `{records}` SET \
+             attempt=IF(purge_at<={NOW},1,LEAST(attempt,{last_attempt})+1),\
+             created_at=IF(attempt=1,{NOW},created_at),\
+             progress=IF(attempt=1,'',progress),\
+             resolved_by=IF(attempt=1,NULL,resolved_by),\
+             resolved_reason=IF(attempt=1,NULL,resolved_reason),\
+             resolved_at=IF(attempt=1,NULL,resolved_at),\
+             resolved_fence=IF(attempt=1,NULL,resolved_fence),\
+             resolved_before=IF(attempt=1,NULL,resolved_before),\
+             resolved_after=IF(attempt=1,NULL,resolved_after),\
+             fence={FENCE},nonce={nonce},fingerprint={fingerprint},claimed_at={NOW},\
+             lease_until={lease},settled_at=NULL,outcome=NULL,state={IN_FLIGHT},\
+             expires_at={NEVER},purge_at={NEVER} WHERE digest={digest} AND (purge_at<={NOW} \
+             OR state={RELEASED} AND (progress='' OR fingerprint={fingerprint}){retry});",
             last_attempt = u32::MAX - 1,
-            last_fence = u64::MAX - 1,
-        )
+        );
+        if request.on_lapse != OnLapse::Retry {
+            let _ = write!(
+                sql,
+                "UPDATE `{records}` SET {unknown} \
+                 WHERE digest={digest} AND {lapsed} AND fingerprint={fingerprint};",
+                unknown = unknown(),
+            );
+        }
+        let _ = write!(
+            sql,
+            "SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}"
+        );
+        sql
     }
 
     /// A fenced step: writes where the condition holds, and reads how many rows that were and what
@@ -208,10 +213,9 @@ impl Table {
     }
 
     pub(super) fn mark_unknown(&self, digest: &IdentityDigest, token: &Token) -> String {
-        let set = format!("state={UNKNOWN},settled_at={NOW},expires_at={NEVER},purge_at={NEVER}");
         self.fenced(
             digest,
-            &set,
+            &unknown(),
             &format!("{} AND state={IN_FLIGHT}", holder(token)),
         )
     }
@@ -226,8 +230,7 @@ impl Table {
         let set = format!(
             "resolved_fence=fence,resolved_before=state,resolved_after={after},resolved_at={NOW},\
              resolved_by={by},resolved_reason={reason},\
-             fence=GREATEST(LEAST(fence,{last_fence})+1,{NOW}),nonce={nonce},{settle}",
-            last_fence = u64::MAX - 1,
+             fence={FENCE},nonce={nonce},{settle}",
             by = Hex(resolution.by.as_bytes()),
             reason = Hex(resolution.reason.as_bytes()),
         );
@@ -320,10 +323,10 @@ impl Table {
         let records = &self.records;
         let nobody = Hex(&[0; 32]);
         format!(
-            "UPDATE `{records}` SET turn=turn WHERE digest={nobody} AND turn=0;\
-             DELETE FROM `{records}` WHERE digest={nobody} AND turn=0;\
-             INSERT INTO `{records}` ({RECORD},outcome,{LABEL},turn) \
-             SELECT {RECORD},outcome,{LABEL},turn FROM `{records}` WHERE digest={nobody} AND turn=0;\
+            "UPDATE `{records}` SET state=state WHERE digest={nobody} AND state=0;\
+             DELETE FROM `{records}` WHERE digest={nobody} AND state=0;\
+             INSERT INTO `{records}` ({RECORD},outcome,{LABEL}) \
+             SELECT {RECORD},outcome,{LABEL} FROM `{records}` WHERE digest={nobody} AND state=0;\
              SELECT {NOW}"
         )
     }
@@ -351,6 +354,10 @@ fn completed(outcome: &Outcome, retention: Retention) -> String {
         purge = Later(NOW, replay.saturating_add(tombstone)),
         outcome = Hex(outcome.as_bytes()),
     )
+}
+
+fn unknown() -> String {
+    format!("state={UNKNOWN},settled_at={NOW},expires_at={NEVER},purge_at={NEVER}")
 }
 
 fn released() -> String {
