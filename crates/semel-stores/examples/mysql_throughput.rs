@@ -65,20 +65,29 @@ mod measure {
         Ok(())
     }
 
-    fn rate(what: &str, callers: usize, done: u64, took: Duration) {
-        #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-        let rate = done as f64 / took.as_secs_f64();
-        #[expect(clippy::print_stdout, reason = "what it is for")]
-        {
-            println!("{what:<14} {callers:>3} callers {rate:>8.0} /s");
-        }
+    /// What this process has used of the processors, in hundredths of a second.
+    fn used() -> u64 {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let fields = after_name.split_whitespace().skip(11).take(2);
+        fields.filter_map(|f| f.parse::<u64>().ok()).sum()
     }
 
-    async fn measure<F>(callers: usize, one: impl Fn(usize) -> F) -> Result<(u64, Duration)>
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    #[expect(clippy::print_stdout, reason = "what it is for")]
+    fn rate(what: &str, callers: usize, (done, took, used): (u64, Duration, u64)) {
+        let rate = done as f64 / took.as_secs_f64();
+        let each = used as f64 * 10_000.0 / done as f64;
+        println!(
+            "{what:<12} {callers:>3} callers {rate:>7.0} /s, {each:>4.0} µs of this process each"
+        );
+    }
+
+    async fn measure<F>(callers: usize, one: impl Fn(usize) -> F) -> Result<(u64, Duration, u64)>
     where
         F: Future<Output = Result<u64>> + Send + 'static,
     {
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), used());
         let tasks: Vec<_> = (0..callers)
             .map(|caller| tokio::spawn(one(caller)))
             .collect();
@@ -86,7 +95,7 @@ mod measure {
         for task in tasks {
             done += task.await??;
         }
-        Ok((done, start.elapsed()))
+        Ok((done, start.elapsed(), used() - before))
     }
 
     pub(crate) async fn run(url: &str, time: Duration) -> Result<()> {
@@ -110,7 +119,7 @@ mod measure {
         let run = std::process::id();
         for callers in [1, 64] {
             let (store, numbers) = (store.clone(), numbers.clone());
-            let (done, took) = measure(callers, move |_| {
+            let measured = measure(callers, move |_| {
                 let (store, numbers) = (store.clone(), numbers.clone());
                 async move {
                     let (start, mut done) = (Instant::now(), 0);
@@ -123,11 +132,11 @@ mod measure {
                 }
             })
             .await?;
-            rate("pairs", callers, done, took);
+            rate("pairs", callers, measured);
         }
         for callers in [1, 64] {
             let (store, numbers) = (store.clone(), numbers.load(Ordering::Relaxed));
-            let (done, took) = measure(callers, move |caller| {
+            let measured = measure(callers, move |caller| {
                 let store = store.clone();
                 async move {
                     let (start, mut done) = (Instant::now(), 0);
@@ -140,11 +149,11 @@ mod measure {
                 }
             })
             .await?;
-            rate("replays", callers, done, took);
+            rate("replays", callers, measured);
         }
         for callers in [1, CONNECTIONS] {
             let bare = bare.clone();
-            let (done, took) = measure(callers, move |_| {
+            let measured = measure(callers, move |_| {
                 let bare = bare.clone();
                 async move {
                     let mut link = bare.connect().await?;
@@ -158,7 +167,7 @@ mod measure {
                 }
             })
             .await?;
-            rate("bare inserts", callers, done, took);
+            rate("bare inserts", callers, measured);
         }
         store.close().await?;
         let drop = "DROP TABLE semel_bare,semel_throughput,semel_throughput_schema;\

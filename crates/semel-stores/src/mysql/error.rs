@@ -71,13 +71,19 @@ pub(super) fn connecting(error: Error) -> StoreError {
                 format!("the server refused a connection: {}", said(database)),
             )
         }
-        Error::Configuration(_) | Error::Tls(_) => new(
-            StoreErrorKind::Config,
-            "a connection could not be made as the URL asks (see `ssl-mode`)",
-        )
-        .with_source(error),
+        Error::Configuration(_) | Error::Tls(_) => unsecured(error),
+        // What the TLS library says of a certificate comes this way.
+        Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => unsecured(error),
         _ => new(StoreErrorKind::NotApplied, "the server cannot be reached").with_source(error),
     }
+}
+
+fn unsecured(error: Error) -> StoreError {
+    new(
+        StoreErrorKind::Config,
+        "a connection could not be made as the URL asks (see `ssl-mode`)",
+    )
+    .with_source(error)
 }
 
 /// An error of a packet that was sent.
@@ -165,6 +171,10 @@ pub(super) fn timed_out(effect: Effect, sent: bool) -> StoreError {
 
 pub(super) fn config(message: impl AsRef<str>) -> StoreError {
     new(StoreErrorKind::Config, message)
+}
+
+pub(super) fn closed() -> StoreError {
+    new(StoreErrorKind::Closed, "the store was closed")
 }
 
 pub(super) fn restless() -> StoreError {

@@ -110,7 +110,7 @@ impl Pool {
         let permit = timeout_at(deadline, self.permits.acquire())
             .await
             .map_err(late)?
-            .map_err(|_| error::config("the store was closed"))?;
+            .map_err(|_| error::closed())?;
         let lease = |connection| Lease {
             connection,
             pool: self,

@@ -67,7 +67,7 @@ async fn deadlocks_are_run_again() {
     let digest = identity("key").digest().to_string();
     let stop = Arc::new(AtomicBool::new(false));
     let mut foreign = JoinSet::new();
-    for _ in 0..3 {
+    for _ in 0..2 {
         let (stop, url, table, digest) = (stop.clone(), url.clone(), table.clone(), digest.clone());
         foreign.spawn(async move {
             let mut link = link(&url).await;
@@ -103,7 +103,7 @@ async fn deadlocks_are_run_again() {
     let deadlocks: String = deadlocks.get(1);
     println!("{steps} steps among {deadlocks} deadlocks");
     assert!(deadlocks.parse::<u64>().unwrap() > 10);
-    assert!(steps > 20);
+    assert!(steps > 5);
 }
 
 #[tokio::test(flavor = "multi_thread")]
