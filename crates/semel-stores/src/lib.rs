@@ -35,9 +35,9 @@ pub use mysql::{MysqlOptions, MysqlStore};
 #[cfg(feature = "nats")]
 pub use nats::{NatsOptions, NatsStore};
 pub use open::{OpenError, OpenOptions, check_url, migrate, open};
-#[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteOptions, SqliteStore};
