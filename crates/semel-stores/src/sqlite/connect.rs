@@ -20,6 +20,7 @@ pub(super) struct Place {
     /// `synchronous=FULL`, else `NORMAL`.
     pub(super) full: bool,
     pub(super) max_bytes: Option<u64>,
+    pub(super) reserve_bytes: u64,
 }
 
 /// What a connection is for.
@@ -36,6 +37,9 @@ const LEAST_VERSION: i32 = 3_051_003;
 
 /// How long a lock is waited for before whoever waits looks round.
 const LOCK_SLICE: Duration = Duration::from_millis(250);
+
+/// To what the write-ahead log is cut after it grew beyond.
+const LOG_BYTES: i64 = 64 << 20;
 
 /// How much of the file the writer keeps in memory, in KiB.
 const WRITER_CACHE: i64 = 16 << 10;
@@ -72,22 +76,13 @@ impl Place {
             .map_err(failed)?;
         match role {
             Role::Read => connection.execute_batch("PRAGMA query_only = ON"),
-            Role::Write => connection
-                .execute_batch(&format!("PRAGMA cache_size = -{WRITER_CACHE}"))
-                .and_then(|()| self.bound(&connection)),
+            Role::Write => connection.execute_batch(&format!(
+                "PRAGMA cache_size = -{WRITER_CACHE}; PRAGMA journal_size_limit = {LOG_BYTES}"
+            )),
             Role::Make => Ok(()),
         }
         .map_err(failed)?;
         Ok(connection)
-    }
-
-    fn bound(&self, connection: &Connection) -> rusqlite::Result<()> {
-        let Some(bytes) = self.max_bytes else {
-            return Ok(());
-        };
-        let page: u32 = connection.query_row("PRAGMA page_size", [], |row| row.get(0))?;
-        let pages = (bytes / u64::from(page.max(1))).clamp(1, u64::from(u32::MAX - 1));
-        connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
     }
 
     /// Makes sure that the file is in WAL mode. One with tables in it is changed only if asked.

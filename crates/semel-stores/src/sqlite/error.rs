@@ -57,9 +57,7 @@ pub(super) fn told(error: &Error, phase: Phase) -> StoreError {
         }
         Some(ErrorCode::DiskFull) => (
             StoreErrorKind::Capacity,
-            "the database file cannot grow: the disk is full, or `max_bytes` is reached; nothing \
-             was changed"
-                .to_owned(),
+            "the database file cannot grow: the disk is full; nothing was changed".to_owned(),
         ),
         Some(ErrorCode::TooBig) => (
             StoreErrorKind::TooLarge,

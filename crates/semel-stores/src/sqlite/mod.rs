@@ -6,6 +6,7 @@ mod error;
 mod options;
 mod queue;
 mod reader;
+mod room;
 mod row;
 mod schema;
 mod scope;

@@ -32,6 +32,7 @@ pub struct SqliteOptions {
     full: bool,
     convert: bool,
     max_bytes: Option<u64>,
+    reserve_bytes: u64,
     clock: Option<Box<dyn Clock>>,
     for_tests: bool,
 }
@@ -43,8 +44,8 @@ impl Default for SqliteOptions {
 }
 
 impl SqliteOptions {
-    /// Tables named `semel` that are there already, a time-out of 5 seconds, synced commits, the
-    /// machine's clock.
+    /// Tables named `semel` that are there already, a time-out of 5 seconds, synced commits, a
+    /// reserve of 256 MiB, the machine's clock.
     pub fn new() -> Self {
         Self {
             table: "semel".into(),
@@ -53,6 +54,7 @@ impl SqliteOptions {
             full: true,
             convert: false,
             max_bytes: None,
+            reserve_bytes: 256 << 20,
             clock: None,
             for_tests: false,
         }
@@ -92,9 +94,18 @@ impl SqliteOptions {
         self
     }
 
-    /// The file does not grow beyond this by this store: claims are then refused.
+    /// New claims are refused while the file's pages in use take this much or more. Attempts that
+    /// run can still be completed, a little beyond it. The write-ahead log beside the file is not
+    /// counted.
     pub const fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
+        self
+    }
+
+    /// New claims are refused while the disk has less room than this, so that attempts that run
+    /// can still be completed. 256 MiB unless set; not known on systems other than Unix.
+    pub const fn reserve_bytes(mut self, bytes: u64) -> Self {
+        self.reserve_bytes = bytes;
         self
     }
 
@@ -156,6 +167,7 @@ impl SqliteOptions {
             timeout: self.timeout,
             full: self.full,
             max_bytes: self.max_bytes,
+            reserve_bytes: self.reserve_bytes,
         };
         place.check_path()?;
         Ok(place)
@@ -208,7 +220,9 @@ impl SqliteOptions {
             this.convert = true;
         }
         this.max_bytes = location.take("max_bytes", "a number of bytes")?;
-        location.whole("table, schema, timeout, synchronous, journal, max_bytes")?;
+        let reserve = location.take("reserve_bytes", "a number of bytes")?;
+        this.reserve_bytes = reserve.unwrap_or(options.reserve_bytes);
+        location.whole("table, schema, timeout, synchronous, journal, max_bytes, reserve_bytes")?;
         Ok((this, Path::new(path).into()))
     }
 }

@@ -52,6 +52,9 @@ const WATCH_EVERY: Duration = Duration::from_millis(5);
 const WATCH_LESS: Duration = Duration::from_micros(400);
 const WATCH_LEAST: Duration = Duration::from_millis(250);
 
+/// How long to leave a file alone that could not be opened.
+const REST: Duration = Duration::from_millis(50);
+
 pub(super) struct Reader {
     pub(super) shared: Arc<Shared>,
     /// Whether this one takes the scans and watches the file; else the lookups.
@@ -92,24 +95,27 @@ impl Reader {
 
     /// Answers until the store is closed and nothing waits. A connection that broke is replaced.
     pub(super) fn run(self) {
-        loop {
-            let served = match self.shared.place.connect(Role::Read) {
-                Ok(connection) => self
-                    .serve(&connection)
-                    .map_err(|e| self.shared.place.about(&told(&e, Phase::Before))),
-                Err(e) => Err(e),
-            };
+        while self.watches() || self.queue().wait(None) == Woken::Work {
+            let served = self
+                .shared
+                .place
+                .connect(Role::Read)
+                .and_then(|connection| {
+                    self.serve(&connection)
+                        .map_err(|e| self.shared.place.about(&told(&e, Phase::Before)))
+                });
             let Err(e) = served else {
                 return;
             };
-            if self.queue().wait(None) == Woken::Closed {
-                return;
-            }
             for read in self.queue().take(|_| true) {
                 read.fail(StoreError::new(e.kind(), e.to_string()));
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(REST);
         }
+    }
+
+    fn watches(&self) -> bool {
+        self.scans && self.shared.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Returns once the store is closed, or with an error where the connection broke.

@@ -46,6 +46,8 @@ pub(super) enum Answer {
     Claim(Claim),
     Fenced(Fenced),
     Purged(Purged),
+    /// A claim that was refused: there is no room for another.
+    Full(Box<str>),
     Done,
 }
 
@@ -54,6 +56,8 @@ pub(super) struct Course {
     pub(super) now: Timestamp,
     /// The highest fence given out by this file.
     pub(super) fence: Fence,
+    /// Why new claims are refused.
+    pub(super) full: Option<Box<str>>,
     /// Whether anything was written.
     pub(super) wrote: bool,
 }
@@ -63,7 +67,7 @@ impl Work {
     /// nothing changes between the reading and the writing.
     pub(super) fn run(&self, on: &mut Statements<'_>, course: &mut Course) -> Result<Answer> {
         match self {
-            Self::Claim(label, request) => claim(label, request, on, course).map(Answer::Claim),
+            Self::Claim(label, request) => claim(label, request, on, course),
             Self::Fenced(digest, change) => fenced(digest, change, on, course).map(Answer::Fenced),
             Self::Purge(limit) => {
                 let removed = on.purge(course.now, *limit)?;
@@ -102,18 +106,21 @@ fn claim(
     request: &ClaimRequest,
     on: &mut Statements<'_>,
     course: &mut Course,
-) -> Result<Claim> {
+) -> Result<Answer> {
     let found = on.find(&label.digest)?;
     let current = found.as_ref().map(|f| &f.record);
     let Decision { claim, write } = record::claim(current, request, course.now, course.fence);
     if let Some(record) = write {
+        if let (Claim::Acquired(_), Some(full)) = (&claim, &course.full) {
+            return Ok(Answer::Full(full.clone()));
+        }
         match &found {
             Some(found) => on.update(found.id, &record)?,
             None => on.insert(label, &record)?,
         }
         course.wrote(&record);
     }
-    Ok(claim)
+    Ok(Answer::Claim(claim))
 }
 
 fn fenced(
@@ -165,7 +172,10 @@ impl Change {
 impl Step {
     pub(super) fn answer(self, answer: semel::store::Result<Answer>) {
         // An error here means that the caller went away.
-        let _ = self.done.send(answer);
+        let _ = self.done.send(match answer {
+            Ok(Answer::Full(full)) => Err(StoreError::new(StoreErrorKind::Capacity, full)),
+            other => other,
+        });
     }
 }
 
@@ -183,7 +193,7 @@ impl Answer {
             Self::Claim(_) => "a claim",
             Self::Fenced(_) => "a fenced step",
             Self::Purged(_) => "a purge",
-            Self::Done => "nothing",
+            Self::Full(_) | Self::Done => "nothing",
         }
     }
 }

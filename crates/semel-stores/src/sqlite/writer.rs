@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::connect::Role;
 use super::error::{self, Phase, told};
 use super::queue::Woken;
+use super::room::Room;
 use super::shared::Shared;
 use super::statements::Statements;
 use super::step::{Answer, Change, Course, Step, Work};
@@ -41,6 +42,13 @@ struct Failed {
     phase: Phase,
 }
 
+/// A connection and what is made for it.
+struct Session<'c> {
+    connection: &'c Connection,
+    statements: Statements<'c>,
+    room: Room,
+}
+
 const fn before(error: rusqlite::Error) -> Failed {
     Failed {
         error,
@@ -52,7 +60,7 @@ impl Writer {
     /// Works until the store is closed and nothing waits. A connection that broke is replaced.
     pub(super) fn run(self, connection: Connection) {
         let mut connection = Some(connection);
-        loop {
+        while self.shared.steps.wait(None) == Woken::Work {
             let opened = match connection.take() {
                 Some(connection) => Ok(connection),
                 None => self.shared.place.connect(Role::Write),
@@ -61,9 +69,6 @@ impl Writer {
                 Ok(Left::Closed) => return,
                 Ok(Left::Broken) => {}
                 Err(e) => {
-                    if self.shared.steps.wait(None) == Woken::Closed {
-                        return;
-                    }
                     for step in self.shared.steps.take(|_| true) {
                         step.answer(Err(StoreError::new(e.kind(), e.to_string())));
                     }
@@ -74,8 +79,12 @@ impl Writer {
     }
 
     fn serve(&self, connection: &Connection) -> Left {
-        let mut statements = match Statements::prepare(connection, &self.shared.place.table) {
-            Ok(statements) => statements,
+        let mut on = match Statements::prepare(connection, &self.shared.place.table) {
+            Ok(statements) => Session {
+                connection,
+                statements,
+                room: Room::new(),
+            },
             Err(e) => return self.refuse_all(&e),
         };
         loop {
@@ -101,20 +110,15 @@ impl Writer {
                 bytes += step.work.bytes();
                 fits
             });
-            if self.group(connection, &mut statements, steps).is_err() {
+            if self.group(&mut on, steps).is_err() {
                 return Left::Broken;
             }
         }
     }
 
     /// Does these steps in the transaction that was begun. `Err` where the connection broke.
-    fn group(
-        &self,
-        connection: &Connection,
-        statements: &mut Statements<'_>,
-        steps: Vec<Step>,
-    ) -> Result<(), ()> {
-        match self.transact(connection, statements, &steps) {
+    fn group(&self, on: &mut Session<'_>, steps: Vec<Step>) -> Result<(), ()> {
+        match self.transact(on, &steps) {
             Ok(answers) => {
                 for (step, answer) in steps.into_iter().zip(answers) {
                     step.answer(Ok(answer));
@@ -125,11 +129,11 @@ impl Writer {
             Err(failed) if steps.len() > 1 && may_go_singly(&failed) => {
                 let mut steps = steps.into_iter();
                 while let Some(step) = steps.next() {
-                    if let Err(e) = connection.execute_batch("BEGIN IMMEDIATE") {
+                    if let Err(e) = on.connection.execute_batch("BEGIN IMMEDIATE") {
                         step.answer(Err(told(&e, Phase::Before)));
                         continue;
                     }
-                    if self.group(connection, statements, vec![step]).is_err() {
+                    if self.group(on, vec![step]).is_err() {
                         steps.for_each(|step| step.answer(Err(interrupted())));
                         return Err(());
                     }
@@ -140,7 +144,7 @@ impl Writer {
                 for step in steps {
                     step.answer(Err(told(&error, phase)));
                 }
-                if error::is_broken(&error) || !connection.is_autocommit() {
+                if error::is_broken(&error) || !on.connection.is_autocommit() {
                     return Err(());
                 }
                 Ok(())
@@ -148,18 +152,13 @@ impl Writer {
         }
     }
 
-    fn transact(
-        &self,
-        connection: &Connection,
-        statements: &mut Statements<'_>,
-        steps: &[Step],
-    ) -> Result<Vec<Answer>, Failed> {
+    fn transact(&self, on: &mut Session<'_>, steps: &[Step]) -> Result<Vec<Answer>, Failed> {
         let done = self
-            .decide(statements, steps)
+            .decide(on, steps)
             .map_err(before)
             .and_then(|(answers, wrote)| {
                 let end = if wrote { "COMMIT" } else { "ROLLBACK" };
-                match connection.execute_batch(end) {
+                match on.connection.execute_batch(end) {
                     Ok(()) => Ok((answers, wrote)),
                     Err(error) if wrote => Err(Failed {
                         error,
@@ -178,8 +177,8 @@ impl Writer {
             }
             Err(failed) => {
                 // Some errors have rolled back already. Where this fails the connection is left.
-                if !connection.is_autocommit() {
-                    let _ = connection.execute_batch("ROLLBACK");
+                if !on.connection.is_autocommit() {
+                    let _ = on.connection.execute_batch("ROLLBACK");
                 }
                 Err(failed)
             }
@@ -188,13 +187,19 @@ impl Writer {
 
     fn decide(
         &self,
-        statements: &mut Statements<'_>,
+        on: &mut Session<'_>,
         steps: &[Step],
     ) -> rusqlite::Result<(Vec<Answer>, bool)> {
+        let Session {
+            connection,
+            statements,
+            room,
+        } = on;
         let (latest, fence) = statements.clock()?;
         let mut course = Course {
             now: latest,
             fence,
+            full: room.short(connection, &self.shared.place)?,
             wrote: false,
         };
         let mut answers = Vec::with_capacity(steps.len());
@@ -227,10 +232,7 @@ impl Writer {
             step.answer(Err(self.shared.place.about(&told(error, Phase::Before))));
         }
         std::thread::sleep(REST);
-        match self.shared.steps.wait(None) {
-            Woken::Closed => Left::Closed,
-            _ => Left::Broken,
-        }
+        Left::Broken
     }
 }
 
