@@ -88,13 +88,14 @@ impl Place {
     /// Makes sure that the file is in WAL mode. One with tables in it is changed only if asked.
     pub(super) fn ensure_wal(&self, connection: &Connection, convert: bool) -> Result<()> {
         let failed = |e: rusqlite::Error| self.about(&told(&e, Phase::Before));
+        // First this: another process may be making the tables, which it does in WAL mode.
+        let used: bool = connection
+            .query_row(sql::ANYTHING, [], |row| row.get(0))
+            .map_err(failed)?;
         let mode = journal_mode(connection).map_err(failed)?;
         if mode == "wal" {
             return Ok(());
         }
-        let used: bool = connection
-            .query_row(sql::ANYTHING, [], |row| row.get(0))
-            .map_err(failed)?;
         if used && !convert {
             return Err(self.about(&config(format!(
                 "its journal mode is `{mode}`, and the store needs `wal`: open with \

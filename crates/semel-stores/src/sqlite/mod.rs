@@ -1,4 +1,44 @@
 //! SQLite: a database file that several processes of one machine share, also the application's own.
+//!
+//! # What it promises
+//! [`Durability::Power`]: an acknowledged step survives a crash of any of the processes, of the
+//! machine and a loss of power, as far as the disk keeps what it acknowledged to `fsync`. The file
+//! is in WAL mode and commits are synced (`synchronous=FULL`). With
+//! [`without_sync`](SqliteOptions::without_sync) a loss of power takes the latest steps.
+//!
+//! All who use the file must be on one machine: WAL mode shares memory. Locks of most network file
+//! systems do not hold; that cannot be found out, and is not checked.
+//!
+//! # How a step goes
+//! Steps that write go to one thread with a connection. It takes the file's write lock
+//! (`BEGIN IMMEDIATE`), then all steps that wait, decides them one after the other with the
+//! functions of [`semel::record`], later ones seeing what earlier ones wrote, and commits them with
+//! one sync. Then it answers. A claim is first looked at by a reader, which answers it where
+//! nothing is to be written, and hands it on otherwise. Where a transaction fails its steps are
+//! done again one by one, so that one that cannot be done takes no other with it.
+//!
+//! # Why each step is atomic
+//! *Claim, renew, complete, keep step, abandon, mark unknown, resolve*: the row is read and written
+//! inside one transaction that has held the file's write lock since before the reading, so that no
+//! thread and no process changes it in between. *Purge* is one such step for each slice. *Get*,
+//! and a claim that changes nothing, read one snapshot that was taken after they were asked. *List*
+//! reads a page from one snapshot.
+//!
+//! # Why a reader never sees what is not on disk (R5)
+//! In WAL mode with `synchronous=FULL` a commit is synced before the index that readers go by
+//! shows it.
+//!
+//! # Time
+//! All processes go by the clock of their machine, made steady, and by the latest instant in the
+//! file, which every transaction that writes moves on: whoever is behind it goes on from it. So
+//! time goes back neither between processes nor across restarts. See `docs/stores/sqlite.md` for
+//! what a clock that jumps does.
+//!
+//! # What it costs
+//! A step that changes a record: one lookup, one write, its share of a sync. What changes nothing
+//! is a lookup on a reader's connection, without a lock that others wait for. Waiting is pushed
+//! inside the process; changes by others are seen by asking the file's version every 5 ms, less
+//! often the more wait, as long as somebody waits.
 
 mod clock;
 mod connect;
