@@ -54,6 +54,7 @@ mod shared;
 mod sql;
 mod statements;
 mod step;
+mod transaction;
 mod writer;
 
 use std::sync::Arc;
@@ -84,6 +85,8 @@ use crate::OpenOptions;
 use crate::common::{Driver, Gate, Poll};
 
 pub use self::options::SqliteOptions;
+/// The version whose connections [`SqliteStore::complete_in`] takes.
+pub use rusqlite;
 
 /// Opened by `sqlite:PATH`.
 pub(crate) const DRIVER: Driver = Driver {

@@ -9,6 +9,7 @@ mod locks;
 mod opening;
 mod processes;
 mod steps;
+mod transaction;
 mod waits;
 
 use std::path::{Path, PathBuf};

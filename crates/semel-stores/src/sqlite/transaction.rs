@@ -1,0 +1,97 @@
+//! A completion inside the caller's own transaction: the operation's writes and its record are
+//! committed together, or neither is.
+
+use rusqlite::Transaction;
+use semel::store::{Fenced, Result, Retention, Token};
+use semel::{IdentityDigest, Outcome, StoreError, StoreErrorKind};
+
+use super::error::{Phase, is_busy, told};
+use super::statements::Statements;
+use super::step::{Answer, Change, Course, Work};
+use super::{SqliteStore, check_size};
+
+const BUSY: &str = "another connection wrote after this transaction had read, or holds the lock of \
+     the database file: roll back, and begin with TransactionBehavior::Immediate";
+
+impl SqliteStore {
+    /// Completes an attempt inside a transaction on the store's file, by the caller's connection.
+    ///
+    /// The claim was made before, by itself. Then one transaction takes the operation's own writes
+    /// and this, and the caller commits it. On anything but [`Fenced::Applied`] the caller rolls
+    /// back: another attempt took over, and its writes are the ones that count.
+    ///
+    /// The transaction should be begun with
+    /// [`Immediate`](rusqlite::TransactionBehavior::Immediate): one that has read before it first
+    /// writes fails where somebody wrote in between. It is as durable as the caller's connection
+    /// commits: `synchronous` should be `FULL`, as it is unless changed. Blocks, as all work on the
+    /// caller's connection does. Who waits learns of it as of another process's change.
+    ///
+    /// ```no_run
+    /// # use semel_stores::{SqliteOptions, SqliteStore};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = SqliteOptions::new().open("./app.db")?;
+    /// # let (digest, token) = todo();
+    /// # fn todo() -> (semel::IdentityDigest, semel::store::Token) { unreachable!() }
+    /// use semel::store::{Fenced, Retention};
+    /// use semel_stores::sqlite::rusqlite::{Connection, TransactionBehavior};
+    ///
+    /// let mut connection = Connection::open("./app.db")?;
+    /// let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    /// transaction.execute("INSERT INTO orders (what) VALUES ('tea')", [])?;
+    /// let outcome = semel::Outcome::success(b"ordered");
+    /// match store.complete_in(&transaction, &digest, &token, &outcome, Retention::ORDER)? {
+    ///     Fenced::Applied => transaction.commit()?,
+    ///     Fenced::Refused(refusal) => {
+    ///         transaction.rollback()?;
+    ///         return Err(refusal.into());
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`complete`](semel::Store::complete); the transaction is to be rolled back then.
+    /// Nothing is ambiguous before the caller commits. Where that fails, the record tells: claim
+    /// with the same nonce, or read it.
+    pub fn complete_in(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        let _step = self.gate.enter()?;
+        check_size(outcome)?;
+        let change = Change::Complete(*token, outcome.clone(), retention);
+        let answer = self
+            .run_in(transaction, &Work::Fenced(*identity, change))
+            .map_err(|e| {
+                if is_busy(&e) {
+                    StoreError::new(StoreErrorKind::NotApplied, BUSY)
+                } else {
+                    told(&e, Phase::Before)
+                }
+            })?;
+        match answer {
+            Answer::Fenced(fenced) => Ok(fenced),
+            other => Err(other.unexpected()),
+        }
+    }
+
+    fn run_in(&self, on: &Transaction<'_>, work: &Work) -> rusqlite::Result<Answer> {
+        let mut statements = Statements::prepare(on, &self.shared.place.table)?;
+        let (latest, fence) = statements.clock()?;
+        let mut course = Course {
+            now: self.shared.time.now(latest),
+            fence,
+            full: None,
+            wrote: false,
+        };
+        let answer = work.run(&mut statements, &mut course)?;
+        if course.wrote {
+            statements.advance(course.now, course.fence)?;
+        }
+        Ok(answer)
+    }
+}
