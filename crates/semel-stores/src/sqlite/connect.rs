@@ -129,6 +129,19 @@ impl Place {
         StoreError::new(error.kind(), format!("{}: {error}", self.path.display()))
     }
 
+    /// Which file the path leads to now: one that was moved away or replaced is another.
+    #[cfg(unix)]
+    pub(super) fn file(&self) -> Option<(u64, u64)> {
+        use std::os::unix::fs::MetadataExt as _;
+        let data = std::fs::metadata(&self.path).ok()?;
+        Some((data.dev(), data.ino()))
+    }
+
+    #[cfg(not(unix))]
+    pub(super) fn file(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// Whether the path is in a directory that is there, and is none itself.
     pub(super) fn check_path(&self) -> Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));

@@ -18,6 +18,7 @@ use super::schema;
 use super::shared::Shared;
 use super::sql;
 use super::step::{Answer, Done, Step, Work};
+use super::writer::Left;
 use crate::common::Running;
 
 /// A question. A claim that has to write goes on to the writer.
@@ -104,8 +105,10 @@ impl Reader {
                     self.serve(&connection)
                         .map_err(|e| self.shared.place.about(&told(&e, Phase::Before)))
                 });
-            let Err(e) = served else {
-                return;
+            let e = match served {
+                Ok(Left::Closed) => return,
+                Ok(Left::Broken) => continue,
+                Err(e) => e,
             };
             for read in self.queue().take(|_| true) {
                 read.fail(StoreError::new(e.kind(), e.to_string()));
@@ -118,16 +121,17 @@ impl Reader {
         self.scans && self.shared.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns once the store is closed, or with an error where the connection broke.
-    fn serve(&self, connection: &Connection) -> Result<()> {
+    /// Returns once the store is closed, the file is another one, or the connection broke.
+    fn serve(&self, connection: &Connection) -> Result<Left> {
         let mut on = Statements::prepare(connection, &self.shared.place.table)?;
+        let file = self.shared.place.file();
         let mut seen = 0;
         let mut next = Instant::now();
         loop {
             let waiting = self.shared.waiting.load(Ordering::Relaxed);
             let until = (self.scans && waiting > 0).then_some(next);
             match self.queue().wait(until) {
-                Woken::Closed => return Ok(()),
+                Woken::Closed => return Ok(Left::Closed),
                 Woken::Work => {}
                 Woken::Time => {
                     let version: i64 = on.data_version.query_row([], |row| row.get(0))?;
@@ -140,6 +144,9 @@ impl Reader {
                     next = Instant::now() + pause.clamp(WATCH_EVERY, WATCH_LEAST);
                     continue;
                 }
+            }
+            if self.shared.place.file() != file {
+                return Ok(Left::Broken);
             }
             let reads = self.queue().take(|_| true);
             self.answer(connection, &mut on, reads)?;

@@ -30,9 +30,10 @@ const MAX_BYTES: usize = 4 << 20;
 /// How long to leave a file alone that could not be opened.
 const REST: Duration = Duration::from_millis(50);
 
-/// Why the writer left a connection.
-enum Left {
+/// Why a thread left its connection.
+pub(super) enum Left {
     Closed,
+    /// It is to be opened anew.
     Broken,
 }
 
@@ -87,9 +88,13 @@ impl Writer {
             },
             Err(e) => return self.refuse_all(&e),
         };
+        let file = self.shared.place.file();
         loop {
             if self.shared.steps.wait(None) == Woken::Closed {
                 return Left::Closed;
+            }
+            if self.shared.place.file() != file {
+                return Left::Broken;
             }
             // First the lock, then the steps: those that come while it is waited for join, and
             // those that give up meanwhile were never begun.

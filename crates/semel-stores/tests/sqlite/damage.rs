@@ -72,3 +72,39 @@ async fn a_damaged_file_is_told() {
     };
     assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_that_was_replaced_is_noticed() {
+    let (directory, path) = file();
+    let store = open(&path);
+    let token = acquire(&store, "key").await.token;
+    complete(&store, "key", &token, b"done").await;
+    let away = tempfile::tempdir_in(directory.path()).unwrap();
+    let move_away = || {
+        for name in ["semel.db", "semel.db-wal", "semel.db-shm"] {
+            let _ = std::fs::rename(directory.path().join(name), away.path().join(name));
+        }
+    };
+    move_away();
+    let error = store.claim(&identity("key"), &request()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    assert!(error.to_string().contains("cannot be opened"), "{error}");
+    assert!(!path.exists(), "no file was made unasked");
+
+    let other = open(&path);
+    let token = acquire(&other, "key").await.token;
+    complete(&other, "key", &token, b"in the new file").await;
+    assert_eq!(
+        replayed(&store, "key").await.body().unwrap(),
+        &b"in the new file"[..]
+    );
+    acquire(&store, "next").await;
+    assert!(
+        other
+            .get(identity("next").digest())
+            .await
+            .unwrap()
+            .is_some()
+    );
+}
