@@ -43,6 +43,8 @@
 mod clock;
 mod connect;
 mod error;
+mod handle;
+mod list;
 mod options;
 mod queue;
 mod reader;
@@ -55,32 +57,28 @@ mod sql;
 mod statements;
 mod step;
 mod transaction;
+mod url;
 mod writer;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rusqlite::Connection;
 use semel::store::{
-    Claim, ClaimRequest, Clear, Durability, Entry, Fence, Fenced, Label, ListQuery, Page, Probe,
-    Purged, Resolution, Result, Retention, Store, Token, Verdict, Waited,
+    Claim, ClaimRequest, Clear, Durability, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
+    Resolution, Result, Retention, Store, Token, Verdict, Waited,
 };
 use semel::{
     AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind,
 };
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout as within;
 
-use self::clock::Time;
-use self::connect::Place;
-use self::queue::Queue;
-use self::reader::{Read, Reader, closing};
+use self::handle::{Counted, check_size};
+use self::reader::Read;
 use self::shared::Shared;
-use self::step::{Answer, Change, Done, Step, Work};
-use self::writer::Writer;
+use self::step::{Answer, Change, Work};
 use crate::OpenOptions;
 use crate::common::{Driver, Gate, Poll};
 
@@ -137,152 +135,12 @@ pub struct SqliteStore {
     for_tests: bool,
 }
 
-/// The largest outcome, in its byte form. It is in memory more than once while it is written.
-const MAX_OUTCOME: usize = 32 << 20;
 /// How many records a purge removes in one step: claims wait for no more.
 const PURGE_SLICE: usize = 256;
 
-impl SqliteStore {
-    fn start(place: Place, connection: Connection, time: Time, for_tests: bool) -> Result<Self> {
-        let shared = Arc::new(Shared {
-            place,
-            time,
-            steps: Queue::new(),
-            lookups: Queue::new(),
-            scans: Queue::new(),
-            waiters: Arc::default(),
-            waiting: AtomicUsize::new(0),
-            locked: AtomicBool::new(false),
-            commits: AtomicU64::new(0),
-        });
-        let (finished, watch) = watch::channel(());
-        let writer = Writer {
-            shared: shared.clone(),
-            _finished: finished,
-        };
-        let store = Self {
-            shared: shared.clone(),
-            gate: Gate::new("sqlite"),
-            numbers: AtomicU64::new(0),
-            finished: watch,
-            threads: Mutex::default(),
-            for_tests,
-        };
-        // Dropped where one does not start: those that did end then.
-        let write = spawn("semel-sqlite-write", move || writer.run(connection))?;
-        store.threads.lock().push(write);
-        for scans in [false, true] {
-            let reader = Reader {
-                shared: shared.clone(),
-                scans,
-            };
-            let read = spawn("semel-sqlite-read", move || reader.run())?;
-            store.threads.lock().push(read);
-        }
-        Ok(store)
-    }
-
-    /// How many transactions this handle committed, each with one sync: with the number of steps
-    /// it tells how many share one.
-    pub fn commits(&self) -> u64 {
-        self.shared.commits.load(Ordering::Relaxed)
-    }
-
-    fn number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
-    }
-
-    // Waits for an answer as long as a step may take; `withdraw` says whether it was not begun.
-    async fn answer<T>(
-        &self,
-        answer: oneshot::Receiver<Result<T>>,
-        withdraw: impl FnOnce() -> bool,
-    ) -> Result<T> {
-        match within(self.shared.place.timeout, answer).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(lost())),
-            Err(_) if withdraw() => Err(self.not_begun()),
-            Err(_) => Err(self.too_slow()),
-        }
-    }
-
-    fn not_begun(&self) -> StoreError {
-        let message = if self.shared.locked.load(Ordering::Relaxed) {
-            error::LOCKED.to_owned()
-        } else {
-            format!(
-                "the store did not get to this step within {:?}",
-                self.shared.place.timeout
-            )
-        };
-        StoreError::new(StoreErrorKind::NotApplied, message)
-    }
-
-    fn too_slow(&self) -> StoreError {
-        let timeout = self.shared.place.timeout;
-        StoreError::new(
-            StoreErrorKind::Unknown,
-            format!("the step was begun and not done within {timeout:?}; it may still be"),
-        )
-    }
-
-    async fn submit(&self, work: Work) -> Result<Answer> {
-        let _step = self.gate.enter()?;
-        let number = self.number();
-        let (done, answer) = oneshot::channel();
-        let steps = &self.shared.steps;
-        if steps.push(number, Step { work, done }).is_err() {
-            return Err(closing());
-        }
-        self.answer(answer, || steps.withdraw(number)).await
-    }
-
-    async fn fenced(&self, digest: &IdentityDigest, change: Change) -> Result<Fenced> {
-        match self.submit(Work::Fenced(*digest, change)).await? {
-            Answer::Fenced(fenced) => Ok(fenced),
-            other => Err(other.unexpected()),
-        }
-    }
-
-    // A read that goes on too long changes nothing, begun or not.
-    async fn read<T>(&self, queue: &Queue<Read>, read: impl FnOnce(Done<T>) -> Read) -> Result<T> {
-        let _step = self.gate.enter()?;
-        let number = self.number();
-        let (done, answer) = oneshot::channel();
-        if queue.push(number, read(done)).is_err() {
-            return Err(closing());
-        }
-        let withdraw = || {
-            queue.withdraw(number);
-            true
-        };
-        self.answer(answer, withdraw).await
-    }
-
-    fn join(&self) {
-        for thread in self.threads.lock().drain(..) {
-            // Whatever ended it, callers were told.
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Store for SqliteStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let _step = self.gate.enter()?;
-        let number = self.number();
-        let (done, answer) = oneshot::channel();
-        let read = Read::Claim {
-            number,
-            label: Box::new(Label::from(identity)),
-            request: *request,
-            done,
-        };
-        let shared = &self.shared;
-        if shared.lookups.push(number, read).is_err() {
-            return Err(closing());
-        }
-        let withdraw = || shared.lookups.withdraw(number) || shared.steps.withdraw(number);
-        match self.answer(answer, withdraw).await? {
+        match self.ask_to_claim(identity, request).await? {
             Answer::Claim(claim) => Ok(claim),
             other => Err(other.unexpected()),
         }
@@ -453,41 +311,4 @@ impl std::fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SqliteStore").finish_non_exhaustive()
     }
-}
-
-/// One who waits, as long as this lives.
-struct Counted<'a>(&'a Shared);
-
-impl<'a> Counted<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        if shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-            // It may sleep without a time set. Where it is closed, the wait ends by itself.
-            let _ = shared.scans.push(u64::MAX, Read::Watch);
-        }
-        Self(shared)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn check_size(outcome: &Outcome) -> Result<()> {
-    let len = outcome.as_bytes().len();
-    if len > MAX_OUTCOME {
-        return Err(StoreError::new(
-            StoreErrorKind::TooLarge,
-            format!("the outcome has {len} bytes; the SQLite store keeps {MAX_OUTCOME} at most"),
-        ));
-    }
-    Ok(())
-}
-
-fn lost() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unknown,
-        "the store stopped before it answered; the step may have happened",
-    )
 }

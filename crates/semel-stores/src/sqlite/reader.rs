@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OptionalExtension as _, Result, Statement, params};
 use semel::record;
-use semel::store::{ClaimRequest, Cursor, Entry, Fence, Label, ListQuery, Page};
+use semel::store::{ClaimRequest, Entry, Fence, Label, ListQuery, Page};
 use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 
 use super::connect::{Role, journal_mode};
 use super::error::{self, Phase, told};
+use super::list::{list, parse_cursor};
 use super::queue::{Queue, Woken};
 use super::row;
 use super::schema;
@@ -43,9 +44,6 @@ pub(super) struct Findings {
     pub(super) journal_mode: String,
     pub(super) version: Option<u32>,
 }
-
-/// How many rows a listing looks at for one page.
-const LIST_SLICE: usize = 1024;
 
 /// How often a change by another process is looked for while somebody waits, and how much less
 /// often with each who does: everybody looks after a change.
@@ -288,42 +286,6 @@ fn send<T>(done: Done<T>, result: Result<T>) -> Result<()> {
             Err(e)
         }
     }
-}
-
-fn list(on: &mut Statement<'_>, query: &ListQuery, after: i64, now: Timestamp) -> Result<Page> {
-    let limit = query.limit.max(1);
-    let mut rows = on.query(params![query.state.as_str(), after])?;
-    let (mut entries, mut looked_at, mut last) = (Vec::new(), 0, after);
-    while let Some(row) = rows.next()? {
-        if entries.len() == limit || looked_at == LIST_SLICE {
-            let next = Some(Cursor(last.to_be_bytes().into()));
-            return Ok(Page { entries, next });
-        }
-        looked_at += 1;
-        last = row.get(0)?;
-        let entry = row::entry(row)?;
-        let record = &entry.record;
-        if !record.is_purgeable(now) && (!query.lapsed || record.is_lapsed(now)) {
-            entries.push(entry);
-        }
-    }
-    Ok(Page {
-        entries,
-        next: None,
-    })
-}
-
-fn parse_cursor(cursor: Option<&Cursor>) -> semel::store::Result<i64> {
-    let Some(cursor) = cursor else {
-        return Ok(i64::MIN);
-    };
-    let bytes: Result<[u8; 8], _> = cursor.0[..].try_into();
-    bytes.map(i64::from_be_bytes).map_err(|_| {
-        StoreError::new(
-            StoreErrorKind::NotApplied,
-            "the cursor is not one that this store made",
-        )
-    })
 }
 
 pub(super) fn closing() -> StoreError {

@@ -5,10 +5,11 @@ use rusqlite::Transaction;
 use semel::store::{Fenced, Result, Retention, Token};
 use semel::{IdentityDigest, Outcome, StoreError, StoreErrorKind};
 
+use super::SqliteStore;
 use super::error::{Phase, is_busy, told};
+use super::handle::check_size;
 use super::statements::Statements;
 use super::step::{Answer, Change, Course, Work};
-use super::{SqliteStore, check_size};
 
 const BUSY: &str = "another connection wrote after this transaction had read, or holds the lock of \
      the database file: roll back, and begin with TransactionBehavior::Immediate";
