@@ -5,6 +5,7 @@
 //! | – | `memory:` | [`semel::memory::MemoryStore`] | nothing: it lives in the process |
 //! | `file` | `file:PATH` | `FileStore`, embedded, for one process | a loss of power |
 //! | `mysql` | `mysql://…` | `MysqlStore`, on MySQL or MariaDB | a loss of power, with the server's defaults for it |
+//! | `dynamodb` | `dynamodb://TABLE` | `DynamoDbStore`, on AWS's DynamoDB | the loss of a zone, as AWS says |
 //!
 //! [`open`] picks by URL; each store also has a constructor of its own.
 

@@ -1,11 +1,14 @@
 //! Records in a table of DynamoDB: `dynamodb://TABLE`.
 //!
-//! An acknowledged step is on three of AWS's zones (as AWS says). Each step is one `UpdateItem`
-//! under a condition, which DynamoDB carries out on the item alone and in one go; where the
-//! condition does not hold it answers the item as it is, and `semel::record` makes the answer of
-//! it. So a claim takes one request, won or lost, and so does a replay. Three claims take two: on
-//! a record past its retention that nobody removed yet, on one whose fence is ahead of this
-//! machine's clock, and on a lapsed one that this handle sees so for the first time.
+//! An acknowledged step is on a quorum of three copies in three zones, as AWS says. Each step is one
+//! `UpdateItem` under a condition, which DynamoDB carries out on the item alone and in one go; where
+//! the condition does not hold it answers the item as it is, and `semel::record` makes the answer of
+//! it. So a claim takes one request, won or lost, and so does a replay.
+//!
+//! An update has no "if": where what to write depends on more than a condition says, the first
+//! request brings the record and a second writes. That is so for a claim on a record past its
+//! retention that nobody removed yet, on one whose fence is ahead of this machine's clock, and on a
+//! lease of nothing; and for releases by a handle that does not know that steps are finished.
 //!
 //! # Time
 //! DynamoDB has no clock for conditions. A **lease** has lapsed when this handle has seen the same
