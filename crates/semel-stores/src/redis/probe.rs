@@ -114,6 +114,26 @@ impl Inner {
                 "the redis server is a node of a Cluster: open it as redis-cluster://",
             ));
         }
+        if self.options.wait_disk {
+            let version = get("redis_version").unwrap_or("7.2");
+            let mut parts = version
+                .split('.')
+                .map_while(|part| part.parse::<u32>().ok());
+            let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+            if version < (7, 2) {
+                let (major, minor) = version;
+                return Err(config(format!(
+                    "the redis server is {major}.{minor}, and knows no WAITAOF: that needs Redis 7.2 \
+                     or Valkey; open without `wait_aof`"
+                )));
+            }
+            if get("aof_enabled") == Some("0") {
+                return Err(config(
+                    "the redis server has no log to wait for: set appendonly yes, or open without \
+                     `wait_aof`",
+                ));
+            }
+        }
         let policy = get("maxmemory_policy").unwrap_or("noeviction");
         let bounded = get("maxmemory").is_some_and(|bytes| bytes != "0");
         if policy != "noeviction" {

@@ -5,6 +5,7 @@ mod faults;
 mod keys;
 mod memory;
 mod probe;
+mod tls;
 mod trips;
 mod urls;
 mod waiting;

@@ -97,6 +97,31 @@ async fn a_replica_is_refused_and_an_unwaited_one_warned_of() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_for_the_disk_needs_a_server_that_can() {
+    let server = Redis::start(&[]).unwrap();
+    let version = tell(server.address(), &["INFO", "server"]).await;
+    let version: String = ::redis::from_redis_value(version).unwrap();
+    let url = format!("{}?wait_aof=yes", server.url());
+    let opened = options().open(&url);
+    // Debian 12 ships 7.0.
+    if version.contains("redis_version:7.0.") {
+        match opened.await {
+            Err(OpenError::Store(error)) => {
+                assert_eq!(error.kind(), StoreErrorKind::Config);
+                assert!(error.to_string().contains("is 7.0"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    } else {
+        let store = opened.await.unwrap();
+        claim(&store, &identity("a-key-of-some-length")).await;
+        tell(server.address(), &["CONFIG", "SET", "appendonly", "no"]).await;
+        let refused = store.probe().await.unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::Config);
+    }
+}
+
 // What a managed service may allow, and less.
 async fn restricted(rules: &[&str]) -> (Redis, Result<RedisStore, OpenError>) {
     let server = Redis::start(&[]).unwrap();
