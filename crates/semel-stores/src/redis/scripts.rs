@@ -33,10 +33,11 @@ local now = t[1] * 1000000 + t[2]
 local stamp = t[1] .. string.sub('00000' .. t[2], -6)
 local NEVER = '18446744073709551615'
 local ENDLESS = ' ' .. NEVER .. ' ' .. NEVER
-local attempt, created, claimed, lease, settled, expires, purge
+-- The head is the layout, the attempt, and when it was created and claimed.
+local head, lease, settled, expires, purge
 if r[2] then
-  attempt, created, claimed, lease, settled, expires, purge =
-    string.match(r[4], '^1 (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  head, lease, settled, expires, purge =
+    string.match(r[4], '^(1 %d+ %d+ %d+) (%d+) (%d+) (%d+) (%d+)$')
   if not purge then return redis.error_reply('SEMEL a record has another layout than version 1') end
 end
 local function text(n)
@@ -51,7 +52,7 @@ local function fence_after(token)
   return stamp
 end
 local function settle(till, gone)
-  return '1 ' .. attempt .. ' ' .. created .. ' ' .. claimed .. ' ' .. lease .. ' ' .. stamp .. ' ' .. till .. ' ' .. gone
+  return head .. ' ' .. lease .. ' ' .. stamp .. ' ' .. till .. ' ' .. gone
 end
 local function answer(outcome, resolved, steps)
   return {r[1] or ARGV[1], '0', stamp, r[2], r[3], r[4], r[5], outcome or '', resolved or '', steps or ''}
@@ -77,7 +78,7 @@ end
 /// `digest nonce fingerprint lease retry label channel touch`
 const CLAIM: &str = r"
 local state = r[2]
-local number = '1'
+local number, created = '1', stamp
 local gone = state
 if state and now < tonumber(purge) then
   if state == 'released' then
@@ -85,7 +86,6 @@ if state and now < tonumber(purge) then
       local steps = redis.call('HGET', key, 'steps')
       if steps then return answer('', '', steps) end
     end
-    number = text(attempt + 1)
   elseif now >= tonumber(expires) or r[5] ~= ARGV[3] then
     return answer()
   elseif state == 'completed' then
@@ -96,7 +96,7 @@ if state and now < tonumber(purge) then
   elseif state == 'in-flight' and now < tonumber(lease) then
     return answer()
   elseif ARGV[5] == '1' then
-    number = text(attempt + 1)
+    -- Goes on below.
   elseif state == 'in-flight' then
     redis.call('HSET', key, 'state', 'unknown', 'at',
       settle(NEVER, NEVER))
@@ -106,8 +106,8 @@ if state and now < tonumber(purge) then
     return answer()
   end
   gone = false
-else
-  created = stamp
+  number, created = string.match(head, '^1 (%d+) (%d+)')
+  number = text(number + 1)
 end
 local token = fence_after(r[3]) .. ' ' .. ARGV[2]
 redis.call('HSET', key, 'id', ARGV[1], 'state', 'in-flight', 'token', token, 'print', ARGV[3], 'at',
@@ -129,7 +129,7 @@ local till = now + ARGV[3]
 if till > tonumber(lease) then
   redis.call('PERSIST', key)
   redis.call('HSET', key, 'at',
-    '1 ' .. attempt .. ' ' .. created .. ' ' .. claimed .. ' ' .. text(till) .. ' ' .. settled .. ENDLESS)
+    head .. ' ' .. text(till) .. ' ' .. settled .. ENDLESS)
 end
 return {r[1], '1'}
 ";
