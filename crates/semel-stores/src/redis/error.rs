@@ -93,6 +93,13 @@ pub(super) fn unsent(error: RedisError) -> StoreError {
     StoreError::new(kind, message).with_source(error)
 }
 
+/// Whether it is about a server that is a replica.
+pub(super) fn is_replica(error: &StoreError) -> bool {
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<RedisError>())
+        .is_some_and(|error| says(error, "READONLY"))
+}
+
 fn meaning(error: &RedisError, effect: Effect) -> (StoreErrorKind, String) {
     let one_of = |codes: &[&'static str]| codes.iter().find(|code| says(error, code)).copied();
     if let Some(code) = one_of(&["OOM", "MISCONF"]) {

@@ -60,11 +60,15 @@ impl Lane {
                     }
                 }
             };
-            match ended.wait_for(Option::is_some).await.as_deref() {
+            let gone = match ended.wait_for(Option::is_some).await.as_deref() {
                 Ok(Some(Err(error))) => return Err(error.clone()),
-                Ok(_) => {}
+                Ok(_) => false,
                 // Its runtime is gone, and the task with it.
-                Err(_) => self.put(State::Down),
+                Err(_) => true,
+            };
+            let mut state = self.state.lock();
+            if gone && matches!(&state.0, State::Connecting(other) if other.same_channel(&ended)) {
+                state.0 = State::Down;
             }
         }
     }

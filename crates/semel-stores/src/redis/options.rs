@@ -7,6 +7,8 @@ use std::time::Duration;
 use semel::{StoreError, StoreErrorKind};
 
 use super::RedisStore;
+use super::error;
+use super::probe;
 use super::target::Target;
 use crate::OpenError;
 use crate::common::Location;
@@ -145,8 +147,12 @@ impl RedisOptions {
             let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         }
         let store = RedisStore::new(options, target);
-        semel::Store::probe(&store).await?;
-        Ok(store)
+        match semel::Store::probe(&store).await {
+            Ok(_) => Ok(store),
+            // While a store is open a replica may be one for a moment; here it is what was asked for.
+            Err(error) if error::is_replica(&error) => Err(probe::replica().into()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// These options with what `url` says, and where the server is. Reaches nothing.

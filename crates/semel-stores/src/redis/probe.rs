@@ -19,6 +19,10 @@ fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message.into())
 }
 
+pub(super) fn replica() -> StoreError {
+    config("the redis server is a replica: open its master, or by a name that follows it")
+}
+
 impl Inner {
     pub(super) async fn probe(&self) -> Result<Probe> {
         let mut all = Found {
@@ -105,9 +109,7 @@ impl Inner {
         warnings: &mut Vec<String>,
     ) -> Result<()> {
         if get("role") == Some("slave") {
-            return Err(config(
-                "the redis server is a replica: open its master, or by a name that follows it",
-            ));
+            return Err(replica());
         }
         if get("cluster_enabled") == Some("1") && !self.link.target().is_cluster() {
             return Err(config(
