@@ -5,13 +5,13 @@
 //! master only with `wait_replicas` (and then as far as the failover chooses a replica that has it).
 //!
 //! **Atomic**, because each step is one script on one key, which Redis runs alone; the server's `TIME`
-//! within it decides about leases and retention. A record is one hash ([`scripts`]), so that a Cluster
+//! within it decides about leases and retention. A record is one hash (`scripts.rs`), so that a Cluster
 //! needs no tags and a step never spans slots. Scripts make the write and its condition; what that means
 //! for the caller is decided here, by the functions of [`semel::record`], from the record that the script
 //! found.
 //!
 //! **Cost.** One round trip a step, `EVALSHA` (with `WAIT` in the same packet where replicas are waited
-//! for), over connections that carry many steps at once. A page of a listing reads all keys: see [`scan`].
+//! for), over connections that carry many steps at once. A page of a listing reads all keys: see `scan.rs`.
 //! Purging costs nothing: settled records have a TTL.
 
 mod error;
