@@ -1,0 +1,257 @@
+//! Is there an order? A search, after Wing and Gong, for one order of a key's calls in which a
+//! small sequential [`model`](spec) gives every answer that was given.
+//!
+//! It knows nothing of the rules in the modules beside it, and so is a second opinion on them. The
+//! search is exponential at worst: it goes over short histories only, remembers where it was, takes
+//! what changes nothing as soon as it fits (which never spoils an order), and gives up at a bound;
+//! how many keys it gave up is reported.
+
+mod spec;
+
+use std::collections::HashSet;
+
+use super::attempts::KeyHistory;
+use super::{Findings, Options};
+use crate::clock::Nanos;
+use crate::history::{Call, Op};
+use spec::State;
+
+/// After this many steps a search is given up.
+const BOUND: usize = 200_000;
+
+/// What a search came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is an order.
+    Orderly,
+    /// There is none: the search got this far, in time.
+    None(Nanos),
+    /// Nobody knows.
+    Undecided,
+}
+
+pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
+    match search(&history.ops, options) {
+        Verdict::Orderly => findings.linear_checked += 1,
+        Verdict::Undecided => findings.linear_undecided += 1,
+        Verdict::None(at) => {
+            findings.linear_checked += 1;
+            let what = "no order of this key's calls explains all their answers".to_owned();
+            findings.report("linear", history.key, at, what);
+        }
+    }
+}
+
+/// Searches for an order of one key's calls, sorted by the time of sending.
+pub fn search(ops: &[&Op], options: &Options) -> Verdict {
+    let ops: Vec<&Op> = ops.iter().copied().filter(|op| counts(op)).collect();
+    Search {
+        ops: &ops,
+        options,
+        seen: HashSet::new(),
+        steps: 0,
+        furthest: 0,
+    }
+    .run()
+}
+
+// A wait changes nothing and may end for no reason. A step that failed without an effect is none,
+// and a read without an answer neither.
+fn counts(op: &Op) -> bool {
+    use crate::history::{Answer, Failed};
+    match op.call {
+        Call::Wait { .. } | Call::Purge => false,
+        Call::Get { .. } => !matches!(op.answer, Answer::Failed(_) | Answer::Lost),
+        _ => op.answer != Answer::Failed(Failed::Not),
+    }
+}
+
+/// Where a search is: which calls are in the order, and what they made of the record.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Place {
+    /// All calls before this one are in the order, or never happened.
+    start: usize,
+    /// Of those from `start` on, these are too.
+    taken: Vec<usize>,
+    state: State,
+}
+
+impl Place {
+    fn has(&self, at: usize) -> bool {
+        at < self.start || self.taken.binary_search(&at).is_ok()
+    }
+
+    fn take(&mut self, at: usize) {
+        if let Err(place) = self.taken.binary_search(&at) {
+            self.taken.insert(place, at);
+        }
+        let passed = self
+            .taken
+            .iter()
+            .enumerate()
+            .take_while(|(i, t)| self.start + i == **t)
+            .count();
+        self.start += passed;
+        self.taken.drain(..passed);
+    }
+}
+
+struct Search<'a> {
+    ops: &'a [&'a Op],
+    options: &'a Options,
+    seen: HashSet<Place>,
+    steps: usize,
+    furthest: usize,
+}
+
+impl Search<'_> {
+    fn run(mut self) -> Verdict {
+        let first = Place {
+            start: 0,
+            taken: Vec::new(),
+            state: State::default(),
+        };
+        // Depth first, without recursion: histories are longer than stacks.
+        let mut places = vec![first];
+        while let Some(mut place) = places.pop() {
+            self.steps += 1;
+            if self.steps > BOUND {
+                return Verdict::Undecided;
+            }
+            self.settle(&mut place);
+            self.furthest = self.furthest.max(place.start);
+            let open: Vec<usize> = self.open(&place).collect();
+            let definite = |at: &usize| !self.ops[*at].answer.is_ambiguous();
+            if !self.rest(&place).any(|at| definite(&at)) {
+                return Verdict::Orderly;
+            }
+            if !self.seen.insert(place.clone()) {
+                continue;
+            }
+            // What was answered comes first off the stack; what nobody saw happen is tried last.
+            let (sure, perhaps): (Vec<_>, Vec<_>) = open.into_iter().partition(definite);
+            for at in perhaps.into_iter().chain(sure.into_iter().rev()) {
+                for state in place.state.after(self.ops[at], self.options) {
+                    let mut next = place.clone();
+                    next.state = state;
+                    next.take(at);
+                    places.push(next);
+                }
+            }
+        }
+        let stuck = self.ops.get(self.furthest).map_or(0, |op| op.invoked);
+        Verdict::None(stuck)
+    }
+
+    fn rest(&self, place: &Place) -> impl Iterator<Item = usize> {
+        (place.start..self.ops.len()).filter(|at| !place.has(*at))
+    }
+
+    /// The calls that may come next: sent before any that is left was answered.
+    fn open(&self, place: &Place) -> impl Iterator<Item = usize> {
+        let mut soonest = Nanos::MAX;
+        let mut sent = Vec::new();
+        for at in self.rest(place) {
+            let op = self.ops[at];
+            if op.invoked > soonest {
+                break;
+            }
+            if !op.answer.is_ambiguous() {
+                soonest = soonest.min(op.answered);
+            }
+            sent.push(at);
+        }
+        let ops = self.ops;
+        sent.into_iter()
+            .filter(move |at| ops[*at].invoked <= soonest)
+    }
+
+    /// Takes everything that may come next, fits, and changes nothing.
+    fn settle(&self, place: &mut Place) {
+        loop {
+            let fits = self.open(place).find(|at| {
+                let op = self.ops[*at];
+                !op.answer.is_ambiguous() && place.state.fits_unchanged(op, self.options)
+            });
+            let Some(at) = fits else {
+                return;
+            };
+            place.take(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::History;
+
+    fn verdict(history: &History) -> Verdict {
+        let ops = history.ops();
+        search(&ops.iter().collect::<Vec<_>>(), &Options::default())
+    }
+
+    #[test]
+    fn an_order_is_found_among_calls_at_the_same_time() {
+        let mut history = History::default();
+        // Three at once: one wins, two are told so, although one of them was sent before it.
+        history.claim(0, 10, 1).in_flight(5);
+        history.claim(1, 9, 2).acquired(5);
+        history.claim(0, 8, 3).in_flight(5);
+        history.complete(11, 12, 5, 2, 0xaa).applied();
+        history.claim(11, 14, 4).completed(0xaa);
+        assert_eq!(verdict(&history), Verdict::Orderly);
+    }
+
+    #[test]
+    fn two_winners_have_none() {
+        let mut history = History::default();
+        history.claim(0, 10, 1).acquired(5);
+        history.claim(0, 10, 2).acquired(6);
+        assert!(matches!(verdict(&history), Verdict::None(_)));
+    }
+
+    #[test]
+    fn what_was_never_answered_may_have_happened_or_not() {
+        for happened in [true, false] {
+            let mut history = History::default();
+            history.claim(0, 10, 1).acquired(5);
+            history.complete(11, 0, 5, 1, 0xaa).lost();
+            if happened {
+                history.claim(20, 21, 2).completed(0xaa);
+            } else {
+                history.claim(20, 21, 2).in_flight(5);
+            }
+            assert_eq!(verdict(&history), Verdict::Orderly);
+        }
+    }
+
+    #[test]
+    fn a_stale_read_has_none() {
+        let mut history = History::default();
+        history.claim(0, 10, 1).acquired(5);
+        history.complete(11, 12, 5, 1, 0xaa).applied();
+        history.claim(13, 14, 2).in_flight(5);
+        assert!(matches!(verdict(&history), Verdict::None(_)));
+    }
+
+    #[test]
+    fn a_lapse_explains_a_takeover_only_when_it_is_due() {
+        for (at, fine) in [(50, false), (120, true)] {
+            let mut history = History::default();
+            history.claim(0, 1, 1).acquired(5);
+            history.claim(at, at + 1, 2).acquired(6);
+            let found = verdict(&history);
+            assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_lost_claim_may_hold_the_record() {
+        let mut history = History::default();
+        history.claim(0, 0, 1).lost();
+        history.claim(5, 6, 2).in_flight(77);
+        history.claim(7, 8, 1).acquired(77);
+        assert_eq!(verdict(&history), Verdict::Orderly);
+    }
+}

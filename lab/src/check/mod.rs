@@ -1,0 +1,174 @@
+//! The checker: from the merged history and the ledger to what the store did wrong. Pure, and
+//! linear in the history but for sorting.
+//!
+//! It believes times only as far as they go: a call took effect at some instant between its sending
+//! and its answer, and one without an answer at any time after it was sent, or never. A violation
+//! is reported only where *no* choice of these instants obeys the protocol.
+//!
+//! | property | where | what is a violation |
+//! |---|---|---|
+//! | P1 | [`ownership`] | two owners at a time; an owner after one that did not end; a fence that is used twice, or goes back |
+//! | P2, P5 | [`replays`] | a claim or read within retention, sent after the completion was acknowledged, that does not see it |
+//! | P3 | [`fencing`] | a step with a token that is stale, forged or settled otherwise, and is answered "applied" |
+//! | P4 | [`replays`] | a replay of anything but what this key's completions kept, byte for byte |
+//! | P8 | [`settled`] | after the faults, a key that does not settle within a lease and 2 s; a lapse that nobody notices; a wait that sleeps over its end |
+//! | P9 | [`replays`], [`ownership`], [`answers`] | a mismatch that replays or takes over, or a request called a mismatch that is none |
+//! | P10 | [`effects`] | an effect without an acquired claim |
+//! | P11 | [`answers`], [`fencing`] | an attempt told that another holds what only it can hold; a refusal for which there is no cause |
+//! | linear | [`linear`] | a short history of one key that no order of its calls explains |
+
+mod answers;
+mod attempts;
+mod effects;
+mod fencing;
+pub mod linear;
+mod ownership;
+mod replays;
+mod settled;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::clock::{Nanos, millis};
+use crate::history::{KeyIndex, Op, write_answer, write_call};
+use crate::ledger::Effect;
+use attempts::KeyHistory;
+
+/// What the checker must know of the run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How far the store's clock may be off over a run.
+    pub tolerance: Nanos,
+    /// The store has no clock: lapses are seen by observers only, a lease late or later.
+    pub clockless: bool,
+    /// How long after a change a waiter may sleep on.
+    pub wait_grace: Nanos,
+    /// When the faults were over and the keys were driven to an end; `None`: they were not.
+    pub settling: Option<Nanos>,
+    /// How long that may take for a key.
+    pub settle_within: Nanos,
+    /// How many keys there are.
+    pub keys: KeyIndex,
+    /// Histories longer than this are not searched for an order.
+    pub linear_ops: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            tolerance: 5_000_000,
+            clockless: false,
+            wait_grace: 2_000_000_000,
+            settling: None,
+            settle_within: 3_000_000_000,
+            keys: 0,
+            linear_ops: 400,
+        }
+    }
+}
+
+/// One thing that the store did wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// `P1` … `P11`, or `linear`.
+    pub property: &'static str,
+    /// The key it happened to.
+    pub key: KeyIndex,
+    /// What happened, in words.
+    pub what: String,
+    /// When it was plain, for the history's excerpt.
+    pub at: Nanos,
+}
+
+/// What the checker found.
+#[derive(Debug, Clone, Default)]
+pub struct Findings {
+    /// Everything that the store did wrong.
+    pub violations: Vec<Violation>,
+    /// Acknowledged completions that a later claim or read within retention did not see.
+    pub lost: usize,
+    /// Effects that were taken although the same identity's earlier effect stood and nothing
+    /// explains a second one; see [`effects`].
+    pub double_effects: usize,
+    /// Second effects that a lapse, a resolution or the end of retention explains.
+    pub explained_effects: usize,
+    /// Keys whose history was searched for an order.
+    pub linear_checked: usize,
+    /// Keys whose search was given up.
+    pub linear_undecided: usize,
+}
+
+impl Findings {
+    fn report(&mut self, property: &'static str, key: KeyIndex, at: Nanos, what: String) {
+        self.violations.push(Violation {
+            property,
+            key,
+            what,
+            at,
+        });
+    }
+
+    /// How many violations there are of each property.
+    pub fn by_property(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for violation in &self.violations {
+            *counts.entry(violation.property).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Checks a run. `ops` must be sorted by the time of sending, `accepted` by that of arrival.
+pub fn check(ops: &[Op], accepted: &[Effect], options: &Options) -> Findings {
+    let mut findings = Findings::default();
+    let mut keys: BTreeMap<KeyIndex, KeyHistory<'_>> = BTreeMap::new();
+    for op in ops {
+        if let Some(key) = op.call.key() {
+            keys.entry(key)
+                .or_insert_with(|| KeyHistory::new(key))
+                .push(op);
+        }
+    }
+    for history in keys.values_mut() {
+        history.gather();
+    }
+    for history in keys.values() {
+        ownership::check(history, options, &mut findings);
+        fencing::check(history, options, &mut findings);
+        replays::check(history, options, &mut findings);
+        answers::check(history, options, &mut findings);
+        settled::check_waits(history, options, &mut findings);
+        if history.ops.len() <= options.linear_ops {
+            linear::check(history, options, &mut findings);
+        }
+    }
+    settled::check(&keys, options, &mut findings);
+    effects::check(&keys, accepted, options, &mut findings);
+    findings.violations.sort_by_key(|v| v.at);
+    findings
+}
+
+/// The part of a key's history around an instant, for people: times in milliseconds from `origin`.
+pub fn excerpt(ops: &[Op], key: KeyIndex, at: Nanos, origin: Nanos, lines: usize) -> Vec<String> {
+    let of_key: Vec<&Op> = ops.iter().filter(|o| o.call.key() == Some(key)).collect();
+    let after = of_key.partition_point(|op| op.invoked <= at);
+    let end = (after + lines / 4).min(of_key.len());
+    let start = end.saturating_sub(lines);
+    of_key[start..end].iter().map(|o| show(o, origin)).collect()
+}
+
+fn show(op: &Op, origin: Nanos) -> String {
+    let at = |time: Nanos| millis(time.saturating_sub(origin));
+    let mut line = format!("{:>10.3} ", at(op.invoked));
+    let _ = match op.answered {
+        Nanos::MAX => write!(line, "         … "),
+        answered => write!(line, "{:>10.3} ", at(answered)),
+    };
+    let _ = write!(line, "process {:<3} ", op.process);
+    write_call(&mut line, &op.call);
+    line.push_str(" -> ");
+    write_answer(&mut line, &op.answer);
+    line
+}

@@ -1,0 +1,119 @@
+//! P1: at most one owner at a time, a new one only after the last one ended, and fences that grow.
+
+use super::attempts::{Attempt, How, KeyHistory};
+use super::{Findings, Options};
+use crate::clock::{Nanos, millis};
+
+// A released record goes on for this long; after it the counting of attempts may begin anew.
+const RELEASED_FOR: Nanos = 60_000_000_000;
+
+pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
+    let mut latest = 0;
+    let mut first_of_latest = 0;
+    for (at, next) in history.attempts.iter().enumerate() {
+        if next.known < latest {
+            let before = history.attempts[first_of_latest].held.fence;
+            findings.report(
+                "P1",
+                history.key,
+                latest,
+                format!(
+                    "the fence went back: {before} was given out after {} was",
+                    next.held.fence
+                ),
+            );
+        }
+        if next.from > latest {
+            (latest, first_of_latest) = (next.from, at);
+        }
+        let Some(last) = at.checked_sub(1).map(|at| &history.attempts[at]) else {
+            continue;
+        };
+        if last.held.fence == next.held.fence {
+            findings.report(
+                "P1",
+                history.key,
+                next.known.max(last.known),
+                format!(
+                    "fence {} was given to two nonces, in processes {} and {}",
+                    next.held.fence, last.process, next.process
+                ),
+            );
+        } else if let Err(why) = succession(last, next, options) {
+            let property = if why.contains("mismatch") { "P9" } else { "P1" };
+            findings.report(
+                property,
+                history.key,
+                next.known,
+                format!(
+                    "attempt {} of process {} was acquired while attempt {} of process {} {why}",
+                    next.held.fence, next.process, last.held.fence, last.process
+                ),
+            );
+        } else if next.number == 1 && !may_begin_anew(last, next, options) {
+            findings.report(
+                "P1",
+                history.key,
+                next.known,
+                format!(
+                    "attempt {} is counted as the first, after attempt {} whose record stood",
+                    next.held.fence, last.held.fence
+                ),
+            );
+        }
+    }
+}
+
+/// Whether `last` may have ended by the time `next` was acquired at the latest, in a way that lets
+/// `next` begin; and if not, how it stood.
+pub(super) fn succession(last: &Attempt, next: &Attempt, options: &Options) -> Result<(), String> {
+    let by = next.known.saturating_add(options.tolerance);
+    let mut before = last.ends.iter().filter(|end| end.from < next.known);
+    let over = |from: Nanos, kept: crate::history::Kept| {
+        by >= from
+            .saturating_add(kept.replay)
+            .saturating_add(kept.tombstone)
+    };
+    if let Some((_, kept)) = last.acked_kept() {
+        let from = last.completed_from(kept.outcome);
+        if over(from, kept) {
+            return Ok(());
+        }
+        return Err("was completed (acknowledged) and within retention".into());
+    }
+    if before.clone().any(|end| match end.how {
+        how if how.frees() => true,
+        how => how.kept().is_some_and(|kept| over(end.from, kept)),
+    }) {
+        return Ok(());
+    }
+    if !next.retry {
+        return Err("was neither released, resolved nor over; its policy is to hold".into());
+    }
+    let marked = before.any(|end| end.how == How::Marked);
+    if !marked && by < last.lapse_from {
+        return Err(format!(
+            "held its lease for {:.3} ms more at least",
+            millis(last.lapse_from - next.known)
+        ));
+    }
+    if last.print != next.print {
+        return Err("lapsed, but it was another request: a mismatch".into());
+    }
+    Ok(())
+}
+
+// The record of `last` may be gone: its retention is over, or its release long past.
+fn may_begin_anew(last: &Attempt, next: &Attempt, options: &Options) -> bool {
+    let by = next.known.saturating_add(options.tolerance);
+    last.ends.iter().any(|end| {
+        let lasts = match end.how {
+            How::Abandoned | How::ResolvedFree => RELEASED_FOR,
+            How::Completed(kept) | How::ResolvedDone(kept) => {
+                kept.replay.saturating_add(kept.tombstone)
+            }
+            How::Marked => return false,
+        };
+        by >= end.from.saturating_add(lasts)
+    })
+}

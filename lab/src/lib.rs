@@ -1,0 +1,8 @@
+//! The lab: breaks stores while many processes use them, and checks what they were told.
+//!
+//! `docs/lab.md` says how to run it and how to read what it prints.
+
+pub mod check;
+pub mod clock;
+pub mod history;
+pub mod ledger;
