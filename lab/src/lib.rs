@@ -2,7 +2,11 @@
 //!
 //! `docs/lab.md` says how to run it and how to read what it prints.
 
+pub mod bugs;
 pub mod check;
 pub mod clock;
 pub mod history;
 pub mod ledger;
+pub mod nemesis;
+pub mod torture;
+pub mod worker;

@@ -140,9 +140,14 @@ fn fault(history: &KeyHistory<'_>, op: &Op, options: &Options) -> Option<(&'stat
             found = Some(("P9", "replayed to another request: a mismatch".to_owned()));
             continue;
         }
+        // A read shows a record as long as there is one, its tombstone too.
+        let lasts = match print {
+            Some(_) => kept.replay,
+            None => kept.replay.saturating_add(kept.tombstone),
+        };
         let over = end
             .acked
-            .map_or(Nanos::MAX, |at| at.saturating_add(kept.replay))
+            .map_or(Nanos::MAX, |at| at.saturating_add(lasts))
             .saturating_add(options.tolerance);
         if op.invoked > over && !options.clockless {
             let late = millis(op.invoked - over);

@@ -18,8 +18,8 @@ use semel::{Outcome, StateKind, StoreErrorKind};
 pub use line::{parse_answer, parse_call, write_answer, write_call};
 pub use log::Log;
 pub use read::{read, read_all};
+pub(crate) use recorder::forged;
 pub use recorder::{Names, Recorder};
-pub(crate) use recorder::{forged, print_of};
 
 use crate::clock::{Nanos, nanos};
 

@@ -85,7 +85,7 @@ fn number_of(nonce: Nonce) -> u128 {
 }
 
 /// The digest of a fingerprint that histories hold.
-pub(crate) fn print_of(fingerprint: Fingerprint) -> u64 {
+fn print_of(fingerprint: Fingerprint) -> u64 {
     digest(&fingerprint.to_bytes())
 }
 

@@ -1,0 +1,389 @@
+//! A store that is wrong in one way.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLapse, Page, Probe,
+    Purged, Refusal, Resolution, Result, Retention, Token, Waited,
+};
+use semel::{AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind};
+use tokio::time::sleep;
+
+use super::Bug;
+
+/// A store before which a bug stands.
+#[derive(Debug, Clone)]
+pub struct Buggy {
+    inner: AnyStore,
+    bug: Bug,
+    // Callers whose clock is early, where that matters.
+    early: bool,
+    memory: Arc<Mutex<Memory>>,
+    calls: Arc<AtomicU64>,
+}
+
+/// What a bug remembers.
+#[derive(Debug, Default)]
+struct Memory {
+    claims: HashMap<IdentityDigest, (Claim, Instant)>,
+    // What was taken from the fences of each identity's claims.
+    bases: HashMap<IdentityDigest, u64>,
+    last: Option<Outcome>,
+}
+
+impl Buggy {
+    /// Makes `inner` wrong.
+    pub fn new(inner: AnyStore, bug: Bug) -> Self {
+        Self {
+            inner,
+            bug,
+            early: false,
+            memory: Arc::default(),
+            calls: Arc::default(),
+        }
+    }
+
+    /// The same store as another caller sees it: one with an early clock, where that matters.
+    #[must_use]
+    pub fn for_caller(&self, number: u32) -> Self {
+        Self {
+            early: number % 2 == 1,
+            ..self.clone()
+        }
+    }
+
+    fn every(&self, n: u64) -> bool {
+        self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(n)
+    }
+
+    async fn record(&self, digest: &IdentityDigest) -> Result<Option<semel::Record>> {
+        Ok(self.inner.get(digest).await?.map(|entry| entry.record))
+    }
+
+    /// Overwrites whoever holds the identity.
+    async fn seize(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        if let Some(record) = self.record(identity.digest()).await? {
+            let _ = self.inner.abandon(identity.digest(), &record.token).await?;
+        }
+        self.inner.claim(identity, request).await
+    }
+
+    async fn claim_wrongly(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let digest = identity.digest();
+        let claim = self.inner.claim(identity, request).await;
+        match self.bug {
+            Bug::FailsOpen => claim.or_else(|_| {
+                let token = Token {
+                    fence: Fence(1),
+                    nonce: request.nonce,
+                };
+                Ok(Claim::Acquired(Acquired { token, attempt: 1 }))
+            }),
+            Bug::CallersClock => match claim? {
+                Claim::InFlight { .. } if self.early && request.on_lapse == OnLapse::Retry => {
+                    self.seize(identity, request).await
+                }
+                claim => Ok(claim),
+            },
+            Bug::MismatchReplays => match (claim?, self.record(digest).await?) {
+                (Claim::Mismatch, Some(record)) => {
+                    let request = ClaimRequest {
+                        fingerprint: record.fingerprint,
+                        ..*request
+                    };
+                    self.inner.claim(identity, &request).await
+                }
+                (claim, _) => Ok(claim),
+            },
+            Bug::NewNonceRetry => match claim {
+                Err(error) if error.kind() == StoreErrorKind::Unknown => {
+                    let nonce = Nonce::random()?;
+                    let request = ClaimRequest { nonce, ..*request };
+                    self.inner.claim(identity, &request).await
+                }
+                claim => claim,
+            },
+            Bug::DoneCalledNotDone => claim.map_err(|error| {
+                semel::StoreError::new(StoreErrorKind::NotApplied, error.to_string())
+            }),
+            Bug::OwnNonceLoses => {
+                let before = self.memory.lock().claims.get(digest).cloned();
+                let claim = claim?;
+                if let Claim::Acquired(new) = &claim {
+                    if let Some((Claim::Acquired(old), _)) = before
+                        && old.token == new.token
+                    {
+                        return Ok(Claim::InFlight {
+                            fence: old.token.fence,
+                            remaining: request.lease,
+                        });
+                    }
+                    let kept = (claim.clone(), Instant::now());
+                    self.memory.lock().claims.insert(*digest, kept);
+                }
+                Ok(claim)
+            }
+            Bug::EpochReset => Ok(self.rebase(digest, claim?)),
+            Bug::StaleRead => {
+                let claim = claim?;
+                if matches!(claim, Claim::InFlight { .. }) {
+                    let kept = (claim.clone(), Instant::now());
+                    self.memory.lock().claims.insert(*digest, kept);
+                }
+                Ok(claim)
+            }
+            Bug::NeverExpires => {
+                let claim = claim?;
+                let mut memory = self.memory.lock();
+                match (&claim, memory.claims.get(digest)) {
+                    (Claim::Completed { .. }, _) => {
+                        let kept = (claim.clone(), Instant::now());
+                        memory.claims.insert(*digest, kept);
+                    }
+                    // Behind the caller's back the identity is claimed again, as by a cache that
+                    // is filled once.
+                    (Claim::Acquired(_), Some((kept, _))) => return Ok(kept.clone()),
+                    _ => {}
+                }
+                Ok(claim)
+            }
+            Bug::DroppedField | Bug::VoidIsEmpty | Bug::OtherKeysReplay => match claim? {
+                Claim::Completed { outcome, remaining } => Ok(Claim::Completed {
+                    outcome: self.spoil(outcome),
+                    remaining,
+                }),
+                claim => Ok(claim),
+            },
+            _ => claim,
+        }
+    }
+
+    /// Fences as a store would give them out that forgets with the record.
+    fn rebase(&self, digest: &IdentityDigest, claim: Claim) -> Claim {
+        let mut memory = self.memory.lock();
+        let base = memory.bases.entry(*digest).or_default();
+        match claim {
+            Claim::Acquired(Acquired { token, attempt }) => {
+                if attempt == 1 {
+                    *base = token.fence.0 - 1;
+                }
+                let token = Token {
+                    fence: Fence(token.fence.0 - *base),
+                    nonce: token.nonce,
+                };
+                Claim::Acquired(Acquired { token, attempt })
+            }
+            Claim::InFlight { fence, remaining } => Claim::InFlight {
+                fence: Fence(fence.0.saturating_sub(*base)),
+                remaining,
+            },
+            Claim::Unknown { fence } => Claim::Unknown {
+                fence: Fence(fence.0.saturating_sub(*base)),
+            },
+            claim => claim,
+        }
+    }
+
+    fn fence_inside(&self, digest: &IdentityDigest, fence: Fence) -> Fence {
+        if self.bug != Bug::EpochReset {
+            return fence;
+        }
+        let memory = self.memory.lock();
+        let base = memory.bases.get(digest).copied().unwrap_or(0);
+        Fence(fence.0.saturating_add(base))
+    }
+
+    fn spoil(&self, outcome: Outcome) -> Outcome {
+        let rebuilt = |fields: usize, empty: bool| {
+            let mut builder = Outcome::builder(outcome.kind()).code(outcome.code());
+            for (name, value) in outcome.fields().take(fields) {
+                builder = builder.field(name, value);
+            }
+            match outcome.body() {
+                Some(body) => builder.body(&body),
+                None if empty => builder.body(b""),
+                None => builder.void(),
+            }
+        };
+        match self.bug {
+            Bug::DroppedField => rebuilt(outcome.fields().count().saturating_sub(1), false),
+            Bug::VoidIsEmpty => rebuilt(usize::MAX, true),
+            Bug::OtherKeysReplay if self.every(20) => {
+                let last = self.memory.lock().last.replace(outcome.clone());
+                last.unwrap_or(outcome)
+            }
+            _ => outcome,
+        }
+    }
+
+    /// The token that the store compares with the record's.
+    async fn seen(&self, digest: &IdentityDigest, token: &Token) -> Result<Token> {
+        let lax = match self.bug {
+            Bug::NonceIgnored | Bug::FenceIgnored => self.record(digest).await?,
+            _ => None,
+        };
+        Ok(match (self.bug, lax) {
+            (Bug::NonceIgnored, Some(record)) if record.token.fence == token.fence => record.token,
+            (Bug::FenceIgnored, Some(record)) if record.token.nonce == token.nonce => record.token,
+            _ => Token {
+                fence: self.fence_inside(digest, token.fence),
+                nonce: token.nonce,
+            },
+        })
+    }
+
+    // What a step that succeeded, or lost its answer, is said to be.
+    fn told(&self, answer: Result<Fenced>) -> Result<Fenced> {
+        match self.bug {
+            Bug::DoneCalledNotDone => answer.map_err(|error| {
+                semel::StoreError::new(StoreErrorKind::NotApplied, error.to_string())
+            }),
+            _ => answer,
+        }
+    }
+}
+
+impl Store for Buggy {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let digest = identity.digest();
+        match self.bug {
+            Bug::CheckThenAct => {
+                let free = self
+                    .record(digest)
+                    .await?
+                    .is_none_or(|record| record.state.kind() == StateKind::Released);
+                sleep(Duration::from_millis(1)).await;
+                let claim = self.inner.claim(identity, request).await?;
+                match claim {
+                    Claim::InFlight { .. } if free => self.seize(identity, request).await,
+                    claim => Ok(claim),
+                }
+            }
+            Bug::HoldReruns => {
+                let request = ClaimRequest {
+                    on_lapse: OnLapse::Retry,
+                    ..*request
+                };
+                self.inner.claim(identity, &request).await
+            }
+            Bug::StaleRead => {
+                let known = self.memory.lock().claims.get(digest).cloned();
+                match known {
+                    Some((claim, at)) if at.elapsed() < Duration::from_millis(50) => Ok(claim),
+                    _ => self.claim_wrongly(identity, request).await,
+                }
+            }
+            _ => self.claim_wrongly(identity, request).await,
+        }
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        let token = self.seen(identity, token).await?;
+        self.told(self.inner.renew(identity, &token, lease).await)
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        let mut token = self.seen(identity, token).await?;
+        let mut retention = retention;
+        match self.bug {
+            Bug::ZeroRowsLost if self.every(20) => return Ok(Refusal::Superseded.into()),
+            Bug::ShortRetention => retention.replay /= 4,
+            Bug::UnfencedComplete => {
+                if let Some(record) = self.record(identity).await? {
+                    token = record.token;
+                }
+            }
+            Bug::EarlyAck => {
+                let (inner, digest, outcome) = (self.inner.clone(), *identity, outcome.clone());
+                tokio::spawn(async move {
+                    sleep(Duration::from_millis(30)).await;
+                    inner.complete(&digest, &token, &outcome, retention).await
+                });
+                return Ok(Fenced::Applied);
+            }
+            _ => {}
+        }
+        let step = self.inner.complete(identity, &token, outcome, retention);
+        self.told(step.await)
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        if self.bug == Bug::AbandonForgotten {
+            return Ok(Fenced::Applied);
+        }
+        let token = self.seen(identity, token).await?;
+        self.told(self.inner.abandon(identity, &token).await)
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let token = self.seen(identity, token).await?;
+        self.told(self.inner.mark_unknown(identity, &token).await)
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        let inside = Resolution {
+            fence: self.fence_inside(identity, resolution.fence),
+            ..resolution.clone()
+        };
+        self.told(self.inner.resolve(identity, &inside).await)
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        self.inner.get(identity).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        self.inner.list(query).await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        if self.bug == Bug::PurgesRunning {
+            let running = self
+                .inner
+                .list(&ListQuery::new(StateKind::InFlight))
+                .await?;
+            for entry in running.entries.iter().take(limit) {
+                let digest = &entry.label.digest;
+                let _ = self.inner.abandon(digest, &entry.record.token).await?;
+            }
+        }
+        self.inner.purge(limit).await
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        if self.bug == Bug::DeafWait {
+            sleep(timeout).await;
+            return Ok(Waited::TimedOut);
+        }
+        let fence = self.fence_inside(identity, fence);
+        self.inner.wait(identity, fence, timeout).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        self.inner.probe().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.inner.close().await
+    }
+}

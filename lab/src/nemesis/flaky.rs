@@ -1,0 +1,153 @@
+//! Faults for a store inside the process: answers that are dropped after the step was done, steps
+//! that are refused before, and delays on either side.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
+    Retention, Token, Waited,
+};
+use semel::{AnyStore, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+
+/// How many of a thousand calls meet which fault.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Odds {
+    /// Done, but nobody is told.
+    pub answers_dropped: u32,
+    /// Not done, and the caller is told so.
+    pub refused: u32,
+    /// Done late, or told late.
+    pub delayed: u32,
+}
+
+/// A store whose network is bad.
+#[derive(Debug, Clone)]
+pub struct Flaky {
+    inner: AnyStore,
+    odds: Odds,
+    chance: Arc<Mutex<fastrand::Rng>>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Flaky {
+    /// A bad network before `inner`, the same for the same seed and order of calls.
+    pub fn new(inner: AnyStore, odds: Odds, seed: u64) -> Self {
+        Self {
+            inner,
+            odds,
+            chance: Arc::new(Mutex::new(fastrand::Rng::with_seed(seed))),
+            dropped: Arc::default(),
+        }
+    }
+
+    /// How many faults there were.
+    pub fn faults(&self) -> usize {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn roll(&self) -> (u32, Duration) {
+        let mut chance = self.chance.lock();
+        (chance.u32(..1000), Duration::from_millis(chance.u64(1..20)))
+    }
+
+    async fn through<T>(&self, step: impl Future<Output = Result<T>>) -> Result<T> {
+        let (roll, pause) = self.roll();
+        let Odds {
+            answers_dropped,
+            refused,
+            delayed,
+        } = self.odds;
+        let fault = |kind, what: &str| {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            Err(StoreError::new(kind, what))
+        };
+        if roll < answers_dropped {
+            step.await?;
+            return fault(StoreErrorKind::Unknown, "the answer was dropped");
+        }
+        if roll < answers_dropped + refused {
+            return fault(StoreErrorKind::NotApplied, "the connection was refused");
+        }
+        if roll < answers_dropped + refused + delayed {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            if roll % 2 == 0 {
+                tokio::time::sleep(pause).await;
+                return step.await;
+            }
+            let answer = step.await;
+            tokio::time::sleep(pause).await;
+            return answer;
+        }
+        step.await
+    }
+}
+
+impl Store for Flaky {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.through(self.inner.claim(identity, request)).await
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        self.through(self.inner.renew(identity, token, lease)).await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        let step = self.inner.complete(identity, token, outcome, retention);
+        self.through(step).await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.through(self.inner.abandon(identity, token)).await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.through(self.inner.mark_unknown(identity, token)).await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        self.through(self.inner.resolve(identity, resolution)).await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        self.through(self.inner.get(identity)).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        self.inner.list(query).await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        self.through(self.inner.purge(limit)).await
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        self.inner.wait(identity, fence, timeout).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        self.inner.probe().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.inner.close().await
+    }
+}

@@ -1,0 +1,3 @@
+//! What goes wrong, and when.
+
+pub mod flaky;

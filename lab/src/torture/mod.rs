@@ -1,0 +1,3 @@
+//! A run: workers, faults, and what the checker says of them.
+
+pub mod local;

@@ -1,0 +1,89 @@
+//! A worker as a process of its own. The parent says on its standard input what to do next; where
+//! that ends, the parent is gone, and so is the worker.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use semel::{AnyStore, Store as _};
+use semel_stores::OpenOptions;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::time::{Instant, sleep};
+
+use super::{Settings, Worker};
+use crate::bugs::{Bug, Buggy};
+
+/// The hidden subcommand.
+pub const COMMAND: &str = "worker";
+
+// A server that is being restarted comes back within this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs worker `number` in its `life`th life, with the settings in a file.
+///
+/// # Errors
+/// Where the settings or the store cannot be used.
+pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
+    let text = std::fs::read_to_string(settings).context("the worker's settings")?;
+    let settings: Settings = serde_json::from_str(&text)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(obey(settings, number, life))
+}
+
+async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
+    let store = open(&settings, number).await?;
+    let worker = Worker::new(settings, store, number, life)?;
+    let mut tasks = worker.start(life);
+    say("ready");
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(order) = orders.next_line().await? {
+        match order.as_str() {
+            "stop" => {
+                worker.stop();
+                while let Some(ended) = tasks.join_next().await {
+                    ended.context("a task of a worker")?;
+                }
+                say("stopped");
+            }
+            "settle" => {
+                worker.settle().await;
+                say("settled");
+            }
+            "end" => {
+                // What closing says is of no use any more.
+                let _ = worker.store.close().await;
+                return Ok(());
+            }
+            other => bail!("a worker does not know the order {other:?}"),
+        }
+    }
+    bail!("the parent is gone")
+}
+
+fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    // A parent that does not listen is gone.
+    let _ = writeln!(out, "{what}").and_then(|()| out.flush());
+}
+
+async fn open(settings: &Settings, number: u32) -> Result<AnyStore> {
+    let until = Instant::now() + PATIENCE;
+    let store = loop {
+        match semel_stores::open(&settings.url, &OpenOptions::default()).await {
+            Ok(store) => break store,
+            Err(error) if Instant::now() > until => {
+                return Err(error).context("the worker's store");
+            }
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    };
+    let Some(name) = &settings.bug else {
+        return Ok(store);
+    };
+    let bug = Bug::from_name(name).with_context(|| format!("there is no bug {name:?}"))?;
+    Ok(AnyStore::new(Buggy::new(store, bug).for_caller(number)))
+}
