@@ -8,5 +8,6 @@ pub mod clock;
 pub mod history;
 pub mod ledger;
 pub mod nemesis;
+pub mod report;
 pub mod torture;
 pub mod worker;

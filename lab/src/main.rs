@@ -1,2 +1,41 @@
-//! The program.
-fn main() {}
+//! The program: `cargo run --release --manifest-path lab/Cargo.toml -- COMMAND …`.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use semel_lab::torture;
+use semel_lab::worker::process;
+
+fn main() -> ExitCode {
+    match command(std::env::args().skip(1)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("semel-lab: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether what was asked for went well.
+fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
+    match arguments.next().as_deref() {
+        Some("torture") => {
+            let options = torture::Options::parse(arguments)?;
+            let program = std::env::current_exe()?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            let report = runtime.block_on(torture::run(&options, &program))?;
+            report.print()?;
+            Ok(report.passed())
+        }
+        // Not for people: a worker of a run.
+        Some(process::COMMAND) => {
+            let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
+            let settings = next("settings")?;
+            let (number, life) = (next("number")?.parse()?, next("life")?.parse()?);
+            process::run(settings.as_ref(), number, life)?;
+            Ok(true)
+        }
+        _ => bail!("usage: semel-lab {}", torture::USAGE),
+    }
+}

@@ -61,7 +61,7 @@ pub(super) fn check(
         let (older, newer) = (before.min(at), before.max(at));
         let (older, newer) = (&history.attempts[older], &history.attempts[newer]);
         match succession(older, newer, options) {
-            Ok(()) => findings.explained_effects += 1,
+            Ok(_) => findings.explained_effects += 1,
             Err(why) => {
                 findings.double_effects += 1;
                 findings.report(

@@ -39,14 +39,22 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
                     next.held.fence, last.process, next.process
                 ),
             );
-        } else if let Err(why) = succession(last, next, options) {
-            let property = if why.contains("mismatch") { "P9" } else { "P1" };
+            continue;
+        }
+        // A claim whose answer was lost may have run in between, and been resolved.
+        let direct = !history.ghost_by(next.known, None);
+        let fault = match succession(last, next, options) {
+            Err(why) => Some(("P1", format!("while the first {why}"))),
+            Ok(false) if direct => Some(("P9", "although it is another request".into())),
+            Ok(_) => None,
+        };
+        if let Some((property, why)) = fault {
             findings.report(
                 property,
                 history.key,
                 next.known,
                 format!(
-                    "attempt {} of process {} was acquired while attempt {} of process {} {why}",
+                    "attempt {} of process {} was acquired after attempt {} of process {}, {why}",
                     next.held.fence, next.process, last.held.fence, last.process
                 ),
             );
@@ -65,8 +73,13 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
 }
 
 /// Whether `last` may have ended by the time `next` was acquired at the latest, in a way that lets
-/// `next` begin; and if not, how it stood.
-pub(super) fn succession(last: &Attempt, next: &Attempt, options: &Options) -> Result<(), String> {
+/// others begin; and if not, how it stood. `Ok(false)`: it lapsed, which lets the same request
+/// begin only, and `next` is another.
+pub(super) fn succession(
+    last: &Attempt,
+    next: &Attempt,
+    options: &Options,
+) -> Result<bool, String> {
     let by = next.known.saturating_add(options.tolerance);
     let mut before = last.ends.iter().filter(|end| end.from < next.known);
     let over = |from: Nanos, kept: crate::history::Kept| {
@@ -77,7 +90,7 @@ pub(super) fn succession(last: &Attempt, next: &Attempt, options: &Options) -> R
     if let Some((_, kept)) = last.acked_kept() {
         let from = last.completed_from(kept.outcome);
         if over(from, kept) {
-            return Ok(());
+            return Ok(true);
         }
         return Err("was completed (acknowledged) and within retention".into());
     }
@@ -85,7 +98,7 @@ pub(super) fn succession(last: &Attempt, next: &Attempt, options: &Options) -> R
         how if how.frees() => true,
         how => how.kept().is_some_and(|kept| over(end.from, kept)),
     }) {
-        return Ok(());
+        return Ok(true);
     }
     if !next.retry {
         return Err("was neither released, resolved nor over; its policy is to hold".into());
@@ -97,10 +110,8 @@ pub(super) fn succession(last: &Attempt, next: &Attempt, options: &Options) -> R
             millis(last.lapse_from - next.known)
         ));
     }
-    if last.print != next.print {
-        return Err("lapsed, but it was another request: a mismatch".into());
-    }
-    Ok(())
+    // It lapsed.
+    Ok(last.print == next.print)
 }
 
 // The record of `last` may be gone: its retention is over, or its release long past.

@@ -1,3 +1,168 @@
 //! A run: workers, faults, and what the checker says of them.
+//!
+//! The parent starts the server, puts a proxy before it, and starts the workers, which are
+//! processes of their own. While they work it lets the planned faults happen. Then the faults stop,
+//! the workers end what they do, and drive every key to an end. Histories and ledger are read and
+//! checked only after that, so that checking does not compete with the run.
 
+mod fleet;
 pub mod local;
+mod options;
+mod strike;
+mod target;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep_until};
+
+pub use options::{Options, USAGE};
+pub use target::Target;
+
+use crate::check::{self, check};
+use crate::clock::{Nanos, nanos, now};
+use crate::history::read_all;
+use crate::ledger;
+use crate::nemesis::{Fault, Lane, plan};
+use crate::report::Report;
+use crate::worker::Settings;
+use fleet::Fleet;
+use strike::Struck;
+
+/// Does the run with workers of this program, and says what came of it.
+///
+/// # Errors
+/// Where the run could not be done. What the store did wrong is in the report.
+pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+    let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
+    let directory = match &options.keep {
+        Some(folder) => folder.clone(),
+        None => temporary.path().to_owned(),
+    };
+    std::fs::create_dir_all(&directory)?;
+    let target = Target::start(options, &directory).await?;
+    let settings = settings(options, &target, &directory);
+    let ran = work(options, &target, &settings, program).await?;
+    let report = examine(options, &target, &settings, &ran)?;
+    if !report.passed() && options.keep.is_none() {
+        // For whoever looks for the cause.
+        return Ok(report.left_in(&temporary.keep()));
+    }
+    Ok(report)
+}
+
+fn settings(options: &Options, target: &Target, directory: &Path) -> Settings {
+    // A store that one process has open: as many tasks in one worker.
+    let (processes, tasks) = match target.single {
+        true => (1, options.processes * options.tasks),
+        false => (options.processes, options.tasks),
+    };
+    Settings {
+        run: format!("{}-{:x}", options.seed, now()),
+        seed: options.seed,
+        keys: options.keys,
+        processes,
+        tasks,
+        lease: options.lease,
+        pace: options.pace,
+        directory: directory.into(),
+        url: target.url.clone(),
+        bug: options.bug.map(|bug| bug.name().into()),
+    }
+}
+
+/// What a run left behind, besides the files.
+struct Ran {
+    begun: Nanos,
+    settling: Nanos,
+    struck: Struck,
+    /// Why the run ended before its time.
+    broken: Option<anyhow::Error>,
+}
+
+async fn work(
+    options: &Options,
+    target: &Target,
+    settings: &Settings,
+    program: &Path,
+) -> Result<Ran> {
+    let path: PathBuf = settings.directory.join("settings.json");
+    std::fs::write(&path, serde_json::to_vec(settings)?)?;
+    let fleet = Fleet::start(program, &path, settings.processes).await?;
+    let fleet = Mutex::new(fleet);
+    let (begun, start) = (now(), Instant::now());
+    let planned = plan(&options.faults, options.length, options.lease, options.seed);
+    let mut ran = Ran {
+        begun,
+        settling: Nanos::MAX,
+        struck: Struck::new(),
+        broken: None,
+    };
+    match strike::all(&planned, target, &fleet, start).await {
+        Ok(struck) => ran.struck = struck,
+        Err(error) => {
+            ran.broken = Some(error);
+            return Ok(ran);
+        }
+    }
+    sleep_until(start + options.length).await;
+    let mut fleet = fleet.into_inner();
+    let end = async {
+        fleet.all("stop", "stopped").await?;
+        let settling = now();
+        fleet.all("settle", "settled").await?;
+        fleet.end().await?;
+        anyhow::Ok(settling)
+    };
+    match end.await {
+        Ok(settling) => ran.settling = settling,
+        Err(error) => ran.broken = Some(error),
+    }
+    Ok(ran)
+}
+
+fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -> Result<Report> {
+    let ops = read_all(&settings.directory).context("the histories")?;
+    let effects = ledger::read(&settings.ledger()).context("the ledger")?;
+    let (accepted, refused) = ledger::accepted(&effects);
+    let findings = check(&ops, &accepted, &checked(options, target, ran));
+    let mut report = Report::new(&target.name(), options, settings);
+    report.calls(&ops, ran.begun);
+    report.effects(accepted.len(), refused);
+    report.faults(&ran.struck);
+    report.findings(&ops, &findings, ran.begun);
+    report.took(ran.begun, ran.settling.min(now()));
+    if let Some(error) = &ran.broken {
+        report.failed(format!("the run broke off: {error:#}"));
+    }
+    let planned: BTreeSet<Fault> = options.faults.iter().copied().collect();
+    for fault in planned.into_iter().filter(|f| !ran.struck.contains_key(f)) {
+        report.failed(format!("the planned fault {} never fired", fault.name()));
+    }
+    report.floor(options.floor());
+    Ok(report)
+}
+
+fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
+    const SECOND: Nanos = 1_000_000_000;
+    let lease = nanos(options.lease);
+    let has = |lane| options.faults.iter().any(|fault| fault.lane() == lane);
+    let broken = has(Lane::Server) || has(Lane::Network);
+    let paused = options.faults.contains(&Fault::PauseWorker);
+    check::Options {
+        tolerance: nanos(options.tolerance) * if target.clockless { 5 } else { 1 },
+        clockless: target.clockless,
+        wait_grace: match (broken, paused) {
+            // A wake-up may be lost with its connection: the waiter looks by itself, later.
+            (true, _) => Nanos::MAX,
+            (false, true) => 3 * lease + 2 * SECOND,
+            (false, false) => 2 * SECOND,
+        },
+        settling: (ran.settling != Nanos::MAX).then_some(ran.settling),
+        settle_within: lease * if target.clockless { 2 } else { 1 } + 2 * SECOND,
+        keys: options.keys,
+        ..check::Options::default()
+    }
+}

@@ -1,0 +1,93 @@
+//! The schedule: which fault strikes when, for how long and whom. All of it follows from the seed.
+
+use std::time::Duration;
+
+use super::{Fault, Lane};
+
+/// One fault to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Planned {
+    /// What.
+    pub fault: Fault,
+    /// When, from the start of the work.
+    pub at: Duration,
+    /// For how long.
+    pub lasts: Duration,
+    /// Chooses whom, among those there are.
+    pub whom: u32,
+}
+
+const FIRST: Duration = Duration::from_millis(800);
+// Something must succeed in between.
+const SHORTEST_REST: Duration = Duration::from_millis(400);
+
+fn lasts(fault: Fault, lease: Duration, chance: &mut fastrand::Rng) -> Duration {
+    let share = 1.0 + chance.f64();
+    match fault {
+        Fault::KillWorker => Duration::from_millis(200),
+        Fault::PauseWorker => lease * 3,
+        Fault::KillServer | Fault::RestartServer => Duration::from_millis(300).mul_f64(share),
+        Fault::PauseServer => lease.mul_f64(1.25 * share),
+        Fault::Failover => Duration::from_secs(6),
+        Fault::Cut => Duration::from_millis(400).mul_f64(share),
+        Fault::Delay => Duration::from_millis(800).mul_f64(share),
+        Fault::DropAnswers | Fault::HalveAnswers | Fault::Refuse => {
+            Duration::from_millis(300).mul_f64(share)
+        }
+        Fault::Blackhole => lease.mul_f64(share),
+    }
+}
+
+/// The faults of a run of this length. The workers' and the store's go on side by side; those of
+/// the server and of the network take turns. Every kind comes up before any comes up again.
+pub fn plan(faults: &[Fault], length: Duration, lease: Duration, seed: u64) -> Vec<Planned> {
+    let mut chance = fastrand::Rng::with_seed(seed ^ 0x6e65_6d65_7369_7321);
+    let mut planned = Vec::new();
+    let workers = |fault: &&Fault| fault.lane() == Lane::Worker;
+    let (own, others): (Vec<Fault>, Vec<Fault>) = faults.iter().partition(workers);
+    for mut lane in [own, others] {
+        if lane.is_empty() {
+            continue;
+        }
+        chance.shuffle(&mut lane);
+        let mut at = FIRST.mul_f64(1.0 + chance.f64());
+        for fault in lane.iter().copied().cycle() {
+            let lasts = lasts(fault, lease, &mut chance);
+            if at + lasts + SHORTEST_REST > length {
+                break;
+            }
+            planned.push(Planned {
+                fault,
+                at,
+                lasts,
+                whom: chance.u32(..),
+            });
+            at += lasts + SHORTEST_REST.mul_f64(1.0 + 2.0 * chance.f64());
+        }
+    }
+    planned.sort_by_key(|p| p.at);
+    planned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seed_decides_and_every_kind_comes_up() {
+        let (length, lease) = (Duration::from_secs(20), Duration::from_secs(1));
+        let kinds = [
+            Fault::KillWorker,
+            Fault::Cut,
+            Fault::KillServer,
+            Fault::Delay,
+        ];
+        let planned = plan(&kinds, length, lease, 7);
+        assert_eq!(planned, plan(&kinds, length, lease, 7));
+        assert_ne!(planned, plan(&kinds, length, lease, 8));
+        for kind in kinds {
+            assert!(planned.iter().any(|p| p.fault == kind), "{kind:?}");
+        }
+        assert!(planned.iter().all(|p| p.at + p.lasts < length));
+    }
+}

@@ -1,0 +1,201 @@
+//! What a run prints: a line of JSON, the last one, and for people an excerpt of the history around
+//! each violation before it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::check::{Findings, excerpt};
+use crate::clock::{Nanos, millis};
+use crate::history::{Answer, Failed, Op};
+use crate::nemesis::Fault;
+use crate::torture::Options;
+use crate::worker::Settings;
+
+/// How the calls of one step ended.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Counts {
+    /// With an answer.
+    pub ok: usize,
+    /// With a refusal: nothing was changed.
+    pub refused: usize,
+    /// Without one: it may have happened.
+    pub unknown: usize,
+    /// With an error that says that it did not happen.
+    pub failed: usize,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    store: String,
+    seed: u64,
+    processes: u32,
+    tasks: u32,
+    keys: u32,
+    seconds: f64,
+    operations: usize,
+    per_second: usize,
+    steps: BTreeMap<&'static str, Counts>,
+    completions: usize,
+    replays: usize,
+    takeovers: usize,
+    effects: usize,
+    effects_refused: usize,
+    faults: usize,
+    faults_by_kind: BTreeMap<&'static str, usize>,
+    violations: usize,
+    violations_by_property: BTreeMap<&'static str, usize>,
+    lost: usize,
+    double_effects: usize,
+    explained_effects: usize,
+    linear_keys: usize,
+    linear_undecided: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bug: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failed_because: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<String>,
+    #[serde(skip)]
+    details: Vec<String>,
+}
+
+/// So many violations are shown in detail.
+const SHOWN: usize = 8;
+const EXCERPT: usize = 32;
+
+impl Report {
+    pub(crate) fn new(store: &str, options: &Options, settings: &Settings) -> Self {
+        Self {
+            store: store.into(),
+            seed: options.seed,
+            processes: settings.processes,
+            tasks: settings.tasks,
+            keys: settings.keys,
+            seconds: 0.0,
+            operations: 0,
+            per_second: 0,
+            steps: BTreeMap::new(),
+            completions: 0,
+            replays: 0,
+            takeovers: 0,
+            effects: 0,
+            effects_refused: 0,
+            faults: 0,
+            faults_by_kind: BTreeMap::new(),
+            violations: 0,
+            violations_by_property: BTreeMap::new(),
+            lost: 0,
+            double_effects: 0,
+            explained_effects: 0,
+            linear_keys: 0,
+            linear_undecided: 0,
+            bug: options.bug.map(|bug| bug.name()),
+            failed_because: Vec::new(),
+            history: None,
+            details: Vec::new(),
+        }
+    }
+
+    pub(crate) fn calls(&mut self, ops: &[Op], _begun: Nanos) {
+        self.operations = ops.len();
+        for op in ops {
+            let counts = self.steps.entry(op.call.name()).or_default();
+            let count = match op.answer {
+                Answer::Refused(_) | Answer::Mismatch => &mut counts.refused,
+                Answer::Lost | Answer::Failed(Failed::Perhaps) => &mut counts.unknown,
+                Answer::Failed(Failed::Not) => &mut counts.failed,
+                _ => &mut counts.ok,
+            };
+            *count += 1;
+            match op.answer {
+                Answer::Completed { .. } => self.replays += 1,
+                Answer::Acquired { attempt, .. } if attempt > 1 => self.takeovers += 1,
+                _ => {}
+            }
+        }
+        self.completions = self.steps.get("complete").map_or(0, |c| c.ok);
+    }
+
+    pub(crate) const fn effects(&mut self, accepted: usize, refused: usize) {
+        self.effects = accepted;
+        self.effects_refused = refused;
+    }
+
+    pub(crate) fn faults(&mut self, struck: &BTreeMap<Fault, usize>) {
+        self.faults = struck.values().sum();
+        self.faults_by_kind = struck.iter().map(|(f, n)| (f.name(), *n)).collect();
+    }
+
+    pub(crate) fn findings(&mut self, ops: &[Op], findings: &Findings, begun: Nanos) {
+        self.violations = findings.violations.len();
+        self.violations_by_property = findings.by_property();
+        self.lost = findings.lost;
+        self.double_effects = findings.double_effects;
+        self.explained_effects = findings.explained_effects;
+        self.linear_keys = findings.linear_checked;
+        self.linear_undecided = findings.linear_undecided;
+        for violation in findings.violations.iter().take(SHOWN) {
+            let at = millis(violation.at.saturating_sub(begun));
+            self.details.push(format!(
+                "{} at {at:.3} ms, key {}: {}",
+                violation.property, violation.key, violation.what
+            ));
+            let lines = excerpt(ops, violation.key, violation.at, begun, EXCERPT);
+            self.details.extend(lines);
+        }
+    }
+
+    pub(crate) fn took(&mut self, begun: Nanos, ended: Nanos) {
+        self.seconds = (millis(ended.saturating_sub(begun)) / 10.0).round() / 100.0;
+        if self.seconds > 0.0 {
+            self.per_second = (self.operations as f64 / self.seconds) as usize;
+        }
+    }
+
+    pub(crate) fn failed(&mut self, why: String) {
+        self.failed_because.push(why);
+    }
+
+    pub(crate) fn floor(&mut self, floor: usize) {
+        if self.completions < floor {
+            let why = format!(
+                "{} completions were acknowledged, fewer than the floor of {floor}",
+                self.completions
+            );
+            self.failed(why);
+        }
+        if self.violations > 0 {
+            self.failed(format!("{} violations", self.violations));
+        }
+    }
+
+    pub(crate) fn left_in(mut self, folder: &Path) -> Self {
+        self.history = Some(folder.display().to_string());
+        self
+    }
+
+    /// Whether nothing is wrong with the store, and with the run.
+    pub const fn passed(&self) -> bool {
+        self.failed_because.is_empty()
+    }
+
+    /// How many acknowledged completions were not replayed.
+    pub const fn lost(&self) -> usize {
+        self.lost
+    }
+
+    /// Prints it: details to standard error, JSON as the last line of standard output.
+    ///
+    /// # Errors
+    /// Where it cannot be put into JSON.
+    pub fn print(&self) -> anyhow::Result<()> {
+        for line in &self.details {
+            eprintln!("{line}");
+        }
+        println!("{}", serde_json::to_string(self)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! What is tortured: a store by its URL, or a server of the lab's own with a proxy before it.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use semel_stores::OpenOptions;
+use semel_testkit::proxy::Proxy;
+use semel_testkit::servers::{self, Kind, Server};
+
+use super::Options;
+use crate::nemesis::{Fault, Lane};
+
+/// A store to be tortured, and all of it that can be broken.
+pub struct Target {
+    /// How workers open it.
+    pub url: String,
+    /// The server, where it is the lab's own.
+    pub server: Option<Box<dyn Server>>,
+    /// What stands before it.
+    pub proxy: Option<Proxy>,
+    /// Whether one process has it open at a time: the workers are then one process.
+    pub single: bool,
+    /// Whether it has no clock of its own.
+    pub clockless: bool,
+    kind: Option<Kind>,
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A URL may hold a password.
+        f.debug_struct("Target").field("kind", &self.kind).finish()
+    }
+}
+
+impl Target {
+    /// Starts it, and makes what it needs. Embedded stores are put into `folder`.
+    ///
+    /// # Errors
+    /// Where it does not start, or a fault does not apply to it.
+    pub async fn start(options: &Options, folder: &Path) -> Result<Self> {
+        let kind = Kind::from_name(&options.store);
+        let embedded = matches!(options.store.as_str(), "file" | "sqlite");
+        for fault in &options.faults {
+            applies(*fault, kind, embedded, &options.store)?;
+        }
+        let mut target = match kind {
+            Some(kind) => Self::of_kind(kind, &options.faults)?,
+            None if embedded => {
+                let path = folder.join("store").display().to_string();
+                Self::at(format!("{}:{path}", options.store))
+            }
+            None => Self::at(options.store.clone()),
+        };
+        let scheme = target.url.split(':').next().unwrap_or_default();
+        if scheme == "memory" {
+            bail!("memory: lives in one process and cannot be shared; the tests of the lab use it");
+        }
+        target.single = scheme == "file";
+        target.clockless = matches!(scheme, "nats" | "dynamodb");
+        // Not by way of the proxy's faults: none is on yet.
+        semel_stores::migrate(&target.url, &OpenOptions::default())
+            .await
+            .context("the store cannot be prepared")?;
+        Ok(target)
+    }
+
+    fn at(url: String) -> Self {
+        Self {
+            url,
+            server: None,
+            proxy: None,
+            single: false,
+            clockless: false,
+            kind: None,
+        }
+    }
+
+    fn of_kind(kind: Kind, faults: &[Fault]) -> Result<Self> {
+        let server = tokio::task::block_in_place(|| servers::start(kind))?;
+        let proxied = faults.iter().any(|fault| fault.lane() == Lane::Network);
+        let proxy = match proxied {
+            true => Some(Proxy::start(server.address())?),
+            false => None,
+        };
+        let url = match &proxy {
+            Some(proxy) => server.url_through(proxy.address()),
+            None => server.url(),
+        };
+        Ok(Self {
+            server: Some(server),
+            proxy,
+            kind: Some(kind),
+            ..Self::at(url)
+        })
+    }
+
+    /// The name in reports: never the URL.
+    pub fn name(&self) -> String {
+        let scheme = || self.url.split(':').next().unwrap_or_default();
+        self.kind.map_or_else(|| scheme().into(), |kind| kind.name().into())
+    }
+
+    /// Whether PostgreSQL's signals are understood.
+    pub fn is_postgres(&self) -> bool {
+        self.kind == Some(Kind::Postgres)
+    }
+}
+
+fn applies(fault: Fault, kind: Option<Kind>, embedded: bool, store: &str) -> Result<()> {
+    let cluster = matches!(kind, Some(Kind::RedisCluster | Kind::NatsCluster));
+    let name = fault.name();
+    match fault.lane() {
+        Lane::Worker => Ok(()),
+        _ if embedded => bail!(
+            "the fault {name} needs a server; {store} has none: kill-worker kills it with its \
+             worker"
+        ),
+        _ if kind.is_none() => bail!(
+            "the fault {name} needs a server of the lab's own: give --store one of {}",
+            Kind::ALL.map(Kind::name).join(", ")
+        ),
+        Lane::Network if cluster => bail!(
+            "the fault {name} needs one address; the clients of {store} find its nodes by \
+             themselves"
+        ),
+        Lane::Server if fault == Fault::Failover && !cluster => {
+            bail!("the fault failover needs a cluster: redis-cluster or nats-cluster")
+        }
+        _ => Ok(()),
+    }
+}
