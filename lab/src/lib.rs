@@ -5,6 +5,7 @@
 pub mod bugs;
 pub mod check;
 pub mod clock;
+pub mod controls;
 pub mod history;
 pub mod ledger;
 pub mod nemesis;

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use semel_lab::torture;
 use semel_lab::worker::process;
+use semel_lab::{controls, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -28,6 +28,12 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             report.print()?;
             Ok(report.passed())
         }
+        Some("controls") => {
+            let names: Vec<String> = arguments.collect();
+            let program = std::env::current_exe()?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            runtime.block_on(controls::run(&names, &program))
+        }
         // Not for people: a worker of a run.
         Some(process::COMMAND) => {
             let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
@@ -36,6 +42,10 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             process::run(settings.as_ref(), number, life)?;
             Ok(true)
         }
-        _ => bail!("usage: semel-lab {}", torture::USAGE),
+        _ => bail!(
+            "usage: semel-lab {}\n       semel-lab {}",
+            torture::USAGE,
+            controls::USAGE
+        ),
     }
 }

@@ -3,6 +3,8 @@
 mod fault;
 pub mod flaky;
 mod schedule;
+mod switch;
 
 pub use fault::{Fault, Lane};
 pub use schedule::{Planned, plan};
+pub use switch::Switch;

@@ -25,7 +25,7 @@ struct Process {
 
 /// All of them.
 #[derive(Debug)]
-pub(super) struct Fleet {
+pub(crate) struct Fleet {
     program: PathBuf,
     settings: PathBuf,
     workers: Vec<Process>,

@@ -28,8 +28,8 @@ use crate::ledger;
 use crate::nemesis::{Fault, Lane, plan};
 use crate::report::Report;
 use crate::worker::Settings;
-use fleet::Fleet;
-use strike::Struck;
+pub(crate) use fleet::Fleet;
+pub(crate) use strike::Struck;
 
 /// Does the run with workers of this program, and says what came of it.
 ///
@@ -43,14 +43,28 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     };
     std::fs::create_dir_all(&directory)?;
     let target = Target::start(options, &directory).await?;
-    let settings = settings(options, &target, &directory);
-    let ran = work(options, &target, &settings, program).await?;
-    let report = examine(options, &target, &settings, &ran)?;
+    let planned = plan(&options.faults, options.length, options.lease, options.seed);
+    let faults =
+        async |fleet: &Mutex<Fleet>| strike::all(&planned, &target, fleet, Instant::now()).await;
+    let report = through(options, &target, &directory, program, faults).await?;
     if !report.passed() && options.keep.is_none() {
         // For whoever looks for the cause.
         return Ok(report.left_in(&temporary.keep()));
     }
     Ok(report)
+}
+
+/// Lets workers loose on a store for the length of a run while `faults` happen, and checks.
+pub(crate) async fn through(
+    options: &Options,
+    target: &Target,
+    directory: &Path,
+    program: &Path,
+    faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
+) -> Result<Report> {
+    let settings = settings(options, target, directory);
+    let ran = work(options, &settings, program, faults).await?;
+    examine(options, target, &settings, &ran)
 }
 
 fn settings(options: &Options, target: &Target, directory: &Path) -> Settings {
@@ -84,23 +98,22 @@ struct Ran {
 
 async fn work(
     options: &Options,
-    target: &Target,
     settings: &Settings,
     program: &Path,
+    faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
 ) -> Result<Ran> {
     let path: PathBuf = settings.directory.join("settings.json");
     std::fs::write(&path, serde_json::to_vec(settings)?)?;
     let fleet = Fleet::start(program, &path, settings.processes).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
-    let planned = plan(&options.faults, options.length, options.lease, options.seed);
     let mut ran = Ran {
         begun,
         settling: Nanos::MAX,
         struck: Struck::new(),
         broken: None,
     };
-    match strike::all(&planned, target, &fleet, start).await {
+    match faults(&fleet).await {
         Ok(struck) => ran.struck = struck,
         Err(error) => {
             ran.broken = Some(error);

@@ -14,7 +14,7 @@ use super::target::Target;
 use crate::nemesis::{Fault, Lane, Planned};
 
 /// How often each fault struck: one that was planned and hit nobody does not count.
-pub(super) type Struck = BTreeMap<Fault, usize>;
+pub(crate) type Struck = BTreeMap<Fault, usize>;
 
 /// Lets the planned faults happen, from `begun` on.
 pub(super) async fn all(

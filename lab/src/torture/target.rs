@@ -57,14 +57,20 @@ impl Target {
         }
         target.single = scheme == "file";
         target.clockless = matches!(scheme, "nats" | "dynamodb");
-        // Not by way of the proxy's faults: none is on yet.
-        semel_stores::migrate(&target.url, &OpenOptions::default())
-            .await
-            .context("the store cannot be prepared")?;
+        target.prepare().await?;
         Ok(target)
     }
 
-    fn at(url: String) -> Self {
+    /// Makes what the store needs on its server.
+    pub(crate) async fn prepare(&self) -> Result<()> {
+        semel_stores::migrate(&self.url, &OpenOptions::default())
+            .await
+            .context("the store cannot be prepared")?;
+        Ok(())
+    }
+
+    /// A store that is there already, and that nobody here can break.
+    pub(crate) fn at(url: String) -> Self {
         Self {
             url,
             server: None,
@@ -97,7 +103,8 @@ impl Target {
     /// The name in reports: never the URL.
     pub fn name(&self) -> String {
         let scheme = || self.url.split(':').next().unwrap_or_default();
-        self.kind.map_or_else(|| scheme().into(), |kind| kind.name().into())
+        self.kind
+            .map_or_else(|| scheme().into(), |kind| kind.name().into())
     }
 
     /// Whether PostgreSQL's signals are understood.

@@ -1,0 +1,139 @@
+//! Short runs of the program itself on every store, each with two kinds of fault. Each starts a
+//! server of its own; one that is not installed is a failure.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+fn lab(arguments: &[&str]) -> (bool, Value) {
+    let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
+        .args(arguments)
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    println!("{out}\n{errors}");
+    let last = out.lines().last().expect("the report is the last line");
+    (output.status.success(), serde_json::from_str(last).unwrap())
+}
+
+/// 20 s of work of 8 processes with 25 tasks each on 1,000 keys.
+fn torture(store: &str, faults: &str) {
+    let (passed, report) = lab(&[
+        "torture", "--store", store, "--seed", "7", "--faults", faults,
+    ]);
+    assert!(passed, "{report}");
+    assert_eq!(report["violations"], 0);
+    assert_eq!(
+        (&report["lost"], &report["double_effects"]),
+        (&0.into(), &0.into())
+    );
+    for fault in faults.split(',') {
+        assert!(
+            report["faults_by_kind"][fault].as_u64() > Some(0),
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn file() {
+    torture("file", "kill-worker,pause-worker");
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn sqlite() {
+    torture("sqlite", "kill-worker,pause-worker");
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn postgres() {
+    torture("postgres", "restart-server,drop-answers");
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn mariadb() {
+    torture("mariadb", "kill-server,cut");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis() {
+    torture("redis", "pause-server,halve-answers");
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn nats() {
+    torture("nats", "kill-server,drop-answers");
+}
+
+#[cfg(feature = "dynamodb")]
+#[test]
+fn dynamodb() {
+    torture("dynamodb", "kill-worker,drop-answers");
+}
+
+/// Loss that is there is found.
+#[cfg(feature = "redis")]
+#[test]
+fn controls_show_their_loss() {
+    let (passed, last) = lab(&["controls"]);
+    assert!(passed, "{last}");
+}
+
+#[test]
+fn a_planted_bug_fails_a_run_across_processes() {
+    let short = [
+        "torture",
+        "--store",
+        "file",
+        "--seconds",
+        "3",
+        "--keys",
+        "100",
+    ];
+    for bug in ["dropped-field", "hold-reruns", "early-ack"] {
+        let (passed, report) = lab(&[&short[..], &["--bug", bug, "--lease", "300ms"]].concat());
+        assert!(!passed, "{bug} was not caught");
+        assert_ne!(report["violations"], 0, "{report}");
+    }
+}
+
+#[test]
+fn what_does_not_apply_is_said() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = run(&["torture", "--store", "file", "--faults", "cut"]);
+    assert!(said.contains("needs a server"), "{said}");
+    let said = run(&["torture", "--store", "redis-cluster", "--faults", "cut"]);
+    assert!(said.contains("needs one address"), "{said}");
+    let said = run(&["torture", "--store", "file", "--faults", "floods"]);
+    assert!(said.contains("there is no fault"), "{said}");
+    let said = run(&["torture", "--store", "memory:"]);
+    assert!(said.contains("one process"), "{said}");
+}
+
+#[test]
+fn too_little_success_and_faults_that_never_fired_fail_a_run() {
+    let floor = ["--seconds", "2", "--keys", "50", "--floor", "1000000"];
+    let (passed, report) = lab(&[&["torture", "--store", "file"], &floor[..]].concat());
+    assert!(!passed);
+    let why = report["failed_because"].to_string();
+    assert!(why.contains("floor"), "{why}");
+
+    let short = ["--seconds", "1", "--floor", "0", "--faults", "pause-worker"];
+    let (passed, report) = lab(&[&["torture", "--store", "file"], &short[..]].concat());
+    assert!(!passed);
+    let why = report["failed_because"].to_string();
+    assert!(why.contains("never fired"), "{why}");
+}
