@@ -31,8 +31,8 @@ pub async fn run(names: &[String], program: &Path) -> Result<bool> {
         }
     }
     let wanted = |name: &&str| names.is_empty() || names.iter().any(|n| n == name);
-    for name in ALL.iter().filter(wanted) {
-        let report = match *name {
+    for name in ALL.into_iter().filter(wanted) {
+        let report = match name {
             "redis-everysec-failover" => redis_failover(program).await,
             _ => redis_without_log(program).await,
         };
