@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::clock::Nanos;
-use crate::history::{Answer, Call, Held, Kept, KeyIndex, Op, Step};
+use crate::history::{Answer, Call, Held, Kept, KeyIndex, Op, Refused, Step};
 
 /// A claim operation, taken apart.
 #[derive(Debug, Clone, Copy)]
@@ -101,6 +101,24 @@ impl Attempt {
     }
 }
 
+/// Whether a refusal may hide that the step was done when it was first sent: its record has moved
+/// on since, or is gone.
+pub(super) const fn is_hidden(op: &Op) -> bool {
+    let moved = matches!(
+        op.answer,
+        Answer::Refused(Refused::Superseded | Refused::Missing)
+    );
+    moved
+        && matches!(
+            op.call,
+            Call::Resolve { .. }
+                | Call::Fenced {
+                    step: Step::Complete(_) | Step::Abandon | Step::MarkUnknown,
+                    ..
+                }
+        )
+}
+
 /// Everything about one key.
 #[derive(Debug)]
 pub(super) struct KeyHistory<'a> {
@@ -159,9 +177,9 @@ impl<'a> KeyHistory<'a> {
     }
 
     /// Makes the attempts, once all operations are here.
-    pub(super) fn gather(&mut self) {
+    pub(super) fn gather(&mut self, repeats: bool) {
         self.gather_attempts();
-        self.gather_ends();
+        self.gather_ends(repeats);
         let mut soonest = Nanos::MAX;
         self.superseded_by = vec![Nanos::MAX; self.attempts.len()];
         for (at, attempt) in self.attempts.iter().enumerate().rev() {
@@ -207,13 +225,14 @@ impl<'a> KeyHistory<'a> {
         self.attempts = attempts;
     }
 
-    fn gather_ends(&mut self) {
+    fn gather_ends(&mut self, repeats: bool) {
+        let may_be_applied = |op: &Op| op.answer.may_be_applied() || repeats && is_hidden(op);
         for fenced in &self.fenced {
             let FencedOp { op, held, step } = *fenced;
             let Some(&at) = self.by_held.get(&held) else {
                 continue;
             };
-            if !op.answer.may_be_applied() {
+            if !may_be_applied(op) {
                 continue;
             }
             let acked = (op.answer == Answer::Applied).then_some(op.answered);
@@ -242,7 +261,7 @@ impl<'a> KeyHistory<'a> {
             else {
                 continue;
             };
-            if !op.answer.may_be_applied() {
+            if !may_be_applied(op) {
                 continue;
             }
             let end = End {

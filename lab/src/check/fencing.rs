@@ -118,7 +118,10 @@ fn cause(
         || history.ghost_by(by, Some(attempt.held.nonce))
         // The attempt's own nonce, sent again after the attempt had ended.
         || history.ghost_by(by, None) && attempt.ended_by() < by;
-    let others = |end: &&super::attempts::End| end.from < by && end.from != fenced.op.invoked;
+    let own = |end: &super::attempts::End| end.from == fenced.op.invoked;
+    // Where stores repeat steps, this one may have been done, and its record be gone.
+    let hidden = options.repeats && refused == Refused::Missing;
+    let others = |end: &&super::attempts::End| end.from < by && (hidden || !own(end));
     let mut ends = attempt.ends.iter().filter(others);
     use super::attempts::How::{Abandoned, Completed, Marked, ResolvedDone, ResolvedFree};
     let known = match refused {

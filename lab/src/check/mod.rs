@@ -43,6 +43,10 @@ pub struct Options {
     pub tolerance: Nanos,
     /// The store has no clock: lapses are seen by observers only, a lease late or later.
     pub clockless: bool,
+    /// Calls may meet a bad network, and stores repeat them by themselves. A repeated step that is
+    /// refused tells nothing of the first time that it was sent: it may have been done then, and
+    /// its end be over since.
+    pub repeats: bool,
     /// How long after a change a waiter may sleep on.
     pub wait_grace: Nanos,
     /// When the faults were over and the keys were driven to an end; `None`: they were not.
@@ -60,6 +64,7 @@ impl Default for Options {
         Self {
             tolerance: 5_000_000,
             clockless: false,
+            repeats: false,
             wait_grace: 2_000_000_000,
             settling: None,
             settle_within: 3_000_000_000,
@@ -132,7 +137,7 @@ pub fn check(ops: &[Op], accepted: &[Effect], options: &Options) -> Findings {
         }
     }
     for history in keys.values_mut() {
-        history.gather();
+        history.gather(options.repeats);
     }
     for history in keys.values() {
         ownership::check(history, options, &mut findings);

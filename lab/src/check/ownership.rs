@@ -58,7 +58,7 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
                     next.held.fence, next.process, last.held.fence, last.process
                 ),
             );
-        } else if next.number == 1 && !may_begin_anew(last, next, options) {
+        } else if next.number == 1 && direct && !may_begin_anew(last, next, options) {
             findings.report(
                 "P1",
                 history.key,

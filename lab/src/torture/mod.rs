@@ -167,6 +167,7 @@ fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
     check::Options {
         tolerance: nanos(options.tolerance) * if target.clockless { 5 } else { 1 },
         clockless: target.clockless,
+        repeats: broken,
         wait_grace: match (broken, paused) {
             // A wake-up may be lost with its connection: the waiter looks by itself, later.
             (true, _) => Nanos::MAX,

@@ -10,10 +10,10 @@ mod spec;
 
 use std::collections::HashSet;
 
-use super::attempts::KeyHistory;
+use super::attempts::{KeyHistory, is_hidden};
 use super::{Findings, Options};
 use crate::clock::Nanos;
-use crate::history::{Call, Op};
+use crate::history::{Answer, Call, Failed, Op};
 use spec::State;
 
 /// After this many steps a search is given up.
@@ -44,7 +44,14 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
 
 /// Searches for an order of one key's calls, sorted by the time of sending.
 pub fn search(ops: &[&Op], options: &Options) -> Verdict {
-    let ops: Vec<&Op> = ops.iter().copied().filter(|op| counts(op)).collect();
+    // What a refusal may hide is left open.
+    let open = |op: &&Op| {
+        let hidden = options.repeats && is_hidden(op);
+        let answer = if hidden { Answer::Lost } else { op.answer };
+        Op { answer, ..**op }
+    };
+    let ops: Vec<Op> = ops.iter().filter(|op| counts(op)).map(open).collect();
+    let ops: Vec<&Op> = ops.iter().collect();
     Search {
         ops: &ops,
         options,
@@ -58,7 +65,6 @@ pub fn search(ops: &[&Op], options: &Options) -> Verdict {
 // A wait changes nothing and may end for no reason. A step that failed without an effect is none,
 // and a read without an answer neither.
 fn counts(op: &Op) -> bool {
-    use crate::history::{Answer, Failed};
     match op.call {
         Call::Wait { .. } | Call::Purge => false,
         Call::Get { .. } => !matches!(op.answer, Answer::Failed(_) | Answer::Lost),
