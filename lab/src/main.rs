@@ -34,6 +34,10 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             let runtime = tokio::runtime::Runtime::new()?;
             runtime.block_on(controls::run(&names, &program))
         }
+        Some("check") => {
+            let folder = arguments.next().context("check needs a run's folder")?;
+            torture::again(folder.as_ref())
+        }
         // Not for people: a worker of a run.
         Some(process::COMMAND) => {
             let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
@@ -43,7 +47,7 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
             controls::USAGE
         ),

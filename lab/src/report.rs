@@ -66,6 +66,20 @@ pub struct Report {
 const SHOWN: usize = 8;
 const EXCERPT: usize = 32;
 
+/// The first violations with the history around them, in ms from `begun`.
+pub(crate) fn details(ops: &[Op], findings: &Findings, begun: Nanos) -> Vec<String> {
+    let mut lines = Vec::new();
+    for violation in findings.violations.iter().take(SHOWN) {
+        let at = millis(violation.at.saturating_sub(begun));
+        lines.push(format!(
+            "{} at {at:.3} ms, key {}: {}",
+            violation.property, violation.key, violation.what
+        ));
+        lines.extend(excerpt(ops, violation.key, violation.at, begun, EXCERPT));
+    }
+    lines
+}
+
 impl Report {
     pub(crate) fn new(store: &str, options: &Options, settings: &Settings) -> Self {
         Self {
@@ -99,7 +113,7 @@ impl Report {
         }
     }
 
-    pub(crate) fn calls(&mut self, ops: &[Op], _begun: Nanos) {
+    pub(crate) fn calls(&mut self, ops: &[Op]) {
         self.operations = ops.len();
         for op in ops {
             let counts = self.steps.entry(op.call.name()).or_default();
@@ -137,15 +151,7 @@ impl Report {
         self.explained_effects = findings.explained_effects;
         self.linear_keys = findings.linear_checked;
         self.linear_undecided = findings.linear_undecided;
-        for violation in findings.violations.iter().take(SHOWN) {
-            let at = millis(violation.at.saturating_sub(begun));
-            self.details.push(format!(
-                "{} at {at:.3} ms, key {}: {}",
-                violation.property, violation.key, violation.what
-            ));
-            let lines = excerpt(ops, violation.key, violation.at, begun, EXCERPT);
-            self.details.extend(lines);
-        }
+        self.details = details(ops, findings, begun);
     }
 
     pub(crate) fn took(&mut self, begun: Nanos, ended: Nanos) {

@@ -9,12 +9,13 @@ fn lab(arguments: &[&str]) -> (bool, Value) {
     let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
         .args(arguments)
         .output()
-        .unwrap();
+        .expect("the lab runs");
     let out = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     println!("{out}\n{errors}");
     let last = out.lines().last().expect("the report is the last line");
-    (output.status.success(), serde_json::from_str(last).unwrap())
+    let report = serde_json::from_str(last).expect("the report is JSON");
+    (output.status.success(), report)
 }
 
 /// 20 s of work of 8 processes with 25 tasks each on 1,000 keys.

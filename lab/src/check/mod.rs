@@ -31,13 +31,15 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::{Nanos, millis};
 use crate::history::{KeyIndex, Op, write_answer, write_call};
 use crate::ledger::Effect;
 use attempts::KeyHistory;
 
 /// What the checker must know of the run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Options {
     /// How far the store's clock may be off over a run.
     pub tolerance: Nanos,

@@ -31,7 +31,14 @@ impl History {
         self.claim_as(from, by, nonce, 1, true)
     }
 
-    fn claim_as(&mut self, from: u64, by: u64, nonce: u128, print: u64, retry: bool) -> &mut Self {
+    pub(super) fn claim_as(
+        &mut self,
+        from: u64,
+        by: u64,
+        nonce: u128,
+        print: u64,
+        retry: bool,
+    ) -> &mut Self {
         let call = Call::Claim {
             key: 0,
             nonce,
@@ -42,7 +49,14 @@ impl History {
         self.op(from, by, call)
     }
 
-    fn step(&mut self, from: u64, by: u64, fence: u64, nonce: u128, step: Step) -> &mut Self {
+    pub(super) fn step(
+        &mut self,
+        from: u64,
+        by: u64,
+        fence: u64,
+        nonce: u128,
+        step: Step,
+    ) -> &mut Self {
         let held = Held { fence, nonce };
         self.op(from, by, Call::Fenced { key: 0, held, step })
     }
@@ -95,7 +109,7 @@ impl History {
         self.answered(Answer::Applied);
     }
 
-    fn refused(&mut self, refused: Refused) {
+    pub(super) fn refused(&mut self, refused: Refused) {
         self.answered(Answer::Refused(refused));
     }
 

@@ -26,7 +26,7 @@ use crate::clock::{Nanos, nanos, now};
 use crate::history::read_all;
 use crate::ledger;
 use crate::nemesis::{Fault, Lane, plan};
-use crate::report::Report;
+use crate::report::{self, Report};
 use crate::worker::Settings;
 pub(crate) use fleet::Fleet;
 pub(crate) use strike::Struck;
@@ -87,6 +87,35 @@ fn settings(options: &Options, target: &Target, directory: &Path) -> Settings {
     }
 }
 
+/// What the checker knew of a run, beside its histories.
+const KNOWN: &str = "check.json";
+
+/// Checks a run again whose histories and ledger were left in a folder, and prints what is wrong.
+/// Whether nothing is.
+///
+/// # Errors
+/// Where they cannot be read.
+pub fn again(directory: &Path) -> Result<bool> {
+    let known = std::fs::read(directory.join(KNOWN)).context("not the folder of a run")?;
+    let ops = read_all(directory).context("the histories")?;
+    let effects = ledger::read(&directory.join("ledger")).context("the ledger")?;
+    let (accepted, _) = ledger::accepted(&effects);
+    let findings = check(&ops, &accepted, &serde_json::from_slice(&known)?);
+    let begun = ops.first().map_or(0, |op| op.invoked);
+    for line in report::details(&ops, &findings, begun) {
+        eprintln!("{line}");
+    }
+    let counts = serde_json::json!({
+        "operations": ops.len(),
+        "violations": findings.violations.len(),
+        "violations_by_property": findings.by_property(),
+        "lost": findings.lost,
+        "double_effects": findings.double_effects,
+    });
+    println!("{counts}");
+    Ok(findings.violations.is_empty())
+}
+
 /// What a run left behind, besides the files.
 struct Ran {
     begun: Nanos,
@@ -140,9 +169,11 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
     let ops = read_all(&settings.directory).context("the histories")?;
     let effects = ledger::read(&settings.ledger()).context("the ledger")?;
     let (accepted, refused) = ledger::accepted(&effects);
-    let findings = check(&ops, &accepted, &checked(options, target, ran));
+    let known = checked(options, target, ran);
+    std::fs::write(settings.directory.join(KNOWN), serde_json::to_vec(&known)?)?;
+    let findings = check(&ops, &accepted, &known);
     let mut report = Report::new(&target.name(), options, settings);
-    report.calls(&ops, ran.begun);
+    report.calls(&ops);
     report.effects(accepted.len(), refused);
     report.faults(&ran.struck);
     report.findings(&ops, &findings, ran.begun);

@@ -107,7 +107,8 @@ struct Search<'a> {
     options: &'a Options,
     seen: HashSet<Place>,
     steps: usize,
-    furthest: usize,
+    /// The latest call that had to come next somewhere.
+    furthest: Nanos,
 }
 
 impl Search<'_> {
@@ -125,12 +126,12 @@ impl Search<'_> {
                 return Verdict::Undecided;
             }
             self.settle(&mut place);
-            self.furthest = self.furthest.max(place.start);
             let open: Vec<usize> = self.open(&place).collect();
             let definite = |at: &usize| !self.ops[*at].answer.is_ambiguous();
-            if !self.rest(&place).any(|at| definite(&at)) {
+            let Some(next) = self.rest(&place).find(definite) else {
                 return Verdict::Orderly;
-            }
+            };
+            self.furthest = self.furthest.max(self.ops[next].invoked);
             if !self.seen.insert(place.clone()) {
                 continue;
             }
@@ -145,8 +146,7 @@ impl Search<'_> {
                 }
             }
         }
-        let stuck = self.ops.get(self.furthest).map_or(0, |op| op.invoked);
-        Verdict::None(stuck)
+        Verdict::None(self.furthest)
     }
 
     fn rest(&self, place: &Place) -> impl Iterator<Item = usize> {
@@ -191,6 +191,7 @@ impl Search<'_> {
 mod tests {
     use super::*;
     use crate::check::tests::History;
+    use crate::history::{Refused, Step};
 
     fn verdict(history: &History) -> Verdict {
         let ops = history.ops();
@@ -250,6 +251,18 @@ mod tests {
             let found = verdict(&history);
             assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_lost_claim_may_have_found_a_lapse() {
+        let mut history = History::default();
+        history.claim_as(0, 1, 1, 1, false).acquired(5);
+        history.claim_as(110, 0, 2, 1, false).lost();
+        let renew = Step::Renew { lease: 1 };
+        history
+            .step(120, 121, 5, 1, renew)
+            .refused(Refused::Unknown);
+        assert_eq!(verdict(&history), Verdict::Orderly);
     }
 
     #[test]

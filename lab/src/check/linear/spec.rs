@@ -210,7 +210,13 @@ impl State {
             } => self.resolved(op, fence, nonce, happened, options),
             Call::Get { .. } | Call::Wait { .. } | Call::Purge => None,
         };
-        next.map(|row| Self(Some(row))).into_iter().collect()
+        // A claim that nobody saw the answer of may have done that alone.
+        let lapsed = match op.answer.is_ambiguous() {
+            true => self.found_lapsed(op, options),
+            false => None,
+        };
+        let rows = next.into_iter().chain(lapsed);
+        rows.map(|row| Self(Some(row))).collect()
     }
 
     fn claimed(&self, op: &Op, options: &Options) -> Option<Row> {
@@ -227,19 +233,9 @@ impl State {
         let given = match op.answer {
             Answer::Acquired { fence, .. } => Some(fence),
             Answer::Unknown { fence } => {
-                // A claim that holds finds a lapsed lease, and writes that down.
-                let row = self.0?;
-                let Phase::Running { lapses } = row.phase else {
-                    return None;
-                };
-                let may = !retry
-                    && row.print == print
-                    && row.has_fence(fence)
-                    && lapses.may_be_past(op, options);
-                return may.then_some(Row {
-                    phase: Phase::Unknown,
-                    ..row
-                });
+                return self
+                    .found_lapsed(op, options)
+                    .filter(|row| row.has_fence(fence));
             }
             answer if answer.is_ambiguous() => None,
             _ => return None,
@@ -266,6 +262,22 @@ impl State {
             fence: given,
             nonce,
             print,
+        })
+    }
+
+    /// A claim that holds finds a lapsed lease, and writes that down.
+    fn found_lapsed(&self, op: &Op, options: &Options) -> Option<Row> {
+        let Call::Claim { print, retry, .. } = op.call else {
+            return None;
+        };
+        let row = self.0?;
+        let Phase::Running { lapses } = row.phase else {
+            return None;
+        };
+        let may = !retry && row.print == print && lapses.may_be_past(op, options);
+        may.then_some(Row {
+            phase: Phase::Unknown,
+            ..row
         })
     }
 
