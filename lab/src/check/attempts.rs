@@ -101,22 +101,18 @@ impl Attempt {
     }
 }
 
-/// Whether a refusal may hide that the step was done when it was first sent: its record has moved
-/// on since, or is gone.
-pub(super) const fn is_hidden(op: &Op) -> bool {
+/// Whether an answer may hide that the step was done when it was first sent: its record has moved
+/// on since, or is gone. With a claim that takes as long as its lease.
+pub(super) fn is_hidden(op: &Op) -> bool {
     let moved = matches!(
         op.answer,
-        Answer::Refused(Refused::Superseded | Refused::Missing)
+        Answer::Refused(Refused::Superseded | Refused::Missing | Refused::Unknown)
     );
-    moved
-        && matches!(
-            op.call,
-            Call::Resolve { .. }
-                | Call::Fenced {
-                    step: Step::Complete(_) | Step::Abandon | Step::MarkUnknown,
-                    ..
-                }
-        )
+    match op.call {
+        Call::Claim { lease, .. } => op.answered.saturating_sub(op.invoked) >= lease,
+        Call::Resolve { .. } | Call::Fenced { .. } => moved,
+        _ => false,
+    }
 }
 
 /// Everything about one key.
@@ -178,7 +174,7 @@ impl<'a> KeyHistory<'a> {
 
     /// Makes the attempts, once all operations are here.
     pub(super) fn gather(&mut self, repeats: bool) {
-        self.gather_attempts();
+        self.gather_attempts(repeats);
         self.gather_ends(repeats);
         let mut soonest = Nanos::MAX;
         self.superseded_by = vec![Nanos::MAX; self.attempts.len()];
@@ -188,7 +184,7 @@ impl<'a> KeyHistory<'a> {
         }
     }
 
-    fn gather_attempts(&mut self) {
+    fn gather_attempts(&mut self, repeats: bool) {
         // When a claim with this nonce was first sent and not answered.
         let mut unanswered: HashMap<u128, Nanos> = HashMap::new();
         let mut found: HashMap<Held, Attempt> = HashMap::new();
@@ -196,6 +192,8 @@ impl<'a> KeyHistory<'a> {
             let ClaimOp { op, nonce, .. } = *claim;
             if op.answer.is_ambiguous() {
                 unanswered.entry(nonce).or_insert(op.invoked);
+            }
+            if op.answer.is_ambiguous() || repeats && is_hidden(op) {
                 self.ghosts.push((op.invoked, nonce));
             }
             let Answer::Acquired { fence, attempt } = op.answer else {

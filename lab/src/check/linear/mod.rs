@@ -46,7 +46,8 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
 pub fn search(ops: &[&Op], options: &Options) -> Verdict {
     // What a refusal may hide is left open.
     let open = |op: &&Op| {
-        let hidden = options.repeats && is_hidden(op);
+        let won = matches!(op.answer, Answer::Acquired { .. });
+        let hidden = options.repeats && is_hidden(op) && !won;
         let answer = if hidden { Answer::Lost } else { op.answer };
         Op { answer, ..**op }
     };
