@@ -10,7 +10,9 @@ use semel::store::{
     Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLapse, Page, Probe,
     Purged, Refusal, Resolution, Result, Retention, Token, Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind};
+use semel::{
+    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind,
+};
 use tokio::time::sleep;
 
 use super::Bug;
@@ -319,6 +321,18 @@ impl Store for Buggy {
             _ => {}
         }
         let step = self.inner.complete(identity, &token, outcome, retention);
+        self.told(step.await)
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let token = self.seen(identity, token).await?;
+        let step = self.inner.keep_step(identity, &token, step, kept);
         self.told(step.await)
     }
 

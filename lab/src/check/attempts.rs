@@ -246,6 +246,7 @@ impl<'a> KeyHistory<'a> {
                     continue;
                 }
                 Step::Complete(kept) => How::Completed(kept),
+                Step::Keep { .. } => continue,
                 Step::Abandon => How::Abandoned,
                 Step::MarkUnknown => How::Marked,
             };

@@ -63,7 +63,7 @@ impl Settled {
             Step::Complete(kept) => self.completed = self.completed.min((at, kept.outcome)),
             Step::Abandon => self.abandoned = self.abandoned.min(at),
             Step::MarkUnknown => self.marked = self.marked.min(at),
-            Step::Renew { .. } => {}
+            Step::Renew { .. } | Step::Keep { .. } => {}
         }
     }
 }
@@ -143,6 +143,8 @@ fn cause(
         Refused::Released => ends.any(|e| e.how == Abandoned),
         // By the attempt itself, or by a claim that found it lapsed.
         Refused::Unknown => ends.any(|e| e.how == Marked) || late >= attempt.lapse_from,
+        // Which steps are kept is not followed here.
+        Refused::OtherSteps => matches!(fenced.step, Step::Keep { .. }),
         Refused::InFlight | Refused::Running => false,
     };
     if known {

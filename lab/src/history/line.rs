@@ -28,6 +28,7 @@ pub fn write_call(out: &mut String, call: &Call) {
             match step {
                 Step::Renew { lease } => write!(out, " {lease}"),
                 Step::Complete(kept) => write_kept(out, kept),
+                Step::Keep { part, after } => write!(out, " {part:x} {after}"),
                 Step::Abandon | Step::MarkUnknown => Ok(()),
             }
         }
@@ -90,7 +91,7 @@ pub fn write_answer(out: &mut String, answer: &Answer) {
 }
 
 impl Refused {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Missing,
         Self::Superseded,
         Self::InFlight,
@@ -98,6 +99,7 @@ impl Refused {
         Self::Completed,
         Self::Released,
         Self::Running,
+        Self::OtherSteps,
     ];
 
     /// The name that histories use.
@@ -110,6 +112,7 @@ impl Refused {
             Self::Completed => "completed",
             Self::Released => "released",
             Self::Running => "running",
+            Self::OtherSteps => "other-steps",
         }
     }
 }
@@ -173,6 +176,10 @@ pub fn parse_call(text: &str) -> Option<Call> {
         }),
         "renew" => fenced(&mut words, |w| Some(Step::Renew { lease: w.number()? })),
         "complete" => fenced(&mut words, |w| w.kept().map(Step::Complete)),
+        "keep-step" => fenced(&mut words, |w| {
+            let (part, after) = (w.hex()?, w.number()?);
+            Some(Step::Keep { part, after })
+        }),
         "abandon" => fenced(&mut words, |_| Some(Step::Abandon)),
         "mark-unknown" => fenced(&mut words, |_| Some(Step::MarkUnknown)),
         "resolve" => Some(Call::Resolve {
@@ -265,6 +272,7 @@ mod tests {
             },
             fenced(Step::Renew { lease: 1 }),
             fenced(Step::Complete(kept)),
+            fenced(Step::Keep { part: 7, after: 9 }),
             fenced(Step::Abandon),
             fenced(Step::MarkUnknown),
             Call::Resolve {

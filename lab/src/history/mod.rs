@@ -76,6 +76,13 @@ pub enum Step {
     },
     /// Records the outcome.
     Complete(Kept),
+    /// Keeps the result of a part of the work.
+    Keep {
+        /// Digest of the part.
+        part: u64,
+        /// How many bytes of parts stand before it.
+        after: usize,
+    },
     /// Gives the identity back.
     Abandon,
     /// Says that nobody will record it.
@@ -137,6 +144,7 @@ impl Call {
             Self::Fenced { step, .. } => match step {
                 Step::Renew { .. } => "renew",
                 Step::Complete(_) => "complete",
+                Step::Keep { .. } => "keep-step",
                 Step::Abandon => "abandon",
                 Step::MarkUnknown => "mark-unknown",
             },
@@ -159,6 +167,7 @@ pub enum Refused {
     Completed,
     Released,
     Running,
+    OtherSteps,
 }
 
 /// What was answered.

@@ -9,8 +9,8 @@ use semel::store::{
     Purged, Refusal, Resolution, Result, Retention, Token, Waited,
 };
 use semel::{
-    AnyStore, Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, State, StateKind, Store,
-    StoreError,
+    AnyStore, Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Outcome, Scope, State,
+    StateKind, Store, StoreError,
 };
 
 use super::{Answer, Call, Held, Kept, KeyIndex, Log, Refused, Step, digest, hash_of};
@@ -99,6 +99,7 @@ fn fenced(answer: &Fenced) -> Answer {
             Refusal::Settled(StateKind::Completed) => Refused::Completed,
             Refusal::Settled(StateKind::Released) => Refused::Released,
             Refusal::Running => Refused::Running,
+            Refusal::OtherSteps => Refused::OtherSteps,
             _ => Refused::Superseded,
         }),
     }
@@ -195,6 +196,19 @@ impl Store for Recorder {
     ) -> Result<Fenced> {
         let step = Step::Complete(Kept::new(outcome, retention));
         let call = self.store.complete(identity, token, outcome, retention);
+        self.fenced(identity, token, step, call).await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let part = digest(step.as_bytes());
+        let call = self.store.keep_step(identity, token, step, kept);
+        let step = Step::Keep { part, after: kept };
         self.fenced(identity, token, step, call).await
     }
 

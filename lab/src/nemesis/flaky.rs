@@ -10,7 +10,9 @@ use semel::store::{
     Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
     Retention, Token, Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+use semel::{
+    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind,
+};
 
 /// How many of a thousand calls meet which fault.
 #[derive(Debug, Clone, Copy, Default)]
@@ -107,6 +109,17 @@ impl Store for Flaky {
         retention: Retention,
     ) -> Result<Fenced> {
         let step = self.inner.complete(identity, token, outcome, retention);
+        self.through(step).await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let step = self.inner.keep_step(identity, token, step, kept);
         self.through(step).await
     }
 

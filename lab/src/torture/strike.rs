@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use semel_testkit::proxy;
-use semel_testkit::servers::Signal;
+use semel_testkit::servers::{Node, Signal};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -91,10 +91,24 @@ async fn on_server(one: &Planned, target: &Target) -> Result<bool> {
                 None => node.kill(),
             });
             sleep(one.lasts).await;
-            tokio::task::block_in_place(|| node.start())?;
+            tokio::task::block_in_place(|| start(node))?;
         }
     }
     Ok(true)
+}
+
+/// Starts it again. A server's children may outlive it for a moment and hold what it needs, as
+/// PostgreSQL's do.
+fn start(node: &Node) -> Result<()> {
+    let mut tries = 0;
+    while let Err(error) = node.start() {
+        tries += 1;
+        if tries == 20 {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    Ok(())
 }
 
 async fn on_network(one: &Planned, target: &Target) -> Result<bool> {

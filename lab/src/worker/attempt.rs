@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel::store::{
     Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Resolution, Result, Token, Verdict,
 };
-use semel::{Fingerprint, Outcome, OutcomeKind, Store, StoreErrorKind};
+use semel::{Fingerprint, FinishedStep, Outcome, OutcomeKind, Store, StoreErrorKind};
 use tokio::time::sleep;
 
 use super::{Traits, Worker};
@@ -100,6 +100,20 @@ impl Worker {
         let digest = self.names.identity(key).digest();
         let retention = self.traits(key).retention;
         repeated(|| self.store.complete(digest, token, outcome, retention)).await
+    }
+
+    /// Keeps two parts of the work of a first attempt.
+    pub(super) async fn keep_parts(&self, key: KeyIndex, token: &Token) -> Result<()> {
+        let digest = self.names.identity(key).digest();
+        let mut kept = 0;
+        for name in ["charge", "ship"] {
+            let Ok(part) = FinishedStep::new(name, token.nonce.as_bytes()) else {
+                return Ok(());
+            };
+            let _ = repeated(|| self.store.keep_step(digest, token, &part, kept)).await?;
+            kept += part.as_bytes().len();
+        }
+        Ok(())
     }
 
     pub(super) async fn abandon(&self, key: KeyIndex, token: &Token) -> Result<Fenced> {

@@ -124,6 +124,9 @@ impl Task {
         if self.odds(30) {
             self.lease_share(0.0, 0.2).await;
         }
+        if acquired.attempt == 1 && self.odds(8) {
+            worker.keep_parts(key, &token).await?;
+        }
         match self.chance.u8(..100) {
             // Without an effect.
             0..12 => {

@@ -9,6 +9,7 @@ use crate::clock::Nanos;
 use crate::history::{Answer, Call, Held, Kept, Op, Refused, Step};
 
 const RELEASED_FOR: Nanos = 60_000_000_000;
+const RELEASED_WITH_PARTS_FOR: Nanos = 7 * 24 * 3_600_000_000_000;
 
 /// An instant that is known to lie between two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +68,8 @@ struct Row {
     fence: Option<u64>,
     nonce: u128,
     print: u64,
+    /// Parts of the work are finished: a release does not make room for another request then.
+    parts: bool,
 }
 
 /// No record, or one.
@@ -97,12 +100,17 @@ impl Row {
                 expires,
                 gone: expires.later(kept.tombstone),
             },
+            parts: false,
             ..*self
         }
     }
 
     fn freed(&self, op: &Op) -> Self {
-        let gone = When::after(op, RELEASED_FOR);
+        let lasts = match self.parts {
+            true => RELEASED_WITH_PARTS_FOR,
+            false => RELEASED_FOR,
+        };
+        let gone = When::after(op, lasts);
         Self {
             phase: Phase::Released { gone },
             ..*self
@@ -127,6 +135,9 @@ impl State {
                             }
                             (Step::Abandon, Phase::Released { .. }) => true,
                             (Step::MarkUnknown, Phase::Unknown) => true,
+                            (Step::Keep { .. }, Phase::Running { .. } | Phase::Unknown) => {
+                                row.parts
+                            }
                             _ => false,
                         }
                 }),
@@ -161,7 +172,7 @@ impl State {
                 same && kept == outcome && expires.may_be_ahead(op, options)
             }
             (Answer::Expired, Phase::Done { expires, .. }) => expires.may_be_past(op, options),
-            (Answer::Mismatch, Phase::Released { .. }) => false,
+            (Answer::Mismatch, Phase::Released { .. }) => !same && row.parts,
             (Answer::Mismatch, _) => !same,
             _ => false,
         }
@@ -193,6 +204,7 @@ impl State {
             Refused::Completed => row.is(held) && matches!(row.phase, Phase::Done { .. }),
             Refused::Released => row.is(held) && matches!(row.phase, Phase::Released { .. }),
             Refused::Unknown => row.is(held) && row.phase == Phase::Unknown,
+            Refused::OtherSteps => row.is(held),
             Refused::InFlight | Refused::Running => false,
         }
     }
@@ -243,7 +255,7 @@ impl State {
         let free = match self.0 {
             None => true,
             Some(row) => match row.phase {
-                Phase::Released { .. } => true,
+                Phase::Released { .. } => !row.parts || row.print == print,
                 Phase::Done { gone, .. } => gone.may_be_past(op, options),
                 Phase::Running { lapses } => {
                     retry && row.print == print && lapses.may_be_past(op, options)
@@ -262,6 +274,7 @@ impl State {
             fence: given,
             nonce,
             print,
+            parts: self.0.is_some_and(|row| row.parts),
         })
     }
 
@@ -300,6 +313,9 @@ impl State {
             }
             (Step::Complete(kept), Phase::Running { .. } | Phase::Unknown) => {
                 Some(row.done(op, kept))
+            }
+            (Step::Keep { .. }, Phase::Running { .. } | Phase::Unknown) => {
+                Some(Row { parts: true, ..row })
             }
             (Step::Abandon, Phase::Running { .. } | Phase::Unknown) => Some(row.freed(op)),
             (Step::MarkUnknown, Phase::Running { .. }) => Some(Row {
