@@ -1,7 +1,7 @@
 //! P2, P5, P4, P9: what was completed is replayed, all of it and nothing else, for as long as was
 //! promised, and to nobody who asked for something else.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use semel::StateKind;
 
@@ -25,9 +25,15 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
 }
 
 fn promises(history: &KeyHistory<'_>, options: &Options) -> Vec<Promise> {
+    // A completion that was repeated may have been done when it was first sent.
+    let mut first: HashMap<u64, Nanos> = HashMap::new();
+    for (kept, end, _) in history.completions() {
+        let from = first.entry(kept.outcome).or_insert(end.from);
+        *from = end.from.min(*from);
+    }
     let promise = |(kept, end, of): (Kept, End, Option<usize>)| {
         let attempt = of.map(|at| &history.attempts[at]);
-        let from = attempt.map_or(end.from, |a| a.completed_from(kept.outcome));
+        let from = first[&kept.outcome];
         Some(Promise {
             acked: end.acked?,
             until: from

@@ -1,5 +1,7 @@
 //! Histories written by hand: good ones that must pass, and bad ones that must not.
 
+use semel::StateKind;
+
 use super::*;
 use crate::history::{Answer, Call, Failed, Held, Kept, Refused, Step};
 
@@ -255,6 +257,38 @@ fn a_completion_that_is_forgotten() {
     let findings = history.findings(&[]);
     assert_eq!(findings.lost, 1);
     assert_eq!(history.violated(), ["P1", "P2"]);
+}
+
+#[test]
+fn retention_counts_from_the_first_of_repeated_resolutions() {
+    let mut history = History::default();
+    history.claim(0, 0, 1).lost();
+    let kept = Kept {
+        outcome: 0xaa,
+        replay: 500 * MS,
+        tombstone: 500 * MS,
+    };
+    for from in [200, 600] {
+        let resolve = Call::Resolve {
+            key: 0,
+            fence: 5,
+            nonce: 0xffff,
+            happened: Some(kept),
+        };
+        history.op(from, from + 10, resolve).applied();
+    }
+    history
+        .op(710, 711, Call::Get { key: 0 })
+        .answered(Answer::Found {
+            state: StateKind::Completed,
+            held: Held {
+                fence: 6,
+                nonce: 0xffff,
+            },
+            outcome: Some(0xaa),
+        });
+    history.claim(720, 721, 2).answered(Answer::Expired);
+    assert_eq!(history.violated(), [""; 0]);
 }
 
 #[test]
