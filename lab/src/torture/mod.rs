@@ -44,8 +44,10 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     std::fs::create_dir_all(&directory)?;
     let target = Target::start(options, &directory).await?;
     let planned = plan(&options.faults, options.length, options.lease, options.seed);
-    let faults =
-        async |fleet: &Mutex<Fleet>| strike::all(&planned, &target, fleet, Instant::now()).await;
+    let faults = async |fleet: &Mutex<Fleet>| {
+        let begun = Instant::now();
+        strike::all(&planned, &target, fleet, begun, begun + options.length).await
+    };
     let report = through(options, &target, &directory, program, faults).await?;
     if !report.passed() && options.keep.is_none() {
         // For whoever looks for the cause.

@@ -16,12 +16,14 @@ use crate::nemesis::{Fault, Lane, Planned};
 /// How often each fault struck: one that was planned and hit nobody does not count.
 pub(crate) type Struck = BTreeMap<Fault, usize>;
 
-/// Lets the planned faults happen, from `begun` on.
+/// Lets the planned faults happen, from `begun` until `end`: a server that starts slowly delays
+/// those after it, and does not prolong the run.
 pub(super) async fn all(
     planned: &[Planned],
     target: &Target,
     fleet: &Mutex<Fleet>,
     begun: Instant,
+    end: Instant,
 ) -> Result<Struck> {
     let workers = |p: &&Planned| p.fault.lane() == Lane::Worker;
     let (own, others): (Vec<Planned>, Vec<Planned>) = planned.iter().partition(workers);
@@ -29,6 +31,9 @@ pub(super) async fn all(
         let mut struck = Struck::new();
         for one in planned {
             sleep_until(begun + one.at).await;
+            if Instant::now() > end {
+                break;
+            }
             let hit = strike(&one, target, fleet)
                 .await
                 .with_context(|| format!("the fault {}", one.fault.name()))?;
