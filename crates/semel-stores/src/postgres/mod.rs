@@ -11,8 +11,7 @@
 //! [`semel::record`] derives the answer. Where the rules say that this row should have been
 //! written, it changed after the statement's snapshot, and the step is run again.
 //!
-//! The server's clock is `clock_timestamp()`: `now()` stands still in a transaction, also while it
-//! waits for a lock.
+//! The server's clock is `statement_timestamp()`; `sql.rs` says why.
 //!
 //! # What a step costs
 //! One round trip; claims that write and fenced steps one commit, shared with others under load;

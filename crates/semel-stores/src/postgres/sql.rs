@@ -1,9 +1,15 @@
 //! The statements in full. Each protocol step is one of them.
 //!
-//! Two habits run through all: the server's clock is read once and given back with the row, and a
-//! statement that did not write gives back the row as it saw it, so that the answer is derived by
-//! `semel::record`. What a statement saw may be older than the row it could not change; then the
+//! Two habits run through all. A statement that did not write gives back the row as it saw it, with
+//! the server's time, so that the answer is derived by `semel::record`. What a statement saw may be older than the row it could not change; then the
 //! rules say "this should have been written", and the step is run again.
+//!
+//! The time is `statement_timestamp()`: one instant per statement, read when the server got it.
+//! `now()` would stand still through a transaction; `clock_timestamp()` has to be caught in a
+//! subquery to be one instant, which cost a fifth of a step's processor time. Where a statement
+//! waits for a lock its time is that much in the past, which errs to the safe side: no lease lapses
+//! early, and a lease granted or renewed never ends before the caller, who counts from the sending,
+//! gives it up.
 
 use semel::Progress;
 use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR};
@@ -125,14 +131,21 @@ const ENTRY: &str = "r.digest, r.state, r.fingerprint, r.fence, r.nonce, r.attem
 
 /// Puts names and the repeated expressions into a template.
 pub(super) fn fill(template: &str, table: &Table) -> String {
+    let (replay, resolved) = (after("{now}", "$6"), after("{now}", "$9"));
     template
         .replace("{entry}", ENTRY)
-        .replace("{lease}", &after("t.now", "$4"))
-        .replace("{replay}", &after("t.now", "$6"))
-        .replace("{tombstone}", &after("e.at", "$7"))
-        .replace("{resolved_replay}", &after("t.now", "$9"))
-        .replace("{resolved_tombstone}", &after("e.at", "$10"))
-        .replace("{micros}", "(extract(epoch FROM t.now) * 1000000)::bigint")
+        .replace("{free}", FREE)
+        .replace("{lost}", "(r.state = 'in-flight' AND NOT $5)")
+        .replace("{gone}", "(r.purge_at <= {now})")
+        .replace("{lease}", &after("{now}", "$4"))
+        .replace("{replay}", &replay)
+        .replace("{tombstone}", &after(&format!("({replay})"), "$7"))
+        .replace("{resolved_replay}", &resolved)
+        .replace(
+            "{resolved_tombstone}",
+            &after(&format!("({resolved})"), "$10"),
+        )
+        .replace("{micros}", "(extract(epoch FROM {now}) * 1000000)::bigint")
         .replace(
             "{released_for}",
             &format!(
@@ -142,6 +155,7 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
             ),
         )
         .replace("{steps_at_most}", &Progress::MAX_BYTES.to_string())
+        .replace("{now}", "statement_timestamp()")
         .replace("{records}", &table.quoted())
         .replace("{versions}", &table.versions())
         .replace("{index_purge}", &table.index("purge"))
@@ -160,66 +174,54 @@ fn after(from: &str, micros: &str) -> String {
 /// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 whether a lapsed lease is taken over,
 /// $6 scope, $7 operation, $8 hint of the key.
 ///
-/// `seen` decides whether there is anything to write. Where there is not (a replay, a rival that
-/// holds its lease) nothing is locked and nothing goes to the log. Where there is, the unique index
-/// lets one insert through and makes every other wait for it; `ON CONFLICT … WHERE` then judges the
-/// row as it is under its lock, at a time read after the lock was got.
+/// The inner look at the row decides whether there is anything to write. Where there is not (a
+/// replay, a rival that holds its lease) nothing is locked and nothing goes to the log. Where there
+/// is, the unique index lets one insert through and makes every other wait for it; `ON CONFLICT …
+/// WHERE` then judges the row as it is under its lock.
 ///
-/// No row at all: a rival's insert committed after this statement's snapshot. Ask again.
+/// One row: what was written, or else the record as it was. Neither: a rival's insert committed
+/// after this statement's snapshot. Ask again.
 const CLAIM: &str = "
-WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
-seen AS MATERIALIZED (SELECT {entry} FROM {records} AS r WHERE r.digest = $1),
-put AS (
+WITH put AS (
   INSERT INTO {records} AS r (digest, state, fence, nonce, attempt, fingerprint, created_at,
     claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint)
-  SELECT $1, 'in-flight', {micros}, $2, 1, $3, t.now,
-    t.now, {lease}, 'infinity', 'infinity', $6, $7, $8
-  FROM t
-  WHERE NOT EXISTS (
-    SELECT FROM seen AS r
-    WHERE NOT (r.purge_at <= t.now OR (r.state = 'released'
-      AND (r.fingerprint = $3 OR r.steps = '')) OR (r.fingerprint = $3 AND (
-      (r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= t.now)
-      OR (r.state = 'unknown' AND $5)))))
-  ON CONFLICT (digest) DO UPDATE SET (state, fence, nonce, attempt, fingerprint, created_at,
-    claimed_at, lease_until, settled_at, expires_at, purge_at, code, outcome, steps,
-    resolved_by, resolved_reason, resolved_at, resolved_fence, resolved_before, resolved_after,
-    waited_for) = (
-    SELECT
-      CASE WHEN t.lost THEN 'unknown' ELSE 'in-flight' END,
-      CASE WHEN t.lost THEN r.fence ELSE greatest(r.fence + 1, {micros}) END,
-      CASE WHEN t.lost THEN r.nonce ELSE $2 END,
-      CASE WHEN t.lost THEN r.attempt WHEN t.gone THEN 1
-        ELSE least(r.attempt + 1, 4294967295) END,
-      CASE WHEN t.lost THEN r.fingerprint ELSE $3 END,
-      CASE WHEN t.gone THEN t.now ELSE r.created_at END,
-      CASE WHEN t.lost THEN r.claimed_at ELSE t.now END,
-      CASE WHEN t.lost THEN r.lease_until ELSE {lease} END,
-      CASE WHEN t.lost THEN t.now END,
-      'infinity'::timestamptz, 'infinity'::timestamptz, NULL::integer, NULL::bytea,
-      CASE WHEN t.gone THEN '' ELSE r.steps END,
-      CASE WHEN NOT t.gone THEN r.resolved_by END,
-      CASE WHEN NOT t.gone THEN r.resolved_reason END,
-      CASE WHEN NOT t.gone THEN r.resolved_at END,
-      CASE WHEN NOT t.gone THEN r.resolved_fence END,
-      CASE WHEN NOT t.gone THEN r.resolved_before END,
-      CASE WHEN NOT t.gone THEN r.resolved_after END,
-      CASE WHEN r.state <> 'in-flight' OR r.waited_for IS DISTINCT FROM r.fence THEN NULL
-        WHEN t.lost THEN r.waited_for ELSE -1 END
-    FROM (SELECT c.now, r.state = 'in-flight' AND NOT $5 AS lost, r.purge_at <= c.now AS gone
-      FROM (SELECT clock_timestamp() AS now) AS c) AS t)
-  WHERE r.purge_at <= clock_timestamp() OR (r.state = 'released'
-      AND (r.fingerprint = $3 OR r.steps = '')) OR (r.fingerprint = $3 AND (
-    (r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= clock_timestamp())
-    OR (r.state = 'unknown' AND $5)))
-  RETURNING {entry}, r.waited_for
+  SELECT $1, 'in-flight', {micros}, $2, 1, $3, {now},
+    {now}, {lease}, 'infinity', 'infinity', $6, $7, $8
+  WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = $1 AND NOT ({free}))
+  ON CONFLICT (digest) DO UPDATE SET
+    state = CASE WHEN {lost} THEN 'unknown' ELSE 'in-flight' END,
+    fence = CASE WHEN {lost} THEN r.fence ELSE greatest(r.fence + 1, excluded.fence) END,
+    nonce = CASE WHEN {lost} THEN r.nonce ELSE excluded.nonce END,
+    attempt = CASE WHEN {lost} THEN r.attempt WHEN {gone} THEN 1
+      ELSE least(r.attempt + 1, 4294967295) END,
+    fingerprint = CASE WHEN {lost} THEN r.fingerprint ELSE excluded.fingerprint END,
+    created_at = CASE WHEN {gone} THEN {now} ELSE r.created_at END,
+    claimed_at = CASE WHEN {lost} THEN r.claimed_at ELSE {now} END,
+    lease_until = CASE WHEN {lost} THEN r.lease_until ELSE excluded.lease_until END,
+    settled_at = CASE WHEN {lost} THEN {now} END,
+    expires_at = 'infinity', purge_at = 'infinity', code = NULL, outcome = NULL,
+    steps = CASE WHEN {gone} THEN '' ELSE r.steps END,
+    resolved_by = CASE WHEN NOT {gone} THEN r.resolved_by END,
+    resolved_reason = CASE WHEN NOT {gone} THEN r.resolved_reason END,
+    resolved_at = CASE WHEN NOT {gone} THEN r.resolved_at END,
+    resolved_fence = CASE WHEN NOT {gone} THEN r.resolved_fence END,
+    resolved_before = CASE WHEN NOT {gone} THEN r.resolved_before END,
+    resolved_after = CASE WHEN NOT {gone} THEN r.resolved_after END,
+    waited_for = CASE WHEN r.state = 'in-flight' AND r.waited_for = r.fence THEN -1 END
+  WHERE {free}
+  RETURNING r.digest, r.state, r.fence, r.attempt, r.waited_for
 )
-SELECT true, t.now,
-  CASE WHEN r.waited_for IS NOT NULL THEN pg_notify('{channel}', encode(r.digest, 'hex'))::text END,
-  {entry}
-FROM put AS r, t
-UNION ALL
-SELECT false, t.now, NULL, {entry} FROM seen AS r, t WHERE NOT EXISTS (SELECT FROM put)";
+SELECT p.state, p.fence, p.attempt,
+  CASE WHEN p.waited_for IS NOT NULL THEN pg_notify('{channel}', encode(p.digest, 'hex'))::text END,
+  {now}, {entry}
+FROM (SELECT) AS one
+LEFT JOIN put AS p ON true
+LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
+
+/// Whether a claim writes: the record is past its retention, released, or its attempt is lost.
+const FREE: &str = "{gone} OR (r.state = 'released' AND (r.fingerprint = $3 OR r.steps = ''))
+    OR (r.fingerprint = $3 AND ((r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= {now})
+      OR (r.state = 'unknown' AND $5)))";
 
 /// A fenced step: the update, and one row with the record where nothing was written. $1 digest,
 /// $2 fence, $3 nonce. Where it `ends` the attempt, who waits is told; else nobody.
@@ -240,7 +242,7 @@ WITH put AS (
   RETURNING r.digest, ",
             $waited,
             " AS waited)
-SELECT EXISTS (SELECT FROM put), clock_timestamp(),
+SELECT EXISTS (SELECT FROM put), {now},
   (SELECT pg_notify('{channel}', encode(put.digest, 'hex'))::text FROM put WHERE put.waited),
   {entry}
 FROM (SELECT) AS one
@@ -252,17 +254,15 @@ LEFT JOIN {records} AS r ON r.digest = $1 AND NOT EXISTS (SELECT FROM put)"
 /// $4 lease. Touches no indexed column: a heap-only update where the page has room.
 const RENEW: &str = fenced!(
     goes on,
-    "lease_until = greatest(r.lease_until,
-    (SELECT {lease} FROM (SELECT clock_timestamp() AS now) AS t))
+    "lease_until = greatest(r.lease_until, {lease})
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
 );
 
 /// $4 code, $5 outcome, $6 replay, $7 tombstone.
 const COMPLETE: &str = fenced!(
     ends,
-    "(state, settled_at, expires_at, purge_at, code, outcome, steps) = (
-    SELECT 'completed', t.now, e.at, {tombstone}, $4::bigint::integer, $5::bytea, ''::bytea
-    FROM (SELECT clock_timestamp() AS now) AS t, LATERAL (SELECT {replay} AS at) AS e)
+    "state = 'completed', settled_at = {now}, expires_at = {replay}, purge_at = {tombstone},
+    code = $4::bigint::integer, outcome = $5::bytea, steps = ''
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state IN ('in-flight', 'unknown')"
 );
 
@@ -277,15 +277,14 @@ const KEEP_STEP: &str = fenced!(
 
 const ABANDON: &str = fenced!(
     ends,
-    "(state, settled_at, expires_at, purge_at) = (
-    SELECT 'released', t.now, t.now + {released_for}, t.now + {released_for}
-    FROM (SELECT clock_timestamp() AS now) AS t)
+    "state = 'released', settled_at = {now}, expires_at = {now} + {released_for},
+    purge_at = {now} + {released_for}
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state IN ('in-flight', 'unknown')"
 );
 
 const MARK_UNKNOWN: &str = fenced!(
     ends,
-    "state = 'unknown', settled_at = clock_timestamp()
+    "state = 'unknown', settled_at = {now}
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
 );
 
@@ -293,23 +292,22 @@ const MARK_UNKNOWN: &str = fenced!(
 /// $8 outcome, $9 replay, $10 tombstone.
 const RESOLVE: &str = fenced!(
     ends,
-    "(state, fence, nonce, settled_at, expires_at, purge_at, code, outcome, steps, resolved_by,
-    resolved_reason, resolved_at, resolved_fence, resolved_before, resolved_after) = (
-    SELECT CASE WHEN $6 THEN 'completed' ELSE 'released' END,
-      greatest(r.fence + 1, {micros}), $3::bytea, t.now, e.at,
-      CASE WHEN $6 THEN {resolved_tombstone} ELSE e.at END,
-      $7::bigint::integer, $8::bytea, CASE WHEN $6 THEN '' ELSE r.steps END,
-      $4::text, $5::text, t.now, r.fence, r.state,
-      CASE WHEN $6 THEN 'completed' ELSE 'released' END
-    FROM (SELECT clock_timestamp() AS now) AS t, LATERAL (
-      SELECT CASE WHEN $6 THEN {resolved_replay} ELSE t.now + {released_for} END AS at) AS e)
+    "state = CASE WHEN $6 THEN 'completed' ELSE 'released' END,
+    fence = greatest(r.fence + 1, {micros}), nonce = $3::bytea, settled_at = {now},
+    expires_at = CASE WHEN $6 THEN {resolved_replay} ELSE {now} + {released_for} END,
+    purge_at = CASE WHEN $6 THEN {resolved_tombstone} ELSE {now} + {released_for} END,
+    code = $7::bigint::integer, outcome = $8::bytea,
+    steps = CASE WHEN $6 THEN '' ELSE r.steps END,
+    resolved_by = $4::text, resolved_reason = $5::text, resolved_at = {now},
+    resolved_fence = r.fence, resolved_before = r.state,
+    resolved_after = CASE WHEN $6 THEN 'completed' ELSE 'released' END
   WHERE r.digest = $1 AND r.fence = $2 AND (r.state = 'unknown'
-    OR (r.state = 'in-flight' AND r.lease_until <= clock_timestamp()))
+    OR (r.state = 'in-flight' AND r.lease_until <= {now}))
     AND NOT (r.resolved_at IS NOT NULL AND r.nonce = $3)"
 );
 
 const GET: &str = "
-SELECT clock_timestamp(), {entry} FROM {records} AS r WHERE r.digest = $1";
+SELECT {now}, {entry} FROM {records} AS r WHERE r.digest = $1";
 
 /// $2 fence. Whether that attempt is in flight, for a wait without pushes.
 const LOOK: &str = "
@@ -339,7 +337,7 @@ ORDER BY r.digest LIMIT $2";
 const LIST_LAPSED: &str = "
 SELECT {entry} FROM {records} AS r
 WHERE r.state IN ('in-flight', 'unknown') AND r.state = 'in-flight' AND r.digest > $1
-  AND r.lease_until <= clock_timestamp()
+  AND r.lease_until <= {now}
 ORDER BY r.digest LIMIT $2";
 
 const LIST_UNKNOWN: &str = "
@@ -360,7 +358,7 @@ found AS (
   SELECT s.digest FROM stretch AS s
   WHERE s.state = '",
             $state,
-            "' AND s.purge_at > clock_timestamp() ORDER BY s.digest LIMIT $2)
+            "' AND s.purge_at > {now} ORDER BY s.digest LIMIT $2)
 SELECT (SELECT count(*) FROM stretch), (SELECT s.digest FROM stretch AS s
     ORDER BY s.digest DESC LIMIT 1), {entry}
 FROM (SELECT) AS one
@@ -380,7 +378,7 @@ const LIST_RELEASED: &str = list_settled!("released");
 const PURGE: &str = "
 WITH old AS MATERIALIZED (
   SELECT r.digest FROM {records} AS r
-  WHERE r.purge_at < 'infinity' AND r.purge_at <= (SELECT clock_timestamp())
+  WHERE r.purge_at < 'infinity' AND r.purge_at <= {now}
   ORDER BY r.purge_at LIMIT $1::bigint + 1 FOR UPDATE SKIP LOCKED),
 gone AS (
   DELETE FROM {records} AS r

@@ -5,7 +5,7 @@
 
 use semel::record::{self, Step as Write};
 use semel::store::{
-    Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLapse, Page, Purged,
+    Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLapse, Page, Purged,
     Resolution, Result, Retention, Token, Verdict,
 };
 use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, Timestamp};
@@ -193,27 +193,33 @@ pub(super) const fn clear() -> Step {
     }
 }
 
-/// What a claim's rows answer, and whether they say that the record was changed by it.
+/// What a claim's row answers, and whether it says that the record was changed by it.
 pub(super) fn claimed(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Claim>, bool)> {
     let Some(row) = rows.first() else {
         return Ok((Answer::Again, false));
     };
-    let written = row::get(row, 0)?;
-    let now = row::time(row, 1)?;
-    let entry = row::entry(row, 3)?;
-    let decision = record::claim(
-        entry.as_ref().map(|entry| &entry.record),
-        request,
-        // What was written is judged by the time at which it was written.
-        match &entry {
-            Some(entry) if written => entry.record.claimed_at,
-            _ => now,
-        },
-        Fence(0),
-    );
+    if let Some(state) = row::get::<Option<&str>>(row, 0)? {
+        let fence = Fence(row::get::<i64>(row, 1)?.cast_unsigned());
+        let claim = if state == StateKind::Unknown.as_str() {
+            Claim::Unknown { fence }
+        } else {
+            Claim::Acquired(Acquired {
+                token: Token {
+                    fence,
+                    nonce: request.nonce,
+                },
+                attempt: u32::try_from(row::get::<i64>(row, 2)?).unwrap_or(u32::MAX),
+            })
+        };
+        return Ok((Answer::Is(claim), true));
+    }
+    let now = row::time(row, 4)?;
+    let entry = row::entry(row, 5)?;
+    let record = entry.as_ref().map(|entry| &entry.record);
+    let decision = record::claim(record, request, now, Fence(0));
     Ok(match decision.write {
-        None => (Answer::Is(decision.claim), written),
-        Some(_) => (Answer::Again, written),
+        None => (Answer::Is(decision.claim), false),
+        Some(_) => (Answer::Again, false),
     })
 }
 

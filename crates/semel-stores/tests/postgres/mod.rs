@@ -1,5 +1,7 @@
 //! The PostgreSQL store, on real servers.
 
+#![expect(clippy::print_stdout, reason = "what tests measured")]
+
 mod faults;
 mod pooler;
 mod probe;
