@@ -12,9 +12,10 @@ use tokio_postgres::{Client, Config, Connection, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::error::{self, Failed};
-use super::options::{PostgresOptions, Table};
+use super::options::PostgresOptions;
 use super::sql::{Kind, Sql};
 use super::step::Step;
+use super::table::Table;
 use super::tls;
 
 /// The first pause after a failed attempt to connect; doubled to the longest.

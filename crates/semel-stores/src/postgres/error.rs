@@ -4,7 +4,7 @@ use semel::{StoreError, StoreErrorKind};
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-use super::options::Table;
+use super::table::Table;
 
 /// Why a step has no answer.
 #[derive(Debug)]

@@ -19,6 +19,7 @@
 
 mod connect;
 mod error;
+mod group;
 mod migrate;
 mod options;
 mod pool;
@@ -27,7 +28,9 @@ mod push;
 mod row;
 mod sql;
 mod step;
+mod table;
 mod tls;
+mod url;
 
 use std::fmt;
 use std::sync::Arc;

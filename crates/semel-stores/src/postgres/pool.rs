@@ -8,12 +8,9 @@
 //! Steps of a group are in the order of their digests, and no two have the same one: two groups
 //! take their locks in the same order. An error of one rolls back all; each is then sent alone.
 
-use std::collections::{HashSet, VecDeque};
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,6 +23,7 @@ use tokio_postgres::Row;
 
 use super::connect::{Connector, Link};
 use super::error::Failed;
+use super::group;
 use super::step::Step;
 
 /// How often a step that the server rolled back is sent again.
@@ -38,42 +36,42 @@ const RESENDS: usize = 3;
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Shared>);
 
-struct Shared {
-    connector: Arc<Connector>,
+pub(super) struct Shared {
+    pub(super) connector: Arc<Connector>,
     connections: usize,
-    group: usize,
-    timeout: Duration,
+    pub(super) group: usize,
+    pub(super) timeout: Duration,
     runtime: Handle,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     idle: Vec<Link>,
     // Slots in use: each has a connection or is making one.
     busy: usize,
-    queue: VecDeque<Job>,
+    pub(super) queue: VecDeque<Job>,
     closed: bool,
 }
 
 /// A step in the queue.
-struct Job {
-    step: Arc<Step>,
+pub(super) struct Job {
+    pub(super) step: Arc<Step>,
     // It was rolled back with others: send it by itself.
-    alone: bool,
-    fate: Arc<Fate>,
-    answer: oneshot::Sender<Result<Vec<Row>, Failed>>,
+    pub(super) alone: bool,
+    pub(super) fate: Arc<Fate>,
+    pub(super) answer: oneshot::Sender<Result<Vec<Row>, Failed>>,
 }
 
 /// Whether a queued step was sent, decided once between its caller and who sends it.
 #[derive(Default)]
-struct Fate(AtomicU8);
+pub(super) struct Fate(AtomicU8);
 
 impl Fate {
-    const SENT: u8 = 1;
+    pub(super) const SENT: u8 = 1;
     const GIVEN_UP: u8 = 2;
 
-    fn settle(&self, fate: u8) -> bool {
+    pub(super) fn settle(&self, fate: u8) -> bool {
         self.0
             .compare_exchange(0, fate, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
@@ -228,7 +226,7 @@ impl Pool {
     }
 }
 
-fn late(message: &str) -> StoreError {
+pub(super) fn late(message: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Unknown, message)
 }
 
@@ -242,14 +240,14 @@ fn again(kind: StoreErrorKind, error: StoreError) -> StoreError {
 }
 
 /// The right to one connection. Whoever drops it hands it to the queue.
-struct Slot {
-    shared: Arc<Shared>,
-    link: Option<Link>,
+pub(super) struct Slot {
+    pub(super) shared: Arc<Shared>,
+    pub(super) link: Option<Link>,
 }
 
 impl Slot {
     /// The connection, made where there is none.
-    async fn link(&mut self) -> Result<&Link> {
+    pub(super) async fn link(&mut self) -> Result<&Link> {
         let link = match self.link.take().filter(Link::is_open) {
             Some(link) => link,
             None => self.shared.connector.connect().await?,
@@ -258,7 +256,7 @@ impl Slot {
     }
 
     /// Ends the connection: an answer is outstanding that nobody will wait for.
-    fn discard(&mut self) {
+    pub(super) fn discard(&mut self) {
         self.link = None;
     }
 }
@@ -284,161 +282,6 @@ impl Drop for Slot {
             shared: self.shared.clone(),
             link,
         };
-        self.shared.runtime.spawn(drain(slot));
+        self.shared.runtime.spawn(group::drain(slot));
     }
-}
-
-/// Sends what is queued, group by group, until nothing is.
-async fn drain(mut slot: Slot) {
-    loop {
-        let group = take(&slot.shared);
-        if group.is_empty() {
-            // Dropping the slot looks once more under the lock.
-            return;
-        }
-        let deadline = Instant::now() + slot.shared.timeout;
-        let link = match timeout_at(deadline, slot.link()).await {
-            Ok(Ok(_)) => slot.link.as_ref(),
-            Ok(Err(error)) => {
-                for job in group {
-                    let error = StoreError::new(error.kind(), error.to_string());
-                    let _gone = job.answer.send(Err(Failed::Unsent(error)));
-                }
-                continue;
-            }
-            Err(_) => None,
-        };
-        let Some(link) = link else {
-            for job in group {
-                let _gone = job.answer.send(Err(Failed::Unsent(StoreError::new(
-                    StoreErrorKind::NotApplied,
-                    "PostgreSQL does not answer to a new connection",
-                ))));
-            }
-            continue;
-        };
-        let shared = slot.shared.clone();
-        let sound = timeout_at(deadline, send(link, &shared.connector, group)).await;
-        if !matches!(sound, Ok(true)) {
-            slot.discard();
-        }
-    }
-}
-
-/// The next group: in the order of digests, each at most once.
-fn take(shared: &Shared) -> Vec<Job> {
-    let mut state = shared.state.lock();
-    let mut group: Vec<Job> = Vec::new();
-    let mut digests = HashSet::new();
-    let mut later = VecDeque::new();
-    while group.len() < shared.group {
-        let Some(job) = state.queue.pop_front() else {
-            break;
-        };
-        let twice = job
-            .step
-            .digest
-            .is_some_and(|digest| digests.contains(&digest));
-        if twice || (job.alone && !group.is_empty()) {
-            later.push_back(job);
-            continue;
-        }
-        if !job.fate.settle(Fate::SENT) {
-            continue;
-        }
-        let alone = job.alone;
-        digests.extend(job.step.digest);
-        group.push(job);
-        if alone {
-            break;
-        }
-    }
-    // In front of those not looked at: the oldest first.
-    later.append(&mut state.queue);
-    state.queue = later;
-    drop(state);
-    group.sort_by_key(|job| job.step.digest);
-    group
-}
-
-type Sending<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failed>> + Send + 'a>>;
-
-/// Sends a group and answers its callers. Whether the connection is still good.
-async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
-    if let [_] = &*group {
-        let mut sound = true;
-        for job in group {
-            let answer = link.run(with, &job.step).await;
-            sound = !matches!(answer, Err(Failed::Lost(_)));
-            let _gone = job.answer.send(answer);
-        }
-        return sound;
-    }
-    let steps: Vec<Arc<Step>> = group.iter().map(|job| job.step.clone()).collect();
-    // Everything is sent before anything is waited for: a future sends on its first poll, and
-    // answers come in the order of sending.
-    let mut begin: Sending<'_, ()> =
-        Box::pin(link.simple(with, "BEGIN ISOLATION LEVEL READ COMMITTED"));
-    let mut runs: Vec<Sending<'_, Vec<Row>>> = steps
-        .iter()
-        .map(|step| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })
-        .collect();
-    let mut commit: Sending<'_, ()> = Box::pin(link.simple(with, "COMMIT"));
-    let mut begun = first(&mut begin).await;
-    let mut answers = Vec::with_capacity(runs.len());
-    for run in &mut runs {
-        answers.push(first(run).await);
-    }
-    let mut committed = first(&mut commit).await;
-    if begun.is_none() {
-        begun = Some(begin.await);
-    }
-    for (run, answer) in runs.into_iter().zip(&mut answers) {
-        if answer.is_none() {
-            *answer = Some(run.await);
-        }
-    }
-    if committed.is_none() {
-        committed = Some(commit.await);
-    }
-    let failed = [begun, committed]
-        .into_iter()
-        .flatten()
-        .find_map(Result::err);
-    let all: Result<Vec<Vec<Row>>, Failed> = answers.into_iter().flatten().collect();
-    let failed = match (all, failed) {
-        (Ok(all), None) if all.len() == group.len() => {
-            for (job, rows) in group.into_iter().zip(all) {
-                let _gone = job.answer.send(Ok(rows));
-            }
-            return true;
-        }
-        // A step's own error says more than what follows from it.
-        (Err(failed), _) | (_, Some(failed)) => failed,
-        (Ok(_), None) => Failed::Lost(late("PostgreSQL's answers do not match")),
-    };
-    for job in group {
-        let copy = match &failed {
-            Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error) => {
-                Failed::Lost(late(&error.to_string()))
-            }
-            // The server took none of the group.
-            Failed::Unsent(error) | Failed::RolledBack(error) | Failed::Refused(error) => {
-                Failed::RolledBack(StoreError::new(error.kind(), error.to_string()))
-            }
-        };
-        let _gone = job.answer.send(Err(copy));
-    }
-    matches!(failed, Failed::RolledBack(_) | Failed::Refused(_))
-}
-
-/// Polls once.
-async fn first<T>(future: &mut Sending<'_, T>) -> Option<Result<T, Failed>> {
-    poll_fn(|context| {
-        Poll::Ready(match future.as_mut().poll(context) {
-            Poll::Ready(done) => Some(done),
-            Poll::Pending => None,
-        })
-    })
-    .await
 }

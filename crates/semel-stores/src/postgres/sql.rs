@@ -14,7 +14,7 @@
 use semel::Progress;
 use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR};
 
-use super::options::Table;
+use super::table::Table;
 
 /// Which statement; an index into [`Sql`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

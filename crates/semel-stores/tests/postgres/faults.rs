@@ -247,7 +247,12 @@ async fn who_cannot_be_reached_did_nothing() {
         let error = claim.unwrap_err();
         kinds.push(error.kind());
     }
-    assert_eq!(kinds, [StoreErrorKind::NotApplied; 5]);
+    // The first may have been sent before the broken connection was noticed.
+    assert!(
+        [StoreErrorKind::NotApplied, StoreErrorKind::Unknown].contains(&kinds[0]),
+        "{kinds:?}"
+    );
+    assert_eq!(kinds[1..], [StoreErrorKind::NotApplied; 4]);
     let from = Instant::now();
     for _ in 0..1000 {
         store.get(identity("a-key").digest()).await.unwrap_err();

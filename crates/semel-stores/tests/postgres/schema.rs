@@ -104,6 +104,44 @@ async fn a_table_in_a_schema_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_table_partitioned_by_hash_works() {
+    let url = url();
+    let store = open(&url).await;
+    let table = url.split("table=").nth(1).unwrap();
+    let mut change = format!(
+        "ALTER TABLE {table} RENAME TO {table}_old;
+         CREATE TABLE {table} (LIKE {table}_old INCLUDING DEFAULTS, PRIMARY KEY (digest))
+           PARTITION BY HASH (digest);
+         CREATE INDEX ON {table} (purge_at) WHERE purge_at < 'infinity';
+         CREATE INDEX ON {table} (digest) WHERE state IN ('in-flight', 'unknown');"
+    );
+    for part in 0..4 {
+        change.push_str(&format!(
+            "CREATE TABLE {table}_{part} PARTITION OF {table}
+               FOR VALUES WITH (MODULUS 4, REMAINDER {part});"
+        ));
+    }
+    client(&url).await.batch_execute(&change).await.unwrap();
+    let brief = semel::store::Retention::new(std::time::Duration::from_millis(1));
+    for n in 0..20 {
+        let key = format!("parted-{n}");
+        let token = acquire(&store, &key).await.token;
+        let id = super::identity(&key);
+        if n % 2 == 0 {
+            let nothing = semel::Outcome::void();
+            let done = store.complete(id.digest(), &token, &nothing, brief).await;
+            assert_eq!(done.unwrap(), semel::store::Fenced::Applied);
+        } else {
+            let done = super::complete(&store, &key, &token).await;
+            assert_eq!(done, semel::store::Fenced::Applied);
+            assert_eq!(super::replayed(&store, &key).await, key.as_bytes());
+        }
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    assert_eq!(store.purge(100).await.unwrap().removed, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_is_told_what_to_grant() {
     let server = Postgres::start(&[]).unwrap();
     let url = server.url();

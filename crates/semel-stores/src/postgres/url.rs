@@ -1,0 +1,211 @@
+//! The options as a URL's parameters.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::SslMode;
+
+use super::options::{Listen, PostgresOptions};
+use super::tls::Verify;
+use crate::common::Location;
+use crate::{OpenError, Schema};
+
+/// Parameters of ours.
+const OURS: &str = "table, schema, timeout, connections, group, prepared, listen, sslmode, \
+     sslrootcert";
+
+/// Parameters that go to the driver.
+const DRIVERS: [&str; 17] = [
+    "user",
+    "password",
+    "dbname",
+    "options",
+    "application_name",
+    "host",
+    "hostaddr",
+    "port",
+    "sslnegotiation",
+    "connect_timeout",
+    "tcp_user_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "channel_binding",
+    "load_balance_hosts",
+];
+
+impl PostgresOptions {
+    /// Reads a URL: `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE&…`. Ours are
+    /// `table`, `schema`, `timeout`, `connections`, `group`, `prepared`, `listen`, `sslmode` and
+    /// `sslrootcert`; what libpq calls `host`, `user`, `options`, `application_name` and so on is
+    /// understood too.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] names the parameter and what is allowed, never the URL.
+    pub fn from_url(url: &str) -> Result<Self, OpenError> {
+        let mut location = Location::parse("postgres", url)?;
+        let words = "`on` or `off`";
+        let table = location.take("table", "a name, or schema.name, of letters, digits and _")?;
+        let schema = location.take::<String>("schema", "")?;
+        let timeout = location.take::<Millis>("timeout", "a duration such as `500ms` or `5s`")?;
+        let connections = location.take("connections", "a number from 1 to 1000")?;
+        let group = location.take("group", "a number from 1 to 1000")?;
+        let prepared = location.take::<Switch>("prepared", words)?;
+        let listen = location.take::<String>("listen", "")?;
+        let mode = location.take::<String>("sslmode", "")?;
+        let roots = location.take::<String>("sslrootcert", "")?;
+        let schema = match schema.as_deref() {
+            None => None,
+            Some("expect") => Some(Schema::Expect),
+            Some("create") => Some(Schema::Create),
+            Some("migrate") => Some(Schema::Migrate),
+            Some(_) => {
+                return Err(
+                    location.invalid("parameter `schema` must be `expect`, `create` or `migrate`")
+                );
+            }
+        };
+        let (ssl, verify) =
+            ssl(mode.as_deref(), roots).map_err(|reason| location.invalid(reason))?;
+        let mut config = driver(location)?;
+        config.ssl_mode(ssl);
+        let listen = match listen.as_deref() {
+            None | Some("on") => Listen::Same,
+            Some("off") => Listen::Off,
+            Some(other) => {
+                let mut there = driver(Location::parse("postgres", other).map_err(|_| {
+                    OpenError::invalid(
+                        "postgres",
+                        "parameter `listen` must be `on`, `off` or the URL of the same database",
+                    )
+                })?)?;
+                there.ssl_mode(ssl);
+                Listen::At(Box::new(there))
+            }
+        };
+        let mut options = Self {
+            verify,
+            listen,
+            schema,
+            ..Self::from_config(config)
+        };
+        options.table = table.unwrap_or(options.table);
+        options.prepared = prepared.map_or(options.prepared, |switch| switch.0);
+        options.timeout = timeout.map_or(options.timeout, |millis| millis.0);
+        options.connections = connections.unwrap_or(options.connections);
+        options.group = group.unwrap_or(options.group);
+        let fine = 1..=1000;
+        if !fine.contains(&options.connections) || !fine.contains(&options.group) {
+            return Err(OpenError::invalid(
+                "postgres",
+                "parameters `connections` and `group` must be numbers from 1 to 1000",
+            ));
+        }
+        Ok(options)
+    }
+}
+
+/// `on` or `off`.
+struct Switch(bool);
+
+impl FromStr for Switch {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "on" => Ok(Self(true)),
+            "off" => Ok(Self(false)),
+            _ => Err(()),
+        }
+    }
+}
+
+/// A duration of milliseconds or seconds, above zero.
+struct Millis(Duration);
+
+impl FromStr for Millis {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let millis = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+            (Some(number), _) => number.parse::<u32>().map_err(drop)?.into(),
+            (None, Some(number)) => number.parse::<u32>().map_err(drop).map(u64::from)? * 1000,
+            (None, None) => return Err(()),
+        };
+        if millis == 0 {
+            return Err(());
+        }
+        Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+/// `sslmode` as libpq understands it: below `verify-ca` nobody is authenticated.
+fn ssl(mode: Option<&str>, roots: Option<String>) -> Result<(SslMode, Verify), &'static str> {
+    let ssl = match mode {
+        Some("disable") => SslMode::Disable,
+        None | Some("prefer") => SslMode::Prefer,
+        Some("require" | "verify-ca" | "verify-full") => SslMode::Require,
+        Some(_) => {
+            return Err(
+                "parameter `sslmode` must be `disable`, `prefer`, `require`, `verify-ca` or \
+                 `verify-full`",
+            );
+        }
+    };
+    let verify = match (mode, &roots) {
+        (Some("verify-full"), _) => Verify::Name(roots),
+        (Some("verify-ca"), _) | (Some("require"), Some(_)) => Verify::Chain(roots),
+        (_, Some(_)) => {
+            return Err(
+                "parameter `sslrootcert` needs `sslmode` to be `require`, `verify-ca` or \
+                 `verify-full`",
+            );
+        }
+        (_, None) => Verify::Nothing,
+    };
+    Ok((ssl, verify))
+}
+
+/// What the driver makes of the rest of the URL.
+fn driver(location: Location) -> Result<Config, OpenError> {
+    let url = location.rest();
+    if let Some((name, _)) = url
+        .query_pairs()
+        .find(|(name, _)| !DRIVERS.contains(&&**name))
+    {
+        let name: String = name.chars().take(30).collect();
+        let drivers = DRIVERS.join(", ");
+        return Err(OpenError::invalid(
+            "postgres",
+            format!("has no parameter `{name}`; there are {OURS}, and of the driver's {drivers}"),
+        ));
+    }
+    // The driver reads `+` as itself; where one is meant, it is `%2B` here.
+    let url = match url.as_str().split_once('?') {
+        Some((before, query)) => format!("{before}?{}", query.replace('+', "%20")),
+        None => url.into(),
+    };
+    url.parse().map_err(|error: tokio_postgres::Error| {
+        // The cause names a parameter, never a value.
+        let cause = error.into_source();
+        let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+        OpenError::invalid("postgres", format!("cannot be read{cause}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spaces_in_the_drivers_parameters_stay_spaces() {
+        let options = PostgresOptions::from_url(
+            "postgres://u@h/d?options=-c%20work_mem%3D1MB&application_name=a%2Bb%20c",
+        );
+        let config = options.unwrap().config;
+        assert_eq!(config.get_options(), Some("-c work_mem=1MB"));
+        assert_eq!(config.get_application_name(), Some("a+b c"));
+    }
+}
