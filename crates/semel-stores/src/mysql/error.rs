@@ -6,8 +6,10 @@ use sqlx::mysql::MySqlDatabaseError;
 
 /// How a packet failed.
 pub(super) enum Failure {
-    /// A deadlock or a lock held too long: rolled back, to be run again.
-    Busy(StoreError),
+    /// A deadlock: rolled back, to be run again.
+    Deadlock(StoreError),
+    /// A lock that was held too long: rolled back, to be run again if there is time to wait.
+    Locked(StoreError),
     /// The connection can no longer be used, or leads to a server that can no longer be used.
     Broken(StoreError),
     /// The server said no; the connection is fine.
@@ -17,7 +19,10 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn into_error(self) -> StoreError {
         match self {
-            Self::Busy(error) | Self::Broken(error) | Self::Said(error) => error,
+            Self::Deadlock(error)
+            | Self::Locked(error)
+            | Self::Broken(error)
+            | Self::Said(error) => error,
         }
     }
 }
@@ -101,11 +106,15 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
     };
     let said = said(database);
     match database.number() {
-        // Deadlock; waited too long for a lock; lock table full. The statement was rolled back, and
-        // each is a transaction of its own; none that follows in the packet was run.
-        1205 | 1206 | 1213 | 3572 => Failure::Busy(new(
+        // The statement was rolled back, each is a transaction of its own, and none that follows in
+        // the packet was run.
+        1213 => Failure::Deadlock(new(
             StoreErrorKind::NotApplied,
-            format!("other transactions held the record's lock each time it was tried: {said}"),
+            format!("other transactions were preferred each time it was tried: {said}"),
+        )),
+        1205 | 1206 | 3572 => Failure::Locked(new(
+            StoreErrorKind::NotApplied,
+            format!("another transaction holds the record's lock: {said}"),
         )),
         1040 | 1203 | 1226 | 1637 => Failure::Said(new(
             StoreErrorKind::NotApplied,

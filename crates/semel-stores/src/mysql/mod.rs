@@ -122,10 +122,15 @@ impl MysqlStore {
                     Some(answer) => return Ok(answer),
                     None => changed += 1,
                 },
-                Err(Failure::Busy(error)) => {
-                    let pause = pause(lost);
+                Err(Failure::Locked(error)) => {
                     // What is not answered by the deadline would be unknown.
-                    if Instant::now() + pause + self.pool.lock_wait() >= deadline {
+                    if Instant::now() + self.pool.lock_wait() >= deadline {
+                        return Err(error);
+                    }
+                }
+                Err(Failure::Deadlock(error)) => {
+                    let pause = pause(lost);
+                    if Instant::now() + pause * 4 >= deadline {
                         return Err(error);
                     }
                     lost += 1;

@@ -47,9 +47,10 @@ pub(super) struct Lease<'a> {
     _permit: SemaphorePermit<'a>,
 }
 
-/// Well before the caller gives up. The server counts in seconds.
+/// Long, for who gives up loses its place in the queue, and before the caller gives up. The server
+/// counts in seconds.
 fn lock_wait(timeout: Duration) -> Duration {
-    Duration::from_secs((timeout.as_secs() / 4).max(1))
+    Duration::from_secs((timeout.as_secs() * 3 / 4).max(1))
 }
 
 impl Pool {
@@ -99,7 +100,7 @@ impl Pool {
         match &rows {
             // The lease is dropped.
             Err(Failure::Broken(_)) => {}
-            Ok(_) | Err(Failure::Busy(_) | Failure::Said(_)) => lease.give_back(),
+            Ok(_) | Err(_) => lease.give_back(),
         }
         rows
     }
@@ -140,9 +141,7 @@ impl Pool {
         let generation = self.generation.load(Ordering::SeqCst);
         let mut link = self.options.connect().await.map_err(error::connecting)?;
         let rows = link.fetch_all(AssertSqlSafe(self.setup.clone())).await;
-        let rows = rows.map_err(|e| match error::sent(e, Effect::Reads) {
-            Failure::Busy(error) | Failure::Broken(error) | Failure::Said(error) => error,
-        })?;
+        let rows = rows.map_err(|e| error::sent(e, Effect::Reads).into_error())?;
         if let Some(packet) = rows.first().and_then(|row| row.try_get(0).ok()) {
             self.packet.store(packet, Ordering::SeqCst);
         }

@@ -4,6 +4,9 @@
 //! They are text, not prepared: several statements in one packet need it, and it goes through
 //! proxies that give each transaction another connection. Nothing from outside is put in but
 //! numbers and bytes in hexadecimal, so there is nothing to escape.
+//!
+//! Assignments are made from left to right, each seeing what was assigned before. The time is
+//! assigned first and read from its column then: working it out takes longer than anything else.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -26,14 +29,10 @@ const RELEASED: u8 = 4;
 /// only spare a lease or a retention that has just ended: it shortens the lease that is written,
 /// and never takes one over early.
 pub(super) const NOW: &str =
-    "CAST(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6)) AS UNSIGNED)";
+    "CAST(TIMESTAMPDIFF(MICROSECOND,TIMESTAMP'1970-01-01 00:00:00',UTC_TIMESTAMP(6)) AS UNSIGNED)";
 
 /// "Never", in a time's column.
 const NEVER: u64 = u64::MAX;
-
-/// The next fence: above the one before, and not below the clock.
-const FENCE: &str = "GREATEST(LEAST(fence,18446744073709551614)+1,\
-    CAST(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6)) AS UNSIGNED))";
 
 /// What a [`Record`](semel::record::Record) is read from, but for the outcome.
 const RECORD: &str = "state,fence,nonce,fingerprint,attempt,created_at,claimed_at,lease_until,\
@@ -89,6 +88,15 @@ impl fmt::Display for Later<'_> {
     }
 }
 
+/// The fence after the row's: not below this time.
+struct NextFence(&'static str);
+
+impl fmt::Display for NextFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GREATEST(LEAST(fence,{})+1,{})", u64::MAX - 1, self.0)
+    }
+}
+
 /// The names of a store's table and what belongs to it.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
@@ -106,14 +114,15 @@ impl Table {
         let fingerprint = request.fingerprint.to_bytes();
         let scope = scope::to_text(&label.scope);
         let (digest, nonce) = (Hex(label.digest.as_bytes()), Hex(request.nonce.as_bytes()));
-        let (fingerprint, lease) = (Hex(&fingerprint), Later(NOW, request.lease));
+        let fingerprint = Hex(&fingerprint);
         // The claim's own record is not taken over, however short its lease.
         let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
         let mut sql = format!(
             "INSERT INTO `{records}` (digest,state,fence,nonce,fingerprint,attempt,created_at,\
              claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) VALUES \
-             ({digest},{IN_FLIGHT},{NOW},{nonce},{fingerprint},1,{NOW},{NOW},{lease},{NEVER},{NEVER},\
+             ({digest},{IN_FLIGHT},{NOW},{nonce},{fingerprint},1,fence,fence,{lease},{NEVER},{NEVER},\
              {scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE digest=digest;",
+            lease = Later("fence", request.lease),
             scope = Hex(scope.as_bytes()),
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
@@ -124,13 +133,13 @@ impl Table {
             }
             OnLapse::Hold | OnLapse::Reconcile => String::new(),
         };
-        // Assignments are made from left to right, each seeing what was assigned before: the
-        // attempt is 1 only where the record was past its retention, and then nothing of it stays.
+        // The attempt is 1 only where the record was past its retention; nothing of it stays then.
         let _ = write!(
             sql,
             "UPDATE `{records}` SET \
-             attempt=IF(purge_at<={NOW},1,LEAST(attempt,{last_attempt})+1),\
-             created_at=IF(attempt=1,{NOW},created_at),\
+             claimed_at={NOW},\
+             attempt=IF(purge_at<=claimed_at,1,LEAST(attempt,{last_attempt})+1),\
+             created_at=IF(attempt=1,claimed_at,created_at),\
              progress=IF(attempt=1,'',progress),\
              resolved_by=IF(attempt=1,NULL,resolved_by),\
              resolved_reason=IF(attempt=1,NULL,resolved_reason),\
@@ -138,11 +147,13 @@ impl Table {
              resolved_fence=IF(attempt=1,NULL,resolved_fence),\
              resolved_before=IF(attempt=1,NULL,resolved_before),\
              resolved_after=IF(attempt=1,NULL,resolved_after),\
-             fence={FENCE},nonce={nonce},fingerprint={fingerprint},claimed_at={NOW},\
+             fence={fence},nonce={nonce},fingerprint={fingerprint},\
              lease_until={lease},settled_at=NULL,outcome=NULL,state={IN_FLIGHT},\
              expires_at={NEVER},purge_at={NEVER} WHERE digest={digest} AND (purge_at<={NOW} \
              OR state={RELEASED} AND (progress='' OR fingerprint={fingerprint}){retry});",
             last_attempt = u32::MAX - 1,
+            fence = NextFence("claimed_at"),
+            lease = Later("claimed_at", request.lease),
         );
         if request.on_lapse != OnLapse::Retry {
             let _ = write!(
@@ -230,7 +241,8 @@ impl Table {
         let set = format!(
             "resolved_fence=fence,resolved_before=state,resolved_after={after},resolved_at={NOW},\
              resolved_by={by},resolved_reason={reason},\
-             fence={FENCE},nonce={nonce},{settle}",
+             fence={fence},nonce={nonce},{settle}",
+            fence = NextFence("resolved_at"),
             by = Hex(resolution.by.as_bytes()),
             reason = Hex(resolution.reason.as_bytes()),
         );
@@ -350,8 +362,8 @@ fn completed(outcome: &Outcome, retention: Retention) -> String {
     format!(
         "state={COMPLETED},settled_at={NOW},expires_at={expires},purge_at={purge},\
          outcome={outcome},progress=''",
-        expires = Later(NOW, replay),
-        purge = Later(NOW, replay.saturating_add(tombstone)),
+        expires = Later("settled_at", replay),
+        purge = Later("settled_at", replay.saturating_add(tombstone)),
         outcome = Hex(outcome.as_bytes()),
     )
 }
@@ -362,8 +374,8 @@ fn unknown() -> String {
 
 fn released() -> String {
     let (end, with_steps) = (
-        Later(NOW, RELEASED_FOR),
-        Later(NOW, RELEASED_WITH_STEPS_FOR),
+        Later("settled_at", RELEASED_FOR),
+        Later("settled_at", RELEASED_WITH_STEPS_FOR),
     );
     let end = format!("IF(progress='',{end},{with_steps})");
     format!("state={RELEASED},settled_at={NOW},expires_at={end},purge_at={end}")
