@@ -137,6 +137,11 @@ impl Seen {
         self.written.lock().insert(identity, row);
     }
 
+    /// Keeps a record whose claim this handle made, as it was read.
+    pub(super) fn remember(&self, identity: &IdentityDigest, row: Row) {
+        self.written.lock().insert(identity, row);
+    }
+
     /// Notes that this handle settled the record: later steps on it are rare, and read it.
     pub(super) fn settled(&self, identity: &IdentityDigest, revision: u64, sent: Instant) {
         self.stands(identity, revision, sent);

@@ -272,6 +272,10 @@ impl NatsStore {
             };
             let decision = record::claim(judged.as_ref(), request, now, Fence(0));
             let Some(mut next) = decision.write else {
+                if let (Claim::Acquired(_), Ok(row)) = (&decision.claim, row) {
+                    // Its own, sent again: the steps after it are this handle's.
+                    self.shared.seen.remember(digest, *row);
+                }
                 return Ok(decision.claim);
             };
             let expected = row.as_ref().map_or_else(|mark| *mark, |row| row.revision);
