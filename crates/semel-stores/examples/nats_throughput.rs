@@ -152,19 +152,23 @@ mod nats {
     async fn bare(client: &async_nats::Client, url: &str, count: usize, time: Duration) -> usize {
         let context = async_nats::jetstream::new(client.clone());
         let replicas = if url.contains("replicas=3") { 3 } else { 1 };
-        let config = async_nats::jetstream::kv::Config {
-            bucket: "bare".into(),
+        // A bucket's put is a publish that is acknowledged.
+        let config = async_nats::jetstream::stream::Config {
+            name: "bare".into(),
+            subjects: vec!["bare.>".into()],
+            max_messages_per_subject: 1,
             num_replicas: replicas,
             ..Default::default()
         };
-        let bucket = context.create_key_value(config).await.expect("a bucket");
+        context.create_stream(config).await.expect("a stream");
         callers(count, |caller| {
-            let bucket = bucket.clone();
+            let context = context.clone();
             async move {
                 let (started, mut done) = (Instant::now(), 0);
                 while started.elapsed() < time {
-                    let key = format!("{caller}-{done}-{:064}", 7);
-                    bucket.put(key, vec![7; 400].into()).await.expect("a put");
+                    let subject = format!("bare.{caller}-{done}-{:064}", 7);
+                    let put = context.publish(subject, vec![7; 400].into()).await;
+                    put.expect("a put").await.expect("an answer");
                     done += 1;
                 }
                 (done, Vec::new())
