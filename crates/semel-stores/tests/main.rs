@@ -7,6 +7,10 @@
         reason = "helpers of tests, which panic where something fails"
     )
 )]
+#![allow(
+    clippy::print_stdout,
+    reason = "measurements are for whoever runs the test"
+)]
 
 #[cfg(feature = "dynamodb")]
 mod dynamodb;

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use url::Url;
 
+use super::Schema;
 use crate::OpenError;
 
 /// A URL of which a store takes the parameters it knows, one by one.
@@ -53,6 +55,58 @@ impl Location {
         }
     }
 
+    /// A parameter that is one of a few words.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where it is another; the words are named.
+    pub(crate) fn choice<T: Copy>(
+        &mut self,
+        name: &str,
+        words: &[(&str, T)],
+    ) -> Result<Option<T>, OpenError> {
+        let Some(given) = self.take::<String>(name, "text")? else {
+            return Ok(None);
+        };
+        let meant = words.iter().find(|(word, _)| *word == given);
+        match meant {
+            Some((_, value)) => Ok(Some(*value)),
+            None => {
+                let words: Vec<String> =
+                    words.iter().map(|(word, _)| format!("`{word}`")).collect();
+                let words = words.join(" or ");
+                Err(self.invalid(format!("parameter `{name}` must be {words}")))
+            }
+        }
+    }
+
+    /// The parameter `schema`.
+    ///
+    /// # Errors
+    /// Those of [`choice`](Self::choice).
+    pub(crate) fn schema(&mut self) -> Result<Option<Schema>, OpenError> {
+        let words = [
+            ("expect", Schema::Expect),
+            ("create", Schema::Create),
+            ("migrate", Schema::Migrate),
+        ];
+        self.choice("schema", &words)
+    }
+
+    /// A duration above zero, as people write it: `500ms`, `5s`, `2m`.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where it is none.
+    pub(crate) fn duration(&mut self, name: &str) -> Result<Option<Duration>, OpenError> {
+        let wanted = "a duration above zero, as in `500ms` or `5s`";
+        let given = self.take::<humantime::Duration>(name, wanted)?;
+        match given.map(Duration::from) {
+            Some(Duration::ZERO) => {
+                Err(self.invalid(format!("parameter `{name}` must be {wanted}")))
+            }
+            duration => Ok(duration),
+        }
+    }
+
     /// The URL without what was taken: for a driver that knows the other parameters.
     #[cfg_attr(
         not(feature = "postgres"),
@@ -77,17 +131,7 @@ impl Location {
     pub(crate) fn whole(self, known: &str) -> Result<Url, OpenError> {
         match self.parameters.first() {
             None => Ok(self.url),
-            Some((name, _)) => {
-                // A password with a question mark in it looks like a parameter.
-                let plain =
-                    name.len() < 30 && name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'_');
-                let which = if plain {
-                    format!("parameter `{name}`")
-                } else {
-                    "such parameter".into()
-                };
-                Err(self.invalid(format!("has no {which}; there are {known}")))
-            }
+            Some((name, _)) => Err(OpenError::invalid(self.scheme, unknown(name, known))),
         }
     }
 
@@ -95,6 +139,18 @@ impl Location {
     pub(crate) fn invalid(&self, reason: impl Into<String>) -> OpenError {
         OpenError::invalid(self.scheme, reason)
     }
+}
+
+/// Says that there is no such parameter. `known` lists those that there are.
+pub(crate) fn unknown(name: &str, known: &str) -> String {
+    // A password with a question mark in it looks like a parameter: not to be repeated.
+    let plain = name.len() < 30 && name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'_');
+    let which = if plain {
+        format!("parameter `{name}`")
+    } else {
+        "such parameter".to_owned()
+    };
+    format!("has no {which}; there are {known}")
 }
 
 impl fmt::Debug for Location {

@@ -12,7 +12,7 @@ mod waiters;
 #[cfg(feature = "_server")]
 pub(crate) use self::{
     gate::Gate,
-    location::Location,
+    location::{Location, unknown},
     waiters::{Poll, Running, Waiters},
 };
 pub(crate) use driver::Driver;

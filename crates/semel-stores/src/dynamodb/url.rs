@@ -18,25 +18,10 @@ pub(super) fn parse(url: &str) -> Result<(DynamoDbOptions, Option<Schema>), Open
     let endpoint: Option<String> = location.take("endpoint", "a URL")?;
     let region: Option<String> = location.take("region", "a region's name")?;
     let profile: Option<String> = location.take("profile", "a profile's name")?;
-    let schema: Option<String> = location.take("schema", "text")?;
-    let wanted = "a duration above zero such as 5s or 500ms";
-    let timeout: Option<Span> = location.take("timeout", wanted)?;
-    let purge: Option<String> = location.take("purge", "text")?;
-    let schema = match schema.as_deref() {
-        None => None,
-        Some("expect") => Some(Schema::Expect),
-        Some("create") => Some(Schema::Create),
-        Some("migrate") => Some(Schema::Migrate),
-        Some(_) => {
-            let reason = "parameter `schema` must be expect, create or migrate";
-            return Err(location.invalid(reason));
-        }
-    };
-    let purging = match purge.as_deref() {
-        None | Some("ttl") => Purging::Ttl,
-        Some("scan") => Purging::Scan,
-        Some(_) => return Err(location.invalid("parameter `purge` must be ttl or scan")),
-    };
+    let schema = location.schema()?;
+    let timeout = location.duration("timeout")?;
+    let words = [("ttl", Purging::Ttl), ("scan", Purging::Scan)];
+    let purging = location.choice("purge", &words)?.unwrap_or(Purging::Ttl);
     let invalid = |reason: &str| Err(OpenError::invalid(SCHEME, reason));
     if let Some(endpoint) = &endpoint
         && !Url::parse(endpoint).is_ok_and(|url| {
@@ -49,9 +34,6 @@ pub(super) fn parse(url: &str) -> Result<(DynamoDbOptions, Option<Schema>), Open
         return invalid(
             "parameter `endpoint` must be a URL as in http://127.0.0.1:8000, without a user",
         );
-    }
-    if timeout.is_some_and(|Span(timeout)| timeout.is_zero()) {
-        return invalid(&format!("parameter `timeout` must be {wanted}"));
     }
     let url = location.whole(PARAMETERS)?;
     let table = url.host_str().unwrap_or_default();
@@ -74,7 +56,7 @@ pub(super) fn parse(url: &str) -> Result<(DynamoDbOptions, Option<Schema>), Open
     options.endpoint = endpoint;
     options.region = region;
     options.profile = profile;
-    if let Some(Span(timeout)) = timeout {
+    if let Some(timeout) = timeout {
         options.timeout = timeout;
     }
     Ok((options, schema))
@@ -86,23 +68,4 @@ pub(super) fn is_table_name(name: &str) -> bool {
         && name
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
-}
-
-/// A duration in a URL: `500ms`, `5s`, `2m`.
-#[derive(Debug, Clone, Copy)]
-struct Span(Duration);
-
-impl FromStr for Span {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or(())?;
-        let number: u64 = text[..unit].parse().map_err(|_| ())?;
-        Ok(Self(match &text[unit..] {
-            "ms" => Duration::from_millis(number),
-            "s" => Duration::from_secs(number),
-            "m" => Duration::from_secs(number.checked_mul(60).ok_or(())?),
-            _ => return Err(()),
-        }))
-    }
 }

@@ -38,10 +38,13 @@ impl MysqlOptions {
     /// names of parameters.
     pub fn from_url(url: &str) -> Result<Self, OpenError> {
         let mut location = Location::parse("mysql", url)?;
-        let schema = location.take::<SchemaName>("schema", "expect, create or migrate")?;
+        let schema = location.schema()?;
         let table = location.take::<TableName>("table", TableName::WANTED)?;
-        let timeout =
-            location.take::<Time>("timeout", "a time from 10ms to 10m, as `5s` or `500ms`")?;
+        let timeout = location.duration("timeout")?;
+        let sensible = Duration::from_millis(10)..=Duration::from_mins(10);
+        if timeout.is_some_and(|timeout| !sensible.contains(&timeout)) {
+            return Err(location.invalid("parameter `timeout` must be from `10ms` to `10m`"));
+        }
         let connections = location.take::<Count>("connections", "a number from 1 to 10000")?;
         let database = location.invalid("names no host or database: `mysql://USER@HOST/DATABASE`");
         let unread = location.invalid(
@@ -73,9 +76,9 @@ impl MysqlOptions {
         Ok(Self {
             driver,
             table: table.map_or_else(|| "semel_records".into(), |TableName(name)| name),
-            timeout: timeout.map_or(Duration::from_secs(5), |Time(time)| time),
+            timeout: timeout.unwrap_or(Duration::from_secs(5)),
             connections: connections.map_or(16, |Count(count)| count),
-            schema: schema.map(|SchemaName(schema)| schema),
+            schema,
             for_tests: false,
         })
     }
@@ -161,21 +164,6 @@ impl fmt::Debug for MysqlOptions {
     }
 }
 
-struct SchemaName(Schema);
-
-impl FromStr for SchemaName {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "expect" => Ok(Self(Schema::Expect)),
-            "create" => Ok(Self(Schema::Create)),
-            "migrate" => Ok(Self(Schema::Migrate)),
-            _ => Err(()),
-        }
-    }
-}
-
 struct TableName(String);
 
 impl TableName {
@@ -193,27 +181,6 @@ impl FromStr for TableName {
             return Err(());
         }
         Ok(Self(text.into()))
-    }
-}
-
-struct Time(Duration);
-
-impl FromStr for Time {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let at = text.find(|c: char| !c.is_ascii_digit()).ok_or(())?;
-        let (number, unit) = text.split_at(at);
-        let number: u32 = number.parse().map_err(drop)?;
-        let unit = match unit {
-            "ms" => Duration::from_millis(1),
-            "s" => Duration::from_secs(1),
-            "m" => Duration::from_mins(1),
-            _ => return Err(()),
-        };
-        let time = unit * number;
-        let sensible = Duration::from_millis(10)..=Duration::from_mins(10);
-        sensible.contains(&time).then_some(Self(time)).ok_or(())
     }
 }
 

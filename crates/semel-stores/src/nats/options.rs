@@ -96,13 +96,13 @@ impl NatsOptions {
             )
         })?;
         let mut from = Location::parse("nats", &first)?;
-        let schema = from.take::<Wanted>("schema", "expect, create or migrate")?;
-        let timeout = from.take::<Millis>("timeout", "a duration such as 500ms or 5s")?;
+        let schema = from.schema()?;
+        let timeout = from.duration("timeout")?;
         let replicas = from.take::<usize>("replicas", "1, 3 or 5")?;
         let storage = from.take::<Storage>("storage", "file or memory")?;
         let max_bytes = from.take::<i64>("max_bytes", "a number of bytes")?;
         let token = from.take::<String>("token", "text")?;
-        let tls = from.take::<Switch>("tls", "on or off")?;
+        let tls = from.choice("tls", &[("on", true), ("off", false)])?;
         let ca = from.take::<PathBuf>("ca", "a path")?;
         let wrong = |reason: &str| OpenError::invalid("nats", reason);
         if replicas.is_some_and(|n| !matches!(n, 1 | 3 | 5)) {
@@ -111,7 +111,7 @@ impl NatsOptions {
         if max_bytes.is_some_and(|n| n < 1) {
             return Err(wrong("parameter `max_bytes` must be above 0"));
         }
-        let timeout = timeout.map_or(Duration::from_secs(5), |Millis(t)| t);
+        let timeout = timeout.unwrap_or(Duration::from_secs(5));
         if timeout < SHORTEST {
             return Err(wrong("parameter `timeout` must be at least 50ms"));
         }
@@ -139,11 +139,11 @@ impl NatsOptions {
             login,
             bucket: bucket.into(),
             timeout,
-            schema: schema.map(|Wanted(schema)| schema),
+            schema,
             replicas,
             storage: storage.unwrap_or_default(),
             max_bytes,
-            tls: tls.is_some_and(|Switch(on)| on),
+            tls: tls.unwrap_or_default(),
             ca,
             for_tests: false,
         })
@@ -294,48 +294,4 @@ fn decoded(text: &str) -> Option<String> {
 fn is_bucket(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     !name.is_empty() && name.len() <= 200 && name.chars().all(fits)
-}
-
-struct Switch(bool);
-
-impl FromStr for Switch {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "on" => Ok(Self(true)),
-            "off" => Ok(Self(false)),
-            _ => Err(()),
-        }
-    }
-}
-
-struct Wanted(Schema);
-
-impl FromStr for Wanted {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "expect" => Ok(Self(Schema::Expect)),
-            "create" => Ok(Self(Schema::Create)),
-            "migrate" => Ok(Self(Schema::Migrate)),
-            _ => Err(()),
-        }
-    }
-}
-
-struct Millis(Duration);
-
-impl FromStr for Millis {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let (number, unit) = match text.strip_suffix("ms") {
-            Some(number) => (number, 1),
-            None => (text.strip_suffix('s').ok_or(())?, 1_000),
-        };
-        let number: u64 = number.parse().map_err(drop)?;
-        Ok(Self(Duration::from_millis(number.saturating_mul(unit))))
-    }
 }

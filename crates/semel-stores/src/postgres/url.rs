@@ -1,15 +1,12 @@
 //! The options as a URL's parameters.
 
-use std::str::FromStr;
-use std::time::Duration;
-
 use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 
 use super::options::{Listen, PostgresOptions};
 use super::tls::Verify;
-use crate::common::Location;
-use crate::{OpenError, Schema};
+use crate::OpenError;
+use crate::common::{Location, unknown};
 
 /// Parameters of ours.
 const OURS: &str = "table, schema, timeout, connections, group, prepared, listen, sslmode, \
@@ -46,27 +43,15 @@ impl PostgresOptions {
     /// [`OpenError::Invalid`] names the parameter and what is allowed, never the URL.
     pub fn from_url(url: &str) -> Result<Self, OpenError> {
         let mut location = Location::parse("postgres", url)?;
-        let words = "`on` or `off`";
         let table = location.take("table", "a name, or schema.name, of letters, digits and _")?;
-        let schema = location.take::<String>("schema", "")?;
-        let timeout = location.take::<Millis>("timeout", "a duration such as `500ms` or `5s`")?;
+        let schema = location.schema()?;
+        let timeout = location.duration("timeout")?;
         let connections = location.take("connections", "a number from 1 to 1000")?;
         let group = location.take("group", "a number from 1 to 1000")?;
-        let prepared = location.take::<Switch>("prepared", words)?;
+        let prepared = location.choice("prepared", &[("on", true), ("off", false)])?;
         let listen = location.take::<String>("listen", "")?;
         let mode = location.take::<String>("sslmode", "")?;
         let roots = location.take::<String>("sslrootcert", "")?;
-        let schema = match schema.as_deref() {
-            None => None,
-            Some("expect") => Some(Schema::Expect),
-            Some("create") => Some(Schema::Create),
-            Some("migrate") => Some(Schema::Migrate),
-            Some(_) => {
-                return Err(
-                    location.invalid("parameter `schema` must be `expect`, `create` or `migrate`")
-                );
-            }
-        };
         let (ssl, verify) =
             ssl(mode.as_deref(), roots).map_err(|reason| location.invalid(reason))?;
         let mut config = driver(location)?;
@@ -92,8 +77,8 @@ impl PostgresOptions {
             ..Self::from_config(config)
         };
         options.table = table.unwrap_or(options.table);
-        options.prepared = prepared.map_or(options.prepared, |switch| switch.0);
-        options.timeout = timeout.map_or(options.timeout, |millis| millis.0);
+        options.prepared = prepared.unwrap_or(options.prepared);
+        options.timeout = timeout.unwrap_or(options.timeout);
         options.connections = connections.unwrap_or(options.connections);
         options.group = group.unwrap_or(options.group);
         let fine = 1..=1000;
@@ -104,40 +89,6 @@ impl PostgresOptions {
             ));
         }
         Ok(options)
-    }
-}
-
-/// `on` or `off`.
-struct Switch(bool);
-
-impl FromStr for Switch {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "on" => Ok(Self(true)),
-            "off" => Ok(Self(false)),
-            _ => Err(()),
-        }
-    }
-}
-
-/// A duration of milliseconds or seconds, above zero.
-struct Millis(Duration);
-
-impl FromStr for Millis {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let millis = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
-            (Some(number), _) => number.parse::<u32>().map_err(drop)?.into(),
-            (None, Some(number)) => number.parse::<u32>().map_err(drop).map(u64::from)? * 1000,
-            (None, None) => return Err(()),
-        };
-        if millis == 0 {
-            return Err(());
-        }
-        Ok(Self(Duration::from_millis(millis)))
     }
 }
 
@@ -175,12 +126,8 @@ fn driver(location: Location) -> Result<Config, OpenError> {
         .query_pairs()
         .find(|(name, _)| !DRIVERS.contains(&&**name))
     {
-        let name: String = name.chars().take(30).collect();
-        let drivers = DRIVERS.join(", ");
-        return Err(OpenError::invalid(
-            "postgres",
-            format!("has no parameter `{name}`; there are {OURS}, and of the driver's {drivers}"),
-        ));
+        let known = format!("{OURS}, and of the driver's {}", DRIVERS.join(", "));
+        return Err(OpenError::invalid("postgres", unknown(&name, &known)));
     }
     // The driver reads `+` as itself; where one is meant, it is `%2B` here.
     let url = match url.as_str().split_once('?') {

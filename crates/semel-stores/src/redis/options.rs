@@ -1,7 +1,6 @@
 //! What a store on Redis is opened with.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use semel::{StoreError, StoreErrorKind};
@@ -210,11 +209,12 @@ impl RedisOptions {
     }
 
     fn take(&mut self, location: &mut Location) -> Result<(), OpenError> {
-        let duration = "a duration, as in `500ms` or `5s`";
+        // There is nothing to make; the word is understood as everywhere.
+        location.schema()?;
         if let Some(prefix) = location.take("prefix", "text")? {
             self.prefix = prefix;
         }
-        if let Some(Span(timeout)) = location.take("timeout", duration)? {
+        if let Some(timeout) = location.duration("timeout")? {
             self.timeout = timeout;
         }
         if let Some(connections) = location.take("connections", "a number from 1 to 64")? {
@@ -223,16 +223,16 @@ impl RedisOptions {
         if let Some(replicas) = location.take("wait_replicas", "a number")? {
             self.wait_replicas = replicas;
         }
-        if let Some(Choice(wait)) = location.take("wait_aof", "`yes` or `no`")? {
+        if let Some(wait) = location.choice("wait_aof", &YES_OR_NO)? {
             self.wait_disk = wait;
         }
-        if let Some(Span(timeout)) = location.take("wait_timeout", duration)? {
+        if let Some(timeout) = location.duration("wait_timeout")? {
             self.wait_timeout = Some(timeout);
         }
-        if let Some(Unsafe(accept)) = location.take("unsafe", "`refuse` or `warn`")? {
+        if let Some(accept) = location.choice("unsafe", &[("refuse", false), ("warn", true)])? {
             self.accept_unsafe = accept;
         }
-        if let Some(Choice(tls)) = location.take("tls", "`yes` or `no`")? {
+        if let Some(tls) = location.choice("tls", &YES_OR_NO)? {
             self.tls = tls;
         }
         if let Some(path) = location.take("ca", "a file's path")? {
@@ -279,53 +279,5 @@ impl RedisOptions {
     }
 }
 
+const YES_OR_NO: [(&str, bool); 2] = [("yes", true), ("no", false)];
 const SCHEMES: [&str; 3] = ["redis", "rediss", "redis-cluster"];
-
-/// A duration as people write it.
-struct Span(Duration);
-
-impl FromStr for Span {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or(())?;
-        let number: u64 = text[..digits].parse().map_err(drop)?;
-        let unit: u64 = match &text[digits..] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(()),
-        };
-        let millis = number.checked_mul(unit).ok_or(())?;
-        Ok(Self(Duration::from_millis(millis)))
-    }
-}
-
-struct Choice(bool);
-
-impl FromStr for Choice {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "yes" | "true" => Ok(Self(true)),
-            "no" | "false" => Ok(Self(false)),
-            _ => Err(()),
-        }
-    }
-}
-
-struct Unsafe(bool);
-
-impl FromStr for Unsafe {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "warn" => Ok(Self(true)),
-            "refuse" => Ok(Self(false)),
-            _ => Err(()),
-        }
-    }
-}

@@ -1,12 +1,10 @@
 //! A store's URL: `sqlite:PATH?…`.
 
 use std::path::Path;
-use std::str::FromStr;
-use std::time::Duration;
 
 use super::options::{SqliteOptions, TABLE};
 use super::sql::Table;
-use crate::common::{Location, Schema};
+use crate::common::Location;
 use crate::{OpenError, OpenOptions};
 
 impl SqliteOptions {
@@ -36,18 +34,18 @@ impl SqliteOptions {
             }
             this.table = table.into();
         }
-        if let Some(Choice(schema)) = location.take("schema", "expect, create or migrate")? {
+        if let Some(schema) = location.schema()? {
             this.schema = schema;
         }
-        if let Some(Timeout(timeout)) = location.take("timeout", "a time like 500ms or 5s")? {
+        if let Some(timeout) = location.duration("timeout")? {
             this.timeout = timeout;
         }
-        if let Some(Synchronous(full)) = location.take("synchronous", "full or normal")? {
+        if let Some(full) = location.choice("synchronous", &[("full", true), ("normal", false)])? {
             this.full = full;
         }
-        if let Some(Wal) = location.take("journal", "wal")? {
-            this.convert = true;
-        }
+        this.convert = location
+            .choice("journal", &[("wal", true)])?
+            .unwrap_or_default();
         this.max_bytes = location.take("max_bytes", "a number of bytes")?;
         let reserve = location.take("reserve_bytes", "a number of bytes")?;
         this.reserve_bytes = reserve.unwrap_or(options.reserve_bytes);
@@ -59,67 +57,3 @@ impl SqliteOptions {
 const PATH: &str = "needs the path of a file right after the colon, as in `sqlite:./semel.db` or \
                     `sqlite:/var/lib/app/semel.db`";
 const TABLE_RULE: &str = "a name of ASCII letters, digits and `_`";
-
-/// A value of the parameter `schema`.
-struct Choice(Schema);
-
-impl FromStr for Choice {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "expect" => Ok(Self(Schema::Expect)),
-            "create" => Ok(Self(Schema::Create)),
-            "migrate" => Ok(Self(Schema::Migrate)),
-            _ => Err(()),
-        }
-    }
-}
-
-/// A value of the parameter `timeout`.
-struct Timeout(Duration);
-
-impl FromStr for Timeout {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let digits = text.trim_end_matches(|c: char| c.is_ascii_lowercase());
-        let number: u32 = digits.parse().map_err(drop)?;
-        let unit = match &text[digits.len()..] {
-            "ms" => Duration::from_millis(1),
-            "s" => Duration::from_secs(1),
-            "m" => Duration::from_mins(1),
-            _ => return Err(()),
-        };
-        Some(unit * number)
-            .filter(|t| !t.is_zero())
-            .map(Self)
-            .ok_or(())
-    }
-}
-
-/// A value of the parameter `synchronous`.
-struct Synchronous(bool);
-
-impl FromStr for Synchronous {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "full" => Ok(Self(true)),
-            "normal" => Ok(Self(false)),
-            _ => Err(()),
-        }
-    }
-}
-
-/// The value of the parameter `journal`.
-struct Wal;
-
-impl FromStr for Wal {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        if text == "wal" { Ok(Self) } else { Err(()) }
-    }
-}
