@@ -6,14 +6,18 @@ mod driver;
 mod gate;
 #[cfg(feature = "_server")]
 mod location;
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(crate) mod scope;
 #[cfg(feature = "_server")]
 mod waiters;
 
 #[cfg(feature = "_server")]
 pub(crate) use self::{
     gate::Gate,
-    location::{Location, unknown},
+    location::Location,
     waiters::{Poll, Running, Waiters},
 };
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
+#[cfg(feature = "postgres")]
+pub(crate) use location::unknown;

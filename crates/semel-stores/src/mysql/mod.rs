@@ -31,7 +31,6 @@ mod migrate;
 mod options;
 mod pool;
 mod row;
-mod scope;
 mod server;
 mod sql;
 

@@ -9,7 +9,8 @@ use semel::{
 use sqlx::mysql::MySqlRow;
 use sqlx::{Decode, MySql, Row as _, Type};
 
-use super::{scope, sql};
+use super::sql;
+use crate::common::scope;
 
 /// What a fenced step's packet answered.
 pub(super) enum Fenced {
@@ -174,7 +175,7 @@ impl<'a> Reader<'a> {
     pub(super) fn entry(&mut self) -> Result<Entry> {
         let (_, record) = self.current()?;
         let digest = self.digest()?;
-        let scope = self.text()?.as_deref().and_then(scope::from_text);
+        let scope = self.text()?.as_deref().and_then(scope::from_json);
         let (operation, key_hint) = (self.text()?, self.text()?);
         let label = Label {
             digest,

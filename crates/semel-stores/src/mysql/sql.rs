@@ -17,7 +17,7 @@ use semel::store::{
 };
 use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Timestamp};
 
-use super::scope;
+use crate::common::scope;
 
 const IN_FLIGHT: u8 = 1;
 const UNKNOWN: u8 = 2;
@@ -112,7 +112,7 @@ impl Table {
         let Self { records } = self;
         let label = Label::from(identity);
         let fingerprint = request.fingerprint.to_bytes();
-        let scope = scope::to_text(&label.scope);
+        let scope = scope::to_json(&label.scope);
         let (digest, nonce) = (Hex(label.digest.as_bytes()), Hex(request.nonce.as_bytes()));
         let fingerprint = Hex(&fingerprint);
         // The claim's own record is not taken over, however short its lease.

@@ -51,7 +51,6 @@ mod reader;
 mod room;
 mod row;
 mod schema;
-mod scope;
 mod shared;
 mod sql;
 mod statements;

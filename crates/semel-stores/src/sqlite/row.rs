@@ -9,7 +9,7 @@ use semel::{
     DecodeError, Fingerprint, IdentityDigest, Outcome, Progress, Record, State, Timestamp,
 };
 
-use super::scope;
+use crate::common::scope;
 
 /// A record and where its row is.
 pub(super) struct Found {
@@ -137,7 +137,7 @@ pub(super) fn entry(row: &Row<'_>) -> Result<Entry> {
     Ok(Entry {
         label: Label {
             digest: IdentityDigest::from_bytes(row.get(column::DIGEST)?),
-            scope: scope::decode(&scope)
+            scope: scope::from_json(&scope)
                 .ok_or_else(|| damaged(column::SCOPE, Type::Text, "a list of segments"))?,
             operation: text(row, column::OPERATION)?,
             key_hint: text(row, column::KEY_HINT)?,

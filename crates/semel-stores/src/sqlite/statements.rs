@@ -5,8 +5,8 @@ use semel::store::{Fence, Label};
 use semel::{IdentityDigest, Record, Timestamp};
 
 use super::row::{self, Found};
-use super::scope;
 use super::sql::{self, Table};
+use crate::common::scope;
 
 pub(super) struct Statements<'c> {
     find: Statement<'c>,
@@ -41,7 +41,7 @@ impl<'c> Statements<'c> {
     }
 
     pub(super) fn insert(&mut self, label: &Label, record: &Record) -> Result<()> {
-        let scope = scope::encode(&label.scope);
+        let scope = scope::to_json(&label.scope);
         self.insert
             .execute(row::values(record, row::label(label, &scope)))
             .map(drop)
