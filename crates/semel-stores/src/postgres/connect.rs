@@ -73,7 +73,11 @@ impl Connector {
         {
             return Err(StoreError::new(pause.kind, &*pause.message));
         }
-        let made = self.attempt(self.prepared).await;
+        let mut made = self.attempt(self.prepared).await;
+        // One failure may be a backend that was ended while it began; two are a server that is away.
+        if made.is_err() && self.pause.lock().is_none() {
+            made = self.attempt(self.prepared).await;
+        }
         let mut pause = self.pause.lock();
         match &made {
             Ok(_) => *pause = None,

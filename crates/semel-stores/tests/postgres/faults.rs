@@ -146,7 +146,7 @@ async fn an_immediate_restart_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn terminated_backends_are_no_errors() {
+async fn terminated_backends_are_replaced() {
     let server = Postgres::start(&[]).unwrap();
     let store = Arc::new(open(&server.url()).await);
     let load = Load::start(&store, 16);
@@ -239,20 +239,15 @@ async fn who_cannot_be_reached_did_nothing() {
     let store = open(&format!("{}?listen=off", server.url())).await;
     acquire(&store, "a-key").await;
     server.nodes()[0].kill();
+    // A backend without its postmaster may serve one more statement, or break while it does.
+    while store.get(identity("a-key").digest()).await.is_ok() {}
     let mut kinds = Vec::new();
     for n in 0..5 {
-        let claim = store
-            .claim(&identity(&format!("down-{n}")), &request())
-            .await;
-        let error = claim.unwrap_err();
+        let id = identity(&format!("down-{n}"));
+        let error = store.claim(&id, &request()).await.unwrap_err();
         kinds.push(error.kind());
     }
-    // The first may have been sent before the broken connection was noticed.
-    assert!(
-        [StoreErrorKind::NotApplied, StoreErrorKind::Unknown].contains(&kinds[0]),
-        "{kinds:?}"
-    );
-    assert_eq!(kinds[1..], [StoreErrorKind::NotApplied; 4]);
+    assert_eq!(kinds, [StoreErrorKind::NotApplied; 5]);
     let from = Instant::now();
     for _ in 0..1000 {
         store.get(identity("a-key").digest()).await.unwrap_err();
