@@ -443,7 +443,8 @@ fn not_connected(e: &async_nats::ConnectError) -> StoreError {
             StoreErrorKind::Config,
             "the NATS server refused the user, password or token",
         ),
-        Kind::Tls => (
+        // The driver calls a certificate that does not fit a failure of the connection.
+        kind if kind == Kind::Tls || format!("{e:?}").contains("Certificate") => (
             StoreErrorKind::Config,
             "TLS with the NATS server failed: is its certificate signed by a known authority (`ca=`)?",
         ),
