@@ -26,6 +26,7 @@
 
 mod bucket;
 mod clock;
+mod effort;
 mod frame;
 mod link;
 mod options;

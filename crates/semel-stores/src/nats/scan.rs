@@ -13,10 +13,10 @@ use semel::{State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use tokio::time::timeout;
 
 use super::NatsStore;
+use super::effort::Effort;
 use super::frame::{self, Row};
 use super::link::{Link, Trouble, timestamp};
 use super::shared::{Shared, unclassified};
-use super::step::Effort;
 
 /// Messages asked for at once.
 const BATCH: usize = 256;

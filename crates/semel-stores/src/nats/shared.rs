@@ -11,10 +11,10 @@ use semel::store::{Fence, Result};
 use tokio::time::Instant;
 
 use super::clock::ServerClock;
+use super::effort::Effort;
 use super::link::{Link, Trouble, timestamp};
 use super::options::NatsOptions;
 use super::seen::Seen;
-use super::step::Effort;
 use super::sweep::Sweep;
 use super::watch::Watch;
 use super::{NatsStore, bucket};

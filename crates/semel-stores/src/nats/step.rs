@@ -9,70 +9,16 @@ use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, R
 use semel::{
     Identity, IdentityDigest, Record, State, StateKind, StoreError, StoreErrorKind, Timestamp,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::NatsStore;
+use super::effort::{Effort, contended};
 use super::frame::{self, Meant, Row};
 use super::link::{Put, Trouble, timestamp};
 use super::seen::Left;
 
 /// How often a read that must be stale is done again.
 const STALE_READS: u32 = 4;
-
-/// One call's time, and whether a write of it may have been stored unheard.
-pub(super) struct Effort {
-    pub(super) until: Instant,
-    total: Duration,
-    /// What the last write without an answer failed with.
-    unheard: Option<StoreError>,
-    pauses: u32,
-}
-
-impl Effort {
-    pub(super) fn new(total: Duration) -> Self {
-        Self {
-            until: Instant::now() + total,
-            total,
-            unheard: None,
-            pauses: 0,
-        }
-    }
-
-    /// How long to wait for one answer: the call has time for another request after it.
-    pub(super) fn patience(&self) -> Duration {
-        let left = self.until.saturating_duration_since(Instant::now());
-        left.min((self.total / 3).max(Duration::from_millis(20)))
-    }
-
-    /// The call failed: not applied, unless a write of it was not answered.
-    pub(super) fn failed(&mut self, last: StoreError) -> StoreError {
-        match self.unheard.take() {
-            Some(e) => StoreError::new(StoreErrorKind::Unknown, e.to_string()).with_source(e),
-            None if last.kind() == StoreErrorKind::Unknown => {
-                StoreError::new(StoreErrorKind::NotApplied, last.to_string()).with_source(last)
-            }
-            None => last,
-        }
-    }
-
-    /// Waits a little longer each time, and fails where the call's time is over.
-    pub(super) async fn pause(&mut self, why: StoreError) -> Result<()> {
-        if Instant::now() >= self.until {
-            return Err(self.failed(why));
-        }
-        let pause = Duration::from_millis(1 << self.pauses.min(7));
-        self.pauses += 1;
-        sleep(pause.min(self.until.saturating_duration_since(Instant::now()))).await;
-        Ok(())
-    }
-}
-
-fn contended() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::NotApplied,
-        "others changed the record again and again, or its bucket has no settled leader",
-    )
-}
 
 /// What is under a key.
 enum Found {
@@ -95,11 +41,7 @@ impl NatsStore {
 
     /// Writes once. `None`: it may be stored.
     async fn put(&self, effort: &mut Effort, write: &Write<'_>) -> Result<Option<Put>> {
-        self.fits(write.value.len())
-            .map_err(|e| match effort.unheard {
-                Some(_) => effort.failed(e),
-                None => e,
-            })?;
+        self.fits(write.value.len()).map_err(|e| effort.failed(e))?;
         let link = &self.shared.link;
         let connected = link.connected(effort.until).await;
         connected.map_err(|e| effort.failed(e))?;
@@ -113,7 +55,7 @@ impl NatsStore {
         match put.await {
             Ok(put) => Ok(Some(put)),
             Err(Trouble::Silence(e)) => {
-                effort.unheard = Some(e);
+                effort.unheard(e);
                 Ok(None)
             }
             Err(Trouble::Nobody(e)) => {
@@ -122,10 +64,7 @@ impl NatsStore {
                 effort.pause(e).await?;
                 Ok(Some(Put::Conflict))
             }
-            Err(Trouble::Final(e)) => Err(match effort.unheard {
-                Some(_) => effort.failed(e),
-                None => e,
-            }),
+            Err(Trouble::Final(e)) => Err(effort.failed(e)),
         }
     }
 
@@ -156,10 +95,7 @@ impl NatsStore {
                 Ok(message) => return self.found(identity, message),
                 Err(Trouble::Nobody(e) | Trouble::Silence(e)) => effort.pause(e).await?,
                 Err(Trouble::Final(e)) => {
-                    return Err(match effort.unheard {
-                        Some(_) => effort.failed(e),
-                        None => e,
-                    });
+                    return Err(effort.failed(e));
                 }
             }
         }

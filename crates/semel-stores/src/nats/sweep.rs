@@ -14,10 +14,10 @@ use semel::Timestamp;
 use semel::store::{Purged, Result};
 
 use super::NatsStore;
+use super::effort::Effort;
 use super::link::Trouble;
 use super::scan::{Held, Scan};
 use super::shared::unclassified;
-use super::step::Effort;
 
 /// Removals asked for at the same time.
 const ABREAST: usize = 32;

@@ -1,0 +1,68 @@
+//! How long one call tries, and what its failure means.
+
+use std::time::Duration;
+
+use semel::store::Result;
+use semel::{StoreError, StoreErrorKind};
+use tokio::time::{Instant, sleep};
+
+/// One call's time, and whether a write of it may have been stored unheard.
+pub(super) struct Effort {
+    pub(super) until: Instant,
+    total: Duration,
+    /// What the last write without an answer failed with.
+    unheard: Option<StoreError>,
+    pauses: u32,
+}
+
+impl Effort {
+    pub(super) fn new(total: Duration) -> Self {
+        Self {
+            until: Instant::now() + total,
+            total,
+            unheard: None,
+            pauses: 0,
+        }
+    }
+
+    /// How long to wait for one answer: the call has time for another request after it.
+    pub(super) fn patience(&self) -> Duration {
+        let left = self.until.saturating_duration_since(Instant::now());
+        left.min((self.total / 3).max(Duration::from_millis(20)))
+    }
+
+    /// A write of it was not answered.
+    pub(super) fn unheard(&mut self, e: StoreError) {
+        self.unheard = Some(e);
+    }
+
+    /// The call failed: not applied, unless a write of it was not answered.
+    pub(super) fn failed(&mut self, last: StoreError) -> StoreError {
+        match self.unheard.take() {
+            Some(e) => StoreError::new(StoreErrorKind::Unknown, e.to_string()).with_source(e),
+            None if last.kind() == StoreErrorKind::Unknown => {
+                StoreError::new(StoreErrorKind::NotApplied, last.to_string()).with_source(last)
+            }
+            None => last,
+        }
+    }
+
+    /// Waits a little longer each time, and fails where the call's time is over.
+    pub(super) async fn pause(&mut self, why: StoreError) -> Result<()> {
+        if Instant::now() >= self.until {
+            return Err(self.failed(why));
+        }
+        let pause = Duration::from_millis(1 << self.pauses.min(7));
+        self.pauses += 1;
+        sleep(pause.min(self.until.saturating_duration_since(Instant::now()))).await;
+        Ok(())
+    }
+}
+
+/// Nothing came of trying.
+pub(super) fn contended() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::NotApplied,
+        "others changed the record again and again, or its bucket has no settled leader",
+    )
+}
