@@ -200,7 +200,8 @@ fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
     check::Options {
         tolerance: nanos(options.tolerance) * if target.clockless { 5 } else { 1 },
         clockless: target.clockless,
-        repeats: broken,
+        // Who was paused finds its answer late, or not at all, and asks again.
+        repeats: broken || paused,
         wait_grace: match (broken, paused) {
             // A wake-up may be lost with its connection: the waiter looks by itself, later.
             (true, _) => Nanos::MAX,
