@@ -44,15 +44,19 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
 
 /// Searches for an order of one key's calls, sorted by the time of sending.
 pub fn search(ops: &[&Op], options: &Options) -> Verdict {
-    // What a refusal may hide is left open.
-    let open = |op: &&Op| {
-        let won = matches!(op.answer, Answer::Acquired { .. });
-        let hidden = options.repeats && is_hidden(op) && !won;
-        let answer = if hidden { Answer::Lost } else { op.answer };
-        Op { answer, ..**op }
-    };
-    let ops: Vec<Op> = ops.iter().filter(|op| counts(op)).map(open).collect();
-    let ops: Vec<&Op> = ops.iter().collect();
+    let mut told = Vec::with_capacity(ops.len());
+    for op in ops.iter().copied().filter(|op| counts(op)) {
+        // What an answer may hide is left open.
+        let hidden = options.repeats && is_hidden(op);
+        if hidden {
+            let answer = Answer::Lost;
+            told.push(Op { answer, ..*op });
+        }
+        if !hidden || matches!(op.answer, Answer::Acquired { .. }) {
+            told.push(*op);
+        }
+    }
+    let ops: Vec<&Op> = told.iter().collect();
     Search {
         ops: &ops,
         options,
@@ -264,6 +268,24 @@ mod tests {
             .step(120, 121, 5, 1, renew)
             .refused(Refused::Unknown);
         assert_eq!(verdict(&history), Verdict::Orderly);
+    }
+
+    #[test]
+    fn a_claim_that_took_long_may_have_won_twice() {
+        let mut history = History::default();
+        history.claim(0, 1_400, 1).acquired(9);
+        history.claim(50, 51, 2).in_flight(5);
+        history.claim(120, 121, 3).acquired(6);
+        history.complete(122, 123, 6, 3, 0xaa).applied();
+        let ops = history.ops();
+        for (repeats, fine) in [(true, true), (false, false)] {
+            let options = Options {
+                repeats,
+                ..Options::default()
+            };
+            let found = search(&ops.iter().collect::<Vec<_>>(), &options);
+            assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
+        }
     }
 
     #[test]
