@@ -18,7 +18,8 @@ mod stores;
 use anyhow::{Result, bail};
 use report::Run;
 
-const USAGE: &str = "usage: semel-bench memory|embedded|http|gateway|stores|all… [--quick] [--only NAME]";
+const USAGE: &str =
+    "usage: semel-bench memory|embedded|http|gateway|stores|all… [--quick] [--only NAME]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -31,7 +32,10 @@ fn main() -> Result<()> {
             // Not for people: what runs in a process of its own.
             memory::RESIDENT => return memory::resident(arguments),
             server::APPLICATION => return server::serve(arguments),
-            "all" => topics.extend(["memory", "embedded", "http", "gateway", "stores"].map(String::from)),
+            "all" => {
+                topics
+                    .extend(["memory", "embedded", "http", "gateway", "stores"].map(String::from));
+            }
             _ => topics.push(argument),
         }
     }

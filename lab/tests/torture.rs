@@ -18,6 +18,16 @@ fn lab(arguments: &[&str]) -> (bool, Value) {
     (output.status.success(), report)
 }
 
+/// A run that is to fail, on the file store: what it leaves is not for keeping.
+fn failing(arguments: &[&str]) -> Value {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let keep = folder.path().to_str().expect("a plain path");
+    let store = ["torture", "--store", "file", "--keep", keep];
+    let (passed, report) = lab(&[&store, arguments].concat());
+    assert!(!passed, "{report}");
+    report
+}
+
 /// 20 s of work of 8 processes with 25 tasks each on 1,000 keys.
 fn torture(store: &str, faults: &str) {
     let (passed, report) = lab(&[
@@ -88,18 +98,9 @@ fn controls_show_their_loss() {
 
 #[test]
 fn a_planted_bug_fails_a_run_across_processes() {
-    let short = [
-        "torture",
-        "--store",
-        "file",
-        "--seconds",
-        "3",
-        "--keys",
-        "100",
-    ];
     for bug in ["dropped-field", "hold-reruns", "early-ack"] {
-        let (passed, report) = lab(&[&short[..], &["--bug", bug, "--lease", "300ms"]].concat());
-        assert!(!passed, "{bug} was not caught");
+        let short = ["--seconds", "3", "--keys", "100", "--lease", "300ms"];
+        let report = failing(&[&short[..], &["--bug", bug]].concat());
         assert_ne!(report["violations"], 0, "{report}");
     }
 }
@@ -126,15 +127,12 @@ fn what_does_not_apply_is_said() {
 
 #[test]
 fn too_little_success_and_faults_that_never_fired_fail_a_run() {
-    let floor = ["--seconds", "2", "--keys", "50", "--floor", "1000000"];
-    let (passed, report) = lab(&[&["torture", "--store", "file"], &floor[..]].concat());
-    assert!(!passed);
+    let report = failing(&["--seconds", "2", "--keys", "50", "--floor", "1000000"]);
     let why = report["failed_because"].to_string();
     assert!(why.contains("floor"), "{why}");
 
-    let short = ["--seconds", "1", "--floor", "0", "--faults", "pause-worker"];
-    let (passed, report) = lab(&[&["torture", "--store", "file"], &short[..]].concat());
-    assert!(!passed);
+    let short = ["--seconds", "1", "--floor", "0"];
+    let report = failing(&[&short[..], &["--faults", "pause-worker"]].concat());
     let why = report["failed_because"].to_string();
     assert!(why.contains("never fired"), "{why}");
 }

@@ -51,17 +51,15 @@ async fn pair(store: &AnyStore, index: usize, retention: Retention) -> Result<()
     };
     let (token, outcome) = (&acquired.token, outcome(index));
     let done = store.complete(identity.digest(), token, &outcome, retention);
-    ensure!(done.await? == Fenced::Applied, "pair {index} is not completed");
+    ensure!(
+        done.await? == Fenced::Applied,
+        "pair {index} is not completed"
+    );
     Ok(())
 }
 
 /// Steps a second of so many callers that claim and complete; `next` numbers the identities.
-async fn steps(
-    store: &AnyStore,
-    callers: usize,
-    time: Duration,
-    next: &mut usize,
-) -> Result<f64> {
+async fn steps(store: &AnyStore, callers: usize, time: Duration, next: &mut usize) -> Result<f64> {
     let (from, started) = (*next, Instant::now());
     let running: Vec<_> = (0..callers)
         .map(|caller| {
@@ -131,5 +129,7 @@ fn number_after(printed: &str, label: &str) -> Option<f64> {
     let (_, rest) = printed.split_once(label)?;
     let digits = |c: char| c.is_ascii_digit() || c == '.';
     let rest = rest.trim_start_matches(|c| !digits(c));
-    rest[..rest.find(|c| !digits(c)).unwrap_or(rest.len())].parse().ok()
+    rest[..rest.find(|c| !digits(c)).unwrap_or(rest.len())]
+        .parse()
+        .ok()
 }

@@ -1,7 +1,6 @@
 //! PostgreSQL beside `pgbench` inserting one row in each transaction.
 
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use semel_testkit::servers::{Postgres, Server as _};
@@ -12,9 +11,13 @@ use crate::report::Run;
 pub(super) fn measure(run: &Run) -> Result<()> {
     let server = Postgres::start(&[])?;
     let port = server.address().port().to_string();
-    let table = "CREATE TABLE bench (id bytea PRIMARY KEY, body bytea, at timestamptz DEFAULT now())";
+    let table =
+        "CREATE TABLE bench (id bytea PRIMARY KEY, body bytea, at timestamptz DEFAULT now())";
     ensure!(
-        command("psql", &port)?.args(["-qc", table]).status()?.success(),
+        command("psql", &port)?
+            .args(["-qc", table])
+            .status()?
+            .success(),
         "psql failed"
     );
     let folder = tempfile::tempdir()?;
@@ -38,7 +41,12 @@ pub(super) fn measure(run: &Run) -> Result<()> {
         let done = command("pgbench", &port)?
             .args(["-n", "-M", "prepared", "-f"])
             .arg(&script)
-            .args(["-c", &callers.to_string(), "-j", &callers.min(2).to_string()])
+            .args([
+                "-c",
+                &callers.to_string(),
+                "-j",
+                &callers.min(2).to_string(),
+            ])
             .args(["-T", &time.as_secs().max(1).to_string()])
             .output()?;
         let printed = String::from_utf8(done.stdout)?;

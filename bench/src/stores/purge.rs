@@ -119,5 +119,8 @@ async fn claims(store: AnyStore, from: usize, stop: Arc<AtomicBool>) -> Result<(
     }
     all.sort_by(f64::total_cmp);
     let at = all.len() * 99 / 100;
-    Ok((all.get(at).copied().unwrap_or(f64::NAN), from + most * CALLERS))
+    Ok((
+        all.get(at).copied().unwrap_or(f64::NAN),
+        from + most * CALLERS,
+    ))
 }

@@ -29,7 +29,17 @@ fn set(port: &str, in_flight: usize, time: Duration) -> Result<f64> {
     // It counts requests, not seconds: about as many as one connection does in that time.
     let requests = (time.as_secs_f64() * if in_flight == 1 { 8_000.0 } else { 60_000.0 }) as u64;
     let done = Command::new("redis-benchmark")
-        .args(["-p", port, "-t", "set", "-c", "1", "--csv", "-r", "100000000"])
+        .args([
+            "-p",
+            port,
+            "-t",
+            "set",
+            "-c",
+            "1",
+            "--csv",
+            "-r",
+            "100000000",
+        ])
         .args(["-P", &in_flight.to_string(), "-n", &requests.to_string()])
         .args(["-d", &ROW_BYTES.to_string()])
         .output()

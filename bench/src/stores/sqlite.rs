@@ -14,7 +14,8 @@ use crate::report::Run;
 pub(super) fn measure(run: &Run) -> Result<()> {
     let (ours, bare) = (disk::directory()?, disk::directory()?);
     let file = bare.path().join("bare.db");
-    connect(&file)?.execute_batch("CREATE TABLE bench (id BLOB PRIMARY KEY, body BLOB) WITHOUT ROWID")?;
+    connect(&file)?
+        .execute_batch("CREATE TABLE bench (id BLOB PRIMARY KEY, body BLOB) WITHOUT ROWID")?;
     let mut inserted = 0;
     Comparison {
         name: "sqlite",

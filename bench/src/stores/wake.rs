@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use semel::store::{Claim, Retention, Waited};
+use semel::store::{Claim, Fenced, Retention, Waited};
 use semel::{Fingerprint, Store as _};
 use semel_bench_load::median;
 use semel_testkit::servers::{Kind, start};
@@ -42,26 +42,30 @@ async fn wakes(url: &str, rounds: usize) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for index in 0..rounds {
         let identity = identity(index);
-        let claim = store.claim(&identity, &request(Fingerprint::of(b"an order"))).await?;
+        let claim = store
+            .claim(&identity, &request(Fingerprint::of(b"an order")))
+            .await?;
         let Claim::Acquired(acquired) = claim else {
             bail!("the key is not free");
         };
         let (waiting, digest) = (other.clone(), *identity.digest());
         let waiter = tokio::spawn(async move {
             let fence = acquired.token.fence;
-            let waited = waiting.wait(&digest, fence, Duration::from_secs(30)).await?;
+            let waited = waiting
+                .wait(&digest, fence, Duration::from_secs(30))
+                .await?;
             ensure!(waited == Waited::Changed, "the waiter was not woken");
             Ok(Instant::now())
         });
         // By then it waits; and a poll's first, quick looks are over.
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let done = store.complete(
-            identity.digest(),
-            &acquired.token,
-            &outcome(index),
-            Retention::ORDER,
+        let outcome = outcome(index);
+        let (digest, token) = (identity.digest(), &acquired.token);
+        let done = store.complete(digest, token, &outcome, Retention::ORDER);
+        ensure!(
+            done.await? == Fenced::Applied,
+            "the attempt is not completed"
         );
-        done.await?;
         let acknowledged = Instant::now();
         let woken = waiter.await??;
         times.push(woken.saturating_duration_since(acknowledged).as_secs_f64() * 1000.0);

@@ -160,7 +160,7 @@ impl State {
         let same = row.print == print;
         match (op.answer, row.phase) {
             (Answer::Acquired { fence, .. }, Phase::Running { .. }) => {
-                same && row.nonce == nonce && row.has_fence(fence)
+                same && row.nonce == nonce && row.fence == Some(fence)
             }
             (Answer::InFlight { fence, .. }, Phase::Running { lapses }) => {
                 same && row.nonce != nonce
@@ -227,7 +227,7 @@ impl State {
             true => self.found_lapsed(op, options),
             false => None,
         };
-        let rows = next.into_iter().chain(lapsed);
+        let rows = next.into_iter().chain(lapsed).chain(self.told(op));
         rows.map(|row| Self(Some(row))).collect()
     }
 
@@ -275,6 +275,21 @@ impl State {
             nonce,
             print,
             parts: self.0.is_some_and(|row| row.parts),
+        })
+    }
+
+    /// The winner whose first answer was lost learns its fence.
+    fn told(&self, op: &Op) -> Option<Row> {
+        let (Call::Claim { nonce, print, .. }, Answer::Acquired { fence, .. }) =
+            (op.call, op.answer)
+        else {
+            return None;
+        };
+        let row = self.0?;
+        let own = row.nonce == nonce && row.print == print && row.fence.is_none();
+        (own && matches!(row.phase, Phase::Running { .. })).then_some(Row {
+            fence: Some(fence),
+            ..row
         })
     }
 
