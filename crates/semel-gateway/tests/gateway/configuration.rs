@@ -96,8 +96,8 @@ fn each_wrong_value_has_one_clear_message() {
         ("store", "file:", "--store: `file:` needs the path"),
         (
             "store",
-            "redis://u:secret@h",
-            "--store: this version has no store `redis:`",
+            "redis://u:secret@h?tabel=x",
+            "--store: `redis:` has no parameter `tabel`",
         ),
         ("lease", "30", "--lease: `30` is not a duration"),
         (

@@ -1,8 +1,5 @@
 //! `dynamodb://TABLE?…`.
 
-use std::str::FromStr;
-use std::time::Duration;
-
 use url::Url;
 
 use super::options::{DynamoDbOptions, Purging};
