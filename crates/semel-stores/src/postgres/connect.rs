@@ -159,13 +159,15 @@ impl Connector {
     }
 }
 
-/// What a session of ours needs. Every statement finds its row by an index: a plan made while the
-/// table was small must not read it whole later. The limits make the server give up, with a certain
+/// What a session of ours needs. Every statement finds its rows by an index, one after the other: a
+/// plan made while the table was small must not read it whole later, so plans need no parameters'
+/// values, and are made once. The limits make the server give up, with a certain
 /// "not applied", before the caller does, who could only say "unknown".
 fn session(timeout: Duration) -> String {
     let millis = timeout.as_millis();
     format!(
-        "-c enable_seqscan=off -c jit=off -c default_transaction_isolation=read\\ committed \
+        "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
+         -c plan_cache_mode=force_generic_plan -c jit=off -c default_transaction_isolation=read\\ committed \
          -c lock_timeout={} -c statement_timeout={} -c idle_in_transaction_session_timeout={}",
         (millis / 2).max(1),
         (millis * 3 / 4).max(1),

@@ -1,20 +1,21 @@
 //! Sending what is queued, as groups.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
 use semel::store::Result;
-use semel::{StoreError, StoreErrorKind};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
 use super::connect::{Connector, Link};
 use super::error::Failed;
 use super::pool::{Fate, Job, Shared, Slot, late};
-use super::step::Step;
+use super::sql::Kind;
+use super::step::{self, Step};
 
 /// Sends what is queued, group by group, until nothing is.
 pub(super) async fn drain(mut slot: Slot) {
@@ -53,7 +54,7 @@ pub(super) async fn drain(mut slot: Slot) {
     }
 }
 
-/// The next group: in the order of digests, each at most once.
+/// The next group, no digest twice: new claims, then the others, both in the order of digests.
 fn take(shared: &Shared) -> Vec<Job> {
     let mut state = shared.state.lock();
     let mut group: Vec<Job> = Vec::new();
@@ -67,14 +68,14 @@ fn take(shared: &Shared) -> Vec<Job> {
             .step
             .digest
             .is_some_and(|digest| digests.contains(&digest));
-        if twice || (job.alone && !group.is_empty()) {
+        let alone = job.alone || job.step.kind == Kind::Claim;
+        if twice || (alone && !group.is_empty()) {
             later.push_back(job);
             continue;
         }
         if !job.fate.settle(Fate::SENT) {
             continue;
         }
-        let alone = job.alone;
         digests.extend(job.step.digest);
         group.push(job);
         if alone {
@@ -85,31 +86,113 @@ fn take(shared: &Shared) -> Vec<Job> {
     later.append(&mut state.queue);
     state.queue = later;
     drop(state);
-    group.sort_by_key(|job| job.step.digest);
+    group.sort_by_key(|job| (job.step.kind != Kind::ClaimNew, job.step.digest));
     group
+}
+
+/// The largest outcome that shares a statement with others.
+const SHARES: usize = 64 << 10;
+
+/// Whether two steps of a group that follow one another can be one statement.
+fn joins(a: &Step, b: &Step) -> bool {
+    a.kind == b.kind
+        && match a.kind {
+            Kind::ClaimNew => true,
+            Kind::Complete => a.bytes() <= SHARES && b.bytes() <= SHARES,
+            _ => false,
+        }
+}
+
+/// A group as statements: each with the number of jobs that it is for.
+fn statements(group: &[Job]) -> Vec<(Arc<Step>, usize)> {
+    group
+        .chunk_by(|a, b| joins(&a.step, &b.step))
+        .flat_map(|run| {
+            let steps: Vec<_> = run.iter().map(|job| job.step.clone()).collect();
+            match step::many(&steps).filter(|_| steps.len() > 1) {
+                Some(many) => vec![(Arc::new(many), steps.len())],
+                None => steps.into_iter().map(|step| (step, 1)).collect(),
+            }
+        })
+        .collect()
 }
 
 type Sending<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failed>> + Send + 'a>>;
 
 /// Sends a group and answers its callers. Whether the connection is still good.
 async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
-    if let [_] = &*group {
-        let mut sound = true;
-        for job in group {
-            let answer = link.run(with, &job.step).await;
-            sound = !matches!(answer, Err(Failed::Lost(_)));
-            let _gone = job.answer.send(answer);
+    let steps = statements(&group);
+    let sent = match &*steps {
+        [(step, _)] => link.run(with, step).await.map(|rows| vec![rows]),
+        _ => transaction(link, with, &steps).await,
+    };
+    let failed = match sent {
+        Ok(all) => {
+            hand_out(group, &steps, all);
+            return true;
         }
-        return sound;
+        Err(failed) => failed,
+    };
+    let group = match <[Job; 1]>::try_from(group) {
+        Ok([job]) => {
+            let sound = !matches!(failed, Failed::Lost(_));
+            let _gone = job.answer.send(Err(failed));
+            return sound;
+        }
+        Err(group) => group,
+    };
+    for job in group {
+        let copy = match &failed {
+            Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error) => {
+                Failed::Lost(late(&error.to_string()))
+            }
+            // The server took none of the group.
+            Failed::Unsent(error) | Failed::RolledBack(error) | Failed::Refused(error) => {
+                Failed::RolledBack(StoreError::new(error.kind(), error.to_string()))
+            }
+        };
+        let _gone = job.answer.send(Err(copy));
     }
-    let steps: Vec<Arc<Step>> = group.iter().map(|job| job.step.clone()).collect();
+    matches!(failed, Failed::RolledBack(_) | Failed::Refused(_))
+}
+
+/// Answers a group's callers, each with its own rows.
+fn hand_out(group: Vec<Job>, steps: &[(Arc<Step>, usize)], all: Vec<Vec<Row>>) {
+    let mut jobs = group.into_iter();
+    for ((_, count), rows) in steps.iter().zip(all) {
+        if *count == 1 {
+            if let Some(job) = jobs.next() {
+                let _gone = job.answer.send(Ok(rows));
+            }
+            continue;
+        }
+        let mut each: HashMap<Option<IdentityDigest>, Vec<Row>> = HashMap::with_capacity(*count);
+        for row in rows {
+            let digest = row.try_get::<_, &[u8]>(0).ok();
+            let digest = digest.and_then(|digest| digest.try_into().ok());
+            let digest = digest.map(IdentityDigest::from_bytes);
+            each.entry(digest).or_default().push(row);
+        }
+        for job in jobs.by_ref().take(*count) {
+            let rows = each.remove(&job.step.digest).unwrap_or_default();
+            let _gone = job.answer.send(Ok(rows));
+        }
+    }
+}
+
+/// Runs statements as one transaction.
+async fn transaction(
+    link: &Link,
+    with: &Connector,
+    steps: &[(Arc<Step>, usize)],
+) -> Result<Vec<Vec<Row>>, Failed> {
     // Everything is sent before anything is waited for: a future sends on its first poll, and
     // answers come in the order of sending.
     let mut begin: Sending<'_, ()> =
         Box::pin(link.simple(with, "BEGIN ISOLATION LEVEL READ COMMITTED"));
     let mut runs: Vec<Sending<'_, Vec<Row>>> = steps
         .iter()
-        .map(|step| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })
+        .map(|(step, _)| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })
         .collect();
     let mut commit: Sending<'_, ()> = Box::pin(link.simple(with, "COMMIT"));
     let mut begun = first(&mut begin).await;
@@ -133,31 +216,16 @@ async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
         .into_iter()
         .flatten()
         .find_map(Result::err);
-    let all: Result<Vec<Vec<Row>>, Failed> = answers.into_iter().flatten().collect();
-    let failed = match (all, failed) {
-        (Ok(all), None) if all.len() == group.len() => {
-            for (job, rows) in group.into_iter().zip(all) {
-                let _gone = job.answer.send(Ok(rows));
-            }
-            return true;
-        }
-        // A step's own error says more than what follows from it.
-        (Err(failed), _) | (_, Some(failed)) => failed,
-        (Ok(_), None) => Failed::Lost(late("PostgreSQL's answers do not match")),
-    };
-    for job in group {
-        let copy = match &failed {
-            Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error) => {
-                Failed::Lost(late(&error.to_string()))
-            }
-            // The server took none of the group.
-            Failed::Unsent(error) | Failed::RolledBack(error) | Failed::Refused(error) => {
-                Failed::RolledBack(StoreError::new(error.kind(), error.to_string()))
-            }
-        };
-        let _gone = job.answer.send(Err(copy));
+    // A step's own error says more than what follows from it.
+    let all: Vec<Vec<Row>> = answers
+        .into_iter()
+        .flatten()
+        .collect::<Result<_, Failed>>()?;
+    match failed {
+        None if all.len() == steps.len() => Ok(all),
+        None => Err(Failed::Lost(late("PostgreSQL's answers do not match"))),
+        Some(failed) => Err(failed),
     }
-    matches!(failed, Failed::RolledBack(_) | Failed::Refused(_))
 }
 
 /// Polls once.

@@ -120,17 +120,19 @@ impl PostgresStore {
         })
     }
 
-    /// Runs a step until its rows are an answer.
+    /// Runs steps, each made for its turn, until the rows of one are an answer; `read` also says
+    /// whether they tell of a change.
     async fn turns<T>(
         &self,
-        step: Step,
-        read: impl Fn(&[Row]) -> Result<(Answer<T>, bool)> + Send,
+        make: impl Fn(usize) -> Step + Send,
+        read: impl Fn(usize, &[Row]) -> Result<(Answer<T>, bool)> + Send,
     ) -> Result<T> {
         let _step = self.gate.enter()?;
-        let digest = step.digest;
         for turn in 0..TURNS {
-            let rows = self.pool.run(step.clone()).await?;
-            let (answer, changed) = read(&rows)?;
+            let step = make(turn);
+            let digest = step.digest;
+            let rows = self.pool.run(step).await?;
+            let (answer, changed) = read(turn, &rows)?;
             if let (true, Some(digest)) = (changed, &digest) {
                 // Who waits in this process need not wait for the server to tell.
                 self.waiters.wake(digest);
@@ -150,28 +152,58 @@ impl PostgresStore {
         ))
     }
 
+    /// A fenced step; where it was not written, the record says why. `ends` says whether it ends
+    /// the attempt, which is a change to who waits.
     async fn fenced(
         &self,
-        step: Step,
+        digest: &IdentityDigest,
+        ends: bool,
+        make: impl Fn() -> Step + Send + Sync,
         judge: impl Fn(Option<&Record>, Timestamp) -> record::Step + Send + Sync,
     ) -> Result<Fenced> {
-        self.turns(step, |rows| step::judged(rows, &judge)).await
+        let writes = |turn: usize| turn.is_multiple_of(2);
+        self.turns(
+            |turn| {
+                if writes(turn) {
+                    make()
+                } else {
+                    step::get(digest)
+                }
+            },
+            |turn, rows| {
+                Ok(match rows {
+                    rows if !writes(turn) => (step::judged(rows, &judge)?, false),
+                    [] => (Answer::Again, false),
+                    _ => (Answer::Is(Fenced::Applied), ends),
+                })
+            },
+        )
+        .await
     }
 
     async fn read<T>(
         &self,
-        step: Step,
+        make: impl Fn() -> Step + Send + Sync,
         read: impl Fn(&[Row]) -> Result<T> + Send + Sync,
     ) -> Result<T> {
-        self.turns(step, |rows| Ok((Answer::Is(read(rows)?), false)))
-            .await
+        let read = |_, rows: &[Row]| Ok((Answer::Is(read(rows)?), false));
+        self.turns(|_| make(), read).await
     }
 }
 
 impl Store for PostgresStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let step = step::claim(identity, request);
-        self.turns(step, |rows| step::claimed(rows, request)).await
+        self.turns(
+            |turn| match turn {
+                0 => step::claim_new(identity, request),
+                _ => step::claim(identity, request),
+            },
+            |turn, rows| match turn {
+                0 => step::claimed_new(rows, request),
+                _ => step::claimed(rows, request),
+            },
+        )
+        .await
     }
 
     async fn renew(
@@ -180,11 +212,11 @@ impl Store for PostgresStore {
         token: &Token,
         lease: Duration,
     ) -> Result<Fenced> {
-        let step = step::renew(identity, token, lease);
-        let judge = |r: Option<&Record>, now| record::renew(r, token, lease, now);
-        // A renewal is no change to who waits.
-        self.turns(step, |rows| Ok((step::judged(rows, judge)?.0, false)))
-            .await
+        let make = || step::renew(identity, token, lease);
+        self.fenced(identity, false, make, |r, now| {
+            record::renew(r, token, lease, now)
+        })
+        .await
     }
 
     async fn complete(
@@ -195,8 +227,8 @@ impl Store for PostgresStore {
         retention: Retention,
     ) -> Result<Fenced> {
         fits(outcome)?;
-        let step = step::complete(identity, token, outcome, retention);
-        self.fenced(step, |r, now| {
+        let make = || step::complete(identity, token, outcome, retention);
+        self.fenced(identity, true, make, |r, now| {
             record::complete(r, token, outcome, retention, now)
         })
         .await
@@ -209,40 +241,46 @@ impl Store for PostgresStore {
         step: &FinishedStep,
         kept: usize,
     ) -> Result<Fenced> {
-        let judge = |r: Option<&Record>, _| record::keep_step(r, token, step, kept);
-        let step = step::keep_step(identity, token, step, kept);
-        // Nor is this a change to who waits.
-        self.turns(step, |rows| Ok((step::judged(rows, judge)?.0, false)))
-            .await
+        let make = || step::keep_step(identity, token, step, kept);
+        self.fenced(identity, false, make, |r, _| {
+            record::keep_step(r, token, step, kept)
+        })
+        .await
     }
 
     async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let step = step::abandon(identity, token);
-        self.fenced(step, |r, now| record::abandon(r, token, now))
-            .await
+        let make = || step::abandon(identity, token);
+        self.fenced(identity, true, make, |r, now| {
+            record::abandon(r, token, now)
+        })
+        .await
     }
 
     async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let step = step::mark_unknown(identity, token);
-        self.fenced(step, |r, now| record::mark_unknown(r, token, now))
-            .await
+        let make = || step::mark_unknown(identity, token);
+        self.fenced(identity, true, make, |r, now| {
+            record::mark_unknown(r, token, now)
+        })
+        .await
     }
 
     async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
         if let semel::store::Verdict::Happened { outcome, .. } = &resolution.verdict {
             fits(outcome)?;
         }
-        let step = step::resolve(identity, resolution);
-        self.fenced(step, |r, now| record::resolve(r, resolution, now, Fence(0)))
-            .await
+        let make = || step::resolve(identity, resolution);
+        self.fenced(identity, true, make, |r, now| {
+            record::resolve(r, resolution, now, Fence(0))
+        })
+        .await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.read(step::get(identity), step::got).await
+        self.read(|| step::get(identity), step::got).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.read(step::list(query), |rows| step::listed(rows, query))
+        self.read(|| step::list(query), |rows| step::listed(rows, query))
             .await
     }
 
@@ -250,7 +288,7 @@ impl Store for PostgresStore {
         let mut removed = 0;
         loop {
             let now = (limit - removed).min(PURGED_AT_ONCE);
-            let purged = self.read(step::purge(now), step::purged).await?;
+            let purged = self.read(|| step::purge(now), step::purged).await?;
             removed += purged.removed;
             if !purged.more || removed >= limit {
                 return Ok(Purged {
@@ -277,9 +315,9 @@ impl Store for PostgresStore {
         };
         let kind = if pushed { Kind::Watch } else { Kind::Look };
         let look = async || {
-            let step = make(identity, fence);
+            let make = |_| make(identity, fence);
             let running = self
-                .turns(step, |rows| Ok((step::looked(rows, kind)?, false)))
+                .turns(make, |_, rows| Ok((step::looked(rows, kind)?, false)))
                 .await?;
             Ok(if running { Running::Yes } else { Running::No })
         };
@@ -310,7 +348,7 @@ impl Clear for PostgresStore {
                 "this store was not opened for tests: clearing it must be forced",
             ));
         }
-        self.read(step::clear(), |_| Ok(())).await
+        self.read(step::clear, |_| Ok(())).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows as entries, and what goes into parameters.
 
 use std::error::Error as StdError;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use semel::record::Resolved;
@@ -12,6 +13,8 @@ use semel::{
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
+use super::step::Step;
+
 /// A statement's parameter. Owned, so that a step can wait for a connection and be sent again.
 #[derive(Debug, Clone)]
 pub(super) enum Param {
@@ -19,7 +22,8 @@ pub(super) enum Param {
     Int(Option<i64>),
     Bool(bool),
     Text(String),
-    Texts(Vec<String>),
+    /// One parameter of several steps of a kind, as an array.
+    Each(Vec<Arc<Step>>, usize),
 }
 
 impl Param {
@@ -41,13 +45,18 @@ impl Param {
         Self::int(fence.0.cast_signed())
     }
 
-    pub(super) const fn kind(&self) -> Type {
+    pub(super) fn kind(&self) -> Type {
         match self {
             Self::Bytes(_) => Type::BYTEA,
             Self::Int(_) => Type::INT8,
             Self::Bool(_) => Type::BOOL,
             Self::Text(_) => Type::TEXT,
-            Self::Texts(_) => Type::TEXT_ARRAY,
+            Self::Each(steps, number) => match steps.first().map(|step| &step.params[*number]) {
+                Some(Self::Bytes(_)) => Type::BYTEA_ARRAY,
+                Some(Self::Int(_)) => Type::INT8_ARRAY,
+                Some(Self::Bool(_)) => Type::BOOL_ARRAY,
+                _ => Type::TEXT_ARRAY,
+            },
         }
     }
 }
@@ -63,7 +72,10 @@ impl ToSql for Param {
             Self::Int(int) => int.to_sql(ty, out),
             Self::Bool(bool) => bool.to_sql(ty, out),
             Self::Text(text) => text.to_sql(ty, out),
-            Self::Texts(texts) => texts.to_sql(ty, out),
+            Self::Each(steps, number) => {
+                let each: Vec<&Self> = steps.iter().map(|step| &step.params[*number]).collect();
+                each.to_sql(ty, out)
+            }
         }
     }
 
@@ -81,6 +93,23 @@ pub(super) fn escaped(text: &str) -> String {
     } else {
         text.into()
     }
+}
+
+/// Texts as an array is written: a statement for several records cannot have arrays in an array.
+pub(super) fn array<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    let mut array = String::from("{");
+    for text in texts {
+        array.push_str(if array.len() == 1 { "\"" } else { ",\"" });
+        for c in escaped(text).chars() {
+            if matches!(c, '"' | '\\') {
+                array.push('\\');
+            }
+            array.push(c);
+        }
+        array.push('"');
+    }
+    array.push('}');
+    array
 }
 
 fn unescaped(text: &str) -> Option<String> {

@@ -1,8 +1,9 @@
 //! The statements in full. Each protocol step is one of them.
 //!
-//! Two habits run through all. A statement that did not write gives back the row as it saw it, with
-//! the server's time, so that the answer is derived by `semel::record`. What a statement saw may be older than the row it could not change; then the
-//! rules say "this should have been written", and the step is run again.
+//! What did not write is answered by the row, with the server's time, by way of `semel::record`. A
+//! claim brings the row along; a fenced step, which nearly always writes, says only that it wrote,
+//! and where it did not the row is read after it. Where the rules then say "this should have been
+//! written", the record changed in between, and the step is run again.
 //!
 //! The time is `statement_timestamp()`: one instant per statement, read when the server got it.
 //! `now()` would stand still through a transaction; `clock_timestamp()` has to be caught in a
@@ -19,9 +20,16 @@ use super::table::Table;
 /// Which statement; an index into [`Sql`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
+    /// A claim of an identity without a record; else it answers with the record.
+    ClaimNew,
+    /// The same for several identities.
+    ClaimMany,
+    /// A claim in full.
     Claim,
     Renew,
     Complete,
+    /// The same for several records.
+    CompleteMany,
     KeepStep,
     Abandon,
     MarkUnknown,
@@ -39,10 +47,13 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 20] = [
+        Self::ClaimNew,
+        Self::ClaimMany,
         Self::Claim,
         Self::Renew,
         Self::Complete,
+        Self::CompleteMany,
         Self::KeepStep,
         Self::Abandon,
         Self::MarkUnknown,
@@ -60,10 +71,13 @@ impl Kind {
     ];
 
     /// Those that are prepared when a connection is made; the others are rare.
-    pub(super) const PREPARED: [Self; 9] = [
+    pub(super) const PREPARED: [Self; 12] = [
+        Self::ClaimNew,
+        Self::ClaimMany,
         Self::Claim,
         Self::Renew,
         Self::Complete,
+        Self::CompleteMany,
         Self::KeepStep,
         Self::Abandon,
         Self::MarkUnknown,
@@ -88,9 +102,12 @@ impl Kind {
 
     const fn template(self) -> &'static str {
         match self {
+            Self::ClaimNew => CLAIM_NEW,
+            Self::ClaimMany => CLAIM_MANY,
             Self::Claim => CLAIM,
             Self::Renew => RENEW,
             Self::Complete => COMPLETE,
+            Self::CompleteMany => COMPLETE_MANY,
             Self::KeepStep => KEEP_STEP,
             Self::Abandon => ABANDON,
             Self::MarkUnknown => MARK_UNKNOWN,
@@ -111,7 +128,7 @@ impl Kind {
 
 /// The statements for one table.
 #[derive(Debug)]
-pub(super) struct Sql([String; 17]);
+pub(super) struct Sql([String; 20]);
 
 impl Sql {
     pub(super) fn new(table: &Table) -> Self {
@@ -132,12 +149,20 @@ const ENTRY: &str = "r.digest, r.state, r.fingerprint, r.fence, r.nonce, r.attem
 /// Puts names and the repeated expressions into a template.
 pub(super) fn fill(template: &str, table: &Table) -> String {
     let (replay, resolved) = (after("{now}", "$6"), after("{now}", "$9"));
+    let each_replay = after("{now}", "q.replay");
     template
         .replace("{entry}", ENTRY)
+        .replace("{no_entry}", NO_ENTRY)
         .replace("{free}", FREE)
-        .replace("{lost}", "(r.state = 'in-flight' AND NOT $5)")
+        .replace("{lost}", "(r.state = 'in-flight' AND NOT $8)")
         .replace("{gone}", "(r.purge_at <= {now})")
         .replace("{lease}", &after("{now}", "$4"))
+        .replace("{each_lease}", &after("{now}", "q.lease"))
+        .replace(
+            "{each_tombstone}",
+            &after(&format!("({each_replay})"), "q.tombstone"),
+        )
+        .replace("{each_replay}", &each_replay)
         .replace("{replay}", &replay)
         .replace("{tombstone}", &after(&format!("({replay})"), "$7"))
         .replace("{resolved_replay}", &resolved)
@@ -171,13 +196,69 @@ fn after(from: &str, micros: &str) -> String {
     )
 }
 
-/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 whether a lapsed lease is taken over,
-/// $6 scope, $7 operation, $8 hint of the key.
+/// As many columns as an entry has.
+const NO_ENTRY: &str = "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL";
+
+/// The claim of an identity that has no record, by far the most frequent one to write. Of any
+/// number of inserts the unique index lets one through and makes the others wait for it.
 ///
-/// The inner look at the row decides whether there is anything to write. Where there is not (a
-/// replay, a rival that holds its lease) nothing is locked and nothing goes to the log. Where there
-/// is, the unique index lets one insert through and makes every other wait for it; `ON CONFLICT …
-/// WHERE` then judges the row as it is under its lock.
+/// The inner look keeps replays and rivals from waiting for anything, and from the log.
+///
+/// A row for each claim: its digest, and the fence where it was inserted, or else the record as it
+/// was. Neither: a rival's insert committed after this statement's snapshot. Then, and where the
+/// rules say that the record is to be taken over, the claim is made in full.
+macro_rules! claim_new {
+    ($values:literal, $digest:literal, $from:literal) => {
+        concat!(
+            "
+WITH put AS (
+  INSERT INTO {records} AS r (digest, nonce, fingerprint, lease_until, scope, operation, key_hint,
+    state, fence, attempt, created_at, claimed_at, expires_at, purge_at)
+  SELECT ",
+            $values,
+            ",
+    'in-flight', {micros}, 1, {now}, {now}, 'infinity', 'infinity'
+  ",
+            $from,
+            " WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = ",
+            $digest,
+            ")
+  ON CONFLICT (digest) DO NOTHING
+  RETURNING r.digest, r.fence)
+SELECT p.digest, p.fence, {now}, {no_entry} FROM put AS p
+UNION ALL
+SELECT r.digest, NULL, {now}, {entry} FROM "
+        )
+    };
+}
+
+/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 scope, $6 operation, $7 hint of the key.
+const CLAIM_NEW: &str = concat!(
+    claim_new!(
+        "$1::bytea, $2::bytea, $3::bytea, {lease}, $5::text::text[], $6::text, $7::text",
+        "$1",
+        ""
+    ),
+    "{records} AS r WHERE r.digest = $1"
+);
+
+/// The same parameters as arrays, in the order of the digests: so are the rows that are inserted.
+const CLAIM_MANY: &str = concat!(
+    claim_new!(
+        "q.digest, q.nonce, q.fingerprint, {each_lease}, q.scope::text[], q.operation, q.hint",
+        "q.digest",
+        "FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bigint[], $5::text[], $6::text[],
+    $7::text[]) AS q (digest, nonce, fingerprint, lease, scope, operation, hint)"
+    ),
+    "unnest($1::bytea[]) AS q (digest)
+JOIN {records} AS r ON r.digest = q.digest"
+);
+
+/// The claim in full. $8 whether a lapsed lease is taken over; the others as above.
+///
+/// The inner look at the row decides whether there is anything to write. Where there is,
+/// `ON CONFLICT … WHERE` judges the row as it is under its lock.
 ///
 /// One row: what was written, or else the record as it was. Neither: a rival's insert committed
 /// after this statement's snapshot. Ask again.
@@ -186,7 +267,7 @@ WITH put AS (
   INSERT INTO {records} AS r (digest, state, fence, nonce, attempt, fingerprint, created_at,
     claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint)
   SELECT $1, 'in-flight', {micros}, $2, 1, $3, {now},
-    {now}, {lease}, 'infinity', 'infinity', $6, $7, $8
+    {now}, {lease}, 'infinity', 'infinity', $5::text::text[], $6, $7
   WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = $1 AND NOT ({free}))
   ON CONFLICT (digest) DO UPDATE SET
     state = CASE WHEN {lost} THEN 'unknown' ELSE 'in-flight' END,
@@ -221,32 +302,28 @@ LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
 /// Whether a claim writes: the record is past its retention, released, or its attempt is lost.
 const FREE: &str = "{gone} OR (r.state = 'released' AND (r.fingerprint = $3 OR r.steps = ''))
     OR (r.fingerprint = $3 AND ((r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= {now})
-      OR (r.state = 'unknown' AND $5)))";
+      OR (r.state = 'unknown' AND $8)))";
 
-/// A fenced step: the update, and one row with the record where nothing was written. $1 digest,
-/// $2 fence, $3 nonce. Where it `ends` the attempt, who waits is told; else nobody.
+/// A fenced step: one row where it was written, none where not. $1 digest, $2 fence, $3 nonce.
+/// Where it `ends` the attempt, who waits is told; else nobody.
 macro_rules! fenced {
     (ends, $update:expr) => {
-        fenced!($update, "r.waited_for = $2")
-    };
-    (goes on, $update:expr) => {
-        fenced!($update, "false")
-    };
-    ($update:expr, $waited:expr) => {
         concat!(
             "
-WITH put AS (
-  UPDATE {records} AS r SET ",
+UPDATE {records} AS r SET ",
             $update,
             "
-  RETURNING r.digest, ",
-            $waited,
-            " AS waited)
-SELECT EXISTS (SELECT FROM put), {now},
-  (SELECT pg_notify('{channel}', encode(put.digest, 'hex'))::text FROM put WHERE put.waited),
-  {entry}
-FROM (SELECT) AS one
-LEFT JOIN {records} AS r ON r.digest = $1 AND NOT EXISTS (SELECT FROM put)"
+RETURNING CASE WHEN r.waited_for = $2
+  THEN pg_notify('{channel}', encode(r.digest, 'hex'))::text END"
+        )
+    };
+    (goes on, $update:expr) => {
+        concat!(
+            "
+UPDATE {records} AS r SET ",
+            $update,
+            "
+RETURNING true"
         )
     };
 }
@@ -265,6 +342,18 @@ const COMPLETE: &str = fenced!(
     code = $4::bigint::integer, outcome = $5::bytea, steps = ''
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state IN ('in-flight', 'unknown')"
 );
+
+/// The same parameters as arrays, in the order of the digests; a row for each that was written. A
+/// nested loop, the only join that sessions of ours make, locks the rows in that order.
+const COMPLETE_MANY: &str = "
+UPDATE {records} AS r SET state = 'completed', settled_at = {now}, expires_at = {each_replay},
+  purge_at = {each_tombstone}, code = q.code::integer, outcome = q.outcome, steps = ''
+FROM unnest($1::bytea[], $2::bigint[], $3::bytea[], $4::bigint[], $5::bytea[], $6::bigint[],
+  $7::bigint[]) AS q (digest, fence, nonce, code, outcome, replay, tombstone)
+WHERE r.digest = q.digest AND r.fence = q.fence AND r.nonce = q.nonce
+  AND r.state IN ('in-flight', 'unknown')
+RETURNING r.digest, CASE WHEN r.waited_for = q.fence
+  THEN pg_notify('{channel}', encode(r.digest, 'hex'))::text END";
 
 /// $4 the step's bytes, $5 how many are kept before it.
 const KEEP_STEP: &str = fenced!(

@@ -3,10 +3,12 @@
 //! Nothing here executes anything: the same step can run on a connection of the store's, in a group
 //! with others, or in a transaction of the caller's.
 
+use std::sync::Arc;
+
 use semel::record::{self, Step as Write};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLapse, Page, Purged,
-    Resolution, Result, Retention, Token, Verdict,
+    Refusal, Resolution, Result, Retention, Token, Verdict,
 };
 use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, Timestamp};
 use tokio_postgres::Row;
@@ -21,6 +23,17 @@ pub(super) struct Step {
     /// The record that it may lock; no two steps of one group have the same.
     pub(super) digest: Option<IdentityDigest>,
     pub(super) params: Vec<Param>,
+}
+
+impl Step {
+    /// The bytes in its parameters, to which no limit is set elsewhere.
+    pub(super) fn bytes(&self) -> usize {
+        let each = self.params.iter().map(|param| match param {
+            Param::Bytes(Some(bytes)) => bytes.len(),
+            _ => 0,
+        });
+        each.sum()
+    }
 }
 
 /// What rows say: an answer, or that the record changed while the statement ran.
@@ -53,21 +66,32 @@ fn fenced(
     step(kind, digest, token.into_iter().chain(rest))
 }
 
+/// The claim that hopes for an identity without a record.
+pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
+    let mut params = Vec::with_capacity(8);
+    params.extend([
+        Param::bytes(identity.digest().as_bytes()),
+        Param::bytes(request.nonce.as_bytes()),
+        Param::bytes(&request.fingerprint.to_bytes()),
+        Param::micros(request.lease),
+        Param::Text(row::array(identity.scope().segments())),
+        Param::Text(escaped(identity.operation())),
+        Param::Text(escaped(identity.key().hint())),
+    ]);
+    Step {
+        kind: Kind::ClaimNew,
+        digest: Some(*identity.digest()),
+        params,
+    }
+}
+
+/// The claim in full.
 pub(super) fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
-    let scope = identity.scope().segments().map(escaped).collect();
-    step(
-        Kind::Claim,
-        identity.digest(),
-        [
-            Param::bytes(request.nonce.as_bytes()),
-            Param::bytes(&request.fingerprint.to_bytes()),
-            Param::micros(request.lease),
-            Param::Bool(request.on_lapse == OnLapse::Retry),
-            Param::Texts(scope),
-            Param::Text(escaped(identity.operation())),
-            Param::Text(escaped(identity.key().hint())),
-        ],
-    )
+    let mut step = claim_new(identity, request);
+    step.kind = Kind::Claim;
+    let retry = request.on_lapse == OnLapse::Retry;
+    step.params.push(Param::Bool(retry));
+    step
 }
 
 pub(super) fn renew(identity: &IdentityDigest, token: &Token, lease: std::time::Duration) -> Step {
@@ -193,6 +217,53 @@ pub(super) const fn clear() -> Step {
     }
 }
 
+/// Several steps of one kind as one statement. Its rows begin with the digest of their step.
+pub(super) fn many(steps: &[Arc<Step>]) -> Option<Step> {
+    let kind = match steps.first()?.kind {
+        Kind::ClaimNew => Kind::ClaimMany,
+        Kind::Complete => Kind::CompleteMany,
+        _ => return None,
+    };
+    let numbers = 0..steps[0].params.len();
+    let params = numbers.map(|number| Param::Each(steps.to_vec(), number));
+    Some(Step {
+        kind,
+        digest: None,
+        params: params.collect(),
+    })
+}
+
+/// What the row of a claim that hoped for no record answers, and whether it made one. `Again`: it
+/// is to be made in full.
+pub(super) fn claimed_new(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Claim>, bool)> {
+    let Some(row) = rows.first() else {
+        return Ok((Answer::Again, false));
+    };
+    let Some(fence) = row::get::<Option<i64>>(row, 1)? else {
+        return Ok((held(row, 2, request)?, false));
+    };
+    let acquired = Acquired {
+        token: Token {
+            fence: Fence(fence.cast_unsigned()),
+            nonce: request.nonce,
+        },
+        attempt: 1,
+    };
+    Ok((Answer::Is(Claim::Acquired(acquired)), true))
+}
+
+/// What a record answers to a claim that did not write; the time is in the column `first`.
+fn held(row: &Row, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>> {
+    let now = row::time(row, first)?;
+    let entry = row::entry(row, first + 1)?;
+    let record = entry.as_ref().map(|entry| &entry.record);
+    let decision = record::claim(record, request, now, Fence(0));
+    Ok(match decision.write {
+        None => Answer::Is(decision.claim),
+        Some(_) => Answer::Again,
+    })
+}
+
 /// What a claim's row answers, and whether it says that the record was changed by it.
 pub(super) fn claimed(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Claim>, bool)> {
     let Some(row) = rows.first() else {
@@ -213,36 +284,27 @@ pub(super) fn claimed(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Cl
         };
         return Ok((Answer::Is(claim), true));
     }
-    let now = row::time(row, 4)?;
-    let entry = row::entry(row, 5)?;
-    let record = entry.as_ref().map(|entry| &entry.record);
-    let decision = record::claim(record, request, now, Fence(0));
-    Ok(match decision.write {
-        None => (Answer::Is(decision.claim), false),
-        Some(_) => (Answer::Again, false),
-    })
+    Ok((held(row, 4, request)?, false))
 }
 
-/// What a fenced step's row answers, and whether it changed the record; `judge` says what the
-/// step does to a record.
+/// What the record that was read answers to a fenced step that did not write; `judge` says what
+/// the step does to a record.
 pub(super) fn judged(
     rows: &[Row],
     judge: impl FnOnce(Option<&Record>, Timestamp) -> Write,
-) -> Result<(Answer<Fenced>, bool)> {
+) -> Result<Answer<Fenced>> {
     let Some(row) = rows.first() else {
-        return Ok((Answer::Again, false));
+        return Ok(Answer::Is(Refusal::Missing.into()));
     };
-    if row::get(row, 0)? {
-        return Ok((Answer::Is(Fenced::Applied), true));
-    }
-    let now = row::time(row, 1)?;
-    let entry = row::entry(row, 3)?;
-    let answer = match judge(entry.as_ref().map(|entry| &entry.record), now) {
-        Ok(None) => Answer::Is(Fenced::Applied),
-        Ok(Some(_)) => Answer::Again,
-        Err(refusal) => Answer::Is(refusal.into()),
-    };
-    Ok((answer, false))
+    let now = row::time(row, 0)?;
+    let entry = row::entry(row, 1)?;
+    Ok(
+        match judge(entry.as_ref().map(|entry| &entry.record), now) {
+            Ok(None) => Answer::Is(Fenced::Applied),
+            Ok(Some(_)) => Answer::Again,
+            Err(refusal) => Answer::Is(refusal.into()),
+        },
+    )
 }
 
 pub(super) fn got(rows: &[Row]) -> Result<Option<Entry>> {
