@@ -101,12 +101,16 @@ pub(super) fn connecting(error: Error, table: &Table) -> StoreError {
     )
 }
 
-/// What a code means where the server certainly did nothing.
 fn refused(code: &SqlState, error: Error, table: &Table) -> StoreError {
-    use StoreErrorKind::{Capacity, Config, Corrupt, NotApplied};
-    let code = code.code();
     let said = error.as_db_error().map_or("", |error| error.message());
-    let (kind, message) = match code {
+    let (kind, message) = meaning(code.code(), said, table);
+    wrap(kind, message, error)
+}
+
+/// What a code means where the server certainly did nothing, and `said` why.
+pub(super) fn meaning(code: &str, said: &str, table: &Table) -> (StoreErrorKind, String) {
+    use StoreErrorKind::{Capacity, Config, Corrupt, NotApplied};
+    match code {
         "42P01" | "3F000" | "42703" => (
             Config,
             format!(
@@ -174,8 +178,7 @@ fn refused(code: &SqlState, error: Error, table: &Table) -> StoreError {
             NotApplied,
             format!("PostgreSQL refused the step ({code}): {said}"),
         ),
-    };
-    wrap(kind, message, error)
+    }
 }
 
 fn is_transport(error: &Error) -> bool {

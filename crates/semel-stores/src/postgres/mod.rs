@@ -19,6 +19,8 @@
 
 mod connect;
 mod error;
+#[cfg(feature = "postgres-sqlx")]
+mod for_sqlx;
 mod group;
 mod migrate;
 mod options;
@@ -48,6 +50,8 @@ use semel::{
 use tokio_postgres::Row;
 
 use self::connect::Connector;
+#[cfg(feature = "postgres-sqlx")]
+pub use self::for_sqlx::SqlxSteps;
 use self::options::Listen;
 pub use self::options::PostgresOptions;
 use self::pool::Pool;
@@ -55,6 +59,10 @@ use self::push::Push;
 use self::sql::Kind;
 use self::step::{Answer, Step};
 use crate::common::{Driver, Gate, Poll, Running, Waiters};
+
+/// The version whose connections [`SqlxSteps`] takes.
+#[cfg(feature = "postgres-sqlx")]
+pub use ::sqlx;
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| PostgresOptions::from_url(url).map(drop),

@@ -153,14 +153,31 @@ impl<'a> FromSql<'a> for At {
     }
 }
 
+/// A row of whichever driver, in PostgreSQL's binary form.
+pub(super) trait Columns {
+    fn column<'a, T: FromSql<'a>>(
+        &'a self,
+        column: usize,
+    ) -> Result<T, Box<dyn StdError + Sync + Send>>;
+}
+
+impl Columns for Row {
+    fn column<'a, T: FromSql<'a>>(
+        &'a self,
+        column: usize,
+    ) -> Result<T, Box<dyn StdError + Sync + Send>> {
+        Ok(self.try_get(column)?)
+    }
+}
+
 /// The server's time in a column.
-pub(super) fn time(row: &Row, column: usize) -> Result<Timestamp> {
+pub(super) fn time(row: &impl Columns, column: usize) -> Result<Timestamp> {
     Ok(get::<At>(row, column)?.0)
 }
 
 /// A column, or an error that says that the row cannot be read.
-pub(super) fn get<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T> {
-    row.try_get(column).map_err(|error| {
+pub(super) fn get<'a, T: FromSql<'a>>(row: &'a impl Columns, column: usize) -> Result<T> {
+    row.column(column).map_err(|error| {
         StoreError::new(
             StoreErrorKind::Corrupt,
             "a row of the records table cannot be read: its columns are not those that \
@@ -185,7 +202,7 @@ fn kind(name: &str) -> Result<StateKind> {
 }
 
 /// The entry in the columns from `first` on; `None` where they are all null.
-pub(super) fn entry(row: &Row, first: usize) -> Result<Option<Entry>> {
+pub(super) fn entry(row: &impl Columns, first: usize) -> Result<Option<Entry>> {
     let at = |column: usize| first + column;
     let Some(digest) = get::<Option<&[u8]>>(row, at(0))? else {
         return Ok(None);

@@ -11,9 +11,8 @@ use semel::store::{
     Refusal, Resolution, Result, Retention, Token, Verdict,
 };
 use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, Timestamp};
-use tokio_postgres::Row;
 
-use super::row::{self, Param, escaped};
+use super::row::{self, Columns, Param, escaped};
 use super::sql::Kind;
 
 /// A statement and its parameters.
@@ -265,7 +264,10 @@ fn held(row: &Row, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>
 }
 
 /// What a claim's row answers, and whether it says that the record was changed by it.
-pub(super) fn claimed(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Claim>, bool)> {
+pub(super) fn claimed(
+    rows: &[impl Columns],
+    request: &ClaimRequest,
+) -> Result<(Answer<Claim>, bool)> {
     let Some(row) = rows.first() else {
         return Ok((Answer::Again, false));
     };
@@ -290,7 +292,7 @@ pub(super) fn claimed(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Cl
 /// What the record that was read answers to a fenced step that did not write; `judge` says what
 /// the step does to a record.
 pub(super) fn judged(
-    rows: &[Row],
+    rows: &[impl Columns],
     judge: impl FnOnce(Option<&Record>, Timestamp) -> Write,
 ) -> Result<Answer<Fenced>> {
     let Some(row) = rows.first() else {
@@ -307,7 +309,7 @@ pub(super) fn judged(
     )
 }
 
-pub(super) fn got(rows: &[Row]) -> Result<Option<Entry>> {
+pub(super) fn got(rows: &[impl Columns]) -> Result<Option<Entry>> {
     let Some(row) = rows.first() else {
         return Ok(None);
     };
@@ -315,7 +317,7 @@ pub(super) fn got(rows: &[Row]) -> Result<Option<Entry>> {
     Ok(row::entry(row, 1)?.filter(|entry| !entry.record.is_purgeable(now)))
 }
 
-pub(super) fn listed(rows: &[Row], query: &ListQuery) -> Result<Page> {
+pub(super) fn listed(rows: &[impl Columns], query: &ListQuery) -> Result<Page> {
     let settled = matches!(query.state, StateKind::Completed | StateKind::Released);
     let first = if settled { 2 } else { 0 };
     let mut entries = Vec::with_capacity(rows.len());
@@ -337,7 +339,7 @@ pub(super) fn listed(rows: &[Row], query: &ListQuery) -> Result<Page> {
     })
 }
 
-pub(super) fn purged(rows: &[Row]) -> Result<Purged> {
+pub(super) fn purged(rows: &[impl Columns]) -> Result<Purged> {
     let Some(row) = rows.first() else {
         return Ok(Purged {
             removed: 0,
@@ -352,7 +354,7 @@ pub(super) fn purged(rows: &[Row]) -> Result<Purged> {
 }
 
 /// What a look says of the attempt: whether a push is sure to come, and whether it is in flight.
-pub(super) fn looked(rows: &[Row], kind: Kind) -> Result<Answer<bool>> {
+pub(super) fn looked(rows: &[impl Columns], kind: Kind) -> Result<Answer<bool>> {
     let Some(row) = rows.first() else {
         return Ok(Answer::Again);
     };

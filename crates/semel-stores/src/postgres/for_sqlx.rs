@@ -1,0 +1,402 @@
+//! The steps on a connection of the application's own, by sqlx: inside a transaction the
+//! operation's writes and its record are committed together, or neither is.
+//!
+//! Statements, parameters and the reading of rows are the store's; here they are only executed.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::sqlx::error::DatabaseError;
+use ::sqlx::postgres::{PgConnection, PgRow, PgValueFormat};
+use ::sqlx::{AssertSqlSafe, Connection as _, Error, Row as _, ValueRef as _};
+use semel::record;
+use semel::store::{Claim, ClaimRequest, Entry, Fenced, Refusal, Result, Retention, Token};
+use semel::{
+    FinishedStep, Identity, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp,
+};
+use tokio::time::timeout;
+use tokio_postgres::types::{FromSql, Type};
+
+use super::options::PostgresOptions;
+use super::row::{Columns, Param};
+use super::sql::Sql;
+use super::step::{self, Answer, Step};
+use super::table::Table;
+use super::{TURNS, error, fits};
+
+/// The steps of a [`PostgresStore`](super::PostgresStore), on a connection or in a transaction of
+/// sqlx's that the application has: the same table, the same records. Whatever one of them claimed
+/// the other may complete.
+///
+/// What it is for is [`complete`](Self::complete) in the transaction that also has the operation's
+/// own writes:
+///
+/// ```no_run
+/// use semel::store::{Claim, ClaimRequest, Fenced, Retention};
+/// use semel::{Identity, Outcome, Store};
+/// use semel_stores::PostgresOptions;
+/// use semel_stores::postgres::sqlx::{self, PgPool};
+///
+/// # async fn order(identity: Identity, request: ClaimRequest)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// let url = "postgres://app@localhost/shop";
+/// let pool = PgPool::connect(url).await?;
+/// let options = PostgresOptions::from_url(url)?;
+/// let steps = options.steps_for_sqlx();
+/// let store = options.open().await?;
+///
+/// // Committed by itself, so that others see it.
+/// let Claim::Acquired(claimed) = store.claim(&identity, &request).await? else {
+///     return Ok(()); // Replay, wait or refuse, as the claim says.
+/// };
+///
+/// let mut transaction = pool.begin().await?;
+/// sqlx::query("INSERT INTO orders (what) VALUES ($1)")
+///     .bind("tea")
+///     .execute(&mut *transaction)
+///     .await?;
+/// let (digest, token) = (identity.digest(), claimed.token);
+/// let outcome = Outcome::success(b"ordered");
+/// let done = steps.complete(&mut transaction, digest, &token, &outcome, Retention::ORDER);
+/// match done.await? {
+///     Fenced::Applied => transaction.commit().await?,
+///     Fenced::Refused(refusal) => {
+///         transaction.rollback().await?;
+///         return Err(refusal.into());
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// # What `Applied` means
+/// That *this* statement wrote the record. The store answers `Applied` again to a step that is
+/// repeated; here it is refused, because the writes beside it would be the second ones: a
+/// completion or another end of the attempt with [`Refusal::Settled`], a finished step with
+/// [`Refusal::OtherSteps`]. On anything but `Applied`, an error too, roll back.
+///
+/// # Transactions
+/// Nothing counts before the caller's commit. Where the answer to the commit is lost, the record
+/// tells: [`get`](Self::get) it, or claim with another nonce. What was written locks its record
+/// until then, so complete last, and claim outside of the transaction. A transaction stricter than
+/// READ COMMITTED is to begin after the claim; where a rival wrote, it fails with 40001, which is
+/// [`NotApplied`](StoreErrorKind::NotApplied). Who waits is told by the commit; those in this
+/// process too hear of it from the server.
+///
+/// # Errors
+/// All steps fail with
+/// - [`NotApplied`](StoreErrorKind::NotApplied) where the server refused, or the connection broke
+///   in a transaction that sqlx began, which the server then rolls back;
+/// - [`Unknown`](StoreErrorKind::Unknown) where the connection broke otherwise, or the time ran
+///   out; the connection is better not used again;
+/// - [`Config`](StoreErrorKind::Config) where the table or a privilege is missing,
+///   [`Capacity`](StoreErrorKind::Capacity) where the server has no room,
+///   [`Corrupt`](StoreErrorKind::Corrupt) where the record cannot be read.
+#[derive(Clone)]
+pub struct SqlxSteps {
+    table: Arc<Table>,
+    sql: Arc<Sql>,
+    timeout: Duration,
+    prepared: bool,
+}
+
+impl fmt::Debug for SqlxSteps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqlxSteps")
+            .field("table", &self.table)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PostgresOptions {
+    /// The steps for an application's own connections by sqlx, with the table, the time-out and
+    /// `prepared` of these options. Connects to nothing, and makes no table.
+    #[must_use]
+    pub fn steps_for_sqlx(&self) -> SqlxSteps {
+        SqlxSteps {
+            sql: Arc::new(Sql::new(&self.table)),
+            table: Arc::new(self.table.clone()),
+            timeout: self.timeout,
+            prepared: self.prepared,
+        }
+    }
+}
+
+impl SqlxSteps {
+    /// As [`Store::claim`](semel::Store::claim). In a transaction it keeps rivals waiting until the
+    /// commit, where they would have been told that the operation is in flight.
+    ///
+    /// # Errors
+    /// As the type says.
+    pub async fn claim(
+        &self,
+        on: &mut PgConnection,
+        identity: &Identity,
+        request: &ClaimRequest,
+    ) -> Result<Claim> {
+        let step = step::claim(identity, request);
+        self.turns(on, &step, |rows| Ok(step::claimed(rows, request)?.0))
+            .await
+    }
+
+    /// As [`Store::renew`](semel::Store::renew).
+    ///
+    /// # Errors
+    /// As the type says.
+    pub async fn renew(
+        &self,
+        on: &mut PgConnection,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        let step = step::renew(identity, token, lease);
+        self.fenced(on, &step, settled, |r, now| {
+            record::renew(r, token, lease, now)
+        })
+        .await
+    }
+
+    /// Completes the attempt: as [`Store::complete`](semel::Store::complete), but `Applied` only
+    /// where this statement did it.
+    ///
+    /// # Errors
+    /// As the type says; [`TooLarge`](StoreErrorKind::TooLarge) above 32 MiB.
+    pub async fn complete(
+        &self,
+        on: &mut PgConnection,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        fits(outcome)?;
+        let step = step::complete(identity, token, outcome, retention);
+        self.fenced(on, &step, settled, |r, now| {
+            record::complete(r, token, outcome, retention, now)
+        })
+        .await
+    }
+
+    /// Keeps a finished step, with its writes beside it in the transaction: as
+    /// [`Store::keep_step`](semel::Store::keep_step), but `Applied` only where this statement did
+    /// it.
+    ///
+    /// # Errors
+    /// As the type says.
+    pub async fn keep_step(
+        &self,
+        on: &mut PgConnection,
+        identity: &IdentityDigest,
+        token: &Token,
+        finished: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let step = step::keep_step(identity, token, finished, kept);
+        let there = |_: &Record| Refusal::OtherSteps;
+        self.fenced(on, &step, there, |r, _| {
+            record::keep_step(r, token, finished, kept)
+        })
+        .await
+    }
+
+    /// As [`Store::abandon`](semel::Store::abandon), but `Applied` only where this statement did
+    /// it.
+    ///
+    /// # Errors
+    /// As the type says.
+    pub async fn abandon(
+        &self,
+        on: &mut PgConnection,
+        identity: &IdentityDigest,
+        token: &Token,
+    ) -> Result<Fenced> {
+        let step = step::abandon(identity, token);
+        self.fenced(on, &step, settled, |r, now| record::abandon(r, token, now))
+            .await
+    }
+
+    /// As [`Store::mark_unknown`](semel::Store::mark_unknown), but `Applied` only where this
+    /// statement did it.
+    ///
+    /// # Errors
+    /// As the type says.
+    pub async fn mark_unknown(
+        &self,
+        on: &mut PgConnection,
+        identity: &IdentityDigest,
+        token: &Token,
+    ) -> Result<Fenced> {
+        let step = step::mark_unknown(identity, token);
+        self.fenced(on, &step, settled, |r, now| {
+            record::mark_unknown(r, token, now)
+        })
+        .await
+    }
+
+    /// As [`Store::get`](semel::Store::get). Locks nothing, and sees what the transaction wrote.
+    ///
+    /// # Errors
+    /// As the type says, with `NotApplied` for `Unknown`.
+    pub async fn get(
+        &self,
+        on: &mut PgConnection,
+        identity: &IdentityDigest,
+    ) -> Result<Option<Entry>> {
+        let rows = self.run(on, &step::get(identity)).await?;
+        step::got(&rows)
+    }
+
+    /// `done` says how a step is refused that was done before.
+    async fn fenced(
+        &self,
+        on: &mut PgConnection,
+        step: &Step,
+        done: impl Fn(&Record) -> Refusal + Send + Sync,
+        judge: impl Fn(Option<&Record>, Timestamp) -> record::Step + Send + Sync,
+    ) -> Result<Fenced> {
+        let judge = |record: Option<&Record>, now| match (judge(record, now), record) {
+            (Ok(None), Some(record)) => Err(done(record)),
+            (judged, _) => judged,
+        };
+        self.turns(on, step, |rows| Ok(step::judged(rows, judge)?.0))
+            .await
+    }
+
+    /// Runs a step until its rows are an answer.
+    async fn turns<T>(
+        &self,
+        on: &mut PgConnection,
+        step: &Step,
+        read: impl Fn(&[PgRow]) -> Result<Answer<T>> + Send,
+    ) -> Result<T> {
+        for turn in 0..TURNS {
+            let rows = self.run(on, step).await?;
+            match read(&rows)? {
+                Answer::Is(answer) => return Ok(answer),
+                // Rivals follow one another closely: out of step with them.
+                Answer::Again if turn > 2 => {
+                    tokio::time::sleep(Duration::from_millis(1 << turn.min(6))).await;
+                }
+                Answer::Again => {}
+            }
+        }
+        Err(StoreError::new(
+            StoreErrorKind::NotApplied,
+            "the record changed whenever the step was tried",
+        ))
+    }
+
+    async fn run(&self, on: &mut PgConnection, step: &Step) -> Result<Vec<PgRow>> {
+        // Where it breaks in a transaction, nobody can commit that any more.
+        let certain = step.kind.reads() || on.is_in_transaction();
+        // Fixed text: names are checked when the table's name is read, values are parameters.
+        let text = AssertSqlSafe(self.sql.text(step.kind));
+        let query = step
+            .params
+            .iter()
+            .fold(::sqlx::query(text), |query, param| {
+                // Copied by `bind`; in binary form, as the other driver's.
+                match param {
+                    Param::Bytes(bytes) => query.bind(bytes.as_deref()),
+                    Param::Int(int) => query.bind(*int),
+                    Param::Bool(bool) => query.bind(*bool),
+                    Param::Text(text) => query.bind(text.as_str()),
+                    Param::Texts(texts) => query.bind(texts.as_slice()),
+                }
+            });
+        match timeout(self.timeout, query.persistent(self.prepared).fetch_all(on)).await {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err(error)) => Err(self.told(error, certain, step.kind.reads())),
+            Err(_) => Err(StoreError::new(
+                ambiguous(step.kind.reads()),
+                "PostgreSQL did not answer in time",
+            )),
+        }
+    }
+
+    /// An error by what it means for the caller. `certain` where a broken connection is an answer.
+    fn told(&self, error: Error, certain: bool, reads: bool) -> StoreError {
+        let lost = "the connection to PostgreSQL broke after the step was sent";
+        match error {
+            Error::Database(error) => self.refused(&*error, certain),
+            Error::Io(_) | Error::WorkerCrashed => {
+                StoreError::new(ambiguous(certain), lost).with_source(error)
+            }
+            // Before anything was sent.
+            Error::Encode(_) | Error::InvalidArgument(_) => {
+                let what = "sqlx does not take the step";
+                StoreError::new(StoreErrorKind::NotApplied, what).with_source(error)
+            }
+            error => {
+                let what = "PostgreSQL's answer cannot be read";
+                StoreError::new(ambiguous(reads), what).with_source(error)
+            }
+        }
+    }
+
+    // Without its source: what the server adds to its message may show a row.
+    fn refused(&self, error: &dyn DatabaseError, certain: bool) -> StoreError {
+        let code = error.code().unwrap_or_default();
+        let (kind, message) = match &*code {
+            "40001" | "40P01" => (
+                StoreErrorKind::NotApplied,
+                format!(
+                    "PostgreSQL rolled the step back ({code}): roll back, and run the whole \
+                     transaction again"
+                ),
+            ),
+            "26000" | "42P05" => (
+                StoreErrorKind::Config,
+                format!(
+                    "PostgreSQL does not know a statement that was prepared ({code}): a pooler \
+                     between gives each transaction another connection; set prepared=off"
+                ),
+            ),
+            "57P01" | "57P02" | "57P03" | "57P05" => (
+                ambiguous(certain),
+                format!("PostgreSQL ended the connection ({code})"),
+            ),
+            class if class.starts_with("08") => (
+                ambiguous(certain),
+                format!("PostgreSQL ended the connection ({code})"),
+            ),
+            code => error::meaning(code, error.message(), &self.table),
+        };
+        StoreError::new(kind, message)
+    }
+}
+
+const fn settled(record: &Record) -> Refusal {
+    Refusal::Settled(record.state.kind())
+}
+
+const fn ambiguous(certain: bool) -> StoreErrorKind {
+    if certain {
+        StoreErrorKind::NotApplied
+    } else {
+        StoreErrorKind::Unknown
+    }
+}
+
+impl Columns for PgRow {
+    fn column<'a, T: FromSql<'a>>(
+        &'a self,
+        column: usize,
+    ) -> Result<T, Box<dyn StdError + Sync + Send>> {
+        let value = self.try_get_raw(column)?;
+        if value.format() != PgValueFormat::Binary {
+            return Err("a column came as text".into());
+        }
+        let ty = value
+            .type_info()
+            .oid()
+            .and_then(|oid| Type::from_oid(oid.0));
+        let ty = ty.filter(T::accepts).ok_or("a column has another type")?;
+        if value.is_null() {
+            return T::from_sql_null(&ty);
+        }
+        T::from_sql(&ty, value.as_bytes()?)
+    }
+}
