@@ -77,12 +77,17 @@ use super::{TURNS, error, fits};
 /// [`Refusal::OtherSteps`]. On anything but `Applied`, an error too, roll back.
 ///
 /// # Transactions
-/// Nothing counts before the caller's commit. Where the answer to the commit is lost, the record
-/// tells: [`get`](Self::get) it, or claim with another nonce. What was written locks its record
-/// until then, so complete last, and claim outside of the transaction. A transaction stricter than
-/// READ COMMITTED is to begin after the claim; where a rival wrote, it fails with 40001, which is
-/// [`NotApplied`](StoreErrorKind::NotApplied). Who waits is told by the commit; those in this
-/// process too hear of it from the server.
+/// Nothing counts before the caller's commit. Where the answer to the commit is lost, run the
+/// transaction again with the same token: either it commits, or it is refused with
+/// [`Settled(Completed)`](Refusal::Settled), and the first one was committed.
+///
+/// What was written locks its record until then, so complete last, and claim outside of the
+/// transaction. A transaction stricter than READ COMMITTED is to begin after the claim; where the
+/// record changed since it began, a renewal included, it fails with 40001 and is to be run again.
+/// Who waits is told by the commit, those in this process too, as of another process's change.
+///
+/// The settings of the session are the caller's: give it a `lock_timeout` below
+/// [`PostgresOptions::timeout`], so that the server gives up first, with a certain answer.
 ///
 /// # Errors
 /// All steps fail with

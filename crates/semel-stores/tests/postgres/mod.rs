@@ -8,6 +8,8 @@ mod probe;
 mod push;
 mod races;
 mod schema;
+#[cfg(feature = "postgres-sqlx")]
+mod sqlx;
 mod steps;
 mod tls;
 
