@@ -73,7 +73,12 @@ impl Location {
             None => {
                 let words: Vec<String> =
                     words.iter().map(|(word, _)| format!("`{word}`")).collect();
-                let words = words.join(" or ");
+                let words = match words.split_last() {
+                    Some((last, rest)) if !rest.is_empty() => {
+                        format!("{} or {last}", rest.join(", "))
+                    }
+                    _ => words.concat(),
+                };
                 Err(self.invalid(format!("parameter `{name}` must be {words}")))
             }
         }

@@ -8,16 +8,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::sqlx::error::DatabaseError;
-use ::sqlx::postgres::{PgConnection, PgRow, PgValueFormat};
-use ::sqlx::{AssertSqlSafe, Connection as _, Error, Row as _, ValueRef as _};
+use ::sqlx::encode::IsNull;
+use ::sqlx::error::{BoxDynError, DatabaseError};
+use ::sqlx::postgres::types::Oid;
+use ::sqlx::postgres::{PgArgumentBuffer, PgConnection, PgRow, PgTypeInfo, PgValueFormat};
+use ::sqlx::query::Query;
+use ::sqlx::{AssertSqlSafe, Connection as _, Encode, Error, Postgres, Row as _, ValueRef as _};
+use bytes::BytesMut;
 use semel::record;
 use semel::store::{Claim, ClaimRequest, Entry, Fenced, Refusal, Result, Retention, Token};
 use semel::{
     FinishedStep, Identity, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp,
 };
 use tokio::time::timeout;
-use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::types::{self, FromSql, ToSql, Type};
 
 use super::options::PostgresOptions;
 use super::row::{Columns, Param};
@@ -141,7 +145,7 @@ impl SqlxSteps {
         request: &ClaimRequest,
     ) -> Result<Claim> {
         let step = step::claim(identity, request);
-        self.turns(on, &step, |rows| Ok(step::claimed(rows, request)?.0))
+        self.turns(on, &[step], |_, rows| Ok(step::claimed(rows, request)?.0))
             .await
     }
 
@@ -157,7 +161,7 @@ impl SqlxSteps {
         lease: Duration,
     ) -> Result<Fenced> {
         let step = step::renew(identity, token, lease);
-        self.fenced(on, &step, settled, |r, now| {
+        self.fenced(on, identity, step, settled, |r, now| {
             record::renew(r, token, lease, now)
         })
         .await
@@ -178,7 +182,7 @@ impl SqlxSteps {
     ) -> Result<Fenced> {
         fits(outcome)?;
         let step = step::complete(identity, token, outcome, retention);
-        self.fenced(on, &step, settled, |r, now| {
+        self.fenced(on, identity, step, settled, |r, now| {
             record::complete(r, token, outcome, retention, now)
         })
         .await
@@ -200,7 +204,7 @@ impl SqlxSteps {
     ) -> Result<Fenced> {
         let step = step::keep_step(identity, token, finished, kept);
         let there = |_: &Record| Refusal::OtherSteps;
-        self.fenced(on, &step, there, |r, _| {
+        self.fenced(on, identity, step, there, |r, _| {
             record::keep_step(r, token, finished, kept)
         })
         .await
@@ -218,8 +222,10 @@ impl SqlxSteps {
         token: &Token,
     ) -> Result<Fenced> {
         let step = step::abandon(identity, token);
-        self.fenced(on, &step, settled, |r, now| record::abandon(r, token, now))
-            .await
+        self.fenced(on, identity, step, settled, |r, now| {
+            record::abandon(r, token, now)
+        })
+        .await
     }
 
     /// As [`Store::mark_unknown`](semel::Store::mark_unknown), but `Applied` only where this
@@ -234,7 +240,7 @@ impl SqlxSteps {
         token: &Token,
     ) -> Result<Fenced> {
         let step = step::mark_unknown(identity, token);
-        self.fenced(on, &step, settled, |r, now| {
+        self.fenced(on, identity, step, settled, |r, now| {
             record::mark_unknown(r, token, now)
         })
         .await
@@ -249,15 +255,17 @@ impl SqlxSteps {
         on: &mut PgConnection,
         identity: &IdentityDigest,
     ) -> Result<Option<Entry>> {
-        let rows = self.run(on, &step::get(identity)).await?;
-        step::got(&rows)
+        let read = |_, rows: &[PgRow]| Ok(Answer::Is(step::got(rows)?));
+        self.turns(on, &[step::get(identity)], read).await
     }
 
-    /// `done` says how a step is refused that was done before.
+    /// A fenced step; where it was not written, the record says why. `done` says how a step is
+    /// refused that was done before.
     async fn fenced(
         &self,
         on: &mut PgConnection,
-        step: &Step,
+        identity: &IdentityDigest,
+        step: Step,
         done: impl Fn(&Record) -> Refusal + Send + Sync,
         judge: impl Fn(Option<&Record>, Timestamp) -> record::Step + Send + Sync,
     ) -> Result<Fenced> {
@@ -265,32 +273,46 @@ impl SqlxSteps {
             (Ok(None), Some(record)) => Err(done(record)),
             (judged, _) => judged,
         };
-        self.turns(on, step, |rows| Ok(step::judged(rows, judge)?.0))
-            .await
+        let steps = [step, step::get(identity)];
+        self.turns(on, &steps, |number, rows| match (number, rows) {
+            (0, []) => Ok(Answer::Again),
+            (0, _) => Ok(Answer::Is(Fenced::Applied)),
+            _ => step::judged(rows, judge),
+        })
+        .await
     }
 
-    /// Runs a step until its rows are an answer.
+    /// Runs the steps in turn until the rows of one, which is told by its number, are an answer.
     async fn turns<T>(
         &self,
         on: &mut PgConnection,
-        step: &Step,
-        read: impl Fn(&[PgRow]) -> Result<Answer<T>> + Send,
+        steps: &[Step],
+        read: impl Fn(usize, &[PgRow]) -> Result<Answer<T>> + Send,
     ) -> Result<T> {
-        for turn in 0..TURNS {
-            let rows = self.run(on, step).await?;
-            match read(&rows)? {
-                Answer::Is(answer) => return Ok(answer),
-                // Rivals follow one another closely: out of step with them.
-                Answer::Again if turn > 2 => {
-                    tokio::time::sleep(Duration::from_millis(1 << turn.min(6))).await;
+        let answer = async {
+            for turn in 0..TURNS {
+                let number = turn % steps.len();
+                let rows = self.run(on, &steps[number]).await?;
+                match read(number, &rows)? {
+                    Answer::Is(answer) => return Ok(answer),
+                    // Rivals follow one another closely: out of step with them.
+                    Answer::Again if turn > 2 => {
+                        tokio::time::sleep(Duration::from_millis(1 << turn.min(6))).await;
+                    }
+                    Answer::Again => {}
                 }
-                Answer::Again => {}
             }
-        }
-        Err(StoreError::new(
-            StoreErrorKind::NotApplied,
-            "the record changed whenever the step was tried",
-        ))
+            Err(StoreError::new(
+                StoreErrorKind::NotApplied,
+                "the record changed whenever the step was tried",
+            ))
+        };
+        timeout(self.timeout, answer).await.unwrap_or_else(|_| {
+            Err(StoreError::new(
+                ambiguous(steps.iter().all(|step| step.kind.reads())),
+                "PostgreSQL did not answer in time",
+            ))
+        })
     }
 
     async fn run(&self, on: &mut PgConnection, step: &Step) -> Result<Vec<PgRow>> {
@@ -298,27 +320,10 @@ impl SqlxSteps {
         let certain = step.kind.reads() || on.is_in_transaction();
         // Fixed text: names are checked when the table's name is read, values are parameters.
         let text = AssertSqlSafe(self.sql.text(step.kind));
-        let query = step
-            .params
-            .iter()
-            .fold(::sqlx::query(text), |query, param| {
-                // Copied by `bind`; in binary form, as the other driver's.
-                match param {
-                    Param::Bytes(bytes) => query.bind(bytes.as_deref()),
-                    Param::Int(int) => query.bind(*int),
-                    Param::Bool(bool) => query.bind(*bool),
-                    Param::Text(text) => query.bind(text.as_str()),
-                    Param::Texts(texts) => query.bind(texts.as_slice()),
-                }
-            });
-        match timeout(self.timeout, query.persistent(self.prepared).fetch_all(on)).await {
-            Ok(Ok(rows)) => Ok(rows),
-            Ok(Err(error)) => Err(self.told(error, certain, step.kind.reads())),
-            Err(_) => Err(StoreError::new(
-                ambiguous(step.kind.reads()),
-                "PostgreSQL did not answer in time",
-            )),
-        }
+        let query = step.params.iter().fold(::sqlx::query(text), Query::bind);
+        let sent = query.persistent(self.prepared).fetch_all(on);
+        sent.await
+            .map_err(|error| self.told(error, certain, step.kind.reads()))
     }
 
     /// An error by what it means for the caller. `certain` where a broken connection is an answer.
@@ -382,6 +387,31 @@ const fn ambiguous(certain: bool) -> StoreErrorKind {
         StoreErrorKind::NotApplied
     } else {
         StoreErrorKind::Unknown
+    }
+}
+
+/// Copied by `bind`, in the form that the other driver sends.
+impl Encode<'_, Postgres> for &Param {
+    fn encode_by_ref(&self, out: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        let mut binary = BytesMut::new();
+        Ok(match ToSql::to_sql(*self, &self.kind(), &mut binary)? {
+            types::IsNull::Yes => IsNull::Yes,
+            types::IsNull::No => {
+                out.extend_from_slice(&binary);
+                IsNull::No
+            }
+        })
+    }
+
+    fn produces(&self) -> Option<PgTypeInfo> {
+        Some(PgTypeInfo::with_oid(Oid(self.kind().oid())))
+    }
+}
+
+impl ::sqlx::Type<Postgres> for &Param {
+    fn type_info() -> PgTypeInfo {
+        // Of none in particular: each says its own.
+        PgTypeInfo::with_oid(Oid(Type::UNKNOWN.oid()))
     }
 }
 

@@ -234,7 +234,10 @@ pub(super) fn many(steps: &[Arc<Step>]) -> Option<Step> {
 
 /// What the row of a claim that hoped for no record answers, and whether it made one. `Again`: it
 /// is to be made in full.
-pub(super) fn claimed_new(rows: &[Row], request: &ClaimRequest) -> Result<(Answer<Claim>, bool)> {
+pub(super) fn claimed_new(
+    rows: &[impl Columns],
+    request: &ClaimRequest,
+) -> Result<(Answer<Claim>, bool)> {
     let Some(row) = rows.first() else {
         return Ok((Answer::Again, false));
     };
@@ -252,7 +255,7 @@ pub(super) fn claimed_new(rows: &[Row], request: &ClaimRequest) -> Result<(Answe
 }
 
 /// What a record answers to a claim that did not write; the time is in the column `first`.
-fn held(row: &Row, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>> {
+fn held(row: &impl Columns, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>> {
     let now = row::time(row, first)?;
     let entry = row::entry(row, first + 1)?;
     let record = entry.as_ref().map(|entry| &entry.record);

@@ -270,10 +270,13 @@ fn urls() {
             "dynamodb://semel?shema=create",
             "no parameter `shema`; there are endpoint,",
         ),
-        ("dynamodb://semel?schema=yes", "expect, create or migrate"),
+        (
+            "dynamodb://semel?schema=yes",
+            "`expect`, `create` or `migrate`",
+        ),
         ("dynamodb://semel?timeout=5", "duration"),
         ("dynamodb://semel?timeout=0s", "duration"),
-        ("dynamodb://semel?purge=no", "ttl or scan"),
+        ("dynamodb://semel?purge=no", "`ttl` or `scan`"),
         ("dynamodb://semel?endpoint=localhost", "must be a URL"),
         (
             "dynamodb://semel?endpoint=http://me:hunter2@localhost",

@@ -176,7 +176,7 @@ fn urls_are_checked() {
         ),
         (
             "mysql://me:hunter2@host/db?schema=maybe",
-            "expect, create or migrate",
+            "`expect`, `create` or `migrate`",
         ),
         ("mysql://me:hunter2@host/db?ssl-mode=hunter2", "ssl-mode"),
     ] {

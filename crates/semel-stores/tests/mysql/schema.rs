@@ -103,10 +103,7 @@ async fn people_can_read_records() {
     );
     let row = &ask(&mut link, sql.clone()).await[0];
     assert_eq!(row.get::<String, _>(0), "in-flight");
-    assert_eq!(
-        row.get::<String, _>(1),
-        r#"["tests","of \u0000\u000a'mysql'"]"#
-    );
+    assert_eq!(row.get::<String, _>(1), r#"["tests","of \u0000\n'mysql'"]"#);
     assert_eq!(row.get::<String, _>(2), "test");
     assert!(row.get::<i64, _>(4) >= 2026);
     assert_eq!(row.get::<i64, _>(5), 1);
