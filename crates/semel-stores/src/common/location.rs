@@ -97,19 +97,19 @@ impl Location {
         self.choice("schema", &words)
     }
 
-    /// A duration above zero, as people write it: `500ms`, `5s`, `2m`.
+    /// A duration above zero and of a day at most, as people write it: `500ms`, `5s`, `2m`.
     ///
     /// # Errors
     /// [`OpenError::Invalid`] where it is none.
     pub(crate) fn duration(&mut self, name: &str) -> Result<Option<Duration>, OpenError> {
-        let wanted = "a duration above zero, as in `500ms` or `5s`";
+        let wanted = "a duration such as `500ms` or `5s`: above zero, a day at most";
         let given = self.take::<humantime::Duration>(name, wanted)?;
-        match given.map(Duration::from) {
-            Some(Duration::ZERO) => {
-                Err(self.invalid(format!("parameter `{name}` must be {wanted}")))
-            }
-            duration => Ok(duration),
+        let given = given.map(Duration::from);
+        let fits = |given: &Duration| !given.is_zero() && *given <= Duration::from_hours(24);
+        if given.as_ref().is_none_or(fits) {
+            return Ok(given);
         }
+        Err(self.invalid(format!("parameter `{name}` must be {wanted}")))
     }
 
     /// The URL without what was taken: for a driver that knows the other parameters.

@@ -27,9 +27,9 @@ fn what_is_refused_is_explained_without_secrets() {
         ("nats://localhost/semel?storage=tape", "file or memory"),
         (
             "nats://localhost/semel?schema=drop",
-            "expect, create or migrate",
+            "`expect`, `create` or `migrate`",
         ),
-        ("nats://localhost/semel?timeout=soon", "500ms or 5s"),
+        ("nats://localhost/semel?timeout=soon", "`500ms` or `5s`"),
         ("nats://localhost/semel?timeout=1ms", "at least 50ms"),
         (
             "nats://localhost/semel?color=red",

@@ -40,12 +40,15 @@ fn urls_are_read_with_care() {
         ),
         ("sqlite:x.db?table=a-b", "letters, digits and `_`"),
         ("sqlite:x.db?table=sqlite_t", "not `sqlite_`"),
-        ("sqlite:x.db?timeout=5", "a time like"),
-        ("sqlite:x.db?timeout=0s", "a time like"),
-        ("sqlite:x.db?timeout=99999999999s", "a time like"),
-        ("sqlite:x.db?schema=drop", "expect, create or migrate"),
-        ("sqlite:x.db?synchronous=off", "full or normal"),
-        ("sqlite:x.db?journal=delete", "must be wal"),
+        ("sqlite:x.db?timeout=5", "`timeout` must be a duration"),
+        ("sqlite:x.db?timeout=0s", "`timeout` must be a duration"),
+        (
+            "sqlite:x.db?timeout=99999999999s",
+            "`timeout` must be a duration",
+        ),
+        ("sqlite:x.db?schema=drop", "`expect`, `create` or `migrate`"),
+        ("sqlite:x.db?synchronous=off", "`full` or `normal`"),
+        ("sqlite:x.db?journal=delete", "must be `wal`"),
         ("sqlite:x.db?max_bytes=many", "a number of bytes"),
     ] {
         let message = check_url(url).expect_err(url).to_string();
