@@ -164,9 +164,13 @@ impl Node {
         self.signal_all(Signal::CONT);
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// SIGKILL to it and its children, and waits until it is gone. PostgreSQL's children would
+    /// otherwise live a moment longer than the server, and keep the next one from starting.
     pub fn kill(&self) {
         if let Some(mut child) = self.process().take() {
+            for orphan in children(child.id()) {
+                send(orphan, Signal::KILL);
+            }
             child.kill().ok();
             child.wait().ok();
         }
