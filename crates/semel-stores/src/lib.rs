@@ -32,13 +32,13 @@ pub use dynamodb::{DynamoDbOptions, DynamoDbStore};
 #[cfg(feature = "file")]
 pub use embedded::{FileOptions, FileStore};
 #[cfg(feature = "mysql")]
-pub use mysql::{MysqlOptions, MysqlStore};
+pub use mysql::{MysqlOptions, MysqlStore, MysqlTransaction};
 #[cfg(feature = "nats")]
 pub use nats::{NatsOptions, NatsStore};
 pub use open::{OpenError, OpenOptions, check_url, migrate, open};
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresOptions, PostgresStore};
+pub use postgres::{PostgresOptions, PostgresStore, PostgresTransaction};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore};
 #[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteStore, SqliteTransaction};

@@ -22,9 +22,10 @@ use crate::config::Config;
 use crate::policy::Disposition;
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
+use crate::transact::Transactions;
 
 /// How many frames of a relayed body wait for a client that reads slowly.
-const RELAYED_FRAMES: usize = 16;
+pub(crate) const RELAYED_FRAMES: usize = 16;
 
 /// Where the client waits, unless it went away. Sending to one that did is no error (R11).
 pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
@@ -36,17 +37,18 @@ pub(crate) struct Run<S> {
     pub(crate) identity: Identity,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) origin: Option<HeaderValue>,
+    pub(crate) transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
 /// What is to become of the record.
-enum Plan {
+pub(crate) enum Plan {
     Keep(Outcome),
     Release,
     Unknown,
 }
 
 /// What became of it.
-enum Recorded {
+pub(crate) enum Recorded {
     /// As planned; or the answer says that there was no effect, and whether the store knows is
     /// second to that.
     AsPlanned,
@@ -59,7 +61,7 @@ enum Recorded {
 }
 
 /// How reading the inner service's body ended.
-enum Collected<B, E> {
+pub(crate) enum Collected<B, E> {
     Whole(Bytes, Option<HeaderMap>),
     /// Larger than is kept: what was read, and the rest.
     Large(Chunks, Pin<Box<B>>),
@@ -100,6 +102,10 @@ impl<S: Store> Run<S> {
                 return;
             }
         };
+        if let Some(transactions) = &self.transactions {
+            let run = self.transacted(&**transactions, attempt, inner, &parts, &body, client);
+            return run.await;
+        }
         parts.extensions.insert(attempt.info());
         let request = Request::from_parts(parts, B::from(body));
         let work = async move { inner.call(request).await };
@@ -139,7 +145,7 @@ impl<S: Store> Run<S> {
         self.config.problem(Problem::new(code))
     }
 
-    async fn settle<R, E>(
+    pub(crate) async fn settle<R, E>(
         &self,
         mut attempt: Attempt<Arc<S>>,
         response: Response<R>,
@@ -222,7 +228,7 @@ impl<S: Store> Run<S> {
     }
 
     /// What is to be done, where the head says that nothing is kept.
-    fn plan_by_head(&self, head: &response::Parts) -> Option<Plan> {
+    pub(crate) fn plan_by_head(&self, head: &response::Parts) -> Option<Plan> {
         match self.config.by_head(head)? {
             Disposition::KeepSuccess | Disposition::KeepFailure => None,
             Disposition::Release => Some(Plan::Release),
@@ -231,7 +237,7 @@ impl<S: Store> Run<S> {
     }
 
     /// What is to be done. Without a body, what is kept is that it was omitted.
-    fn plan(&self, head: &response::Parts, body: Option<&Bytes>) -> Plan {
+    pub(crate) fn plan(&self, head: &response::Parts, body: Option<&Bytes>) -> Plan {
         let kind = match self.config.classify(head, body) {
             Disposition::Release => return Plan::Release,
             Disposition::Unknown => return Plan::Unknown,
@@ -245,7 +251,7 @@ impl<S: Store> Run<S> {
         Plan::Keep(replay::outcome_of(kind, head, body, allowed))
     }
 
-    async fn record(&self, attempt: Attempt<Arc<S>>, plan: &Plan) -> Recorded {
+    pub(crate) async fn record(&self, attempt: Attempt<Arc<S>>, plan: &Plan) -> Recorded {
         let settled = match plan {
             Plan::Keep(outcome) => attempt.complete(outcome).await,
             // The inner service says that nothing happened, or that nobody knows. Where the store
@@ -267,7 +273,7 @@ impl<S: Store> Run<S> {
     }
 
     /// What is recorded in place of a refused completion.
-    async fn instead(&self) -> Recorded {
+    pub(crate) async fn instead(&self) -> Recorded {
         let entry = self.guard.store().get(self.identity.digest()).await;
         match entry.ok().flatten().map(|entry| entry.record) {
             // After a release another request may have the key (conformance row 59).
@@ -311,7 +317,11 @@ impl<S: Store> Run<S> {
     }
 
     /// The inner service's own answer.
-    fn first<R: HttpBody>(&self, mut head: response::Parts, body: Body<R>) -> Response<Body<R>> {
+    pub(crate) fn first<R: HttpBody>(
+        &self,
+        mut head: response::Parts,
+        body: Body<R>,
+    ) -> Response<Body<R>> {
         replay::expose(&mut head.headers, &self.config.replay_header);
         Response::from_parts(head, body)
     }
@@ -326,13 +336,16 @@ impl<S: Store> Run<S> {
         self.first(head, body)
     }
 
-    fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
+    pub(crate) fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
         self.config.replay(outcome, self.origin.as_ref())
     }
 }
 
 /// Reads a body of at most `limit` bytes.
-async fn collect<R: HttpBody<Data = Bytes>>(body: R, limit: usize) -> Collected<R, R::Error> {
+pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(
+    body: R,
+    limit: usize,
+) -> Collected<R, R::Error> {
     let mut body = Box::pin(body);
     let mut read = Chunks::default();
     let mut trailers: Option<HeaderMap> = None;
@@ -354,14 +367,14 @@ async fn collect<R: HttpBody<Data = Bytes>>(body: R, limit: usize) -> Collected<
     Collected::Whole(read.join(), trailers)
 }
 
-fn is_event_stream(headers: &HeaderMap) -> bool {
+pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
     headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok()?.split(';').next())
         .is_some_and(|essence| essence.trim().eq_ignore_ascii_case("text/event-stream"))
 }
 
-fn plus(rest: &SizeHint, read: u64) -> SizeHint {
+pub(crate) fn plus(rest: &SizeHint, read: u64) -> SizeHint {
     let mut size = SizeHint::new();
     if let Some(upper) = rest.upper() {
         size.set_upper(upper.saturating_add(read));

@@ -8,8 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::HeaderName;
 use http::{request, response};
-use semel::guard::{Guard, InFlight, Observer, OnPanic, Policy, Reconciler, StoreDown};
+use semel::guard::{
+    Guard, InFlight, Observer, OnPanic, Policy, Reconciler, StoreDown, TransactOptions,
+};
 use semel::store::{OnLapse, Retention};
+use semel::transaction::Transactional;
 use semel::{Fingerprint, KeyRule, Scope, Store};
 use tower_layer::Layer;
 
@@ -19,6 +22,7 @@ use crate::header::Syntax;
 use crate::policy::Disposition;
 use crate::problem;
 use crate::service::Idempotency;
+use crate::transact::Transactions;
 
 /// Makes requests with an idempotency key run once. See the [crate's documentation](crate).
 ///
@@ -32,6 +36,7 @@ pub struct IdempotencyLayer<S> {
     reconciler: Option<Arc<dyn Reconciler>>,
     guard: Guard<Arc<S>>,
     config: Arc<Config>,
+    transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
 impl<S: Store> IdempotencyLayer<S> {
@@ -46,6 +51,7 @@ impl<S: Store> IdempotencyLayer<S> {
             observer: None,
             reconciler: None,
             config: Arc::default(),
+            transactions: None,
         }
     }
 
@@ -105,6 +111,18 @@ impl<S: Store> IdempotencyLayer<S> {
     /// (section 9.2.2) calls idempotent no key is ever required. They run plainly unless set (R13).
     pub fn with_key_required(self, required: bool) -> Self {
         self.guarded(|layer| layer.policy = layer.policy.with_key_required(required))
+    }
+
+    /// Offers the handler a transaction of the store's database, in which its effects and the
+    /// answer are committed together: as a
+    /// [`TransactionHandle`](crate::TransactionHandle) among the request's extensions, or an
+    /// argument `InTransaction` (feature `axum`). See `docs/transactions.md`.
+    pub fn with_transactions(mut self, options: TransactOptions) -> Self
+    where
+        S: Transactional,
+    {
+        self.transactions = Some(Arc::new(options));
+        self
     }
 
     /// Who is told of everything that happens, for metrics.
@@ -266,7 +284,12 @@ impl<S, Inner> Layer<Inner> for IdempotencyLayer<S> {
     type Service = Idempotency<Inner, S>;
 
     fn layer(&self, inner: Inner) -> Self::Service {
-        Idempotency::new(inner, self.guard.clone(), Arc::clone(&self.config))
+        Idempotency::new(
+            inner,
+            self.guard.clone(),
+            Arc::clone(&self.config),
+            self.transactions.clone(),
+        )
     }
 }
 
@@ -279,6 +302,7 @@ impl<S> Clone for IdempotencyLayer<S> {
             reconciler: self.reconciler.clone(),
             guard: self.guard.clone(),
             config: Arc::clone(&self.config),
+            transactions: self.transactions.clone(),
         }
     }
 }

@@ -84,6 +84,8 @@
 mod attempt;
 mod body;
 mod config;
+#[cfg(feature = "axum")]
+mod extract;
 pub mod fingerprint;
 mod future;
 pub mod header;
@@ -94,8 +96,12 @@ mod problem;
 mod replay;
 mod scope;
 mod service;
+mod transact;
+mod transacted;
 
 pub use body::Body;
+#[cfg(feature = "axum")]
+pub use extract::{InTransaction, TransactionRejection};
 pub use fingerprint::BodyForm;
 pub use future::ResponseFuture;
 pub use header::Syntax;
@@ -105,3 +111,4 @@ pub use problem::{Problem, ProblemCode};
 pub use replay::{BODY_OMITTED, PROTECTED};
 pub use semel::guard::AttemptInfo;
 pub use service::Idempotency;
+pub use transact::{RunAgain, TransactionHandle};

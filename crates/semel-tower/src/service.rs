@@ -18,6 +18,7 @@ use crate::body::{self, Body, BoxError, Read};
 use crate::config::{self, Config};
 use crate::future::ResponseFuture;
 use crate::problem::{Problem, ProblemCode};
+use crate::transact::Transactions;
 use crate::{policy, replay};
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) makes.
@@ -25,14 +26,21 @@ pub struct Idempotency<Inner, S> {
     inner: Inner,
     guard: Guard<Arc<S>>,
     config: Arc<Config>,
+    transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
 impl<Inner, S> Idempotency<Inner, S> {
-    pub(crate) const fn new(inner: Inner, guard: Guard<Arc<S>>, config: Arc<Config>) -> Self {
+    pub(crate) const fn new(
+        inner: Inner,
+        guard: Guard<Arc<S>>,
+        config: Arc<Config>,
+        transactions: Option<Arc<dyn Transactions<S>>>,
+    ) -> Self {
         Self {
             inner,
             guard,
             config,
+            transactions,
         }
     }
 }
@@ -95,6 +103,7 @@ where
             inner,
             guard: self.guard.clone(),
             config: Arc::clone(&self.config),
+            transactions: self.transactions.clone(),
             identity,
         };
         ResponseFuture::boxed(once.answer(Request::from_parts(parts, body)))
@@ -134,6 +143,7 @@ impl<Inner: Clone, S> Clone for Idempotency<Inner, S> {
             inner: self.inner.clone(),
             guard: self.guard.clone(),
             config: Arc::clone(&self.config),
+            transactions: self.transactions.clone(),
         }
     }
 }
@@ -153,6 +163,7 @@ struct Once<Inner, S> {
     inner: Inner,
     guard: Guard<Arc<S>>,
     config: Arc<Config>,
+    transactions: Option<Arc<dyn Transactions<S>>>,
     identity: Identity,
 }
 
@@ -171,6 +182,7 @@ impl<Inner, S: Store> Once<Inner, S> {
             inner,
             guard,
             config,
+            transactions,
             identity,
         } = self;
         let (parts, body) = request.into_parts();
@@ -186,6 +198,7 @@ impl<Inner, S: Store> Once<Inner, S> {
             origin: config::origin(&parts.headers),
             guard: guard.clone(),
             config: Arc::clone(&config),
+            transactions,
             identity,
             fingerprint: config.fingerprint(&parts, &body),
         };

@@ -10,6 +10,7 @@
 //! | say what is replayed | [`Outcome`] |
 //! | keep records | a [`Store`], for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
+//! | commit work and its record together | [`Guard::transact`](guard::Guard::transact) |
 //! | know how a record may change | [`record`] |
 //! | check a store of one's own | `conformance`, behind the feature of that name |
 
@@ -29,6 +30,7 @@ pub mod record;
 pub mod store;
 mod sync;
 mod time;
+pub mod transaction;
 mod wire;
 
 pub use any::AnyStore;

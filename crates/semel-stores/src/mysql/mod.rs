@@ -33,6 +33,7 @@ mod pool;
 mod row;
 mod server;
 mod sql;
+mod transact;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,9 +52,13 @@ use self::pool::Pool;
 use self::row::Reader;
 use self::server::Server;
 use self::sql::Table;
+use self::transact::Transactions;
 use crate::common::{Driver, Gate, Poll, Running, Waiters};
 
 pub use self::options::MysqlOptions;
+pub use self::transact::MysqlTransaction;
+/// The version whose [`Transaction`](sqlx::Transaction) a [`MysqlTransaction`] is.
+pub use sqlx;
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| MysqlOptions::from_url(url).map(drop),
@@ -77,6 +82,7 @@ const PAGE: usize = 1000;
 /// Records in a table of a MySQL or MariaDB server. See the [module](self).
 pub struct MysqlStore {
     pool: Pool,
+    transactions: Transactions,
     table: Table,
     gate: Gate,
     waiters: Arc<Waiters>,
@@ -85,11 +91,14 @@ pub struct MysqlStore {
 
 impl MysqlStore {
     async fn open(options: MysqlOptions) -> Result<Self> {
+        let transactions =
+            Transactions::new(options.driver.clone(), options.connections, options.timeout);
         let pool = Pool::new(options.driver, options.connections, options.timeout);
         Server::read(&pool, pool.deadline()).await?.check()?;
         migrate::prepare(&pool, &options.table, options.schema.unwrap_or_default()).await?;
         Ok(Self {
             pool,
+            transactions,
             table: Table {
                 records: options.table,
             },
@@ -350,6 +359,7 @@ impl Store for MysqlStore {
     async fn close(&self) -> Result<()> {
         self.gate.close().await;
         self.waiters.wake_all();
+        self.transactions.close().await;
         self.pool.close().await;
         Ok(())
     }

@@ -88,6 +88,16 @@ impl Pool {
         lock_wait(self.timeout)
     }
 
+    /// Whether the server takes a packet of this size.
+    pub(super) fn fits(&self, sql: &str) -> Result<()> {
+        let allowed = self.packet.load(Ordering::SeqCst);
+        // One byte says what kind of packet it is.
+        if sql.len() as u64 >= allowed {
+            return Err(error::too_large(sql.len(), allowed));
+        }
+        Ok(())
+    }
+
     /// Sends a packet and reads all its rows, by the deadline.
     pub(super) async fn run(
         &self,
@@ -172,11 +182,7 @@ impl Lease<'_> {
         effect: Effect,
         deadline: Instant,
     ) -> Result<Vec<MySqlRow>, Failure> {
-        let allowed = self.pool.packet.load(Ordering::SeqCst);
-        // One byte says what kind of packet it is.
-        if sql.len() as u64 >= allowed {
-            return Err(Failure::Said(error::too_large(sql.len(), allowed)));
-        }
+        self.pool.fits(&sql).map_err(Failure::Said)?;
         let rows = self.connection.link.fetch_all(AssertSqlSafe(sql));
         let failure = match timeout_at(deadline, rows).await {
             Ok(Ok(rows)) => return Ok(rows),

@@ -201,6 +201,29 @@ impl Table {
         self.fenced(digest, &completed(outcome, retention), &unsettled(token))
     }
 
+    /// The statement alone: in a transaction of the application's nothing is read where it wrote.
+    pub(super) fn only_complete(
+        &self,
+        digest: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> String {
+        format!(
+            "UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition}",
+            records = self.records,
+            set = completed(outcome, retention),
+            digest = Hex(digest.as_bytes()),
+            condition = unsettled(token),
+        )
+    }
+
+    /// The record as it is now, not as it was when the transaction began.
+    pub(super) fn current(&self, digest: &IdentityDigest) -> String {
+        let (records, digest) = (&self.records, Hex(digest.as_bytes()));
+        format!("SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest} FOR UPDATE")
+    }
+
     pub(super) fn keep_step(
         &self,
         digest: &IdentityDigest,

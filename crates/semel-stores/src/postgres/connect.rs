@@ -45,8 +45,17 @@ type TlsStream = <MakeRustlsConnect as tokio_postgres::tls::MakeTlsConnect<Socke
 
 impl Connector {
     pub(super) fn new(options: &PostgresOptions) -> Result<Self> {
+        Self::with(options, options.prepared)
+    }
+
+    /// For sessions that are not ours alone: the server's own settings, and nothing prepared.
+    pub(super) fn plain(options: &PostgresOptions) -> Result<Self> {
+        Self::with(options, false)
+    }
+
+    fn with(options: &PostgresOptions, prepared: bool) -> Result<Self> {
         let mut config = options.config.clone();
-        if options.prepared {
+        if prepared {
             let set = session(options.timeout);
             let options = match config.get_options() {
                 // What the URL says comes later, and wins.
@@ -60,7 +69,7 @@ impl Connector {
             tls: tls::connector(&options.verify)?,
             table: options.table.clone(),
             sql: Sql::new(&options.table),
-            prepared: options.prepared,
+            prepared,
             timeout: options.timeout,
             pause: Mutex::new(None),
         })

@@ -32,6 +32,7 @@ mod sql;
 mod step;
 mod table;
 mod tls;
+mod transact;
 mod url;
 
 use std::fmt;
@@ -58,11 +59,15 @@ use self::pool::Pool;
 use self::push::Push;
 use self::sql::Kind;
 use self::step::{Answer, Step};
+pub use self::transact::PostgresTransaction;
+use self::transact::Transactions;
 use crate::common::{Driver, Gate, Poll, Running, Waiters};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]
 pub use ::sqlx;
+/// The version whose [`Client`](tokio_postgres::Client) a [`PostgresTransaction`] is.
+pub use tokio_postgres;
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| PostgresOptions::from_url(url).map(drop),
@@ -97,6 +102,7 @@ pub struct PostgresStore {
     gate: Gate,
     waiters: Arc<Waiters>,
     push: Push,
+    transactions: Transactions,
     tests: bool,
 }
 
@@ -124,6 +130,7 @@ impl PostgresStore {
             gate: Gate::new("postgres"),
             push: Push::new(connector, listen, waiters.clone()),
             waiters,
+            transactions: Transactions::new(&options)?,
             tests: options.tests,
         })
     }
@@ -342,6 +349,7 @@ impl Store for PostgresStore {
         self.gate.close().await;
         self.push.close();
         self.pool.close();
+        self.transactions.close();
         // They look once more, and are told.
         self.waiters.wake_all();
         Ok(())

@@ -230,7 +230,7 @@ pub(super) fn late(message: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Unknown, message)
 }
 
-fn closed() -> StoreError {
+pub(super) fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Closed, "the postgres store was closed")
 }
 

@@ -30,6 +30,8 @@ pub(super) enum Role {
     Make,
     Write,
     Read,
+    /// Transactions of the application's.
+    Lend,
 }
 
 /// Older libraries can damage a file in WAL mode.
@@ -59,7 +61,7 @@ impl Place {
         }
         let mut connection = Connection::open_with_flags(&self.path, flags).map_err(failed)?;
         let slice = match role {
-            Role::Make | Role::Read => self.timeout,
+            Role::Make | Role::Read | Role::Lend => self.timeout,
             Role::Write => LOCK_SLICE.min(self.timeout),
         };
         be_patient(&mut connection, slice).map_err(failed)?;
@@ -79,7 +81,7 @@ impl Place {
             Role::Write => connection.execute_batch(&format!(
                 "PRAGMA cache_size = -{WRITER_CACHE}; PRAGMA journal_size_limit = {LOG_BYTES}"
             )),
-            Role::Make => Ok(()),
+            Role::Make | Role::Lend => Ok(()),
         }
         .map_err(failed)?;
         Ok(connection)

@@ -16,6 +16,7 @@ use super::queue::Queue;
 use super::reader::{Read, Reader, closing};
 use super::shared::Shared;
 use super::step::{Answer, Change, Done, Step, Work};
+use super::transact::Lending;
 use super::writer::Writer;
 use super::{SqliteStore, error, spawn};
 use crate::common::Gate;
@@ -52,6 +53,7 @@ impl SqliteStore {
             numbers: AtomicU64::new(0),
             finished: watch,
             threads: Mutex::default(),
+            lending: Lending::new(),
             for_tests,
         };
         // Dropped where one does not start: those that did end then.

@@ -55,6 +55,7 @@ mod shared;
 mod sql;
 mod statements;
 mod step;
+mod transact;
 mod transaction;
 mod url;
 mod writer;
@@ -82,6 +83,8 @@ use crate::OpenOptions;
 use crate::common::{Driver, Gate, Poll};
 
 pub use self::options::SqliteOptions;
+use self::transact::Lending;
+pub use self::transact::SqliteTransaction;
 /// The version whose connections [`SqliteStore::complete_in`] takes.
 pub use rusqlite;
 
@@ -131,6 +134,7 @@ pub struct SqliteStore {
     numbers: AtomicU64,
     finished: watch::Receiver<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    lending: Lending,
     for_tests: bool,
 }
 
@@ -278,6 +282,7 @@ impl Store for SqliteStore {
             closed
         })
         .await;
+        self.lending.close();
         self.shared.close();
         // The sender never sends; it goes away with the writer, its connection before it.
         let _ = self.finished.clone().changed().await;

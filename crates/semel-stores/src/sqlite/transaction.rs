@@ -1,13 +1,14 @@
 //! A completion inside the caller's own transaction: the operation's writes and its record are
 //! committed together, or neither is.
 
-use rusqlite::Transaction;
-use semel::store::{Fenced, Result, Retention, Token};
-use semel::{IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use rusqlite::{Connection, Transaction};
+use semel::store::{Fenced, Refusal, Result, Retention, Token};
+use semel::{IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
 
 use super::SqliteStore;
 use super::error::{Phase, is_busy, told};
 use super::handle::check_size;
+use super::shared::Shared;
 use super::statements::Statements;
 use super::step::{Answer, Change, Course, Work};
 
@@ -52,8 +53,9 @@ impl SqliteStore {
     ///
     /// # Errors
     /// Those of [`complete`](semel::Store::complete); the transaction is to be rolled back then.
-    /// Nothing is ambiguous before the caller commits. Where that fails, the record tells: claim
-    /// with the same nonce, or read it.
+    /// Nothing is ambiguous before the caller commits. Where that fails, the record tells: read it,
+    /// or do all of it again: a completion that is there already is
+    /// [`Settled`](Refusal::Settled), also one by this token.
     pub fn complete_in(
         &self,
         transaction: &Transaction<'_>,
@@ -65,34 +67,41 @@ impl SqliteStore {
         let _step = self.gate.enter()?;
         check_size(outcome)?;
         let change = Change::Complete(*token, outcome.clone(), retention);
-        let answer = self
-            .run_in(transaction, &Work::Fenced(*identity, change))
-            .map_err(|e| {
-                if is_busy(&e) {
-                    StoreError::new(StoreErrorKind::NotApplied, BUSY)
-                } else {
-                    told(&e, Phase::Before)
-                }
-            })?;
-        match answer {
-            Answer::Fenced(fenced) => Ok(fenced),
-            other => Err(other.unexpected()),
-        }
+        complete(&self.shared, transaction, *identity, change).map_err(|e| {
+            if is_busy(&e) {
+                StoreError::new(StoreErrorKind::NotApplied, BUSY)
+            } else {
+                told(&e, Phase::Before)
+            }
+        })?
     }
+}
 
-    fn run_in(&self, on: &Transaction<'_>, work: &Work) -> rusqlite::Result<Answer> {
-        let mut statements = Statements::prepare(on, &self.shared.place.table)?;
-        let (latest, fence) = statements.clock()?;
-        let mut course = Course {
-            now: self.shared.time.now(latest),
-            fence,
-            full: None,
-            wrote: false,
-        };
-        let answer = work.run(&mut statements, &mut course)?;
-        if course.wrote {
-            statements.advance(course.now, course.fence)?;
-        }
-        Ok(answer)
+/// Completes in a transaction that has the write lock, or takes it now.
+pub(super) fn complete(
+    shared: &Shared,
+    on: &Connection,
+    identity: IdentityDigest,
+    change: Change,
+) -> rusqlite::Result<Result<Fenced>> {
+    let mut statements = Statements::prepare(on, &shared.place.table)?;
+    let (latest, fence) = statements.clock()?;
+    let mut course = Course {
+        now: shared.time.now(latest),
+        fence,
+        full: None,
+        wrote: false,
+    };
+    let answer = Work::Fenced(identity, change).run(&mut statements, &mut course)?;
+    if course.wrote {
+        statements.advance(course.now, course.fence)?;
     }
+    Ok(match answer {
+        // Done before: what this transaction has written beside it would be there twice.
+        Answer::Fenced(Fenced::Applied) if !course.wrote => {
+            Ok(Refusal::Settled(StateKind::Completed).into())
+        }
+        Answer::Fenced(fenced) => Ok(fenced),
+        other => Err(other.unexpected()),
+    })
 }

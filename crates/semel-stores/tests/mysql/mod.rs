@@ -7,6 +7,7 @@ mod findings;
 mod life;
 mod locks;
 mod schema;
+mod transact;
 mod trips;
 
 use std::sync::atomic::{AtomicU32, Ordering};

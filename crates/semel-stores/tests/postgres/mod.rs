@@ -12,6 +12,7 @@ mod schema;
 mod sqlx;
 mod steps;
 mod tls;
+mod transact;
 
 use std::time::Duration;
 

@@ -9,6 +9,7 @@ mod locks;
 mod opening;
 mod processes;
 mod steps;
+mod transact;
 mod transaction;
 mod waits;
 

@@ -8,7 +8,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention, Token, Waited,
 };
-use semel::{Outcome, Store, StoreErrorKind};
+use semel::{Outcome, StateKind, Store, StoreErrorKind};
 use semel_stores::SqliteStore;
 
 use super::{LONG, acquire, file, foreign, identity, open, replayed, request};
@@ -76,13 +76,12 @@ async fn both_are_committed_or_neither() {
         &b"ordered"[..]
     );
 
-    // An answer to the commit that was lost: again with the same token changes nothing.
+    // An answer to the commit that was lost: the same again is no second order.
     let transaction = begin(&mut app);
-    let outcome = Outcome::success(b"ordered");
-    let retention = Retention::new(LONG);
-    let again = store.complete_in(&transaction, &digest, &token, &outcome, retention);
-    assert_eq!(again.unwrap(), Fenced::Applied);
-    transaction.commit().unwrap();
+    let again = order(&store, &transaction, &token);
+    let settled = Refusal::Settled(StateKind::Completed);
+    assert_eq!(again, Fenced::Refused(settled));
+    transaction.rollback().unwrap();
     assert_eq!(orders(&path), 1);
 }
 

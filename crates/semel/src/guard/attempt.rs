@@ -5,6 +5,8 @@ use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
@@ -46,10 +48,12 @@ pub enum Settled {
 /// settle it with one of [`complete`](Self::complete), [`abandon`](Self::abandon) and
 /// [`mark_unknown`](Self::mark_unknown). Dropped without being settled, it lapses.
 pub struct Attempt<S> {
-    guard: Guard<S>,
-    identity: IdentityDigest,
-    token: Token,
+    pub(super) guard: Guard<S>,
+    pub(super) identity: IdentityDigest,
+    pub(super) token: Token,
     number: u32,
+    // Whether renewals wait for the end of a transaction; none where there is none.
+    pub(super) still: Option<Arc<AtomicBool>>,
     // Counted on our own clock from before the claim was sent, so never later than the store's.
     renewed: Instant,
 }
@@ -70,6 +74,7 @@ impl<S: Store> Attempt<S> {
             identity,
             token: acquired.token,
             number: acquired.attempt,
+            still: None,
             renewed: claimed,
         }
     }
@@ -131,6 +136,10 @@ impl<S: Store> Attempt<S> {
         let lease = self.guard.policy().lease();
         loop {
             sleep_until(self.renewed + lease / 3).await;
+            let still = self.still.as_ref();
+            while still.is_some_and(|still| still.load(Ordering::SeqCst)) {
+                sleep(lease / 10).await;
+            }
             let sent = Instant::now();
             match self
                 .guard

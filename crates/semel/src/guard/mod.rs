@@ -36,6 +36,7 @@ mod policy;
 mod reconcile;
 mod run;
 mod steps;
+mod transact;
 
 use std::fmt;
 use std::future::Future;
@@ -56,6 +57,7 @@ pub use policy::{InFlight, OnFailure, OnPanic, Policy, StoreDown};
 pub use reconcile::{Finding, Reconciler};
 pub use run::{Ran, RunError, Value};
 pub use steps::{StepError, StepKey, Steps};
+pub use transact::{Committed, Opening, TransactInfo, TransactOptions};
 
 /// Makes operations on one store happen once, under one policy. Cloning shares it.
 pub struct Guard<S>(Arc<Inner<S>>);

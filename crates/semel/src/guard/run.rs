@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::task::JoinHandle;
 
 use super::{AttemptInfo, Begin, Event, Guard, OnFailure, Settled, Steps};
 use crate::store::Store;
@@ -122,6 +123,9 @@ pub enum RunError<E> {
     /// Nothing was recorded, and the finished steps stay.
     #[error("an earlier attempt finished {0} more steps than this one asked for")]
     StepsLeft(usize),
+    /// The work ended and kept its transaction, which was therefore not committed.
+    #[error("the work kept its transaction, which was not committed")]
+    TransactionKept,
     /// What is stored is not a value of this type.
     #[error("the stored answer is not of the type asked for")]
     Decode,
@@ -253,14 +257,7 @@ impl<S: Store> Guard<S> {
                 (Ok(_), Err(source)) => Err(RunError::Store { ran: true, source }),
             }
         });
-        match task.await {
-            Ok(done) => done,
-            Err(ended) => match ended.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                // The runtime is shutting down, and the caller with it.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        joined(task).await
     }
 
     /// Like [`run`](Self::run) for operations whose key is optional: without one, `work` runs
@@ -291,13 +288,25 @@ impl<S: Store> Guard<S> {
     }
 }
 
+/// What a task answers, for a caller who waits for it.
+pub(super) async fn joined<T>(task: JoinHandle<T>) -> T {
+    match task.await {
+        Ok(done) => done,
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime is shutting down, and the caller with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
 async fn unprotected<T, E>(
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<Ran<T>, RunError<E>> {
     work.await.map(Ran::Unprotected).map_err(RunError::Failed)
 }
 
-fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
+pub(super) fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
     match outcome.kind() {
         OutcomeKind::Success => T::from_outcome(outcome).ok_or(RunError::Decode),
         OutcomeKind::Failure => {

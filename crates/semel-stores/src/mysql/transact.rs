@@ -1,0 +1,299 @@
+//! Transactions of the application's, on connections of their own, with the completion in them.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use semel::record;
+use semel::store::{Fenced, Refusal, Result, Retention, Token};
+use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::{IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Error, Executor as _, MySql, MySqlPool, Transaction,
+};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::MysqlStore;
+use super::error::{self, Effect, Failure};
+use super::row::Reader;
+
+/// How often a connection is taken that turns out to be dead.
+const TRIES: u32 = 4;
+/// How long an open transaction may stand idle before MariaDB ends it, in seconds. MySQL has no such
+/// limit.
+const IDLE: u64 = 30;
+
+/// The driver's own pool, made for transactions: its sessions are as the driver makes them.
+pub(super) struct Transactions {
+    pool: MySqlPool,
+    timeout: Duration,
+}
+
+impl Transactions {
+    pub(super) fn new(options: MySqlConnectOptions, connections: usize, timeout: Duration) -> Self {
+        let wait = timeout.as_secs().max(1);
+        let setup = format!(
+            "SET SESSION innodb_lock_wait_timeout={wait} /*M! ,idle_transaction_timeout={IDLE} */"
+        );
+        let pool = MySqlPoolOptions::new()
+            .max_connections(u32::try_from(connections).unwrap_or(u32::MAX))
+            .acquire_timeout(timeout)
+            // It is told by the statement that begins, in one round trip less.
+            .test_before_acquire(false)
+            .after_connect(move |link, _| {
+                let setup = setup.clone();
+                Box::pin(async move { link.execute(AssertSqlSafe(setup)).await.map(drop) })
+            })
+            // Statements hold outcomes.
+            .connect_lazy_with(options.disable_statement_logging());
+        Self { pool, timeout }
+    }
+
+    /// Begins no more, and waits a moment for those under way.
+    pub(super) async fn close(&self) {
+        // What goes on longer ends by itself.
+        timeout(Duration::from_secs(1), self.pool.close())
+            .await
+            .ok();
+    }
+
+    async fn begin(&self, isolation: Isolation) -> Result<MysqlTransaction> {
+        let level = match isolation {
+            Isolation::ReadCommitted => "READ COMMITTED",
+            Isolation::RepeatableRead => "REPEATABLE READ",
+            Isolation::Serializable => "SERIALIZABLE",
+        };
+        let begin = format!("SET TRANSACTION ISOLATION LEVEL {level};START TRANSACTION");
+        let deadline = Instant::now() + self.timeout;
+        let mut tried = 0;
+        loop {
+            let begun = self.pool.begin_with(AssertSqlSafe(begin.clone()));
+            match timeout_at(deadline, begun).await {
+                Ok(Ok(transaction)) => {
+                    return Ok(MysqlTransaction {
+                        transaction,
+                        completes: None,
+                    });
+                }
+                // It broke while it lay here: another.
+                Ok(Err(Error::Io(_))) if tried < TRIES => tried += 1,
+                Ok(Err(Error::PoolClosed)) => return Err(error::closed()),
+                Ok(Err(Error::PoolTimedOut)) | Err(_) => {
+                    return Err(error::timed_out(Effect::Reads, false));
+                }
+                Ok(Err(error)) => return Err(error::connecting(error)),
+            }
+        }
+    }
+}
+
+/// A transaction in the store's database: the driver's, of which a pointer is an executor
+/// (`&mut ***transaction` from what the guard lends).
+///
+/// Neither commit it nor roll it back: the store does. A statement that commits by itself, as DDL
+/// does, ends it, and with it the promise. Dropped, it is rolled back.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use semel::guard::{Guard, Policy, TransactOptions};
+/// use semel::{Fingerprint, Identity, Key, Scope};
+/// use semel_stores::MysqlOptions;
+/// use semel_stores::mysql::sqlx;
+///
+/// let store = MysqlOptions::from_url("mysql://app@localhost/app")?.open().await?;
+/// let guard = Guard::new(store, Policy::default());
+/// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
+/// let (asked, options) = (Fingerprint::of(b"3 apples"), TransactOptions::default());
+/// let order = guard
+///     .transact(&identity, asked, options, |_, mut tx| async move {
+///         let insert = sqlx::query("INSERT INTO orders (what) VALUES (?)").bind("apples");
+///         let done = insert.execute(&mut ***tx).await?;
+///         Ok::<_, sqlx::Error>(done.last_insert_id().to_string())
+///     })
+///     .await?;
+/// println!("order {order}");
+/// # Ok(()) }
+/// ```
+pub struct MysqlTransaction {
+    transaction: Transaction<'static, MySql>,
+    completes: Option<IdentityDigest>,
+}
+
+impl Deref for MysqlTransaction {
+    type Target = Transaction<'static, MySql>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.transaction
+    }
+}
+
+impl DerefMut for MysqlTransaction {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.transaction
+    }
+}
+
+impl fmt::Debug for MysqlTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlTransaction").finish_non_exhaustive()
+    }
+}
+
+/// A failure before the commit was sent: whatever it was, nothing will be committed.
+fn before(failure: Failure) -> TransactionError {
+    match failure {
+        Failure::Deadlock(error) | Failure::Locked(error) => TransactionError::Conflict(error),
+        Failure::Broken(error) | Failure::Said(error) => {
+            TransactionError::NotCommitted(match error.kind() {
+                StoreErrorKind::Unknown => {
+                    StoreError::new(StoreErrorKind::NotApplied, error.to_string())
+                        .with_source(error)
+                }
+                _ => error,
+            })
+        }
+    }
+}
+
+fn number(error: &(dyn StdError + 'static)) -> Option<u16> {
+    match error.downcast_ref::<Error>()? {
+        Error::Database(database) => {
+            let error = database.try_downcast_ref::<MySqlDatabaseError>()?;
+            Some(error.number())
+        }
+        _ => None,
+    }
+}
+
+impl MysqlStore {
+    async fn ask(
+        &self,
+        transaction: &mut MysqlTransaction,
+        sql: String,
+    ) -> Result<sqlx::mysql::MySqlQueryResult, Failure> {
+        let sent = transaction.execute(AssertSqlSafe(sql));
+        match timeout(self.transactions.timeout, sent).await {
+            Ok(done) => done.map_err(failed),
+            Err(_) => Err(Failure::Broken(error::timed_out(Effect::Reads, true))),
+        }
+    }
+
+    async fn judge(
+        &self,
+        transaction: &mut MysqlTransaction,
+        identity: &IdentityDigest,
+        judge: impl FnOnce(Option<&record::Record>, semel::Timestamp) -> record::Step,
+    ) -> Result<Fenced, TransactionError> {
+        let read = transaction.fetch_optional(AssertSqlSafe(self.table.current(identity)));
+        let row = match timeout(self.transactions.timeout, read).await {
+            Ok(row) => row.map_err(|error| before(failed(error)))?,
+            Err(_) => {
+                let late = error::timed_out(Effect::Reads, true);
+                return Err(TransactionError::NotCommitted(late));
+            }
+        };
+        let found = row.as_ref().map(|row| Reader::new(row).current());
+        let found = found.transpose().map_err(TransactionError::NotCommitted)?;
+        let judged = match &found {
+            Some((now, record)) => judge(Some(record), *now),
+            None => judge(None, semel::Timestamp::from_micros(0)),
+        };
+        match judged {
+            // Done before: what this transaction has written beside it would be there twice.
+            Ok(None) => Ok(Refusal::Settled(StateKind::Completed).into()),
+            Ok(Some(_)) => Err(TransactionError::Conflict(error::restless())),
+            Err(refusal) => Ok(refusal.into()),
+        }
+    }
+}
+
+/// 1020: the row was written since the transaction's snapshot was taken.
+fn failed(error: Error) -> Failure {
+    let conflict = number(&error) == Some(1020);
+    match error::sent(error, Effect::Reads) {
+        Failure::Said(error) if conflict => Failure::Deadlock(error),
+        failure => failure,
+    }
+}
+
+impl Transactional for MysqlStore {
+    type Transaction = MysqlTransaction;
+
+    async fn begin(&self, isolation: Isolation) -> Result<MysqlTransaction, TransactionError> {
+        let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let begun = self.transactions.begin(isolation).await;
+        begun.map_err(TransactionError::NotCommitted)
+    }
+
+    async fn complete_in(
+        &self,
+        transaction: &mut MysqlTransaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced, TransactionError> {
+        let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let sql = self
+            .table
+            .only_complete(identity, token, outcome, retention);
+        self.pool
+            .fits(&sql)
+            .map_err(TransactionError::NotCommitted)?;
+        let done = self.ask(transaction, sql).await.map_err(before)?;
+        if done.rows_affected() > 0 {
+            transaction.completes = Some(*identity);
+            return Ok(Fenced::Applied);
+        }
+        self.judge(transaction, identity, |record, now| {
+            record::complete(record, token, outcome, retention, now)
+        })
+        .await
+    }
+
+    async fn commit(&self, transaction: MysqlTransaction) -> Result<(), TransactionError> {
+        let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let MysqlTransaction {
+            transaction,
+            completes,
+        } = transaction;
+        let committed = match timeout(self.transactions.timeout, transaction.commit()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(match error::sent(error, Effect::Writes) {
+                Failure::Deadlock(error) | Failure::Locked(error) => {
+                    TransactionError::Conflict(error)
+                }
+                Failure::Broken(error) | Failure::Said(error) => match error.kind() {
+                    StoreErrorKind::Unknown => TransactionError::Unknown(error),
+                    _ => TransactionError::NotCommitted(error),
+                },
+            }),
+            Err(_) => Err(TransactionError::Unknown(error::timed_out(
+                Effect::Writes,
+                true,
+            ))),
+        };
+        if let Some(digest) = completes {
+            self.waiters.wake(&digest);
+        }
+        committed
+    }
+
+    async fn rollback(&self, transaction: MysqlTransaction) {
+        let told = transaction.transaction.rollback();
+        // Where the server cannot be told, the connection is given up.
+        timeout(self.transactions.timeout, told).await.ok();
+    }
+
+    fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
+        matches!(number(error), Some(1020 | 1205 | 1213))
+    }
+
+    // With `innodb_snapshot_isolation`, the default of newer MariaDB, a row that others wrote since
+    // the transaction began cannot be written.
+    fn renews_beside(isolation: Isolation) -> bool {
+        isolation == Isolation::ReadCommitted
+    }
+}

@@ -1,0 +1,293 @@
+//! Transactions of the application's, on connections of their own, with the completion in them.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::record;
+use semel::store::{Fenced, Refusal, Result, Retention, Token};
+use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::{IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_postgres::{Client, Row};
+
+use super::connect::{Connector, Link};
+use super::error::Failed;
+use super::options::PostgresOptions;
+use super::step::{self, Answer, Step};
+use super::{PostgresStore, fits};
+
+/// How often the completion is tried where its record changed meanwhile.
+const TURNS: usize = 3;
+
+/// How long an open transaction may stand idle before the server ends it, and its locks.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// The connections that transactions run on: as many as steps have, made when they are needed.
+pub(super) struct Transactions {
+    connector: Connector,
+    permits: Arc<Semaphore>,
+    idle: Arc<Mutex<Vec<Link>>>,
+}
+
+impl Transactions {
+    pub(super) fn new(options: &PostgresOptions) -> Result<Self> {
+        Ok(Self {
+            connector: Connector::plain(options)?,
+            permits: Arc::new(Semaphore::new(options.connections)),
+            idle: Arc::default(),
+        })
+    }
+
+    /// Begins no more. Those under way end by themselves.
+    pub(super) fn close(&self) {
+        self.permits.close();
+        let idle = std::mem::take(&mut *self.idle.lock());
+        drop(idle);
+    }
+
+    // The connection last used is the first to be used again.
+    fn pop(&self) -> Option<Link> {
+        let mut idle = self.idle.lock();
+        idle.retain(Link::is_open);
+        idle.pop()
+    }
+
+    fn give_back(&self, transaction: PostgresTransaction) {
+        if transaction.link.is_open() && !self.permits.is_closed() {
+            self.idle.lock().push(transaction.link);
+        }
+    }
+
+    async fn begin(&self, isolation: Isolation) -> Result<PostgresTransaction, StoreError> {
+        let permit = timeout(self.connector.timeout, self.permits.clone().acquire_owned())
+            .await
+            .map_err(|_| not_applied("no connection for a transaction came free in time"))?
+            .map_err(|_| super::pool::closed())?;
+        let begin = begin(isolation, self.connector.timeout);
+        loop {
+            let (link, used) = match self.pop() {
+                Some(link) => (link, true),
+                None => (self.connector.connect().await?, false),
+            };
+            let begun = timeout(self.connector.timeout, link.simple(&self.connector, &begin));
+            match begun.await {
+                Ok(Ok(())) => {
+                    return Ok(PostgresTransaction {
+                        link,
+                        completes: None,
+                        _permit: permit,
+                    });
+                }
+                // It broke while it lay here: the next, and at last a new one.
+                Ok(Err(Failed::Lost(_))) if used => {}
+                Ok(Err(failed)) => return Err(certain(failed.into_error())),
+                Err(_) => {
+                    return Err(not_applied(
+                        "PostgreSQL did not begin a transaction in time",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// One message, so one round trip. `SET LOCAL`: nothing of it stays with the connection, and a
+/// pooler between that gives each transaction another one is no hindrance.
+fn begin(isolation: Isolation, timeout: Duration) -> String {
+    let level = match isolation {
+        Isolation::ReadCommitted => "READ COMMITTED",
+        Isolation::RepeatableRead => "REPEATABLE READ",
+        Isolation::Serializable => "SERIALIZABLE",
+    };
+    format!(
+        "BEGIN ISOLATION LEVEL {level}; SET LOCAL lock_timeout = {}; \
+         SET LOCAL idle_in_transaction_session_timeout = {}",
+        timeout.as_millis().max(1),
+        IDLE.max(timeout).as_millis(),
+    )
+}
+
+fn not_applied(message: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::NotApplied, message)
+}
+
+/// What happened before a commit was sent did not happen.
+fn certain(error: StoreError) -> StoreError {
+    match error.kind() {
+        StoreErrorKind::Unknown => {
+            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
+        }
+        _ => error,
+    }
+}
+
+/// A transaction in the store's database, on a connection that nobody else uses meanwhile. Runs
+/// statements as a [`Client`] does.
+///
+/// Neither commit it nor roll it back, save to a savepoint: the store does. `SET LOCAL` instead of
+/// `SET`: the connection is used again. Dropped, it is rolled back by closing the connection. The
+/// server ends it, where nothing is asked in it for 30 s.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use semel::guard::{Guard, Policy, TransactOptions};
+/// use semel::{Fingerprint, Identity, Key, Scope};
+/// use semel_stores::PostgresOptions;
+/// use semel_stores::postgres::tokio_postgres;
+///
+/// let store = PostgresOptions::from_url("postgres://app@localhost/app")?.open().await?;
+/// let guard = Guard::new(store, Policy::default());
+/// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
+/// let (asked, options) = (Fingerprint::of(b"3 apples"), TransactOptions::default());
+/// let order = guard
+///     .transact(&identity, asked, options, |_, tx| async move {
+///         let sql = "INSERT INTO orders (what) VALUES ($1) RETURNING id";
+///         let row = tx.query_one(sql, &[&"apples"]).await?;
+///         Ok::<_, tokio_postgres::Error>(row.get::<_, i64>(0).to_string())
+///     })
+///     .await?;
+/// println!("order {order}");
+/// # Ok(()) }
+/// ```
+pub struct PostgresTransaction {
+    link: Link,
+    completes: Option<IdentityDigest>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl PostgresTransaction {
+    async fn run(&self, with: &Connector, step: &Step) -> Result<Vec<Row>, TransactionError> {
+        match timeout(with.timeout, self.link.run(with, step)).await {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err(Failed::RolledBack(error))) => Err(TransactionError::Conflict(error)),
+            Ok(Err(failed)) => Err(TransactionError::NotCommitted(certain(failed.into_error()))),
+            Err(_) => Err(TransactionError::NotCommitted(not_applied(
+                "PostgreSQL did not record the completion in time",
+            ))),
+        }
+    }
+}
+
+impl Deref for PostgresTransaction {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.link.client()
+    }
+}
+
+impl fmt::Debug for PostgresTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresTransaction")
+            .finish_non_exhaustive()
+    }
+}
+
+impl Transactional for PostgresStore {
+    type Transaction = PostgresTransaction;
+
+    async fn begin(&self, isolation: Isolation) -> Result<PostgresTransaction, TransactionError> {
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let begun = self.transactions.begin(isolation).await;
+        begun.map_err(TransactionError::NotCommitted)
+    }
+
+    async fn complete_in(
+        &self,
+        transaction: &mut PostgresTransaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced, TransactionError> {
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        fits(outcome).map_err(TransactionError::NotCommitted)?;
+        let connector = &self.transactions.connector;
+        let step = step::complete(identity, token, outcome, retention);
+        let judge =
+            |r: Option<&record::Record>, now| record::complete(r, token, outcome, retention, now);
+        for _ in 0..TURNS {
+            if !transaction.run(connector, &step).await?.is_empty() {
+                transaction.completes = Some(*identity);
+                return Ok(Fenced::Applied);
+            }
+            // Nothing was written; the record says why.
+            let rows = transaction.run(connector, &step::get(identity)).await?;
+            let judged = step::judged(&rows, judge).map_err(TransactionError::NotCommitted)?;
+            match judged {
+                Answer::Is(Fenced::Applied) => {
+                    return Ok(Refusal::Settled(StateKind::Completed).into());
+                }
+                Answer::Is(refused) => return Ok(refused),
+                Answer::Again => {}
+            }
+        }
+        Err(TransactionError::Conflict(not_applied(
+            "the record changed whenever its completion was tried",
+        )))
+    }
+
+    async fn commit(&self, transaction: PostgresTransaction) -> Result<(), TransactionError> {
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let connector = &self.transactions.connector;
+        let completes = transaction.completes;
+        let sent = timeout(
+            connector.timeout,
+            transaction.link.simple(connector, "COMMIT"),
+        )
+        .await;
+        let committed = match sent {
+            Ok(Ok(())) => {
+                self.transactions.give_back(transaction);
+                Ok(())
+            }
+            Ok(Err(Failed::RolledBack(error))) => {
+                self.transactions.give_back(transaction);
+                Err(TransactionError::Conflict(error))
+            }
+            Ok(Err(Failed::Refused(error) | Failed::Unsent(error))) => {
+                Err(TransactionError::NotCommitted(error))
+            }
+            Ok(Err(Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error))) => {
+                Err(TransactionError::Unknown(error))
+            }
+            Err(_) => Err(TransactionError::Unknown(StoreError::new(
+                StoreErrorKind::Unknown,
+                "PostgreSQL did not answer a commit in time",
+            ))),
+        };
+        if let (Some(digest), Ok(()) | Err(TransactionError::Unknown(_))) = (completes, &committed)
+        {
+            self.waiters.wake(&digest);
+        }
+        committed
+    }
+
+    async fn rollback(&self, transaction: PostgresTransaction) {
+        let connector = &self.transactions.connector;
+        let told = timeout(
+            connector.timeout,
+            transaction.link.simple(connector, "ROLLBACK"),
+        );
+        if let Ok(Ok(())) = told.await {
+            self.transactions.give_back(transaction);
+        }
+    }
+
+    fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
+        let code = error
+            .downcast_ref::<tokio_postgres::Error>()
+            .and_then(tokio_postgres::Error::code);
+        code.is_some_and(|code| matches!(code.code(), "40001" | "40P01"))
+    }
+
+    // Above READ COMMITTED a row that others wrote since the transaction began cannot be written.
+    fn renews_beside(isolation: Isolation) -> bool {
+        isolation == Isolation::ReadCommitted
+    }
+}

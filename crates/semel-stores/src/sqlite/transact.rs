@@ -1,0 +1,271 @@
+//! Transactions of the application's on a connection of the store's, with the completion in them.
+//!
+//! SQLite blocks, and a file has one writer: such a transaction holds the file's lock from its
+//! beginning, and whoever writes waits for it. So one at a time is begun by a handle, and work goes
+//! to it in closures, which run on a thread where they may block.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rusqlite::{Connection, Error, ErrorCode};
+use semel::store::{Fenced, Result, Retention, Token};
+use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::{IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::connect::{Place, Role};
+use super::error::{LOCKED, Phase, is_busy, told};
+use super::handle::check_size;
+use super::step::Change;
+use super::transaction::complete;
+use super::{SqliteStore, no_thread};
+
+/// The connection for transactions, while nobody has it.
+pub(super) struct Lending {
+    permit: Arc<Semaphore>,
+    idle: Arc<Mutex<Option<Link>>>,
+}
+
+/// A connection, and which file it was made to.
+struct Link {
+    connection: Connection,
+    file: Option<(u64, u64)>,
+}
+
+impl Lending {
+    pub(super) fn new() -> Self {
+        Self {
+            permit: Arc::new(Semaphore::new(1)),
+            idle: Arc::default(),
+        }
+    }
+
+    /// Begins no more. One under way ends by itself.
+    pub(super) fn close(&self) {
+        self.permit.close();
+        self.idle.lock().take();
+    }
+
+    fn give_back(&self, link: Link) {
+        if !self.permit.is_closed() {
+            *self.idle.lock() = Some(link);
+        }
+    }
+}
+
+fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
+    let file = place.file();
+    let link = match idle.filter(|link| link.file == file) {
+        Some(link) => link,
+        None => Link {
+            connection: place.connect(Role::Lend)?,
+            file,
+        },
+    };
+    // Not deferred: one that has read before it first writes fails where others wrote in between.
+    let begun = link.connection.execute_batch("BEGIN IMMEDIATE");
+    begun.map_err(|e| told(&e, Phase::Before))?;
+    Ok(link)
+}
+
+/// A transaction on the store's file, on a connection of the store's. It has the file's write lock:
+/// until it is over every other step that writes waits.
+///
+/// Neither commit it nor roll it back, save to a savepoint: the store does. Dropped, it is rolled
+/// back, and its connection closed.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("app.db");
+/// use semel::guard::{Guard, Policy, Ran, TransactOptions};
+/// use semel::{Fingerprint, Identity, Key, Scope};
+/// use semel_stores::sqlite::rusqlite;
+/// use semel_stores::{Schema, SqliteOptions};
+///
+/// let store = SqliteOptions::new().schema(Schema::Create).open(&path)?;
+/// # rusqlite::Connection::open(&path)?.execute_batch("CREATE TABLE orders (what TEXT)")?;
+/// let guard = Guard::new(store, Policy::default());
+/// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
+/// let (asked, options) = (Fingerprint::of(b"3 apples"), TransactOptions::default());
+/// let ran = guard
+///     .transact(&identity, asked, options, |_, mut tx| async move {
+///         tx.call(|connection| {
+///             connection.execute("INSERT INTO orders (what) VALUES ('apples')", [])?;
+///             Ok::<_, rusqlite::Error>(connection.last_insert_rowid().to_string())
+///         })
+///         .await
+///     })
+///     .await?;
+/// assert_eq!(ran, Ran::First("1".to_owned()));
+/// # Ok(()) }
+/// ```
+pub struct SqliteTransaction {
+    // Not there while a closure has it, and after one that nobody waited for.
+    link: Option<Link>,
+    completes: Option<IdentityDigest>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl SqliteTransaction {
+    /// Runs `work` on the transaction, on a thread where it may block. Do all of it in one call, or
+    /// in few: in between others wait for the lock.
+    ///
+    /// Dropped before its end, the transaction can only be rolled back.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    ///
+    /// # Panics
+    /// Where `work` does.
+    pub async fn call<T, E>(
+        &mut self,
+        work: impl FnOnce(&Connection) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        let done = self
+            .aside(|connection| catch_unwind(AssertUnwindSafe(|| work(connection))))
+            .await;
+        match done {
+            Some(Ok(done)) => done,
+            Some(Err(panic)) => resume_unwind(panic),
+            None => Err(E::from(given_up())),
+        }
+    }
+
+    async fn aside<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Connection) -> T + Send + 'static,
+    ) -> Option<T> {
+        let link = self.link.take()?;
+        let done = spawn_blocking(move || {
+            let done = work(&link.connection);
+            (link, done)
+        });
+        let (link, done) = done.await.ok()?;
+        self.link = Some(link);
+        Some(done)
+    }
+}
+
+fn given_up() -> Error {
+    Error::SqliteFailure(
+        rusqlite::ffi::Error {
+            code: ErrorCode::OperationAborted,
+            extended_code: rusqlite::ffi::SQLITE_ABORT,
+        },
+        Some("a call on this transaction was given up: it can only be rolled back".into()),
+    )
+}
+
+impl fmt::Debug for SqliteTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteTransaction").finish_non_exhaustive()
+    }
+}
+
+impl Transactional for SqliteStore {
+    type Transaction = SqliteTransaction;
+
+    // A transaction of SQLite's is always serializable.
+    async fn begin(&self, _: Isolation) -> Result<SqliteTransaction, TransactionError> {
+        let work = async {
+            let _step = self.gate.enter()?;
+            let patience = self.shared.place.timeout;
+            let permit = timeout(patience, self.lending.permit.clone().acquire_owned());
+            let permit = match permit.await {
+                Ok(Ok(permit)) => permit,
+                Ok(Err(_)) => return Err(super::reader::closing()),
+                Err(_) => return Err(StoreError::new(StoreErrorKind::NotApplied, LOCKED)),
+            };
+            let (shared, idle) = (self.shared.clone(), self.lending.idle.lock().take());
+            let begun = spawn_blocking(move || (begin(&shared.place, idle), permit));
+            let (link, permit) = begun.await.map_err(|_| no_thread())?;
+            Ok(SqliteTransaction {
+                link: Some(link?),
+                completes: None,
+                _permit: permit,
+            })
+        };
+        work.await.map_err(TransactionError::NotCommitted)
+    }
+
+    async fn complete_in(
+        &self,
+        transaction: &mut SqliteTransaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced, TransactionError> {
+        let work = async {
+            let _step = self.gate.enter()?;
+            check_size(outcome)?;
+            let change = Change::Complete(*token, outcome.clone(), retention);
+            let (shared, identity) = (self.shared.clone(), *identity);
+            let done = transaction.aside(move |on| complete(&shared, on, identity, change));
+            match done.await {
+                Some(Ok(fenced)) => fenced,
+                Some(Err(error)) => Err(told(&error, Phase::Before)),
+                None => Err(told(&given_up(), Phase::Before)),
+            }
+        };
+        let fenced = work.await.map_err(TransactionError::NotCommitted)?;
+        transaction.completes = (fenced == Fenced::Applied).then_some(*identity);
+        Ok(fenced)
+    }
+
+    async fn commit(&self, mut transaction: SqliteTransaction) -> Result<(), TransactionError> {
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let done = transaction.aside(|on| on.execute_batch("COMMIT")).await;
+        let committed = match done {
+            Some(Ok(())) => {
+                if let Some(link) = transaction.link.take() {
+                    self.lending.give_back(link);
+                }
+                Ok(())
+            }
+            // What is still open is rolled back where the connection is closed.
+            Some(Err(error)) => {
+                let error = told(&error, Phase::Commit);
+                Err(match error.kind() {
+                    StoreErrorKind::Unknown => TransactionError::Unknown(error),
+                    _ => TransactionError::NotCommitted(error),
+                })
+            }
+            None => Err(TransactionError::NotCommitted(told(
+                &given_up(),
+                Phase::Before,
+            ))),
+        };
+        if let Some(digest) = transaction.completes {
+            self.shared.waiters.wake(&digest);
+        }
+        committed
+    }
+
+    async fn rollback(&self, mut transaction: SqliteTransaction) {
+        let done = transaction.aside(|on| on.execute_batch("ROLLBACK")).await;
+        if let (Some(Ok(())), Some(link)) = (done, transaction.link.take()) {
+            self.lending.give_back(link);
+        }
+    }
+
+    fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
+        error.downcast_ref::<Error>().is_some_and(is_busy)
+    }
+
+    // A renewal would wait for the transaction's lock; nobody else gets it meanwhile either.
+    fn renews_beside(_: Isolation) -> bool {
+        false
+    }
+}

@@ -1,0 +1,345 @@
+//! An effect and its completion in one transaction.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions, Value};
+use semel::store::{Claim, Fenced, OnLapse, Refusal, Retention, Store as _};
+use semel::transaction::{Isolation, Lent, Transactional as _};
+use semel::{Fingerprint, Outcome, StateKind};
+use semel_stores::{MysqlStore, MysqlTransaction};
+use semel_testkit::proxy::Proxy;
+use semel_testkit::servers::Server as _;
+use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
+use tokio::sync::Barrier;
+use tokio::time::{sleep, timeout};
+
+use super::{acquired, ask, common, identity, link, open, own, request, table};
+
+type Tx = Lent<MysqlTransaction>;
+type Error = sqlx::Error;
+
+/// A store and a table of effects beside its records.
+struct Bench {
+    store: Arc<MysqlStore>,
+    effects: String,
+    url: String,
+}
+
+impl Bench {
+    async fn at(url: &str) -> Self {
+        Self::through(url, url).await
+    }
+
+    async fn through(url: &str, direct: &str) -> Self {
+        let effects = format!("{}_effects", table());
+        let sql = format!("CREATE TABLE {effects} (name varchar(64) NOT NULL, INDEX (name))");
+        ask(&mut link(direct).await, sql).await;
+        Self {
+            store: Arc::new(open(url).await),
+            effects,
+            url: direct.into(),
+        }
+    }
+
+    async fn run<T, F, W>(
+        &self,
+        key: &str,
+        policy: Policy,
+        options: TransactOptions,
+        work: F,
+    ) -> Result<Ran<T>, RunError<Error>>
+    where
+        T: Value + Send + 'static,
+        F: FnMut(TransactInfo, Tx) -> W + Send + 'static,
+        W: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let guard = Guard::new(self.store.clone(), policy);
+        let asked = Fingerprint::of(b"request");
+        guard.transact(&identity(key), asked, options, work).await
+    }
+
+    fn insert(&self, key: &str) -> String {
+        format!("INSERT INTO {} VALUES ('{key}')", self.effects)
+    }
+
+    async fn effects(&self, key: &str) -> i64 {
+        let sql = format!("SELECT COUNT(*) FROM {} WHERE name='{key}'", self.effects);
+        ask(&mut link(&self.url).await, sql).await[0].get(0)
+    }
+
+    async fn state(&self, key: &str) -> Option<StateKind> {
+        let entry = self.store.get(identity(key).digest()).await.unwrap();
+        entry.map(|entry| entry.record.state.kind())
+    }
+}
+
+fn policy() -> Policy {
+    Policy::default().with_on_lapse(OnLapse::Retry)
+}
+
+fn at(isolation: Isolation) -> TransactOptions {
+    TransactOptions::default().with_isolation(isolation)
+}
+
+async fn execute(mut tx: Tx, sql: String) -> Result<String, Error> {
+    tx.execute(AssertSqlSafe(sql)).await?;
+    Ok("done".into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_effect_and_the_outcome_are_committed_together_and_once() {
+    let bench = Arc::new(Bench::at(&common().await).await);
+    let wait = policy().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let callers: Vec<_> = (0..16)
+        .map(|_| {
+            let bench = bench.clone();
+            tokio::spawn(async move {
+                let sql = bench.insert("k");
+                let work = move |_, tx| execute(tx, sql.clone());
+                bench.run("k", wait, TransactOptions::default(), work).await
+            })
+        })
+        .collect();
+    for caller in callers {
+        assert_eq!(caller.await.unwrap().unwrap().into_inner(), "done");
+    }
+    assert_eq!(bench.effects("k").await, 1);
+    assert_eq!(bench.state("k").await, Some(StateKind::Completed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_and_a_panic_roll_back_and_release() {
+    let bench = Arc::new(Bench::at(&common().await).await);
+    for panics in [false, true] {
+        let (here, sql) = (bench.clone(), bench.insert("k"));
+        let ran = tokio::spawn(async move {
+            let work = move |_, mut tx: Tx| {
+                let sql = sql.clone();
+                async move {
+                    tx.execute(AssertSqlSafe(sql)).await?;
+                    assert!(!panics, "in the middle");
+                    tx.execute("SELECT nonsense").await?;
+                    Ok(())
+                }
+            };
+            here.run("k", policy(), TransactOptions::default(), work)
+                .await
+        });
+        match ran.await {
+            Ok(ran) => assert!(!panics && matches!(ran, Err(RunError::Failed(_)))),
+            Err(error) => assert!(panics && error.is_panic()),
+        }
+        assert_eq!(bench.state("k").await, Some(StateKind::Released));
+        assert_eq!(bench.effects("k").await, 0);
+    }
+    // One that is dropped is rolled back too.
+    let mut tx = bench.store.begin(Isolation::default()).await.unwrap();
+    tx.execute(AssertSqlSafe(bench.insert("k"))).await.unwrap();
+    drop(tx);
+    let sql = bench.insert("k");
+    let work = move |_, tx| execute(tx, sql.clone());
+    let ran = bench.run("k", policy(), TransactOptions::default(), work);
+    assert_eq!(ran.await.unwrap(), Ran::First("done".into()));
+    assert_eq!(bench.effects("k").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_isolation_is_the_one_asked_for_and_lasts_beyond_a_third_of_the_lease() {
+    let bench = Bench::at(&common().await).await;
+    let brief = policy().with_lease(Duration::from_secs(1));
+    for (isolation, name) in [
+        (Isolation::ReadCommitted, "READ COMMITTED"),
+        (Isolation::RepeatableRead, "REPEATABLE READ"),
+        (Isolation::Serializable, "SERIALIZABLE"),
+    ] {
+        let work = |_, mut tx: Tx| async move {
+            let sql = "SELECT trx_isolation_level FROM information_schema.innodb_trx \
+                 WHERE trx_mysql_thread_id=CONNECTION_ID()";
+            // What has read nothing yet is in no list.
+            tx.execute("SELECT COUNT(*) FROM mysql.innodb_index_stats")
+                .await?;
+            sleep(Duration::from_millis(700)).await;
+            let row = tx.fetch_one(sql).await?;
+            Ok(row.get::<String, _>(0))
+        };
+        let ran = bench.run(name, brief, at(isolation), work).await;
+        assert_eq!(ran.unwrap(), Ran::First(name.to_owned()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_past_its_lease_commits_nothing() {
+    let bench = Bench::at(&common().await).await;
+    for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead] {
+        let key = format!("{isolation:?}");
+        let short = request(Duration::ZERO, OnLapse::Retry);
+        let id = identity(&key);
+        let zombie = acquired(bench.store.claim(&id, &short).await.unwrap());
+        let mut tx = bench.store.begin(isolation).await.unwrap();
+        tx.execute(AssertSqlSafe(bench.insert(&key))).await.unwrap();
+        // Its snapshot is older than what takes it over.
+        tx.execute("SELECT COUNT(*) FROM mysql.innodb_index_stats")
+            .await
+            .unwrap();
+        let sql = bench.insert(&key);
+        let work = move |_, tx| execute(tx, sql.clone());
+        let ran = bench.run(&key, policy(), at(isolation), work).await;
+        assert_eq!(ran.unwrap(), Ran::First("done".into()));
+        let outcome = Outcome::success(b"the zombie's");
+        let done = bench
+            .store
+            .complete_in(
+                &mut tx,
+                id.digest(),
+                &zombie.token,
+                &outcome,
+                Retention::ORDER,
+            )
+            .await;
+        assert_eq!(done.unwrap(), Fenced::Refused(Refusal::Superseded), "{key}");
+        bench.store.rollback(tx).await;
+        assert_eq!(bench.effects(&key).await, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_run_again() {
+    let bench = Arc::new(Bench::at(&common().await).await);
+    for key in ["a", "b"] {
+        ask(&mut link(&bench.url).await, bench.insert(key)).await;
+    }
+    let met = Arc::new(Barrier::new(2));
+    let callers = [["a", "b"], ["b", "a"]].map(|order| {
+        let (bench, met) = (bench.clone(), met.clone());
+        tokio::spawn(async move {
+            let effects = bench.effects.clone();
+            let work = move |info: TransactInfo, mut tx: Tx| {
+                let (met, effects) = (met.clone(), effects.clone());
+                async move {
+                    for (step, name) in order.into_iter().enumerate() {
+                        let sql =
+                            format!("SELECT name FROM {effects} WHERE name='{name}' FOR UPDATE");
+                        tx.execute(AssertSqlSafe(sql)).await?;
+                        if step == 0 && info.again == 0 {
+                            met.wait().await;
+                        }
+                    }
+                    Ok(info.again.to_string())
+                }
+            };
+            let options = at(Isolation::RepeatableRead);
+            bench
+                .run(&order.concat(), policy(), options, work)
+                .await
+                .unwrap()
+                .into_inner()
+        })
+    });
+    let mut again = Vec::new();
+    for caller in callers {
+        again.push(caller.await.unwrap());
+    }
+    again.sort();
+    assert_eq!(again, ["0", "1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_costs_one_statement_for_the_completion() {
+    let server = own(&[]).await;
+    let proxy = Proxy::start(server.address()).unwrap();
+    let bench = Bench::through(&server.url_through(proxy.address()), &server.url()).await;
+    let mut before = (0, 0);
+    for key in ["warm", "counted"] {
+        sleep(Duration::from_millis(300)).await;
+        before = (proxy.round_trips(), completions(&server.url()).await);
+        let work = |_, tx| execute(tx, "SELECT 1".into());
+        let ran = bench.run(key, policy(), TransactOptions::default(), work);
+        assert_eq!(ran.await.unwrap(), Ran::First("done".into()));
+    }
+    sleep(Duration::from_millis(300)).await;
+    let after = (proxy.round_trips(), completions(&server.url()).await);
+    // Claim; begin; the handler's statement; completion; commit. And the driver's pool asks the
+    // connection whether it lives, when it is given back and nobody waits.
+    assert_eq!(after.0 - before.0, 6, "round trips");
+    // The claim has one, for a record that may be taken over; the completion is the other.
+    assert_eq!(after.1 - before.1, 2, "updates");
+}
+
+/// How many updates the server was asked for.
+async fn completions(url: &str) -> u64 {
+    let sql = "SELECT CAST(variable_value AS UNSIGNED) FROM information_schema.global_status \
+         WHERE variable_name='COM_UPDATE'";
+    ask(&mut link(url).await, sql).await[0].get(0)
+}
+
+async fn committing(look: &mut MySqlConnection) -> i64 {
+    let sql = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE info='COMMIT'";
+    loop {
+        if let Some(row) = ask(look, sql).await.first() {
+            return row.get(0);
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
+    let server = own(&[]).await;
+    let proxy = Proxy::start(server.address()).unwrap();
+    let bench = Bench::through(&server.url_through(proxy.address()), &server.url()).await;
+    let bench = Arc::new(bench);
+    let (mut look, mut blocker) = (link(&server.url()).await, link(&server.url()).await);
+    for (key, killed) in [("committed", false), ("not-committed", true)] {
+        let (runs, begun, go) = (
+            Arc::new(AtomicU32::new(0)),
+            Arc::new(Barrier::new(2)),
+            Arc::new(Barrier::new(2)),
+        );
+        let ran = {
+            let (bench, sql, runs) = (bench.clone(), bench.insert(key), runs.clone());
+            let (begun, go) = (begun.clone(), go.clone());
+            tokio::spawn(async move {
+                let work = move |info: TransactInfo, tx| {
+                    let (sql, begun, go) = (sql.clone(), begun.clone(), go.clone());
+                    runs.fetch_add(1, Ordering::Relaxed);
+                    async move {
+                        let done = execute(tx, sql).await?;
+                        if info.again == 0 {
+                            begun.wait().await;
+                            go.wait().await;
+                        }
+                        Ok(done)
+                    }
+                };
+                bench
+                    .run(key, policy(), TransactOptions::default(), work)
+                    .await
+            })
+        };
+        begun.wait().await;
+        for stage in ["START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT"] {
+            ask(&mut blocker, format!("BACKUP STAGE {stage}")).await;
+        }
+        go.wait().await;
+        let id = timeout(Duration::from_secs(20), committing(&mut look)).await;
+        if killed {
+            ask(&mut look, format!("KILL {}", id.unwrap())).await;
+        } else {
+            proxy.cut();
+        }
+        sleep(Duration::from_millis(300)).await;
+        ask(&mut blocker, "BACKUP STAGE END").await;
+        let ran = timeout(Duration::from_secs(30), ran)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(ran.unwrap(), Ran::First("done".into()), "{key}");
+        assert_eq!(bench.effects(key).await, 1, "{key}");
+        println!("{key}: ran {} times", runs.load(Ordering::Relaxed));
+        assert_eq!(bench.state(key).await, Some(StateKind::Completed));
+    }
+    let claim = super::claim(&bench.store, "committed").await;
+    assert!(matches!(claim, Ok(Claim::Completed { .. })));
+}

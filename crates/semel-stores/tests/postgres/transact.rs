@@ -1,0 +1,768 @@
+//! An effect and its completion in one transaction.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use semel::guard::{
+    Guard, InFlight, OnFailure, Policy, Ran, RunError, TransactInfo, TransactOptions, Value,
+};
+use semel::store::Fenced;
+use semel::store::{OnLapse, Refusal, Retention, Store as _};
+use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
+use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
+use semel_stores::{PostgresStore, PostgresTransaction};
+use semel_testkit::proxy::{Fault, Proxy};
+use semel_testkit::servers::{Postgres, Server as _};
+use tokio::sync::Barrier;
+use tokio::time::{sleep, timeout};
+
+use super::{acquire, client, identity, open, replayed, table, url};
+
+type Tx = Lent<PostgresTransaction>;
+
+/// What the work of these tests fails with.
+#[derive(Debug)]
+enum Failure {
+    Database(tokio_postgres::Error),
+    Refused,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Database(_) => f.write_str("the database failed"),
+            Self::Refused => f.write_str("no such article"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Database(error) => Some(error),
+            Self::Refused => None,
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for Failure {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+/// A store, a table of effects beside its records, and a connection to look at both.
+struct Bench {
+    store: Arc<PostgresStore>,
+    effects: Arc<str>,
+    look: tokio_postgres::Client,
+}
+
+impl Bench {
+    async fn at(url: &str) -> Self {
+        Self::through(url, url).await
+    }
+
+    /// The store by one URL, the looks by another.
+    async fn through(url: &str, direct: &str) -> Self {
+        let look = client(direct).await;
+        let effects = table();
+        look.batch_execute(&format!("CREATE TABLE {effects} (key text NOT NULL)"))
+            .await
+            .unwrap();
+        Self {
+            store: Arc::new(open(url).await),
+            effects: effects.into(),
+            look,
+        }
+    }
+
+    fn guard(&self, policy: Policy) -> Guard<Arc<PostgresStore>> {
+        Guard::new(self.store.clone(), policy)
+    }
+
+    async fn effects(&self, key: &str) -> i64 {
+        let sql = format!("SELECT count(*) FROM {} WHERE key = $1", self.effects);
+        self.look.query_one(&sql, &[&key]).await.unwrap().get(0)
+    }
+
+    async fn state(&self, key: &str) -> Option<StateKind> {
+        let entry = self.store.get(identity(key).digest()).await.unwrap();
+        entry.map(|entry| entry.record.state.kind())
+    }
+
+    /// Work that has its effect and ends.
+    fn effect(
+        &self,
+        key: &str,
+    ) -> impl Fn(TransactInfo, Tx) -> futures::Done + Clone + Send + Sync + 'static {
+        let (sql, key) = (insert(&self.effects), key.to_owned());
+        move |_, tx| {
+            let (sql, key) = (sql.clone(), key.clone());
+            Box::pin(async move {
+                tx.execute(&sql, &[&key]).await?;
+                Ok(key)
+            })
+        }
+    }
+}
+
+mod futures {
+    use std::pin::Pin;
+
+    pub(super) type Done = Pin<Box<dyn Future<Output = Result<String, super::Failure>> + Send>>;
+}
+
+fn insert(effects: &str) -> String {
+    format!("INSERT INTO {effects} (key) VALUES ($1)")
+}
+
+async fn run<T, F, W>(
+    guard: Guard<Arc<PostgresStore>>,
+    key: &str,
+    asked: Fingerprint,
+    options: TransactOptions,
+    work: F,
+) -> Result<Ran<T>, RunError<Failure>>
+where
+    T: Value + Send + 'static,
+    F: FnMut(TransactInfo, Tx) -> W + Send + 'static,
+    W: Future<Output = Result<T, Failure>> + Send + 'static,
+{
+    guard.transact(&identity(key), asked, options, work).await
+}
+
+fn asked() -> Fingerprint {
+    Fingerprint::of(b"body")
+}
+
+fn at(isolation: Isolation) -> TransactOptions {
+    TransactOptions::default().with_isolation(isolation)
+}
+
+fn policy() -> Policy {
+    Policy::default().with_on_lapse(OnLapse::Retry)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_effect_and_the_outcome_are_committed_together_and_once() {
+    let bench = Bench::at(&url()).await;
+    let wait = InFlight::Wait(Duration::from_secs(20));
+    let guard = bench.guard(policy().with_in_flight(wait));
+    let callers: Vec<_> = (0..16)
+        .map(|_| {
+            let (guard, work) = (guard.clone(), bench.effect("k"));
+            tokio::spawn(async move {
+                let options = TransactOptions::default();
+                run(guard.clone(), "k", asked(), options, work).await
+            })
+        })
+        .collect();
+    let mut first = 0;
+    for caller in callers {
+        match caller.await.unwrap().unwrap() {
+            Ran::First(key) => first += usize::from(key == "k"),
+            Ran::Replayed(key) => assert_eq!(key, "k"),
+            Ran::Unprotected(_) => unreachable!(),
+        }
+    }
+    assert_eq!((first, bench.effects("k").await), (1, 1));
+    let other = run(
+        guard.clone(),
+        "k",
+        Fingerprint::of(b"other"),
+        TransactOptions::default(),
+        bench.effect("k"),
+    )
+    .await;
+    assert!(matches!(other, Err(RunError::Mismatch)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_and_a_panic_roll_back_and_release() {
+    let bench = Bench::at(&url()).await;
+    let guard = bench.guard(policy());
+    let failing = |work: Box<dyn Fn() -> Result<String, Failure> + Send>| {
+        let sql = insert(&bench.effects);
+        let work = Arc::new(parking_lot::Mutex::new(work));
+        move |_: TransactInfo, tx: Tx| {
+            let (sql, work) = (sql.clone(), work.clone());
+            async move {
+                tx.execute(&sql, &[&"k"]).await?;
+                work.lock()()
+            }
+        }
+    };
+    let refused = failing(Box::new(|| Err(Failure::Refused)));
+    let options = TransactOptions::default();
+    let failed = run(guard.clone(), "k", asked(), options, refused);
+    assert!(matches!(
+        failed.await,
+        Err(RunError::Failed(Failure::Refused))
+    ));
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+    assert_eq!(bench.effects("k").await, 0);
+
+    let panics = failing(Box::new(|| panic!("in the middle")));
+    let (again, id) = (guard.clone(), identity("k"));
+    let panicked = tokio::spawn(async move { again.transact(&id, asked(), options, panics).await });
+    assert!(panicked.await.unwrap_err().is_panic());
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+    assert_eq!(bench.effects("k").await, 0);
+
+    let ran = run(guard.clone(), "k", asked(), options, bench.effect("k"));
+    assert!(matches!(ran.await, Ok(Ran::First(_))));
+    assert_eq!(bench.effects("k").await, 1);
+
+    // A failure that is kept is kept without its effects.
+    let keeping = bench.guard(policy().with_on_failure(OnFailure::Keep));
+    for kept in [false, true] {
+        let refused = failing(Box::new(|| Err(Failure::Refused)));
+        let failed = run(keeping.clone(), "f", asked(), options, refused);
+        match failed.await {
+            Err(RunError::Failed(Failure::Refused)) => assert!(!kept),
+            Err(RunError::FailedBefore(text)) => assert!(kept && text == "no such article"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(bench.effects("k").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_failed_and_was_ignored_commits_nothing() {
+    let bench = Bench::at(&url()).await;
+    let sql = insert(&bench.effects);
+    let ran = run(
+        bench.guard(policy()),
+        "k",
+        asked(),
+        TransactOptions::default(),
+        move |_, tx: Tx| {
+            let sql = sql.clone();
+            async move {
+                tx.execute(&sql, &[&"k"]).await?;
+                drop(tx.batch_execute("SELECT nonsense").await);
+                Ok::<_, Failure>(())
+            }
+        },
+    )
+    .await;
+    assert!(
+        matches!(ran, Err(RunError::Store { ran: true, .. })),
+        "{ran:?}"
+    );
+    assert_eq!(bench.effects("k").await, 0);
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_kept_is_not_committed() {
+    let bench = Bench::at(&url()).await;
+    let sql = insert(&bench.effects);
+    let kept = Arc::new(parking_lot::Mutex::new(None));
+    let keep = kept.clone();
+    let ran = run(
+        bench.guard(policy()),
+        "k",
+        asked(),
+        TransactOptions::default(),
+        move |_, tx: Tx| {
+            let (sql, keep) = (sql.clone(), keep.clone());
+            async move {
+                tx.execute(&sql, &[&"k"]).await?;
+                *keep.lock() = Some(tx);
+                Ok::<_, Failure>(())
+            }
+        },
+    )
+    .await;
+    assert!(matches!(ran, Err(RunError::TransactionKept)));
+    drop(kept.lock().take());
+    assert_eq!(bench.effects("k").await, 0);
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_transaction_is_rolled_back_and_its_connection_not_used_again() {
+    let bench = Bench::at(&format!("{}&connections=1", url())).await;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+        let row = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap();
+        seen.push(row.get::<_, i32>(0));
+        tx.execute(&insert(&bench.effects), &[&"k"]).await.unwrap();
+        drop(tx);
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!((seen.len(), bench.effects("k").await), (3, 0));
+    // One that is rolled back in words is used again, clean.
+    for _ in 0..2 {
+        let tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+        let row = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap();
+        seen.push(row.get::<_, i32>(0));
+        bench.store.rollback(tx).await;
+    }
+    assert_eq!(seen[3], seen[4]);
+    // Who waits for one in vain is told, and closing ends it.
+    let tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+    bench.store.close().await.unwrap();
+    drop(tx);
+    let closed = bench
+        .store
+        .begin(Isolation::ReadCommitted)
+        .await
+        .unwrap_err();
+    assert_eq!(closed.into_source().kind(), StoreErrorKind::Closed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_isolation_is_the_one_asked_for() {
+    let bench = Bench::at(&url()).await;
+    for (isolation, name) in [
+        (Isolation::ReadCommitted, "read committed"),
+        (Isolation::RepeatableRead, "repeatable read"),
+        (Isolation::Serializable, "serializable"),
+    ] {
+        let ran = run(
+            bench.guard(policy()),
+            name,
+            asked(),
+            at(isolation),
+            move |_, tx: Tx| async move {
+                let row = tx.query_one("SHOW transaction_isolation", &[]).await?;
+                Ok::<_, Failure>(row.get::<_, String>(0))
+            },
+        );
+        assert_eq!(ran.await.unwrap(), Ran::First(name.to_owned()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_longer_than_a_third_of_the_lease_is_committed_at_every_level() {
+    let bench = Bench::at(&url()).await;
+    let guard = bench.guard(policy().with_lease(Duration::from_secs(1)));
+    for isolation in [
+        Isolation::ReadCommitted,
+        Isolation::RepeatableRead,
+        Isolation::Serializable,
+    ] {
+        let key = format!("{isolation:?}");
+        let (sql, runs) = (insert(&bench.effects), Arc::new(AtomicU32::new(0)));
+        let (name, counted) = (key.clone(), runs.clone());
+        let ran = run(
+            guard.clone(),
+            &key,
+            asked(),
+            at(isolation),
+            move |_, tx: Tx| {
+                let (sql, name) = (sql.clone(), name.clone());
+                counted.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    tx.execute(&sql, &[&name]).await?;
+                    sleep(Duration::from_millis(700)).await;
+                    Ok::<_, Failure>(())
+                }
+            },
+        );
+        assert_eq!(ran.await.unwrap(), Ran::First(()), "{key}");
+        assert_eq!(
+            (runs.load(Ordering::Relaxed), bench.effects(&key).await),
+            (1, 1)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_costs_one_statement_for_the_claim_and_one_inside_it() {
+    let server = Postgres::start(&[
+        "log_statement=all",
+        "logging_collector=on",
+        "log_filename=all.log",
+    ])
+    .unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let through = format!(
+        "{}?connections=1&listen=off",
+        server.url_through(proxy.address())
+    );
+    let bench = Bench::through(&through, &server.url()).await;
+    let guard = bench.guard(policy());
+    let mut before = (0, 0);
+    let statements = || {
+        let log = std::fs::read_to_string(server.folder().join("log/all.log")).unwrap();
+        let lines = log.lines();
+        lines
+            .filter(|l| l.contains("LOG:  statement: ") || l.contains("LOG:  execute "))
+            .count()
+    };
+    // The first makes the connections.
+    for key in ["warm", "counted"] {
+        // The server writes its log when it likes.
+        sleep(Duration::from_millis(300)).await;
+        before = (proxy.round_trips(), statements());
+        let options = TransactOptions::default();
+        let ran = run(
+            guard.clone(),
+            key,
+            asked(),
+            options,
+            |_, tx: Tx| async move {
+                tx.batch_execute("SELECT 'of the handler'").await?;
+                Ok::<_, Failure>(())
+            },
+        );
+        assert_eq!(ran.await.unwrap(), Ran::First(()));
+    }
+    sleep(Duration::from_millis(300)).await;
+    let after = (proxy.round_trips(), statements());
+    // Claim; begin; the handler's statement; completion; commit.
+    assert_eq!(after.0 - before.0, 5, "round trips");
+    assert_eq!(after.1 - before.1, 5, "statements");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_past_its_lease_commits_nothing() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let name = table();
+    let through = format!("{}?table={name}", server.url_through(proxy.address()));
+    let direct = format!("{}?table={name}", server.url());
+    let bench = Bench::through(&through, &direct).await;
+    let rival = Arc::new(open(&direct).await);
+    for (key, isolation) in [
+        ("read-committed", Isolation::ReadCommitted),
+        ("serializable", Isolation::Serializable),
+    ] {
+        let lease = policy().with_lease(Duration::from_millis(500));
+        let (guard, sql) = (bench.guard(lease), insert(&bench.effects));
+        let begun = Arc::new(Barrier::new(2));
+        let (here, id) = (begun.clone(), identity(key));
+        let zombie = tokio::spawn(async move {
+            guard
+                .transact(&id, asked(), at(isolation), move |info, tx: Tx| {
+                    let (sql, here) = (sql.clone(), here.clone());
+                    async move {
+                        tx.execute(&sql, &[&key]).await?;
+                        if info.again == 0 {
+                            here.wait().await;
+                            sleep(Duration::from_millis(1500)).await;
+                        }
+                        Ok::<_, Failure>("the zombie's".to_owned())
+                    }
+                })
+                .await
+        });
+        begun.wait().await;
+        // It is as if its process stood still.
+        proxy.set(Fault::Blackhole);
+        sleep(Duration::from_millis(1000)).await;
+        let guard = Guard::new(rival.clone(), policy());
+        let ran = run(
+            guard.clone(),
+            key,
+            asked(),
+            at(isolation),
+            bench.effect(key),
+        );
+        assert_eq!(ran.await.unwrap(), Ran::First(key.to_owned()));
+        proxy.set(Fault::None);
+        let zombie = zombie.await.unwrap();
+        assert!(matches!(zombie, Err(RunError::Superseded)), "{zombie:?}");
+        assert_eq!(bench.effects(key).await, 1);
+        assert_eq!(replayed(&rival, key).await, key.as_bytes());
+    }
+}
+
+/// Makes commits of transactions that had an effect take a second.
+async fn slow_commits(bench: &Bench) {
+    let effects = &bench.effects;
+    let sql = format!(
+        "CREATE FUNCTION {effects}_slow() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$;
+         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {effects} DEFERRABLE INITIALLY DEFERRED
+           FOR EACH ROW EXECUTE FUNCTION {effects}_slow()"
+    );
+    bench.look.batch_execute(&sql).await.unwrap();
+}
+
+/// Waits for a commit under way, and does what `sql` does with its process's number.
+async fn when_committing(bench: &Bench, sql: &str) -> i32 {
+    let find = "SELECT pid FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'active'";
+    loop {
+        if let Some(row) = bench.look.query_opt(find, &[]).await.unwrap() {
+            let pid: i32 = row.get(0);
+            if !sql.is_empty() {
+                bench.look.execute(sql, &[&pid]).await.unwrap();
+            }
+            return pid;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let bench = Bench::through(&server.url_through(proxy.address()), &server.url()).await;
+    slow_commits(&bench).await;
+    for (key, terminated) in [("committed", false), ("not-committed", true)] {
+        let (guard, runs) = (bench.guard(policy()), Arc::new(AtomicU32::new(0)));
+        let (work, counted, id) = (bench.effect(key), runs.clone(), identity(key));
+        let ran = tokio::spawn(async move {
+            let options = TransactOptions::default();
+            guard
+                .transact(&id, asked(), options, move |info, tx| {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    work(info, tx)
+                })
+                .await
+        });
+        if terminated {
+            when_committing(&bench, "SELECT pg_terminate_backend($1)").await;
+        } else {
+            // The commit goes on at the server while the record is read back.
+            when_committing(&bench, "").await;
+            proxy.cut();
+        }
+        let ran = timeout(Duration::from_secs(20), ran)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(ran.unwrap(), Ran::First(key.to_owned()));
+        assert_eq!(bench.effects(key).await, 1, "{key}");
+        let wanted = if terminated { 2 } else { 1 };
+        assert_eq!(runs.load(Ordering::Relaxed), wanted, "{key}");
+        assert_eq!(bench.state(key).await, Some(StateKind::Completed));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_that_is_there_already_is_none_of_this_transaction() {
+    let bench = Bench::at(&url()).await;
+    let token = acquire(&bench.store, "k").await.token;
+    let (id, outcome) = (identity("k"), Outcome::success(b"k"));
+    for first in [true, false] {
+        let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+        tx.execute(&insert(&bench.effects), &[&"k"]).await.unwrap();
+        let done = bench
+            .store
+            .complete_in(&mut tx, id.digest(), &token, &outcome, Retention::ORDER)
+            .await
+            .unwrap();
+        if first {
+            assert_eq!(done, Fenced::Applied);
+            bench.store.commit(tx).await.unwrap();
+        } else {
+            let settled = Refusal::Settled(StateKind::Completed);
+            assert_eq!(done, Fenced::Refused(settled));
+            bench.store.rollback(tx).await;
+        }
+    }
+    assert_eq!(bench.effects("k").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_dies_before_the_commit_leaves_neither() {
+    let server = Arc::new(Postgres::start(&[]).unwrap());
+    let bench = Bench::at(&server.url()).await;
+    let lease = policy().with_lease(Duration::from_millis(300));
+    let (node, sql) = (server.clone(), insert(&bench.effects));
+    let ran = run(
+        bench.guard(lease),
+        "k",
+        asked(),
+        TransactOptions::default(),
+        move |_, tx: Tx| {
+            let (sql, node) = (sql.clone(), node.clone());
+            async move {
+                tx.execute(&sql, &[&"k"]).await?;
+                node.restart_immediately().unwrap();
+                Ok::<_, Failure>("k".to_owned())
+            }
+        },
+    )
+    .await;
+    assert!(
+        matches!(ran, Err(RunError::Store { ran: true, .. })),
+        "{ran:?}"
+    );
+    sleep(Duration::from_millis(300)).await;
+    let bench = Bench {
+        look: client(&server.url()).await,
+        ..bench
+    };
+    assert_eq!(bench.effects("k").await, 0);
+    let ran = run(
+        bench.guard(lease),
+        "k",
+        asked(),
+        TransactOptions::default(),
+        bench.effect("k"),
+    )
+    .await;
+    assert_eq!(ran.unwrap(), Ran::First("k".to_owned()));
+    assert_eq!(bench.effects("k").await, 1);
+}
+
+#[test]
+fn a_client_that_dies_anywhere_leaves_both_or_neither() {
+    let url = url();
+    let looking = tokio::runtime::Runtime::new().unwrap();
+    let bench = looking.block_on(Bench::at(&url));
+    let short = policy().with_lease(Duration::from_millis(200));
+    let mut both = 0;
+    for round in 0..40_u64 {
+        let key = format!("key-{round}");
+        let dying = tokio::runtime::Runtime::new().unwrap();
+        let (work, name, url) = (bench.effect(&key), key.clone(), url.clone());
+        let ready = dying.block_on(async { Arc::new(open(&url).await) });
+        dying.spawn(async move {
+            let guard = Guard::new(ready, short);
+            drop(
+                run(
+                    guard.clone(),
+                    &name,
+                    asked(),
+                    TransactOptions::default(),
+                    work,
+                )
+                .await,
+            );
+        });
+        std::thread::sleep(Duration::from_millis(2 * round));
+        // Its tasks end wherever they are, and its connections with them.
+        dying.shutdown_background();
+        looking.block_on(async {
+            sleep(Duration::from_millis(250)).await;
+            let done = bench.state(&key).await == Some(StateKind::Completed);
+            assert_eq!(bench.effects(&key).await, i64::from(done), "{key}");
+            both += u32::from(done);
+            let options = TransactOptions::default();
+            let work = bench.effect(&key);
+            let ran = run(bench.guard(short), &key, asked(), options, work);
+            assert_eq!(ran.await.unwrap().into_inner(), key);
+            assert_eq!(bench.effects(&key).await, 1, "{key}");
+        });
+    }
+    println!("{both} of 40 were done before they died");
+    assert!(both < 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serialization_failures_run_again() {
+    let bench = Bench::at(&url()).await;
+    let met = Arc::new(Barrier::new(2));
+    // Each writes where it saw nothing: one after the other only one would.
+    let callers: Vec<_> = ["a", "b"]
+        .map(|key| {
+            let (guard, met) = (bench.guard(policy()), met.clone());
+            let (count, sql) = (
+                format!("SELECT count(*) FROM {}", bench.effects),
+                insert(&bench.effects),
+            );
+            tokio::spawn(async move {
+                let options = at(Isolation::Serializable);
+                run(guard.clone(), key, asked(), options, move |info, tx: Tx| {
+                    let (count, sql, met) = (count.clone(), sql.clone(), met.clone());
+                    async move {
+                        let seen: i64 = tx.query_one(&count, &[]).await?.get(0);
+                        if info.again == 0 {
+                            met.wait().await;
+                        }
+                        if seen == 0 {
+                            tx.execute(&sql, &[&key]).await?;
+                        }
+                        Ok::<_, Failure>(format!("{seen} {}", info.again))
+                    }
+                })
+                .await
+                .unwrap()
+                .into_inner()
+            })
+        })
+        .into();
+    let mut answers = Vec::new();
+    for caller in callers {
+        answers.push(caller.await.unwrap());
+    }
+    answers.sort();
+    assert_eq!(answers[0], "0 0");
+    assert!(
+        answers[1].starts_with("1 ") && answers[1] != "1 0",
+        "{answers:?}"
+    );
+    assert_eq!(bench.effects("a").await + bench.effects("b").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_run_again_within_the_bound() {
+    let bench = Bench::at(&url()).await;
+    for key in ["a", "b"] {
+        bench
+            .look
+            .execute(&insert(&bench.effects), &[&key])
+            .await
+            .unwrap();
+    }
+    let both = async |bound: u32| {
+        let met = Arc::new(Barrier::new(2));
+        let callers = [["a", "b"], ["b", "a"]].map(|order| {
+            let (guard, met) = (bench.guard(policy()), met.clone());
+            let sql = format!("UPDATE {} SET key = key WHERE key = $1", bench.effects);
+            let id = identity(&format!("{}-{bound}", order.concat()));
+            tokio::spawn(async move {
+                let options = TransactOptions::default().with_retries(bound);
+                guard
+                    .transact(&id, asked(), options, move |info, tx: Tx| {
+                        let (sql, met) = (sql.clone(), met.clone());
+                        async move {
+                            tx.execute(&sql, &[&order[0]]).await?;
+                            if info.again == 0 {
+                                met.wait().await;
+                            }
+                            tx.execute(&sql, &[&order[1]]).await?;
+                            Ok::<_, Failure>(info.again.to_string())
+                        }
+                    })
+                    .await
+            })
+        });
+        let mut ran = Vec::new();
+        for caller in callers {
+            ran.push(caller.await.unwrap());
+        }
+        ran
+    };
+    let ran = both(8).await;
+    let mut again: Vec<_> = ran.into_iter().map(|r| r.unwrap().into_inner()).collect();
+    again.sort();
+    assert_eq!(again, ["0", "1"]);
+    let ran = both(0).await;
+    let failed = ran.iter().filter(|r| matches!(r, Err(RunError::Failed(_))));
+    assert_eq!(failed.count(), 1, "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_without_a_database_is_refused() {
+    let server = Postgres::start(&[]).unwrap();
+    let bench = Bench::at(&server.url()).await;
+    server.nodes()[0].kill();
+    let begun = bench.store.begin(Isolation::ReadCommitted).await;
+    assert!(matches!(begun, Err(TransactionError::NotCommitted(_))));
+    let ran = run(
+        bench.guard(policy()),
+        "k",
+        asked(),
+        TransactOptions::default(),
+        bench.effect("k"),
+    )
+    .await;
+    assert!(
+        matches!(ran, Err(RunError::Store { ran: false, .. })),
+        "{ran:?}"
+    );
+}

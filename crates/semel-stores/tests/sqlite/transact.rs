@@ -1,0 +1,219 @@
+//! An effect and its completion in one transaction of the store's.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions};
+use semel::store::{Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention, Store as _};
+use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
+use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
+use semel_stores::{SqliteStore, SqliteTransaction};
+use tempfile::TempDir;
+use tokio::time::{sleep, timeout};
+
+use super::{acquire, file, foreign, identity, open, replayed, request};
+
+type Tx = Lent<SqliteTransaction>;
+
+struct Bench {
+    _directory: TempDir,
+    path: PathBuf,
+    store: Arc<SqliteStore>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (directory, path) = file();
+        let store = Arc::new(open(&path));
+        foreign(&path)
+            .execute_batch("CREATE TABLE orders (what TEXT)")
+            .unwrap();
+        Self {
+            _directory: directory,
+            path,
+            store,
+        }
+    }
+
+    async fn run<F, W>(
+        &self,
+        key: &str,
+        policy: Policy,
+        work: F,
+    ) -> Result<Ran<String>, RunError<rusqlite::Error>>
+    where
+        F: FnMut(TransactInfo, Tx) -> W + Send + 'static,
+        W: Future<Output = rusqlite::Result<String>> + Send + 'static,
+    {
+        let guard = Guard::new(self.store.clone(), policy);
+        let options = TransactOptions::default();
+        let asked = Fingerprint::of(b"request");
+        guard.transact(&identity(key), asked, options, work).await
+    }
+
+    async fn state(&self, key: &str) -> Option<StateKind> {
+        let entry = self.store.get(identity(key).digest()).await.unwrap();
+        entry.map(|entry| entry.record.state.kind())
+    }
+}
+
+fn orders(path: &Path, key: &str) -> i64 {
+    let sql = "SELECT count(*) FROM orders WHERE what = ?1";
+    foreign(path)
+        .query_row(sql, [key], |row| row.get(0))
+        .unwrap()
+}
+
+fn policy() -> Policy {
+    Policy::default().with_on_lapse(OnLapse::Retry)
+}
+
+async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<String> {
+    tx.call(move |on| on.execute("INSERT INTO orders VALUES (?1)", [key]))
+        .await?;
+    Ok(key.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_callers_have_one_effect() {
+    let bench = Arc::new(Bench::new());
+    let wait = policy().with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+    let callers: Vec<_> = (0..16)
+        .map(|_| {
+            let bench = bench.clone();
+            tokio::spawn(async move { bench.run("k", wait, |_, tx| order(tx, "k")).await })
+        })
+        .collect();
+    for caller in callers {
+        assert_eq!(caller.await.unwrap().unwrap().into_inner(), "k");
+    }
+    assert_eq!(orders(&bench.path, "k"), 1);
+    assert_eq!(replayed(&bench.store, "k").await.body().unwrap(), "k");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_and_a_panic_roll_back_and_release() {
+    let bench = Arc::new(Bench::new());
+    let failed = bench.run("k", policy(), |_, mut tx| async move {
+        tx.call(|on| {
+            on.execute("INSERT INTO orders VALUES ('k')", [])?;
+            on.query_row("SELECT nonsense", [], |row| row.get(0))
+        })
+        .await
+    });
+    assert!(matches!(failed.await, Err(RunError::Failed(_))));
+    assert_eq!(
+        (bench.state("k").await, orders(&bench.path, "k")),
+        (Some(StateKind::Released), 0)
+    );
+    let again = bench.clone();
+    let panicked = tokio::spawn(async move {
+        let work = |_, mut tx: Tx| async move {
+            tx.call(|on| {
+                on.execute("INSERT INTO orders VALUES ('k')", [])?;
+                if on.is_autocommit() {
+                    Ok(String::new())
+                } else {
+                    panic!("in the middle")
+                }
+            })
+            .await
+        };
+        again.run("k", policy(), work).await
+    });
+    assert!(panicked.await.unwrap_err().is_panic());
+    assert_eq!(
+        (bench.state("k").await, orders(&bench.path, "k")),
+        (Some(StateKind::Released), 0)
+    );
+    let ran = bench.run("k", policy(), |_, tx| order(tx, "k")).await;
+    assert_eq!(ran.unwrap(), Ran::First("k".into()));
+    assert_eq!(orders(&bench.path, "k"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_longer_than_its_lease_is_committed() {
+    let bench = Bench::new();
+    let brief = policy().with_lease(Duration::from_millis(100));
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = runs.clone();
+    let ran = bench.run("k", brief, move |_, tx| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async {
+            sleep(Duration::from_millis(400)).await;
+            order(tx, "k").await
+        }
+    });
+    assert_eq!(ran.await.unwrap(), Ran::First("k".into()));
+    assert_eq!(
+        (runs.load(Ordering::Relaxed), orders(&bench.path, "k")),
+        (1, 1)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_past_its_lease_commits_nothing() {
+    let bench = Bench::new();
+    let short = ClaimRequest {
+        lease: Duration::ZERO,
+        on_lapse: OnLapse::Retry,
+        ..request()
+    };
+    let claim = bench.store.claim(&identity("k"), &short).await.unwrap();
+    let Claim::Acquired(zombie) = claim else {
+        panic!("{claim:?}");
+    };
+    // A fingerprint as `request` has it.
+    let ran = bench.run("k", policy(), |_, tx| order(tx, "k")).await;
+    assert_eq!(ran.unwrap(), Ran::First("k".into()));
+    let mut tx = bench.store.begin(Isolation::Serializable).await.unwrap();
+    tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []))
+        .await
+        .unwrap();
+    let (id, outcome) = (identity("k"), Outcome::success(b"the zombie's"));
+    let (id, token) = (id.digest(), &zombie.token);
+    let done = Transactional::complete_in(
+        &*bench.store,
+        &mut tx,
+        id,
+        token,
+        &outcome,
+        Retention::ORDER,
+    );
+    assert_eq!(done.await.unwrap(), Fenced::Refused(Refusal::Superseded));
+    bench.store.rollback(tx).await;
+    assert_eq!(orders(&bench.path, "k"), 1);
+    assert_eq!(replayed(&bench.store, "k").await.body().unwrap(), "k");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_dropped_is_rolled_back_and_frees_the_lock() {
+    let bench = Bench::new();
+    for given_up in [false, true] {
+        let mut tx = bench.store.begin(Isolation::default()).await.unwrap();
+        tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []))
+            .await
+            .unwrap();
+        if given_up {
+            let slow = tx.call(|_| {
+                std::thread::sleep(Duration::from_millis(200));
+                Ok::<_, rusqlite::Error>(())
+            });
+            assert!(timeout(Duration::from_millis(50), slow).await.is_err());
+            // Half a call may have been done: nothing more goes.
+            assert!(tx.call(|_| Ok::<_, rusqlite::Error>(())).await.is_err());
+            let committed = bench.store.commit(tx).await;
+            assert!(matches!(committed, Err(TransactionError::NotCommitted(_))));
+        } else {
+            drop(tx);
+        }
+        // Others write at once.
+        acquire(&bench.store, if given_up { "a" } else { "b" }).await;
+        assert_eq!(orders(&bench.path, "k"), 0);
+    }
+    bench.store.close().await.unwrap();
+    let closed = bench.store.begin(Isolation::default()).await.unwrap_err();
+    assert_eq!(closed.into_source().kind(), StoreErrorKind::Closed);
+}

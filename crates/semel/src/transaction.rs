@@ -1,0 +1,232 @@
+//! The port to a store whose database can commit more than the record at once.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::store::{Fenced, Retention, Store, Token};
+use crate::{IdentityDigest, Outcome, StoreError};
+
+/// How strictly a transaction is kept apart from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Isolation {
+    /// Each statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// All statements see what was committed before the first.
+    RepeatableRead,
+    /// As if transactions ran one after the other.
+    Serializable,
+}
+
+/// Why a transaction is not known to be committed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransactionError {
+    /// The database rolled it back for the sake of others: a deadlock, or transactions that do not
+    /// go one after the other. Nothing of it was committed; run again it may go through.
+    #[error("the transaction was rolled back for the sake of others")]
+    Conflict(#[source] StoreError),
+    /// Nothing of it was committed, nor will be.
+    #[error("the transaction was not committed")]
+    NotCommitted(#[source] StoreError),
+    /// Its commit was sent, and the answer was lost.
+    #[error("whether the transaction was committed is not known")]
+    Unknown(#[source] StoreError),
+}
+
+impl TransactionError {
+    /// What the store said.
+    pub fn into_source(self) -> StoreError {
+        match self {
+            Self::Conflict(source) | Self::NotCommitted(source) | Self::Unknown(source) => source,
+        }
+    }
+}
+
+/// A store whose database keeps the application's own data too, so that an effect and its
+/// completion are committed together.
+///
+/// The claim is not part of the transaction: it is committed before, so that an attempt that stands
+/// still keeps others off for no longer than its lease.
+pub trait Transactional: Store {
+    /// The driver's transaction, with its connection. Dropped without [`commit`](Self::commit) it
+    /// is rolled back, and its connection is used by nobody else.
+    type Transaction: Send + 'static;
+
+    /// Begins one.
+    fn begin(
+        &self,
+        isolation: Isolation,
+    ) -> impl Future<Output = Result<Self::Transaction, TransactionError>> + Send;
+
+    /// Completes the attempt inside the transaction: one fenced statement, the last before its
+    /// commit. [`Fenced::Applied`] only where *this* transaction wrote the record: one that was
+    /// completed before, by the same token too, is
+    /// [`Settled`](crate::store::Refusal::Settled), because the effects beside it would be the
+    /// second ones.
+    fn complete_in(
+        &self,
+        transaction: &mut Self::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> impl Future<Output = Result<Fenced, TransactionError>> + Send;
+
+    /// Commits it, and wakes who waits for the attempts that it completes.
+    fn commit(
+        &self,
+        transaction: Self::Transaction,
+    ) -> impl Future<Output = Result<(), TransactionError>> + Send;
+
+    /// Rolls it back. Where the database cannot be told, the connection's end tells it.
+    fn rollback(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
+
+    /// Whether an error of the driver's means a [`Conflict`](TransactionError::Conflict). Looks at
+    /// this one error, not at its sources.
+    fn is_conflict(error: &(dyn StdError + 'static)) -> bool;
+
+    /// Whether a lease may be renewed while such a transaction is open. Not where the completion
+    /// would then conflict with the renewal, or the renewal wait for the transaction.
+    fn renews_beside(isolation: Isolation) -> bool;
+}
+
+impl<S: Transactional> Transactional for Arc<S> {
+    type Transaction = S::Transaction;
+
+    async fn begin(&self, isolation: Isolation) -> Result<Self::Transaction, TransactionError> {
+        S::begin(self, isolation).await
+    }
+
+    async fn complete_in(
+        &self,
+        transaction: &mut Self::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced, TransactionError> {
+        S::complete_in(self, transaction, identity, token, outcome, retention).await
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {
+        S::commit(self, transaction).await
+    }
+
+    async fn rollback(&self, transaction: Self::Transaction) {
+        S::rollback(self, transaction).await;
+    }
+
+    fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
+        S::is_conflict(error)
+    }
+
+    fn renews_beside(isolation: Isolation) -> bool {
+        S::renews_beside(isolation)
+    }
+}
+
+/// Whether an error, or one of those that it comes from, is a conflict.
+pub fn comes_from_conflict<S: Transactional>(error: &(dyn StdError + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source()).any(S::is_conflict)
+}
+
+/// A transaction that is lent to the work: dropping this gives it back, and it is committed when
+/// the work is done. Whoever keeps it longer than the work lasts keeps it from being committed.
+#[must_use]
+pub struct Lent<T> {
+    // Taken when it is dropped, only.
+    transaction: Option<T>,
+    lender: Weak<Mutex<Option<T>>>,
+}
+
+/// The lender's side of a [`Lent`].
+pub struct Loan<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Lent<T> {
+    /// Lends `transaction` until the first is dropped; the second takes it back.
+    pub fn new(transaction: T) -> (Self, Loan<T>) {
+        let loan = Loan(Arc::default());
+        (loan.lend(transaction), loan)
+    }
+}
+
+impl<T> Loan<T> {
+    /// Of nothing so far.
+    pub fn none() -> Self {
+        Self(Arc::default())
+    }
+
+    /// Lends `transaction` until that is dropped.
+    pub fn lend(&self, transaction: T) -> Lent<T> {
+        Lent {
+            transaction: Some(transaction),
+            lender: Arc::downgrade(&self.0),
+        }
+    }
+
+    /// What was lent; `None` where it was not given back. Then it is not taken back later either,
+    /// but dropped by whoever has it.
+    pub fn take_back(self) -> Option<T> {
+        self.0.lock().take()
+    }
+}
+
+const LENT: &str = "what is lent is given back by dropping only";
+
+impl<T> Deref for Lent<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.transaction.as_ref().expect(LENT)
+    }
+}
+
+impl<T> DerefMut for Lent<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.transaction.as_mut().expect(LENT)
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        if let Some(lender) = self.lender.upgrade() {
+            *lender.lock() = self.transaction.take();
+        }
+    }
+}
+
+impl<T> fmt::Debug for Lent<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Loan<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_comes_back_and_what_is_kept_does_not() {
+        let (mut lent, loan) = Lent::new(vec![1]);
+        lent.push(2);
+        drop(lent);
+        assert_eq!(loan.take_back(), Some(vec![1, 2]));
+
+        let held = Arc::new(());
+        let (lent, loan) = Lent::new(held.clone());
+        assert_eq!(loan.take_back(), None);
+        drop(lent);
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+}
