@@ -1,5 +1,7 @@
 //! The proxy, before a server that answers each line with the same line.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

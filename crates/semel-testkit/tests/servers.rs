@@ -1,5 +1,7 @@
 //! Servers start, break, start again with what they kept, and end with whoever started them.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
