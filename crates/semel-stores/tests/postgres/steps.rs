@@ -46,7 +46,7 @@ async fn each_step_is_one_round_trip(parameters: &str) {
     counted(&proxy, "replay", 1, replayed(&store, key)).await;
     let forged = forged(u64::MAX);
     let stale = complete(&store, key, &forged);
-    let stale = counted(&proxy, "a stale complete", 1, stale).await;
+    let stale = counted(&proxy, "a stale complete", 2, stale).await;
     assert_eq!(stale, Fenced::Refused(Refusal::Superseded));
 
     let token = acquire(&store, "another-key").await.token;
@@ -67,7 +67,7 @@ async fn each_step_is_one_round_trip(parameters: &str) {
     let resolved = store.resolve(again.digest(), &resolution);
     let resolved = counted(&proxy, "resolve", 1, resolved).await;
     assert_eq!(resolved.unwrap(), Fenced::Applied);
-    let token = counted(&proxy, "claim again", 1, acquire(&store, "another-key"))
+    let token = counted(&proxy, "claim again", 2, acquire(&store, "another-key"))
         .await
         .token;
     let abandoned = store.abandon(again.digest(), &token);
