@@ -47,14 +47,18 @@ mod postgres {
                 let bench = pgbench(&server, callers, seconds);
                 let between = settled(&server);
                 let url = format!("{}?table=records_{number}&{parameters}", server.url());
+                let commits = committed(&server);
                 let (steps, longest) = runtime.block_on(measure(&url, callers, seconds));
+                let commits = committed(&server) - commits;
                 let after = settled(&server);
                 #[expect(clippy::cast_precision_loss, reason = "a rate")]
                 let each = |ticks: u64, rate: f64| ticks as f64 * 10_000.0 / rate / seconds as f64;
+                #[expect(clippy::cast_precision_loss, reason = "a count")]
+                let taken = steps * seconds as f64;
                 println!(
                     "{callers:>3} callers {parameters}: {steps:>6.0} steps/s ({:.0} pairs/s), \
                      pgbench {bench:>6.0} inserts/s: {:.2}; p50 {:.1?} p99 {:.1?} longest {:.1?}; \
-                     processor {:.0} µs a step, {:.0} µs an insert",
+                     processor {:.0} µs a step, {:.0} µs an insert; {:.1} steps a transaction",
                     steps / 2.0,
                     steps / bench,
                     longest[0],
@@ -62,6 +66,7 @@ mod postgres {
                     longest[2],
                     each(after - between, steps),
                     each(between - before, bench),
+                    taken / commits,
                 );
             }
         }
@@ -103,6 +108,22 @@ mod postgres {
     fn settled(server: &Postgres) -> u64 {
         std::thread::sleep(Duration::from_millis(500));
         cpu(server)
+    }
+
+    /// Transactions of the database, a few of them not the store's. Backends report when they end.
+    fn committed(server: &Postgres) -> f64 {
+        std::thread::sleep(Duration::from_millis(500));
+        let mut psql = Command::new(Postgres::program("psql").expect("psql"));
+        let output = psql
+            .args(["-h", "127.0.0.1", "-U", "semel", "-d", "postgres", "-Atp"])
+            .arg(server.address().port().to_string())
+            .args([
+                "-c",
+                "SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'",
+            ])
+            .output();
+        let text = String::from_utf8(output.expect("psql runs").stdout).expect("a number");
+        text.trim().parse().expect("a number")
     }
 
     // A row as large as a record, and as many indexes.

@@ -1,12 +1,15 @@
 //! The connections, who uses which, and what waits for one.
 //!
-//! A caller that finds a free connection uses it itself: no queue, no other task. Where all are
-//! busy its step is queued, and the next connection that comes free takes all that is queued as one
-//! transaction: one commit, and one wait for the disk, for many steps. So a group is as large as
-//! the load makes it, and nobody waits for one to fill.
+//! A caller that finds fewer than [`USUAL`] connections busy uses one itself: no queue, no other
+//! task. Else its step is queued, and the next connection that comes free takes all that is queued
+//! as one transaction: one commit, and one wait for the disk, for many steps. So a group is as large
+//! as the load makes it. Two connections take turns, one at work while the other waits for the disk;
+//! more of them make groups smaller and steps dearer, and are used where a step waited too long.
 //!
-//! Steps of a group are in the order of their digests, and no two have the same one: two groups
-//! take their locks in the same order. An error of one rolls back all; each is then sent alone.
+//! No two steps of a group have the same digest. New claims come first: they wait for inserts only,
+//! and nobody waits for what they inserted but them. The others follow, in the order of digests.
+//! So no two groups wait for each other. A claim in full, which inserts and locks, is sent alone.
+//! An error of one step rolls back all; each is then sent alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +21,7 @@ use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::Row;
 
 use super::connect::{Connector, Link};
@@ -31,6 +34,13 @@ const RETRIES: usize = 8;
 
 /// How often a step is sent again whose connection broke.
 const RESENDS: usize = 3;
+
+/// So many connections are busy before steps queue.
+const USUAL: usize = 2;
+
+/// How long a step waits in the queue before one connection more is used: those at work may be held
+/// up by a lock, or by a slow disk.
+const PATIENCE: Duration = Duration::from_millis(10);
 
 /// The connections of one store.
 #[derive(Clone)]
@@ -70,6 +80,10 @@ pub(super) struct Fate(AtomicU8);
 impl Fate {
     pub(super) const SENT: u8 = 1;
     const GIVEN_UP: u8 = 2;
+
+    fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
 
     pub(super) fn settle(&self, fate: u8) -> bool {
         self.0
@@ -135,20 +149,18 @@ impl Pool {
         alone: bool,
         deadline: Instant,
     ) -> Result<Vec<Row>, Failed> {
+        // Without groups there is nothing to wait for.
+        let usual = match self.0.group {
+            1 => self.0.connections,
+            _ => USUAL,
+        };
         let (mut slot, waiting) = {
             let mut state = self.0.state.lock();
             if state.closed {
                 return Err(Failed::Unsent(closed()));
             }
-            match state.idle.pop() {
-                Some(link) => {
-                    state.busy += 1;
-                    (Some(self.slot(Some(link))), None)
-                }
-                None if state.busy < self.0.connections => {
-                    state.busy += 1;
-                    (Some(self.slot(None)), None)
-                }
+            match self.take(&mut state, usual) {
+                Some(slot) => (Some(slot), None),
                 None => {
                     let (answer, waiting) = oneshot::channel();
                     let fate = Arc::new(Fate::default());
@@ -162,7 +174,18 @@ impl Pool {
                 }
             }
         };
-        if let Some((waiting, fate)) = waiting {
+        if let Some((mut waiting, fate)) = waiting {
+            if let Ok(answer) = timeout(PATIENCE, &mut waiting).await {
+                return answer.unwrap_or_else(|_| Err(Failed::Lost(late("the step was given up"))));
+            }
+            let more = if fate.is_open() {
+                self.take(&mut self.0.state.lock(), self.0.connections)
+            } else {
+                None
+            };
+            if let Some(slot) = more {
+                self.0.runtime.spawn(group::drain(slot));
+            }
             return match timeout_at(deadline, waiting).await {
                 Ok(Ok(answer)) => answer,
                 // The task that had it is gone with its runtime.
@@ -199,11 +222,16 @@ impl Pool {
         }
     }
 
-    fn slot(&self, link: Option<Link>) -> Slot {
-        Slot {
-            shared: self.0.clone(),
-            link,
+    /// A connection's slot, where fewer than `limit` are in use.
+    fn take(&self, state: &mut State, limit: usize) -> Option<Slot> {
+        if state.closed || state.busy >= limit.min(self.0.connections) {
+            return None;
         }
+        state.busy += 1;
+        Some(Slot {
+            shared: self.0.clone(),
+            link: state.idle.pop(),
+        })
     }
 
     pub(super) fn connector(&self) -> &Connector {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Fenced, OnLapse, Store as _};
+use semel::Outcome;
+use semel::store::{Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention, Store as _};
 use semel_stores::PostgresStore;
 
-use super::{acquire_as, complete, identity, open, request, url};
+use super::{acquire, acquire_as, complete, forged, identity, open, replayed, request, url};
 
 /// The variable by which a child is told the URL.
 const CHILD: &str = "SEMEL_TEST_POSTGRES_RACER";
@@ -152,4 +153,58 @@ async fn purging_beside_claims_removes_only_what_may_go() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     println!("{} purged beside 400 claims", purging.await.unwrap());
     while store.purge(1000).await.unwrap().more {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_answers_each_step_its_own() {
+    let store = Arc::new(open(&format!("{}&connections=1", url())).await);
+    let mut tokens = Vec::new();
+    for n in 0..60 {
+        tokens.push(acquire(&store, &format!("old-{n}")).await.token);
+    }
+    for (n, token) in tokens.iter().enumerate().take(20) {
+        let key = format!("old-{n}");
+        assert_eq!(complete(&store, &key, token).await, Fenced::Applied);
+    }
+    let large = vec![7; 100_000];
+    // One connection: what comes while the first is under way is one group.
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..120 {
+        let (store, token, large) = (store.clone(), tokens[n / 2], large.clone());
+        tasks.spawn(async move {
+            let key = format!("old-{}", n / 2);
+            match n {
+                // New, replayed, in flight.
+                _ if n % 2 == 0 => {
+                    let new = acquire(&store, &format!("new-{n}")).await;
+                    assert_eq!(new.attempt, 1);
+                }
+                0..40 => assert_eq!(replayed(&store, &key).await, key.as_bytes()),
+                40..60 => {
+                    let rival = store.claim(&identity(&key), &request()).await.unwrap();
+                    assert!(matches!(rival, Claim::InFlight { fence, .. } if fence == token.fence));
+                }
+                // Applied, refused, and too large to share a statement.
+                60..90 => assert_eq!(complete(&store, &key, &token).await, Fenced::Applied),
+                90..110 => {
+                    let stale = complete(&store, &key, &forged(token.fence.0)).await;
+                    assert_eq!(stale, Fenced::Refused(Refusal::Superseded));
+                }
+                _ => {
+                    let outcome = Outcome::success(&large);
+                    let id = identity(&key);
+                    let done = store.complete(id.digest(), &token, &outcome, Retention::ORDER);
+                    assert_eq!(done.await.unwrap(), Fenced::Applied);
+                }
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    for n in 30..45 {
+        let key = format!("old-{n}");
+        assert_eq!(replayed(&store, &key).await, key.as_bytes());
+    }
+    assert_eq!(replayed(&store, "old-59").await, large);
 }
