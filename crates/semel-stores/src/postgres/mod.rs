@@ -7,14 +7,15 @@
 //! number of claims one finds it true. Under stricter isolation the others are rolled back
 //! (40001), and sent again. The unique index on the digest lets one insert through.
 //!
-//! What a statement could not write it gives back as it saw it, with the server's time, and
-//! [`semel::record`] derives the answer. Where the rules say that this row should have been
+//! What could not be written is answered by the record as it was seen, with the server's time, by way
+//! of [`semel::record`]. Where the rules say that this row should have been
 //! written, it changed after the statement's snapshot, and the step is run again.
 //!
 //! The server's clock is `statement_timestamp()`; `sql.rs` says why.
 //!
 //! # What a step costs
-//! One round trip; claims that write and fenced steps one commit, shared with others under load;
+//! One round trip, two for a claim that takes a record over and a fenced step that is refused (`sql.rs`
+//! says why); claims that write and fenced steps one commit, shared with others under load;
 //! replays, and claims that find a rival, only read. `pool.rs` says how steps share connections.
 
 mod connect;

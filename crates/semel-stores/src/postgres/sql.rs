@@ -344,7 +344,8 @@ const COMPLETE: &str = fenced!(
 );
 
 /// The same parameters as arrays, in the order of the digests; a row for each that was written. A
-/// nested loop, the only join that sessions of ours make, locks the rows in that order.
+/// nested loop, the only join that sessions of ours make, locks the rows in that order. Unnamed
+/// statements have no such session; should they lock otherwise, a deadlock's loser is sent again.
 const COMPLETE_MANY: &str = "
 UPDATE {records} AS r SET state = 'completed', settled_at = {now}, expires_at = {each_replay},
   purge_at = {each_tombstone}, code = q.code::integer, outcome = q.outcome, steps = ''
