@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-use super::{acquired, ask, common, identity, link, open, own, request, table};
+use super::{acquired, ask, common, identity, link, options, own, request, table};
 
 type Tx = Lent<MysqlTransaction>;
 type Error = sqlx::Error;
@@ -23,6 +23,7 @@ type Error = sqlx::Error;
 /// A store and a table of effects beside its records.
 struct Bench {
     store: Arc<MysqlStore>,
+    records: String,
     effects: String,
     url: String,
 }
@@ -33,11 +34,13 @@ impl Bench {
     }
 
     async fn through(url: &str, direct: &str) -> Self {
-        let effects = format!("{}_effects", table());
+        let records = table();
+        let effects = format!("{records}_effects");
         let sql = format!("CREATE TABLE {effects} (name varchar(64) NOT NULL, INDEX (name))");
         ask(&mut link(direct).await, sql).await;
         Self {
-            store: Arc::new(open(url).await),
+            store: Arc::new(options(url).table(&records).unwrap().open().await.unwrap()),
+            records,
             effects,
             url: direct.into(),
         }
@@ -202,6 +205,43 @@ async fn an_attempt_past_its_lease_commits_nothing() {
         bench.store.rollback(tx).await;
         assert_eq!(bench.effects(&key).await, 1);
     }
+}
+
+#[test]
+fn a_client_that_dies_anywhere_leaves_both_or_neither() {
+    let looking = tokio::runtime::Runtime::new().unwrap();
+    let bench = looking.block_on(async { Bench::at(&common().await).await });
+    let brief = policy().with_lease(Duration::from_millis(200));
+    let mut both = 0;
+    for round in 0..30_u64 {
+        let key = format!("key-{round}");
+        let dying = tokio::runtime::Runtime::new().unwrap();
+        let options = options(&bench.url).table(&bench.records).unwrap();
+        let store = dying.block_on(async { Arc::new(options.open().await.unwrap()) });
+        let (name, sql) = (key.clone(), bench.insert(&key));
+        dying.spawn(async move {
+            let guard = Guard::new(store, brief);
+            let (asked, options) = (Fingerprint::of(b"request"), TransactOptions::default());
+            let work = move |_, tx| execute(tx, sql.clone());
+            drop(guard.transact(&identity(&name), asked, options, work).await);
+        });
+        std::thread::sleep(Duration::from_micros(600 * round));
+        // Its tasks end wherever they are, and its connections with them.
+        dying.shutdown_background();
+        looking.block_on(async {
+            sleep(Duration::from_millis(250)).await;
+            let done = bench.state(&key).await == Some(StateKind::Completed);
+            assert_eq!(bench.effects(&key).await, i64::from(done), "{key}");
+            both += u32::from(done);
+            let sql = bench.insert(&key);
+            let work = move |_, tx| execute(tx, sql.clone());
+            let ran = bench.run(&key, brief, TransactOptions::default(), work);
+            assert_eq!(ran.await.unwrap().into_inner(), "done");
+            assert_eq!(bench.effects(&key).await, 1, "{key}");
+        });
+    }
+    println!("{both} of 30 were done before they died");
+    assert!(both < 30);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
 use semel_stores::{PostgresStore, PostgresTransaction};
 use semel_testkit::proxy::{Fault, Proxy};
-use semel_testkit::servers::{Postgres, Server as _};
+use semel_testkit::servers::{PgBouncer, Postgres, Server as _};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
@@ -744,6 +744,32 @@ async fn deadlocks_run_again_within_the_bound() {
     let ran = both(0).await;
     let failed = ran.iter().filter(|r| matches!(r, Err(RunError::Failed(_))));
     assert_eq!(failed.count(), 1, "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_go_through_a_pooler() {
+    let server = Postgres::start(&[]).unwrap();
+    let pooler = PgBouncer::start(&server).unwrap();
+    let url = format!("{}?prepared=off&listen=off", pooler.url());
+    let bench = Bench::through(&url, &server.url()).await;
+    for isolation in [Isolation::ReadCommitted, Isolation::Serializable] {
+        let key = format!("{isolation:?}");
+        for seen in [false, true] {
+            let ran = run(
+                bench.guard(policy()),
+                &key,
+                asked(),
+                at(isolation),
+                bench.effect(&key),
+            );
+            match ran.await.unwrap() {
+                Ran::First(_) => assert!(!seen),
+                Ran::Replayed(_) => assert!(seen),
+                Ran::Unprotected(_) => unreachable!(),
+            }
+        }
+        assert_eq!(bench.effects(&key).await, 1);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
