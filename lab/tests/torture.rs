@@ -76,6 +76,12 @@ fn redis() {
     torture("redis", "pause-server,halve-answers");
 }
 
+#[cfg(feature = "redis")]
+#[test]
+fn redis_cluster() {
+    torture("redis-cluster", "failover,pause-worker");
+}
+
 #[cfg(feature = "nats")]
 #[test]
 fn nats() {
