@@ -9,6 +9,7 @@ pub mod controls;
 pub mod history;
 pub mod ledger;
 pub mod nemesis;
+pub mod power;
 pub mod report;
 pub mod torture;
 pub mod worker;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, torture};
+use semel_lab::{controls, power, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -38,6 +38,19 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             let folder = arguments.next().context("check needs a run's folder")?;
             torture::again(folder.as_ref())
         }
+        Some("power-loss") => power::run(arguments, &std::env::current_exe()?),
+        // Not for people: a set-up of `power-loss`, and its callers.
+        Some(power::COMMAND) => {
+            let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
+            let (store, setting) = (next("store")?, next("setting")?);
+            let (folder, seconds) = (next("folder")?, next("seconds")?.parse()?);
+            power::set_up(&store, &setting, folder.as_ref(), seconds)?;
+            Ok(true)
+        }
+        Some(power::callers::COMMAND) => {
+            power::callers::run(&arguments.next().context("no URL")?)?;
+            Ok(true)
+        }
         // Not for people: a worker of a run.
         Some(process::COMMAND) => {
             let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
@@ -47,9 +60,10 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
-            controls::USAGE
+            controls::USAGE,
+            power::USAGE
         ),
     }
 }

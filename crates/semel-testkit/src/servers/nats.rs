@@ -56,6 +56,14 @@ impl Nats {
     /// # Errors
     /// Says what is not installed, or shows what a server printed.
     pub fn start_nodes(release: NatsRelease, count: usize) -> Result<Self> {
+        Self::start_nodes_with(release, count, "")
+    }
+
+    /// The same with these settings of JetStream (`sync_interval: always`) beside the default ones.
+    ///
+    /// # Errors
+    /// Says what is not installed, or shows what a server printed.
+    pub fn start_nodes_with(release: NatsRelease, count: usize, jetstream: &str) -> Result<Self> {
         let program = release.program()?;
         let folder = port::folder("nats")?;
         let routes: Result<Vec<u16>> = (0..count).map(|_| port::free()).collect();
@@ -66,7 +74,7 @@ impl Nats {
             let data = folder.path().join(number.to_string());
             let mut settings = format!(
                 "server_name: node{number}\nlisten: 127.0.0.1:{client}\nhttp: 127.0.0.1:{monitor}\n\
-                 jetstream {{ store_dir: \"{}\" }}\n",
+                 jetstream {{\n  store_dir: \"{}\"\n  {jetstream}\n}}\n",
                 data.display()
             );
             if count > 1 {

@@ -1,0 +1,133 @@
+//! The set-ups: a store with the settings that decide what it keeps.
+
+use std::path::Path;
+
+use anyhow::Result;
+use semel_testkit::servers::{MariaDb, Nats, NatsRelease, Postgres, Redis, Server};
+
+/// A store and its setting.
+#[derive(Debug)]
+pub(super) struct Setup {
+    /// As `--store` has it.
+    pub(super) store: &'static str,
+    /// What decides.
+    pub(super) setting: &'static str,
+    /// Whether acknowledged steps are expected to be lost: then it is a control.
+    pub(super) loses: bool,
+    start: fn(&Path) -> Result<Running>,
+}
+
+/// A set-up that runs.
+pub(super) struct Running {
+    /// How to open the store.
+    pub(super) url: String,
+    /// Nothing where the store is in its callers' process.
+    pub(super) server: Option<Box<dyn Server>>,
+}
+
+impl Setup {
+    /// The one with this store and setting.
+    pub(super) fn find(store: &str, setting: &str) -> Option<&'static Self> {
+        ALL.iter()
+            .find(|setup| setup.store == store && setup.setting == setting)
+    }
+
+    /// Starts it. Its data is on the disk mounted at `place`, which is where temporary folders are.
+    pub(super) fn start(&self, place: &Path) -> Result<Running> {
+        (self.start)(place)
+    }
+}
+
+const fn keeps(
+    store: &'static str,
+    setting: &'static str,
+    start: fn(&Path) -> Result<Running>,
+) -> Setup {
+    Setup {
+        store,
+        setting,
+        loses: false,
+        start,
+    }
+}
+
+const fn loses(
+    store: &'static str,
+    setting: &'static str,
+    start: fn(&Path) -> Result<Running>,
+) -> Setup {
+    Setup {
+        loses: true,
+        ..keeps(store, setting, start)
+    }
+}
+
+/// All of them.
+pub(super) const ALL: &[Setup] = &[
+    keeps("file", "as it comes", |place| embedded("file:", place, "")),
+    keeps("sqlite", "synchronous=full", |place| {
+        embedded("sqlite:", place, "")
+    }),
+    loses("sqlite", "synchronous=normal", |place| {
+        embedded("sqlite:", place, "?synchronous=normal")
+    }),
+    keeps("postgres", "synchronous_commit=on", |_| {
+        served(Postgres::start(&["synchronous_commit=on"])?)
+    }),
+    loses("postgres", "synchronous_commit=off", |_| {
+        served(Postgres::start(&["synchronous_commit=off"])?)
+    }),
+    keeps("mariadb", "innodb_flush_log_at_trx_commit=1", |_| {
+        served(MariaDb::start(&["innodb-flush-log-at-trx-commit=1"])?)
+    }),
+    loses("mariadb", "innodb_flush_log_at_trx_commit=2", |_| {
+        served(MariaDb::start(&["innodb-flush-log-at-trx-commit=2"])?)
+    }),
+    loses("mariadb", "innodb_flush_log_at_trx_commit=0", |_| {
+        served(MariaDb::start(&["innodb-flush-log-at-trx-commit=0"])?)
+    }),
+    keeps("redis", "appendfsync always", |_| redis("always")),
+    loses("redis", "appendfsync everysec", |_| redis("everysec")),
+    loses("redis", "appendonly no", |_| {
+        served(Redis::start(&["--appendonly", "no"])?)
+    }),
+    keeps("nats", "sync_interval: always", |_| nats(1, ALWAYS)),
+    loses("nats", "as it comes", |_| nats(1, "")),
+    keeps("nats-cluster", "sync_interval: always", |_| nats(3, ALWAYS)),
+    loses("nats-cluster", "as it comes", |_| nats(3, "")),
+];
+
+const ALWAYS: &str = "sync_interval: always";
+
+fn embedded(scheme: &str, place: &Path, parameters: &str) -> Result<Running> {
+    let path = place.join("store");
+    Ok(Running {
+        url: format!("{scheme}{}{parameters}", path.display()),
+        server: None,
+    })
+}
+
+fn served(server: impl Server + 'static) -> Result<Running> {
+    Ok(Running {
+        url: server.url(),
+        server: Some(Box::new(server)),
+    })
+}
+
+fn redis(sync: &str) -> Result<Running> {
+    served(Redis::start(&[
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        sync,
+    ])?)
+}
+
+// A current release: earlier ones do not know `always`.
+fn nats(nodes: usize, jetstream: &str) -> Result<Running> {
+    served(Nats::start_nodes_with(
+        NatsRelease::Current,
+        nodes,
+        jetstream,
+    )?)
+}
