@@ -97,6 +97,14 @@ impl Callers {
         Ok(callers)
     }
 
+    /// Fails where they are not at it any more.
+    pub(super) fn work(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("callers ended by themselves ({status})"),
+            None => Ok(()),
+        }
+    }
+
     /// Stops them where they are.
     pub(super) fn pause(&self) -> Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?).context("no process")?;
@@ -206,4 +214,26 @@ fn identity(key: u64) -> Result<Identity, StoreError> {
     let key = Key::new(&format!("{key:016x}"))
         .map_err(|error| StoreError::new(StoreErrorKind::Config, error.to_string()))?;
     Ok(Identity::new(Scope::new(["power"]), "complete", key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Heard;
+
+    #[test]
+    fn only_what_was_acknowledged_counts_as_such() {
+        let mut heard = Heard::default();
+        for line in ["sent 1", "sent 2", "sent 3", "done 2", "not 3"] {
+            heard.take(line).unwrap();
+        }
+        assert_eq!(heard.acknowledged.into_iter().collect::<Vec<_>>(), [2]);
+        assert_eq!(heard.unknown.into_iter().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn other_lines_are_errors() {
+        for line in ["", "done", "done x", "perhaps 1"] {
+            assert!(Heard::default().take(line).is_err(), "{line:?}");
+        }
+    }
 }

@@ -66,8 +66,9 @@ pub(super) fn measure(
     // It was made long ago; what counts is what is done from now on.
     disk.sync()?;
 
-    let callers = Callers::start(&std::env::current_exe()?, &running.url)?;
+    let mut callers = Callers::start(&std::env::current_exe()?, &running.url)?;
     sleep(length);
+    callers.work()?;
     let heard = cut(&mut disk, &running, callers)?;
     let mut measured = Measured {
         acknowledged: heard.acknowledged.len(),

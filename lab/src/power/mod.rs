@@ -117,6 +117,15 @@ pub fn run(arguments: impl IntoIterator<Item = String>, program: &Path) -> Resul
     if !rustix::process::geteuid().is_root() {
         bail!("power-loss needs root: it puts the stores' data on images that it mounts");
     }
+    let tried = Command::new("unshare").args(["--mount", "true"]).output();
+    let tried = tried.context("cannot run unshare")?;
+    if !tried.status.success() {
+        let said = String::from_utf8_lossy(&tried.stderr);
+        bail!(
+            "power-loss must be allowed to mount images: {}",
+            said.trim()
+        );
+    }
     let (mut setups, mut wrong) = (0, Vec::new());
     for setup in setup::ALL.iter().filter(|setup| options.wants(setup)) {
         let line = Line::measure(setup, &options, program)
@@ -174,4 +183,35 @@ pub fn set_up(store: &str, setting: &str, folder: &Path, seconds: u64) -> Result
     let measured = measure::measure(setup, folder, &place(folder), length)?;
     println!("{}", serde_json::to_string(&measured)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Options;
+
+    fn parse(words: &str) -> anyhow::Result<Options> {
+        Options::parse(words.split_whitespace().map(String::from))
+    }
+
+    #[test]
+    fn several_stores_follow_one_option() {
+        let options = parse("--store file redis --seconds 3 --store nats").unwrap();
+        assert_eq!(options.stores, ["file", "redis", "nats"]);
+        assert_eq!(options.seconds, 3);
+        assert_eq!(parse("").unwrap().seconds, 10);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (words, wanted) in [
+            ("--store dynamodb", "nats-cluster"),
+            ("--store", "needs a value"),
+            ("--seconds soon", "--seconds"),
+            ("file", "usage"),
+            ("--seconds 3 file", "usage"),
+        ] {
+            let error = parse(words).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{words}: {error}");
+        }
+    }
 }
