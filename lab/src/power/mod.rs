@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 pub use measure::Measured;
-use setup::Setup;
+use setup::{Expected, Setup};
 
 /// How to write the command.
 pub const USAGE: &str = "power-loss [--store NAME…] [--seconds 10]";
@@ -92,15 +92,16 @@ impl Line {
             setting: setup.setting,
             measured: Measured::default(),
             runs: 0,
-            expected: if setup.loses { "some" } else { "none" },
+            expected: setup.expected.loss(),
             ok: false,
         };
         loop {
             line.runs += 1;
             line.measured += once(setup, options, program)?;
-            line.ok = line.measured.error.is_none() && setup.loses == (line.measured.lost > 0);
-            let again = setup.loses && !line.ok && line.measured.error.is_none();
-            if !again || line.runs == TRIES {
+            line.ok = setup.expected.is_met(&line.measured);
+            let control = setup.expected != Expected::Kept;
+            let nothing = line.measured.lost == 0;
+            if !(control && nothing) || line.runs == TRIES {
                 return Ok(line);
             }
         }
