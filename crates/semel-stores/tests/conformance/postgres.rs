@@ -1,14 +1,13 @@
 //! PostgreSQL: a table for each case; named statements and pushes, unnamed ones and polling, one
 //! connection for all callers, and by way of a pooler.
 
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use semel::conformance::{Bench, Factory, Failure};
 use semel::store::Nonce;
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
-use semel_testkit::servers::{Kind, PgBouncer, Postgres, Server as _, shared};
+use semel_testkit::servers::{Kind, shared};
 
 use super::trials;
 
@@ -32,20 +31,6 @@ enum Way {
     Pooled,
 }
 
-/// A server with a pooler before it, for this process.
-fn pooler() -> Result<(String, String), Failure> {
-    static STARTED: OnceLock<Mutex<Option<(Postgres, PgBouncer)>>> = OnceLock::new();
-    let started = STARTED.get_or_init(Mutex::default);
-    let mut started = started.lock().unwrap_or_else(|e| e.into_inner());
-    if started.is_none() {
-        let server = Postgres::start(&[]).map_err(failure)?;
-        let pooler = PgBouncer::start(&server).map_err(failure)?;
-        *started = Some((server, pooler));
-    }
-    let (server, pooler) = started.as_ref().ok_or_else(|| Failure::new("no server"))?;
-    Ok((pooler.url(), server.url()))
-}
-
 fn failure(error: impl std::fmt::Display) -> Failure {
     Failure::new(format!("{error:#}"))
 }
@@ -53,20 +38,21 @@ fn failure(error: impl std::fmt::Display) -> Failure {
 impl Way {
     fn options(self, table: &str) -> Result<PostgresOptions, Failure> {
         let url = match self {
-            Self::Usual => format!("{}?table={table}", server()?),
-            Self::One => format!("{}?table={table}&connections=1", server()?),
-            Self::Unnamed => format!("{}?table={table}&prepared=off&listen=off", server()?),
-            Self::Pooled => {
-                let (pooled, direct) = pooler()?;
-                format!("{pooled}?table={table}&prepared=off&listen={direct}")
+            Self::Usual => format!("{}?table={table}", server(Kind::Postgres)?),
+            Self::One => format!("{}?table={table}&connections=1", server(Kind::Postgres)?),
+            Self::Unnamed => {
+                let url = server(Kind::Postgres)?;
+                format!("{url}?table={table}&prepared=off&listen=off")
             }
+            // Its URL has parameters already.
+            Self::Pooled => format!("{}&table={table}", server(Kind::PgBouncer)?),
         };
         PostgresOptions::from_url(&url).map_err(failure)
     }
 }
 
-fn server() -> Result<String, Failure> {
-    shared(Kind::Postgres).map_err(failure)
+fn server(kind: Kind) -> Result<String, Failure> {
+    shared(kind).map_err(failure)
 }
 
 async fn open(options: PostgresOptions) -> Result<PostgresStore, Failure> {

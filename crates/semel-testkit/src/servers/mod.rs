@@ -19,7 +19,7 @@ pub use dynamodb::DynamoDb;
 pub use mariadb::MariaDb;
 pub use nats::{Nats, NatsRelease};
 pub use node::{Node, Signal};
-pub use postgres::{PgBouncer, Postgres};
+pub use postgres::{PgBouncer, Pooled, Postgres};
 pub use redis::{Redis, RedisCluster};
 
 /// What kinds of server there are.
@@ -27,6 +27,8 @@ pub use redis::{Redis, RedisCluster};
 pub enum Kind {
     /// PostgreSQL with durable settings.
     Postgres,
+    /// The same behind PgBouncer in transaction mode.
+    PgBouncer,
     /// MariaDB with durable settings.
     MariaDb,
     /// A single Redis that syncs its log at every write.
@@ -43,8 +45,9 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Postgres,
+        Self::PgBouncer,
         Self::MariaDb,
         Self::Redis,
         Self::RedisCluster,
@@ -57,6 +60,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Postgres => "postgres",
+            Self::PgBouncer => "pgbouncer",
             Self::MariaDb => "mariadb",
             Self::Redis => "redis",
             Self::RedisCluster => "redis-cluster",
@@ -104,6 +108,7 @@ pub trait Server: Send + Sync {
 pub fn start(kind: Kind) -> Result<Box<dyn Server>> {
     let server: Result<Box<dyn Server>> = match kind {
         Kind::Postgres => Postgres::start(&[]).map(boxed),
+        Kind::PgBouncer => Pooled::start().map(boxed),
         Kind::MariaDb => MariaDb::start(&[]).map(boxed),
         Kind::Redis => Redis::start(&[]).map(boxed),
         Kind::RedisCluster => RedisCluster::start().map(boxed),

@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail};
@@ -33,7 +35,30 @@ pub(super) fn folder(name: &str) -> Result<TempDir> {
         .prefix(&format!("semel-{name}-"))
         .tempdir()?;
     open_to_all(folder.path())?;
+    remove_at_the_end(folder.path());
     Ok(folder)
+}
+
+/// Folders go with their handles. A process that is killed, or keeps a server to its end, drops no
+/// handle: a shell that reads from it removes what is left once nobody writes any more.
+fn remove_at_the_end(folder: &Path) {
+    static REMOVER: Mutex<Option<Child>> = Mutex::new(None);
+    let mut remover = REMOVER.lock().unwrap_or_else(PoisonError::into_inner);
+    if remover.is_none() {
+        // The servers are killed at the same time, and may write a moment longer.
+        let script = "all=$(cat); sleep 1; echo \"$all\" | xargs -d '\\n' rm -rf --";
+        *remover = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok();
+    }
+    // Without it the folder stays: no reason to fail a test.
+    if let Some(input) = remover.as_mut().and_then(|child| child.stdin.as_mut()) {
+        writeln!(input, "{}", folder.display()).ok();
+    }
 }
 
 fn open_to_all(path: &Path) -> Result<()> {

@@ -160,6 +160,41 @@ impl PgBouncer {
     }
 }
 
+/// A PostgreSQL, and a PgBouncer before it.
+#[derive(Debug)]
+pub struct Pooled {
+    bouncer: PgBouncer,
+    server: Postgres,
+}
+
+impl Pooled {
+    /// Starts both.
+    ///
+    /// # Errors
+    /// Says what is not installed, or shows what they printed.
+    pub fn start() -> Result<Self> {
+        let server = Postgres::start(&[])?;
+        let bouncer = PgBouncer::start(&server)?;
+        Ok(Self { bouncer, server })
+    }
+}
+
+impl Server for Pooled {
+    fn url(&self) -> String {
+        self.url_through(self.address())
+    }
+
+    // Pushes go around it: it hands out connections by transaction.
+    fn url_through(&self, address: SocketAddr) -> String {
+        let through = self.server.url_through(address);
+        format!("{through}?prepared=off&listen={}", self.server.url())
+    }
+
+    fn nodes(&self) -> Vec<&Node> {
+        vec![&self.bouncer.node, &self.server.node]
+    }
+}
+
 fn give_to(folder: &TempDir) -> Result<()> {
     let path = folder.path().display().to_string();
     guarded::run("chown", &[USER.to_owned(), path], None)?;
