@@ -164,15 +164,22 @@ impl Node {
         self.signal_all(Signal::CONT);
     }
 
-    /// SIGKILL to it and its children, and waits until it is gone. PostgreSQL's children would
+    /// SIGKILL to it and its children, and waits until they are gone. PostgreSQL's children would
     /// otherwise live a moment longer than the server, and keep the next one from starting.
     pub fn kill(&self) {
         if let Some(mut child) = self.process().take() {
-            for orphan in children(child.id()) {
-                send(orphan, Signal::KILL);
+            // Stopped, it makes no more of them.
+            send(child.id(), Signal::STOP);
+            let orphans = children(child.id());
+            for orphan in &orphans {
+                send(*orphan, Signal::KILL);
             }
             child.kill().ok();
             child.wait().ok();
+            let end = Instant::now() + PATIENCE;
+            while orphans.iter().any(|orphan| runs(*orphan)) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 
@@ -242,6 +249,15 @@ fn children(id: u32) -> Vec<u32> {
     list.split_whitespace()
         .filter_map(|c| c.parse().ok())
         .collect()
+}
+
+// Whether it is there and is more than a remainder that nobody has asked about.
+fn runs(id: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    let state = status
+        .rsplit_once(") ")
+        .map(|(_, rest)| rest.starts_with('Z'));
+    state == Some(false)
 }
 
 fn answers(address: SocketAddr, question: &str, wanted: &str) -> bool {
