@@ -128,6 +128,9 @@ impl<'a> Reader<'a> {
             resolved,
             progress,
         };
+        // The statement's time is taken when it begins, and it may have to wait. What it read had
+        // happened by then: no lease looks longer than it was asked for.
+        let now = now.max(record.claimed_at);
         Ok((now, Some(record)))
     }
 
