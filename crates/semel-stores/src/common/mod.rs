@@ -1,6 +1,8 @@
-//! What stores outside the process share: how they are opened and closed, and who waits here.
-//! Nothing here knows a server or a rule of the protocol.
+//! What stores share: how they are opened and closed, who waits here, and what travels to a thread
+//! that decides. Nothing here knows a server or a rule of the protocol.
 
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod change;
 mod driver;
 #[cfg(feature = "_server")]
 mod gate;
@@ -17,6 +19,8 @@ pub(crate) use self::{
     location::Location,
     waiters::{Poll, Running, Waiters},
 };
+#[cfg(any(feature = "file", feature = "sqlite"))]
+pub(crate) use change::Change;
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "postgres")]

@@ -12,7 +12,8 @@ use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 use super::engine::{Batch, Engine};
 use super::keys::{self, ExpiryKey};
 use super::shared::{State, read_settled};
-use super::step::{Answer, Change, Step};
+use super::step::{Answer, Step};
+use crate::common::Change;
 
 /// Steps decided against what is on disk and what earlier steps of the group wrote.
 #[derive(Default)]

@@ -66,14 +66,14 @@ use semel::{
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout as within;
 
-use crate::common::{Driver, Migrated};
+use crate::common::{Change, Driver, Migrated};
 use crate::{OpenError, OpenOptions};
 
 pub use engine::{Batch, Engine, Visit};
 pub use open::FileOptions;
 use queue::Queue;
 use shared::{Seen, Shared, decode};
-use step::{Change, Done, Step, lost};
+use step::{Done, Step, lost};
 
 /// Opened by `file:PATH`.
 pub(crate) const DRIVER: Driver = Driver {

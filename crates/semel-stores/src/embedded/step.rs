@@ -1,13 +1,10 @@
 //! Steps as they travel to the committer, and their answers on the way back.
 
-use std::time::Duration;
-
-use semel::record;
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, Label, Purged, Resolution, Result, Retention, Token,
-};
-use semel::{FinishedStep, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp};
+use semel::store::{Claim, ClaimRequest, Entry, Fenced, Label, Purged, Result};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
+
+use crate::common::Change;
 
 /// Where a step's answer goes. Nobody may be there any more; the step is done all the same.
 pub(super) type Done<T> = oneshot::Sender<Result<T>>;
@@ -41,37 +38,6 @@ pub(super) enum Step {
     Clear {
         done: Done<()>,
     },
-}
-
-/// A fenced change of one record.
-pub(super) enum Change {
-    Renew(Token, Duration),
-    Complete(Token, Outcome, Retention),
-    KeepStep(Token, FinishedStep, usize),
-    Abandon(Token),
-    MarkUnknown(Token),
-    Resolve(Box<Resolution>),
-}
-
-impl Change {
-    /// Decides; `floor` is the highest fence given out.
-    pub(super) fn decide(
-        &self,
-        record: Option<&Record>,
-        now: Timestamp,
-        floor: Fence,
-    ) -> record::Step {
-        match self {
-            Self::Renew(token, lease) => record::renew(record, token, *lease, now),
-            Self::Complete(token, outcome, retention) => {
-                record::complete(record, token, outcome, *retention, now)
-            }
-            Self::KeepStep(token, step, kept) => record::keep_step(record, token, step, *kept),
-            Self::Abandon(token) => record::abandon(record, token, now),
-            Self::MarkUnknown(token) => record::mark_unknown(record, token, now),
-            Self::Resolve(resolution) => record::resolve(record, resolution, now, floor),
-        }
-    }
 }
 
 /// An answer that waits for its group to be on disk.

@@ -15,11 +15,11 @@ use super::connect::Place;
 use super::queue::Queue;
 use super::reader::{Read, Reader, closing};
 use super::shared::Shared;
-use super::step::{Answer, Change, Done, Step, Work};
+use super::step::{Answer, Done, Step, Work};
 use super::transact::Lending;
 use super::writer::Writer;
 use super::{SqliteStore, error, spawn};
-use crate::common::Gate;
+use crate::common::{Change, Gate};
 
 /// The largest outcome, in its byte form. It is in memory more than once while it is written.
 const MAX_OUTCOME: usize = 32 << 20;

@@ -78,9 +78,9 @@ use tokio::sync::{oneshot, watch};
 use self::handle::{Counted, check_size};
 use self::reader::Read;
 use self::shared::Shared;
-use self::step::{Answer, Change, Work};
+use self::step::{Answer, Work};
 use crate::OpenOptions;
-use crate::common::{Driver, Gate, Poll};
+use crate::common::{Change, Driver, Gate, Poll};
 
 pub use self::options::SqliteOptions;
 use self::transact::Lending;

@@ -1,16 +1,13 @@
 //! Steps as they travel to the writer's thread, and how each is decided.
 
-use std::time::Duration;
-
 use rusqlite::Result;
 use semel::record::{self, Decision};
-use semel::store::{
-    Claim, ClaimRequest, Fence, Fenced, Label, Purged, Resolution, Retention, Token, Verdict,
-};
-use semel::{FinishedStep, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, Label, Purged, Verdict};
+use semel::{IdentityDigest, Record, StoreError, StoreErrorKind, Timestamp};
 use tokio::sync::oneshot;
 
 use super::statements::Statements;
+use crate::common::Change;
 
 /// Where an answer goes. Nobody may be there any more.
 pub(super) type Done<T> = oneshot::Sender<semel::store::Result<T>>;
@@ -29,16 +26,6 @@ pub(super) enum Work {
     /// Writes the clock, to see that writing works.
     Touch,
     Clear,
-}
-
-/// A fenced change of one record.
-pub(super) enum Change {
-    Renew(Token, Duration),
-    Complete(Token, Outcome, Retention),
-    KeepStep(Token, FinishedStep, usize),
-    Abandon(Token),
-    MarkUnknown(Token),
-    Resolve(Box<Resolution>),
 }
 
 #[derive(Debug)]
@@ -130,12 +117,14 @@ fn fenced(
     course: &mut Course,
 ) -> Result<Fenced> {
     let Some(found) = on.find(digest)? else {
-        return Ok(Fenced::Refused(match change.decide(None, course) {
-            Err(refusal) => refusal,
-            Ok(_) => semel::store::Refusal::Missing,
-        }));
+        return Ok(Fenced::Refused(
+            match change.decide(None, course.now, course.fence) {
+                Err(refusal) => refusal,
+                Ok(_) => semel::store::Refusal::Missing,
+            },
+        ));
     };
-    match change.decide(Some(&found.record), course) {
+    match change.decide(Some(&found.record), course.now, course.fence) {
         Err(refusal) => Ok(refusal.into()),
         Ok(None) => Ok(Fenced::Applied),
         Ok(Some(record)) => {
@@ -150,22 +139,6 @@ impl Course {
     fn wrote(&mut self, record: &Record) {
         self.wrote = true;
         self.fence = self.fence.max(record.token.fence);
-    }
-}
-
-impl Change {
-    fn decide(&self, record: Option<&Record>, course: &Course) -> record::Step {
-        let now = course.now;
-        match self {
-            Self::Renew(token, lease) => record::renew(record, token, *lease, now),
-            Self::Complete(token, outcome, retention) => {
-                record::complete(record, token, outcome, *retention, now)
-            }
-            Self::KeepStep(token, step, kept) => record::keep_step(record, token, step, *kept),
-            Self::Abandon(token) => record::abandon(record, token, now),
-            Self::MarkUnknown(token) => record::mark_unknown(record, token, now),
-            Self::Resolve(resolution) => record::resolve(record, resolution, now, course.fence),
-        }
     }
 }
 

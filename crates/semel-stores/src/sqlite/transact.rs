@@ -21,9 +21,9 @@ use tokio::time::timeout;
 use super::connect::{Place, Role};
 use super::error::{LOCKED, Phase, is_busy, told};
 use super::handle::check_size;
-use super::step::Change;
 use super::transaction::complete;
 use super::{SqliteStore, no_thread};
+use crate::common::Change;
 
 /// The connection for transactions, while nobody has it.
 pub(super) struct Lending {

@@ -10,7 +10,8 @@ use super::error::{Phase, is_busy, told};
 use super::handle::check_size;
 use super::shared::Shared;
 use super::statements::Statements;
-use super::step::{Answer, Change, Course, Work};
+use super::step::{Answer, Course, Work};
+use crate::common::Change;
 
 const BUSY: &str = "another connection wrote after this transaction had read, or holds the lock of \
      the database file: roll back, and begin with TransactionBehavior::Immediate";

@@ -15,7 +15,8 @@ use super::queue::Woken;
 use super::room::Room;
 use super::shared::Shared;
 use super::statements::Statements;
-use super::step::{Answer, Change, Course, Step, Work};
+use super::step::{Answer, Course, Step, Work};
+use crate::common::Change;
 
 pub(super) struct Writer {
     pub(super) shared: Arc<Shared>,
