@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use semel::store::Retention;
+use semel::purge::Purger;
 use semel::{AnyStore, Store as _};
 use semel_testkit::servers::{Kind, start};
 
@@ -15,8 +16,6 @@ use crate::report::{Goal, Measurement, Run, progress};
 
 /// How many callers claim meanwhile.
 const CALLERS: usize = 4;
-/// How many records a purge may remove in one call, as the gateway asks.
-const SLICE: usize = 1_000;
 
 pub(super) fn measure(run: &Run) -> Result<()> {
     let directory = disk::directory()?;
@@ -58,14 +57,8 @@ async fn both(url: &str, expired: usize, run: &Run) -> Result<(f64, f64, Duratio
     let stop = Arc::new(AtomicBool::new(false));
     let claims = tokio::spawn(self::claims(store.clone(), next, stop.clone()));
     let started = Instant::now();
-    let mut removed = 0;
-    while removed < expired {
-        let purged = store.purge(SLICE).await?;
-        removed += purged.removed;
-        if !purged.more {
-            break;
-        }
-    }
+    let purged = Purger::new(store.clone()).once().await?;
+    anyhow::ensure!(purged >= expired, "{purged} of {expired} were purged");
     let took = started.elapsed();
     stop.store(true, Ordering::Relaxed);
     let (with, _) = claims.await??;

@@ -14,7 +14,6 @@ mod headers;
 pub mod metrics;
 mod problem;
 pub mod proxy;
-pub mod purge;
 pub mod serve;
 pub mod stack;
 mod values;

@@ -11,6 +11,7 @@
 //! | keep records | a [`Store`], for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
 //! | commit work and its record together | [`Guard::transact`](guard::Guard::transact) |
+//! | remove what is past its retention | a [`Purger`](purge::Purger) |
 //! | know how a record may change | [`record`] |
 //! | check a store of one's own | `conformance`, behind the feature of that name |
 
@@ -26,6 +27,7 @@ mod key;
 pub mod memory;
 mod outcome;
 mod progress;
+pub mod purge;
 pub mod record;
 pub mod store;
 mod sync;

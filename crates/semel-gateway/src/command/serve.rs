@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use semel::purge::Purger;
 use semel::store::{Durability, Store as _};
 use semel::{AnyStore, StoreError};
 use semel_stores::{OpenError, OpenOptions, Schema};
@@ -21,7 +22,7 @@ use crate::admin::{self, Admin};
 use crate::config::{Config, Sources};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
-use crate::{purge, serve, stack};
+use crate::{serve, stack};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -108,7 +109,11 @@ async fn gateway(config: &Config) -> Result<(), Error> {
             tracing::error!("admin: {error}");
         }
     });
-    let purging = tokio::spawn(purge::run(Arc::new(store.clone()), metrics));
+    let purger = Purger::new(store.clone());
+    let purging = tokio::spawn(purger.run(move |purged| match purged {
+        Ok(removed) => metrics.purged(removed),
+        Err(error) => tracing::warn!("purge: {error}"),
+    }));
 
     let (last, deadline) = tokio::sync::oneshot::channel();
     let grace = config.drain;
