@@ -8,6 +8,7 @@
 //! | name what is done once | [`Key`], [`Scope`], [`Identity`] |
 //! | say what makes two requests the same | [`Fingerprint`] |
 //! | say what is replayed | [`Outcome`] |
+//! | say how a call's parts become an identity | an [`Operation`](operation::Operation) |
 //! | keep records | a [`Store`], for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
 //! | commit work and its record together | [`Guard::transact`](guard::Guard::transact) |
@@ -25,6 +26,7 @@ pub mod guard;
 mod identity;
 mod key;
 pub mod memory;
+pub mod operation;
 mod outcome;
 mod progress;
 pub mod purge;

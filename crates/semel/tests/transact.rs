@@ -204,6 +204,14 @@ impl Bench {
         &self,
         work: impl Fn(u32) -> Result<String, Failure> + Clone + Send + 'static,
     ) -> Result<Ran<String>, RunError<Failure>> {
+        self.run_as(Some(&identity()), work).await
+    }
+
+    async fn run_as(
+        &self,
+        identity: Option<&Identity>,
+        work: impl Fn(u32) -> Result<String, Failure> + Clone + Send + 'static,
+    ) -> Result<Ran<String>, RunError<Failure>> {
         let guard = Guard::new(self.store.clone(), self.policy);
         let options = TransactOptions::default().with_retries(self.retries);
         let runs = self.runs.clone();
@@ -216,7 +224,7 @@ impl Bench {
             }
         };
         guard
-            .transact(&identity(), Fingerprint::of(b"asked"), options, work)
+            .transact_optional(identity, Fingerprint::of(b"asked"), options, work)
             .await
     }
 
@@ -339,4 +347,49 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(bench.run(counted).await, Err(RunError::Omitted)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn r13_without_a_key_a_transaction_is_committed_without_a_record() {
+    let plainly = async |fates: &[Fate], work: fn(u32) -> Result<String, Failure>| {
+        let bench = Bench::new(fates);
+        let ran = bench.run_as(None, work).await;
+        assert!(bench.store.memory.is_empty());
+        let rolled_back = bench.store.rolled_back.load(Ordering::SeqCst);
+        (ran, bench.runs(), rolled_back)
+    };
+    let (ran, ..) = plainly(&[], counted).await;
+    assert_eq!(ran.unwrap(), Ran::Unprotected("run 0".into()));
+
+    // Conflicts run again, in the commit and in the work, within the bound.
+    let once = |again| match again {
+        0 => Err(Failure(Some(Conflict))),
+        _ => counted(again),
+    };
+    let (ran, _, rolled_back) = plainly(&[Fate::Conflicts], once).await;
+    assert_eq!(ran.unwrap(), Ran::Unprotected("run 2".into()));
+    assert_eq!(rolled_back, 1);
+    let (ran, runs, _) = plainly(&[Fate::Conflicts; 4], counted).await;
+    assert!(
+        matches!(&ran, Err(RunError::Store { ran: true, source }) if source.kind() == StoreErrorKind::NotApplied)
+    );
+    assert_eq!(runs, 4);
+
+    let (ran, runs, rolled_back) = plainly(&[], |_| Err(Failure(None))).await;
+    assert!(matches!(ran, Err(RunError::Failed(_))));
+    assert_eq!((runs, rolled_back), (1, 1));
+
+    // Nobody can tell, and it is not run again.
+    let lost = [Fate::Lost { committed: false }];
+    let (ran, runs, _) = plainly(&lost, counted).await;
+    assert!(
+        matches!(&ran, Err(RunError::Store { ran: true, source }) if source.kind() == StoreErrorKind::Unknown)
+    );
+    assert_eq!(runs, 1);
+
+    let mut bench = Bench::new(&[]);
+    bench.policy = Policy::default().with_key_required(true);
+    let refused = bench.run_as(None, counted).await;
+    assert!(matches!(refused, Err(RunError::KeyRequired)));
+    assert_eq!(bench.runs(), 0);
 }

@@ -32,6 +32,7 @@
 
 mod attempt;
 mod observer;
+mod optional;
 mod policy;
 mod reconcile;
 mod run;
@@ -63,7 +64,8 @@ pub use transact::{Committed, Opening, TransactInfo, TransactOptions};
 pub struct Guard<S>(Arc<Inner<S>>);
 
 struct Inner<S> {
-    store: S,
+    // Shared by the guards of several operations: see `with_policy`.
+    store: Arc<S>,
     policy: Policy,
     observer: Option<Arc<dyn Observer>>,
     reconciler: Option<Arc<dyn Reconciler>>,
@@ -122,11 +124,31 @@ impl<S: Store> Guard<S> {
     /// A guard over `store` with these policies.
     pub fn new(store: S, policy: Policy) -> Self {
         Self(Arc::new(Inner {
-            store,
+            store: Arc::new(store),
             policy,
             observer: None,
             reconciler: None,
             tasks: TaskTracker::new(),
+        }))
+    }
+
+    /// A guard with another policy over the same store, with the same observer, reconciler and tasks:
+    /// one for each kind of operation. [`drain`](Self::drain) of either waits for both.
+    #[must_use]
+    pub fn with_policy(&self, policy: Policy) -> Self {
+        let Inner {
+            store,
+            policy: _,
+            observer,
+            reconciler,
+            tasks,
+        } = &*self.0;
+        Self(Arc::new(Inner {
+            store: Arc::clone(store),
+            policy,
+            observer: observer.clone(),
+            reconciler: reconciler.clone(),
+            tasks: tasks.clone(),
         }))
     }
 

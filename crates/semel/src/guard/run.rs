@@ -10,7 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use super::{AttemptInfo, Begin, Event, Guard, OnFailure, Settled, Steps};
+use super::{AttemptInfo, Begin, Guard, OnFailure, Settled, Steps};
+use crate::operation::CallError;
 use crate::store::Store;
 use crate::{Fingerprint, Identity, Outcome, OutcomeKind, StoreError};
 
@@ -88,6 +89,9 @@ impl<T> Ran<T> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<E> {
+    /// The call does not have what its [operation](crate::operation) needs. Nothing ran.
+    #[error(transparent)]
+    Call(#[from] CallError),
     /// The policy demands a key, and the call had none. Nothing ran.
     #[error("this operation needs a key")]
     KeyRequired,
@@ -259,33 +263,6 @@ impl<S: Store> Guard<S> {
         });
         joined(task).await
     }
-
-    /// Like [`run`](Self::run) for operations whose key is optional: without one, `work` runs
-    /// plainly and no store call is made (R13).
-    ///
-    /// # Errors
-    /// See [`RunError`]; [`KeyRequired`](RunError::KeyRequired) where the policy demands a key.
-    pub async fn run_optional<T, E, F, W>(
-        &self,
-        identity: Option<&Identity>,
-        fingerprint: Fingerprint,
-        work: F,
-    ) -> Result<Ran<T>, RunError<E>>
-    where
-        T: Value + Send + 'static,
-        E: Display + Send + 'static,
-        F: FnOnce(AttemptInfo) -> W,
-        W: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        match identity {
-            Some(identity) => self.run(identity, fingerprint, work).await,
-            None if self.policy().key_required() => Err(RunError::KeyRequired),
-            None => {
-                self.observe(Event::Unkeyed);
-                unprotected(work(AttemptInfo::UNPROTECTED)).await
-            }
-        }
-    }
 }
 
 /// What a task answers, for a caller who waits for it.
@@ -300,7 +277,7 @@ pub(super) async fn joined<T>(task: JoinHandle<T>) -> T {
     }
 }
 
-async fn unprotected<T, E>(
+pub(super) async fn unprotected<T, E>(
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<Ran<T>, RunError<E>> {
     work.await.map(Ran::Unprotected).map_err(RunError::Failed)

@@ -365,14 +365,17 @@ where
     }
 }
 
-async fn roll_back<S: Transactional>(guard: &Guard<S>, transaction: Option<S::Transaction>) {
+pub(super) async fn roll_back<S: Transactional>(
+    guard: &Guard<S>,
+    transaction: Option<S::Transaction>,
+) {
     if let Some(transaction) = transaction {
         guard.store().rollback(transaction).await;
     }
 }
 
 /// The error of a transaction that was certainly rolled back, whatever its answer was.
-fn certain(error: StoreError) -> StoreError {
+pub(super) fn certain(error: StoreError) -> StoreError {
     match error.kind() {
         StoreErrorKind::Unknown => {
             StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
@@ -382,7 +385,7 @@ fn certain(error: StoreError) -> StoreError {
 }
 
 /// Lets others go first: up to 10 ms, up to 20 ms, … and not all for the same time.
-async fn pause(again: u32) {
+pub(super) async fn pause(again: u32) {
     let most = Duration::from_millis(10 << again.min(6));
     let chance = Nonce::random().map_or(255, |nonce| nonce.as_bytes()[0]);
     sleep(most * u32::from(chance) / 255).await;

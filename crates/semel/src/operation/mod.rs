@@ -1,0 +1,245 @@
+//! Operations: how a call's parts become the identity of what is done once.
+//!
+//! An [`Operation`] declares its name, which parts of the caller its keys belong to, where the key
+//! comes from and how long the answer is kept. Bound to a guard with [`on`](Operation::on) it runs
+//! any async function once. Which strategy when: `docs/keys.md`.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use semel::guard::{Guard, Policy, Ran};
+//! use semel::memory::MemoryStore;
+//! use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
+//! use semel::{KeyRule, store::Retention};
+//!
+//! // One store, one guard; each operation with its own retention.
+//! let guard = Guard::new(MemoryStore::default(), Policy::default());
+//! let client = KeyFrom::Client(KeyRule::GENERAL);
+//! let open = Operation::new("open", [Part::TENANT, Part::ACCOUNT], client)
+//!     .with_retention(Retention::PAYMENT)
+//!     .on(&guard);
+//! let close = Operation::new("close", [Part::TENANT, Part::ACCOUNT], client).on(&guard);
+//!
+//! let caller = Caller::new().with(Part::TENANT, "acme").with(Part::ACCOUNT, "a-1");
+//! let call = Call::by(&caller).key(Some("request-1")).field("symbol", "ACME");
+//! let work = |answer: &'static str| async move { Ok::<_, std::io::Error>(answer.to_owned()) };
+//!
+//! assert_eq!(open.run(&call, |_| work("opened")).await?, Ran::First("opened".into()));
+//! assert_eq!(open.run(&call, |_| work("again")).await?, Ran::Replayed("opened".into()));
+//! // The same request id for another operation is another record.
+//! assert_eq!(close.run(&call, |_| work("closed")).await?, Ran::First("closed".into()));
+//! # Ok(())
+//! # }
+//! ```
+
+mod bound;
+mod call;
+mod content;
+mod window;
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::guard::{Guard, Policy};
+use crate::store::{Retention, Store};
+use crate::{Fingerprint, Identity, Key, KeyRule, Scope};
+
+pub use bound::Bound;
+pub use call::{Call, CallError, Caller, Part};
+pub use window::Aligned;
+
+/// Where the key of an operation comes from.
+///
+/// Under [`Content`](Self::Content) equal requests are one, meant or not; under
+/// [`Fields`](Self::Fields) and [`Scope`](Self::Scope) a request that differs in the rest is a
+/// mismatch (R3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyFrom {
+    /// The client sends it, and it keeps this rule. It may be left out, unless the operation
+    /// requires it.
+    Client(KeyRule),
+    /// All fields of the call.
+    Content,
+    /// These fields of the call, each of which it must have.
+    Fields(&'static [&'static str]),
+    /// Nothing: once for each scope and operation.
+    Scope,
+}
+
+/// The key of those who need none.
+const ONLY: &str = "once";
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Window {
+    #[default]
+    None,
+    Rolling(Duration),
+    Aligned(Aligned),
+}
+
+/// What is done once, declared once.
+#[derive(Clone)]
+pub struct Operation {
+    name: Box<str>,
+    scope: Box<[Part]>,
+    key: KeyFrom,
+    window: Window,
+    policy: Option<Policy>,
+    retention: Option<Retention>,
+    lease: Option<Duration>,
+    key_required: Option<bool>,
+}
+
+/// What a call asks for: what the store looks up, and what is compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Scope, operation and key.
+    pub identity: Identity,
+    /// Digest of the call's fields. The caller's parts and the key are not in it.
+    pub fingerprint: Fingerprint,
+}
+
+impl Operation {
+    /// An operation of this name. Its keys belong to the caller's parts in `scope`: the same key
+    /// with another value of one of them is another record. Parts that the operation changes while
+    /// it runs are left out; an empty scope is shared by all.
+    pub fn new(name: &str, scope: impl IntoIterator<Item = Part>, key: KeyFrom) -> Self {
+        Self {
+            name: name.into(),
+            scope: scope.into_iter().collect(),
+            key,
+            window: Window::default(),
+            policy: None,
+            retention: None,
+            lease: None,
+            key_required: None,
+        }
+    }
+
+    /// How long an outcome is replayed, counted from its completion. The guard's unless set.
+    #[must_use]
+    pub const fn with_retention(mut self, retention: Retention) -> Self {
+        self.retention = Some(retention);
+        self
+    }
+
+    /// How long a claim is held without renewal. The guard's unless set.
+    #[must_use]
+    pub const fn with_lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Whether calls without a key are refused (R13). The guard's unless set. Only keys of the
+    /// client can be missing.
+    #[must_use]
+    pub const fn with_key_required(mut self, required: bool) -> Self {
+        self.key_required = Some(required);
+        self
+    }
+
+    /// The whole policy, in place of the guard's. The other setters count above it, in whichever
+    /// order they are called.
+    #[must_use]
+    pub const fn with_policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Equal requests are one until `window` after the first was completed, by the store's clock
+    /// (R6). The window is the retention, whatever that was set to; the identity has no window in
+    /// it, so that no boundary can come between an attempt and its retry.
+    #[must_use]
+    pub const fn rolling(mut self, window: Duration) -> Self {
+        self.window = Window::Rolling(window);
+        self
+    }
+
+    /// Requests whose intents were made in the same window are one. Every call, a retry too, says
+    /// when its intent was made ([`Call::made_at`]). Answers are kept for two windows at least, and
+    /// for longer where the retention is.
+    #[must_use]
+    pub const fn aligned(mut self, every: Aligned) -> Self {
+        self.window = Window::Aligned(every);
+        self
+    }
+
+    /// The name of what is done.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The policy it has on a guard with the policy `base`.
+    pub fn policy(&self, base: &Policy) -> Policy {
+        let mut policy = self.policy.unwrap_or(*base);
+        if let Some(lease) = self.lease {
+            policy = policy.with_lease(lease);
+        }
+        if let Some(required) = self.key_required {
+            policy = policy.with_key_required(required);
+        }
+        let retention = self.retention.unwrap_or(policy.retention());
+        policy.with_retention(match self.window {
+            Window::None => retention,
+            Window::Rolling(window) => Retention::new(window),
+            Window::Aligned(every) => Retention {
+                replay: retention.replay.max(every.kept()),
+                ..retention
+            },
+        })
+    }
+
+    /// Binds it to a guard: its store, observer, reconciler and tasks, and this operation's policy.
+    pub fn on<S: Store>(self, guard: &Guard<S>) -> Bound<S> {
+        let guard = guard.with_policy(self.policy(guard.policy()));
+        Bound::new(self, guard)
+    }
+
+    /// What `call` asks for; `None` where the client sent no key.
+    ///
+    /// # Errors
+    /// [`CallError`]: the call does not have what this operation needs.
+    pub fn identify(&self, call: &Call) -> Result<Option<Asked>, CallError> {
+        let key = match self.key {
+            KeyFrom::Client(rule) => match call.client_key() {
+                Some(text) => rule.parse(text)?,
+                None => return Ok(None),
+            },
+            KeyFrom::Content => key(&call.content().key_of_all())?,
+            KeyFrom::Fields(names) => key(&call.content().key_of(names)?)?,
+            KeyFrom::Scope => key(ONLY)?,
+        };
+        // A name before each value, the window's three last: no two lists are the same segments.
+        let mut segments = Vec::with_capacity(2 * self.scope.len() + 3);
+        for part in &self.scope {
+            let value = call.caller().value(*part);
+            let value = value.ok_or(CallError::MissingPart(part.name()))?;
+            segments.push(part.name().to_owned());
+            segments.push(value.to_owned());
+        }
+        if let Window::Aligned(every) = self.window {
+            let made = call.intent_time().ok_or(CallError::MissingTime)?;
+            segments.extend(every.segments(made));
+        }
+        Ok(Some(Asked {
+            identity: Identity::new(Scope::new(segments), &self.name, key),
+            fingerprint: call.content().fingerprint(),
+        }))
+    }
+}
+
+fn key(ours: &str) -> Result<Key, CallError> {
+    Ok(Key::new(ours)?)
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("name", &self.name)
+            .field("scope", &self.scope)
+            .field("key", &self.key)
+            .field("window", &self.window)
+            .finish_non_exhaustive()
+    }
+}
