@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::guard::{
-    Event, Finding, Guard, InFlight, Observer, OnFailure, OnPanic, Policy, Ran, Reconciler,
-    RunError,
+    Answered, Case, Event, Finding, Guard, InFlight, Observer, OnFailure, OnPanic, Policy, Ran,
+    Reconciler, RunError,
 };
 use semel::memory::{Limits, MemoryStore};
-use semel::store::{Fence, OnLapse, Retention};
+use semel::store::{OnLapse, Retention};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, StateKind, Store as _};
 use tokio::time::{Instant, sleep};
 
@@ -283,12 +283,8 @@ async fn waiting_is_bounded() {
 struct Ledger(Finding);
 
 impl Reconciler for Ledger {
-    fn reconcile<'a>(
-        &'a self,
-        _: &'a Identity,
-        _: Fence,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Finding> + Send + 'a>> {
-        Box::pin(async { self.0.clone() })
+    fn reconcile<'a>(&'a self, _: &'a Case<'_>) -> Answered<'a> {
+        Box::pin(async { Ok(self.0.clone().into()) })
     }
 }
 

@@ -301,15 +301,11 @@ async fn row_43_unless_the_policy_is_to_run_again() {
 struct AskTheLedger;
 
 impl semel::guard::Reconciler for AskTheLedger {
-    fn reconcile<'a>(
-        &'a self,
-        _: &'a semel::Identity,
-        _: semel::store::Fence,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Finding> + Send + 'a>> {
+    fn reconcile<'a>(&'a self, _: &'a semel::guard::Case<'_>) -> semel::guard::Answered<'a> {
         let outcome = Outcome::builder(OutcomeKind::Success)
             .code(201)
             .body(b"order 7");
-        Box::pin(std::future::ready(Finding::Happened(outcome)))
+        Box::pin(std::future::ready(Ok(Finding::Happened(outcome).into())))
     }
 }
 

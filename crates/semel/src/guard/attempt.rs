@@ -121,15 +121,7 @@ impl<S: Store> Attempt<S> {
         &mut self,
         work: F,
     ) -> Result<F::Output, Box<dyn Any + Send>> {
-        let mut work = pin!(work);
-        // The work is not polled again after a panic, so nobody sees what it broke.
-        self.hold(poll_fn(move |context| {
-            match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
-                Ok(poll) => poll.map(Ok),
-                Err(panic) => std::task::Poll::Ready(Err(panic)),
-            }
-        }))
-        .await
+        self.hold(caught(work)).await
     }
 
     async fn keep(&mut self) -> std::convert::Infallible {
@@ -250,6 +242,19 @@ impl<S: Store> Attempt<S> {
             }
         }
     }
+}
+
+/// Runs `work`, with a panic of it as a value.
+pub(super) async fn caught<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
+    let mut work = pin!(work);
+    // The work is not polled again after a panic, so nobody sees what it broke.
+    poll_fn(
+        |context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => std::task::Poll::Ready(Err(panic)),
+        },
+    )
+    .await
 }
 
 /// Asks a store that fails again, with the same token, for up to 5 s and no longer than the lease.

@@ -55,7 +55,9 @@ use crate::{Fingerprint, Identity, Outcome, StoreError, StoreErrorKind};
 pub use attempt::{Attempt, AttemptInfo, Settled};
 pub use observer::{Event, Observer};
 pub use policy::{InFlight, OnFailure, OnPanic, Policy, StoreDown};
-pub use reconcile::{Finding, Reconciler};
+pub use reconcile::{
+    Answer, Answered, Background, Case, Finding, ReconcileOptions, Reconciled, Reconciler, Tally,
+};
 pub use run::{Ran, RunError, Value};
 pub use steps::{StepError, StepKey, Steps};
 pub use transact::{Committed, Opening, TransactInfo, TransactOptions};
@@ -69,6 +71,8 @@ struct Inner<S> {
     policy: Policy,
     observer: Option<Arc<dyn Observer>>,
     reconciler: Option<Arc<dyn Reconciler>>,
+    reconcile_options: ReconcileOptions,
+    flights: Arc<reconcile::Flights>,
     tasks: TaskTracker,
 }
 
@@ -128,6 +132,8 @@ impl<S: Store> Guard<S> {
             policy,
             observer: None,
             reconciler: None,
+            reconcile_options: ReconcileOptions::in_line(),
+            flights: Arc::default(),
             tasks: TaskTracker::new(),
         }))
     }
@@ -141,6 +147,8 @@ impl<S: Store> Guard<S> {
             policy: _,
             observer,
             reconciler,
+            reconcile_options,
+            flights,
             tasks,
         } = &*self.0;
         Self(Arc::new(Inner {
@@ -148,6 +156,8 @@ impl<S: Store> Guard<S> {
             policy,
             observer: observer.clone(),
             reconciler: reconciler.clone(),
+            reconcile_options: reconcile_options.clone(),
+            flights: Arc::clone(flights),
             tasks: tasks.clone(),
         }))
     }
@@ -158,11 +168,18 @@ impl<S: Store> Guard<S> {
         self.rebuild(|inner| inner.observer = Some(observer))
     }
 
-    /// The same with somebody who is asked about unknown outcomes, under [`OnLapse::Reconcile`].
-    /// Set it before cloning the guard.
+    /// The same with somebody who is asked about unknown outcomes: by callers in line under
+    /// [`OnLapse::Reconcile`], and by a [`Background`]. Set it before cloning the guard.
     #[must_use]
     pub fn with_reconciler(self, reconciler: Arc<dyn Reconciler>) -> Self {
         self.rebuild(|inner| inner.reconciler = Some(reconciler))
+    }
+
+    /// How often the reconciler is asked in line, and how long it has for an answer.
+    /// [`ReconcileOptions::in_line`] unless set. Set it before cloning the guard.
+    #[must_use]
+    pub fn with_reconcile_options(self, options: ReconcileOptions) -> Self {
+        self.rebuild(|inner| inner.reconcile_options = options)
     }
 
     // Setters come before sharing; a guard that is shared already stays as it is.
@@ -199,6 +216,7 @@ impl<S: Store> Guard<S> {
             on_lapse: policy.on_lapse,
         };
         let mut deadline = None;
+        let mut asked_about = None;
         loop {
             let sent = Instant::now();
             let claim = match self.claim(identity, &request).await {
@@ -234,8 +252,10 @@ impl<S: Store> Guard<S> {
                     (Event::InFlight, Begin::InFlight { retry_after })
                 }
                 Claim::Unknown { fence } => {
+                    // Each attempt is asked about once: the answer may be that nobody knows.
                     if policy.on_lapse == OnLapse::Reconcile
-                        && self.reconcile(identity, fence).await?
+                        && asked_about.replace(fence) != Some(fence)
+                        && self.reconcile(identity, fence).await
                     {
                         continue;
                     }

@@ -1,5 +1,7 @@
 //! What happened, for metrics and logs.
 
+use super::{Case, Reconciled};
+
 /// Something that happened to one identity. No event carries a key (R12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -36,8 +38,18 @@ pub enum Event {
     Renewed,
     /// An attempt came with a token that is no longer current (R4).
     Stale,
-    /// A reconciler or operator settled an unknown outcome.
+    /// A reconciler was asked about a lost attempt.
+    ReconcileAsked,
+    /// A reconciler's answer settled an unknown outcome.
     Resolved,
+    /// A reconciler's answer came late: the record had moved on, and was left as it is.
+    ResolveRefused,
+    /// A reconciler could not say what happened, or its answer could not be recorded.
+    StillUnknown,
+    /// A reconciler failed, panicked or did not answer in time. It counts as still unknown.
+    ReconcilerFailed,
+    /// A reconciler was asked as often as it may be in the background: an operator has to look.
+    ReconcileGaveUp,
     /// A store call failed.
     StoreError,
     /// The store was full.
@@ -48,7 +60,7 @@ pub enum Event {
 
 impl Event {
     /// Every event, for registering a counter each.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 25] = [
         Self::Unkeyed,
         Self::New,
         Self::Again,
@@ -65,7 +77,12 @@ impl Event {
         Self::StepReplayed,
         Self::Renewed,
         Self::Stale,
+        Self::ReconcileAsked,
         Self::Resolved,
+        Self::ResolveRefused,
+        Self::StillUnknown,
+        Self::ReconcilerFailed,
+        Self::ReconcileGaveUp,
         Self::StoreError,
         Self::Capacity,
         Self::Unprotected,
@@ -90,7 +107,12 @@ impl Event {
             Self::StepReplayed => "step_replayed",
             Self::Renewed => "renewed",
             Self::Stale => "stale",
+            Self::ReconcileAsked => "reconcile_asked",
             Self::Resolved => "resolved",
+            Self::ResolveRefused => "resolve_refused",
+            Self::StillUnknown => "still_unknown",
+            Self::ReconcilerFailed => "reconciler_failed",
+            Self::ReconcileGaveUp => "reconcile_gave_up",
             Self::StoreError => "store_error",
             Self::Capacity => "capacity",
             Self::Unprotected => "unprotected",
@@ -102,4 +124,10 @@ impl Event {
 pub trait Observer: Send + Sync + 'static {
     /// `event` happened.
     fn on_event(&self, event: Event);
+
+    /// A question to the [`Reconciler`](super::Reconciler) ended like this, or was the last one.
+    /// Each is among the events too; this is for logs. Does nothing unless written.
+    fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
+        let _ = (case, news);
+    }
 }

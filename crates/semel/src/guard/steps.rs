@@ -230,7 +230,7 @@ fn decode<T: Value>(result: &[u8]) -> Option<T> {
 }
 
 impl StepKey {
-    fn of(identity: &IdentityDigest, place: usize, name: &str) -> Self {
+    pub(super) fn of(identity: &IdentityDigest, place: usize, name: &str) -> Self {
         let mut digest = Sha256::new();
         digest.update(b"semel/step/1");
         digest.update(identity.as_bytes());

@@ -1,0 +1,275 @@
+//! Without a caller: lost attempts resolve by themselves.
+
+use semel::StateKind;
+use semel::guard::{Background, ReconcileOptions};
+use semel::store::Entry;
+
+use super::*;
+
+fn background(guard: &Guard<Memory>) -> Background<Memory> {
+    Background::new(guard.clone(), ["pay"])
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_attempts_resolve_by_themselves() {
+    for (finding, ran) in [
+        (happened(), replayed()),
+        (
+            Finding::DidNotHappen,
+            Ran::First("paid by attempt 2".to_owned()),
+        ),
+    ] {
+        let (store, script) = (Memory::default(), Script::new([say(finding)]));
+        let guard = guard(&store, &script);
+        let (charge, fence) = lost_while_charging(&guard).await;
+        let reconciling = tokio::spawn(background(&guard).run());
+        // It lapsed, and no claim came since.
+        sleep(Duration::from_secs(1)).await;
+        let audit = record(&store).await.resolved.unwrap();
+        assert!(audit.reason.contains("(question 1, in the background)"));
+        assert_eq!((audit.before, audit.fence), (StateKind::InFlight, fence));
+        let case = Asked {
+            // Nobody brought it; but what the bank was given is known.
+            key: None,
+            hint: identity().key().hint().to_owned(),
+            operation: "pay".to_owned(),
+            fence,
+            attempt: 1,
+            asked: 1,
+            charge,
+            reserved: Some("seat 12".to_owned()),
+        };
+        assert_eq!(script.asked(), [case]);
+        assert_eq!(pay(&guard).await.unwrap(), ran);
+        reconciling.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_looks_again_and_again() {
+    let (store, script) = (Memory::default(), Script::new([say(happened())]));
+    let guard = guard(&store, &script);
+    let reconciling = tokio::spawn(background(&guard).run());
+    sleep(Duration::from_mins(10)).await;
+    let Begin::Acquired(attempt) = guard.begin(&identity(), asked()).await.unwrap() else {
+        panic!("the first");
+    };
+    let _ = attempt.mark_unknown().await.unwrap();
+    // Every 15 to 30 s.
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!(record(&store).await.state.kind(), StateKind::Completed);
+    assert_eq!(script.asked().len(), 1);
+    reconciling.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_lost_attempts_at_its_operations() {
+    let (store, script) = (Memory::default(), Script::new([say(happened())]));
+    let guard = guard(&store, &script);
+    let other = of_operation("refund");
+    lost(&guard, &other).await;
+    // Running.
+    let running = guard.begin(&identity(), asked()).await.unwrap();
+    let mut background = background(&guard);
+    let tally = background.turn().await.unwrap();
+    assert_eq!((tally.resolved, tally.pending, tally.given_up), (0, 0, 0));
+    assert_eq!(script.asked(), []);
+    assert_eq!(record(&store).await.state.kind(), StateKind::InFlight);
+    drop(running);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_asks_less_and_less_often_and_gives_up() {
+    let acts = [Act::Fail, Act::Panic, say(Finding::StillUnknown)];
+    let (store, script) = (Memory::default(), Script::new(acts));
+    let guard = guard(&store, &script);
+    lost(&guard, &identity()).await;
+    let options = ReconcileOptions::background().with_attempts(6);
+    let mut background = background(&guard).with_options(options);
+    let mut tally = background.turn().await.unwrap();
+    while tally.given_up == 0 {
+        assert_eq!(tally.pending, 1);
+        background.rest().await;
+        tally = background.turn().await.unwrap();
+    }
+    let times = script.times.lock().unwrap().clone();
+    for (asked, two) in times.windows(2).enumerate() {
+        let (pause, most) = (two[1] - two[0], Duration::from_secs(1 << asked));
+        let late = Duration::from_millis(10);
+        assert!(
+            (most / 2..most + late).contains(&pause),
+            "{asked}: {pause:?}"
+        );
+    }
+    let asked: Vec<_> = script.asked().iter().map(|case| case.asked).collect();
+    assert_eq!(asked, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(script.count(Event::ReconcileGaveUp), 1);
+    assert_eq!(script.news().last().unwrap(), "6 GaveUp");
+
+    // Left alone from now on.
+    for _ in 0..10 {
+        background.rest().await;
+        let tally = background.turn().await.unwrap();
+        assert_eq!((tally.pending, tally.given_up), (0, 1));
+    }
+    assert_eq!(script.asked().len(), 6);
+    assert_eq!(script.count(Event::ReconcileGaveUp), 1);
+    // A caller in line asks all the same.
+    pay(&guard).await.unwrap_err();
+    assert_eq!(script.asked().len(), 9);
+
+    // An operator has looked.
+    let resolution = semel::store::Resolution {
+        verdict: semel::store::Verdict::DidNotHappen,
+        by: "ada".into(),
+        reason: "no charge in the bank's books".into(),
+        fence: record(&store).await.token.fence,
+        nonce: semel::store::Nonce::random().unwrap(),
+    };
+    let _ = store
+        .resolve(identity().digest(), &resolution)
+        .await
+        .unwrap();
+    sleep(Duration::from_secs(30)).await;
+    let tally = background.turn().await.unwrap();
+    assert_eq!((tally.pending, tally.given_up), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_attempt_is_another_case() {
+    let (store, script) = (Memory::default(), Script::new([say(Finding::StillUnknown)]));
+    let guard = guard(&store, &script);
+    lost(&guard, &identity()).await;
+    let options = ReconcileOptions::background().with_attempts(1);
+    let mut background = background(&guard).with_options(options);
+    assert_eq!(background.turn().await.unwrap().given_up, 1);
+    // Taken over, and lost again.
+    let retrying = Guard::new(store.clone(), policy().with_on_lapse(OnLapse::Retry));
+    lost(&retrying, &identity()).await;
+    assert_eq!(background.turn().await.unwrap().given_up, 1);
+    let attempts: Vec<_> = script.asked().iter().map(|case| case.attempt).collect();
+    assert_eq!(attempts, [1, 2]);
+}
+
+/// While it is asked about, another attempt takes over: the answer was about the one before.
+#[tokio::test(start_paused = true)]
+async fn a_takeover_meanwhile_refuses_the_answer() {
+    let act = Act::Late(Duration::from_secs(2), happened());
+    let (store, script) = (Memory::default(), Script::new([act]));
+    let guard = guard(&store, &script);
+    lost(&guard, &identity()).await;
+    let reconciling = tokio::spawn(background(&guard).run());
+    sleep(Duration::from_secs(1)).await;
+    let retrying = Guard::new(store.clone(), policy().with_on_lapse(OnLapse::Retry));
+    let second = retrying.begin(&identity(), asked()).await.unwrap();
+    let before = record(&store).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(script.news(), ["1 Refused"]);
+    assert_eq!(record(&store).await, before);
+    drop(second);
+    reconciling.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_leaves_to_callers_in_line_what_they_ask() {
+    let act = Act::Late(Duration::from_secs(2), happened());
+    let (store, script) = (Memory::default(), Script::new([act]));
+    let guard = guard(&store, &script);
+    lost(&guard, &identity()).await;
+    let caller = {
+        let guard = guard.clone();
+        tokio::spawn(async move { pay(&guard).await })
+    };
+    sleep(Duration::from_secs(1)).await;
+    let tally = background(&guard).turn().await.unwrap();
+    assert_eq!((tally.resolved, tally.pending), (0, 1));
+    assert_eq!(caller.await.unwrap().unwrap(), replayed());
+    assert_eq!(script.asked().len(), 1);
+}
+
+/// Two processes on one store.
+#[tokio::test(start_paused = true)]
+async fn of_two_answers_one_counts() {
+    let store = Memory::default();
+    let scripts = [happened(), Finding::DidNotHappen]
+        .map(|finding| Script::new([Act::Late(Duration::from_secs(1), finding)]));
+    let guards = [guard(&store, &scripts[0]), guard(&store, &scripts[1])];
+    lost(&guards[0], &identity()).await;
+    let [one, two] = &guards;
+    let (mut one, mut two) = (background(one), background(two));
+    let (one, two) = tokio::join!(one.turn(), two.turn());
+    assert_eq!(one.unwrap().resolved + two.unwrap().resolved, 1);
+    let of = |event| {
+        scripts
+            .iter()
+            .map(|script| script.count(event))
+            .sum::<usize>()
+    };
+    assert_eq!((of(Event::Resolved), of(Event::ResolveRefused)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_are_asked_a_few_at_a_time() {
+    struct Crowd {
+        now: AtomicU32,
+        most: AtomicU32,
+    }
+    impl Reconciler for Crowd {
+        fn reconcile<'a>(&'a self, _: &'a Case<'_>) -> Answered<'a> {
+            Box::pin(async {
+                let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+                self.most.fetch_max(now, Ordering::SeqCst);
+                sleep(Duration::from_secs(1)).await;
+                self.now.fetch_sub(1, Ordering::SeqCst);
+                Ok(Finding::DidNotHappen.into())
+            })
+        }
+    }
+    let crowd = Arc::new(Crowd {
+        now: AtomicU32::new(0),
+        most: AtomicU32::new(0),
+    });
+    let store = Memory::default();
+    let guard = Guard::new(store, policy()).with_reconciler(crowd.clone());
+    for number in 0..250 {
+        let key = Key::new(&format!("key-{number}")).unwrap();
+        let identity = Identity::new(Scope::new(["tenant"]), "pay", key);
+        drop(guard.begin(&identity, asked()).await.unwrap());
+    }
+    sleep(LEASE).await;
+    let mut background = background(&guard).with_at_once(5);
+    assert_eq!(background.turn().await.unwrap().resolved, 250);
+    assert_eq!(crowd.most.load(Ordering::SeqCst), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_at_once_for_a_job() {
+    let acts = [Act::Fail, say(happened())];
+    let (store, script) = (Memory::default(), Script::new(acts));
+    let guard = guard(&store, &script);
+    lost(&guard, &identity()).await;
+    lost(&guard, &of_operation("refund")).await;
+    lost(&guard, &of_operation("other")).await;
+    let tally = guard.reconcile_all(["pay", "refund"]).await.unwrap();
+    assert_eq!((tally.resolved, tally.given_up), (2, 0));
+    assert_eq!(script.asked().len(), 3);
+    let Entry { record, .. } = store
+        .get(of_operation("other").digest())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(record.state.kind(), StateKind::InFlight);
+    // Nothing left to do.
+    assert_eq!(guard.reconcile_all(["pay"]).await.unwrap().resolved, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_gives_up_within_its_bound() {
+    let (store, script) = (Memory::default(), Script::new([Act::Hang]));
+    let guard = guard(&store, &script);
+    lost(&guard, &identity()).await;
+    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    assert_eq!((tally.resolved, tally.given_up), (0, 1));
+    assert_eq!(script.asked().len(), 3);
+    assert_eq!(script.count(Event::ReconcileGaveUp), 1);
+}

@@ -1,0 +1,218 @@
+//! Asking what became of lost attempts, on the memory store, in paused time.
+
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
+mod background;
+mod in_line;
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use semel::guard::{
+    Answer, Answered, Begin, Case, Event, Finding, Guard, Observer, Policy, Ran, Reconciled,
+    Reconciler, RunError, StepKey,
+};
+use semel::memory::MemoryStore;
+use semel::store::{Fence, OnLapse, Retention};
+use semel::{Fingerprint, Identity, Key, Outcome, Record, Scope, Store as _};
+use tokio::time::{Instant, sleep};
+
+type Memory = Arc<MemoryStore>;
+
+const LEASE: Duration = Duration::from_secs(30);
+const KEY: &str = "order-4711-and-more";
+
+/// What the reconciler does when it is asked.
+#[derive(Clone)]
+enum Act {
+    Say(Answer),
+    /// Says it after this long.
+    Late(Duration, Finding),
+    Fail,
+    Panic,
+    Hang,
+}
+
+fn say(finding: Finding) -> Act {
+    Act::Say(finding.into())
+}
+
+/// What it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Asked {
+    key: Option<String>,
+    hint: String,
+    operation: String,
+    fence: Fence,
+    attempt: u32,
+    asked: u32,
+    charge: StepKey,
+    reserved: Option<String>,
+}
+
+/// A reconciler by the book: one act for each question, the last one again and again; and the
+/// observer who was told.
+struct Script {
+    acts: Vec<Act>,
+    asked: Mutex<Vec<Asked>>,
+    times: Mutex<Vec<Instant>>,
+    events: Mutex<Vec<Event>>,
+    news: Mutex<Vec<String>>,
+}
+
+impl Script {
+    fn new(acts: impl IntoIterator<Item = Act>) -> Arc<Self> {
+        Arc::new(Self {
+            acts: acts.into_iter().collect(),
+            asked: Mutex::default(),
+            times: Mutex::default(),
+            events: Mutex::default(),
+            news: Mutex::default(),
+        })
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn count(&self, event: Event) -> usize {
+        let events = self.events.lock().unwrap();
+        events.iter().filter(|seen| **seen == event).count()
+    }
+
+    fn news(&self) -> Vec<String> {
+        self.news.lock().unwrap().clone()
+    }
+}
+
+impl Reconciler for Script {
+    fn reconcile<'a>(&'a self, case: &'a Case<'_>) -> Answered<'a> {
+        self.times.lock().unwrap().push(Instant::now());
+        let act = {
+            let mut asked = self.asked.lock().unwrap();
+            asked.push(Asked {
+                key: case.key.map(|key| key.as_str().to_owned()),
+                hint: case.key_hint.to_owned(),
+                operation: case.operation.to_owned(),
+                fence: case.fence,
+                attempt: case.attempt,
+                asked: case.asked,
+                charge: case.step_key("charge"),
+                reserved: case.step_result("reserve"),
+            });
+            self.acts[(asked.len() - 1).min(self.acts.len() - 1)].clone()
+        };
+        Box::pin(async move {
+            match act {
+                Act::Say(answer) => Ok(answer),
+                Act::Late(after, finding) => {
+                    sleep(after).await;
+                    Ok(finding.into())
+                }
+                Act::Fail => Err("the bank is closed".into()),
+                Act::Panic => panic!("on purpose"),
+                Act::Hang => std::future::pending().await,
+            }
+        })
+    }
+}
+
+impl Observer for Script {
+    fn on_event(&self, event: Event) {
+        self.events.lock().unwrap().push(event);
+    }
+
+    fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
+        let line = format!("{} {news:?}", case.asked);
+        self.news.lock().unwrap().push(line);
+    }
+}
+
+fn policy() -> Policy {
+    Policy::default()
+        .with_lease(LEASE)
+        .with_on_lapse(OnLapse::Reconcile)
+        .with_retention(Retention::PAYMENT)
+}
+
+fn guard(store: &Memory, script: &Arc<Script>) -> Guard<Memory> {
+    Guard::new(Arc::clone(store), policy())
+        .with_observer(script.clone())
+        .with_reconciler(script.clone())
+}
+
+fn identity() -> Identity {
+    of_operation("pay")
+}
+
+fn of_operation(operation: &str) -> Identity {
+    let key = Key::new(KEY).unwrap();
+    Identity::new(Scope::new(["tenant"]), operation, key)
+}
+
+fn asked() -> Fingerprint {
+    Fingerprint::of(b"7 EUR")
+}
+
+/// An attempt that nobody settles: its process died, and its lease lapsed since.
+async fn lost(guard: &Guard<Memory>, identity: &Identity) {
+    let begun = guard.begin(identity, asked()).await.unwrap();
+    assert!(matches!(begun, Begin::Acquired(_)));
+    sleep(LEASE).await;
+}
+
+/// Lost between the call of the bank and its answer. Returns the key that the bank was given, and
+/// the attempt's fence.
+async fn lost_while_charging(guard: &Guard<Memory>) -> (StepKey, Fence) {
+    let Begin::Acquired(attempt) = guard.begin(&identity(), asked()).await.unwrap() else {
+        panic!("the first");
+    };
+    let mut steps = attempt.steps();
+    let seat = |_| async { Ok::<_, Infallible>("seat 12".to_owned()) };
+    steps.step("reserve", seat).await.unwrap();
+    let (tell, given) = tokio::sync::oneshot::channel();
+    let charge = |key| async move {
+        tell.send(key).unwrap();
+        std::future::pending::<Result<String, Infallible>>().await
+    };
+    tokio::time::timeout(LEASE, steps.step("charge", charge))
+        .await
+        .unwrap_err();
+    (given.await.unwrap(), attempt.info().fence)
+}
+
+async fn pay(guard: &Guard<Memory>) -> Result<Ran<String>, RunError<Infallible>> {
+    let paid = |attempt: semel::guard::AttemptInfo| async move {
+        Ok(format!("paid by attempt {}", attempt.number))
+    };
+    guard.run(&identity(), asked(), paid).await
+}
+
+async fn record(store: &Memory) -> Record {
+    store
+        .get(identity().digest())
+        .await
+        .unwrap()
+        .unwrap()
+        .record
+}
+
+fn happened() -> Finding {
+    Finding::Happened(Outcome::success(b"paid"))
+}
+
+fn replayed() -> Ran<String> {
+    Ran::Replayed("paid".to_owned())
+}
+
+/// Counts how often work runs.
+#[derive(Clone, Default)]
+struct Runs(Arc<AtomicU32>);
+
+impl Runs {
+    fn count(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
