@@ -1,5 +1,5 @@
-//! The bucket: a stream of JetStream's with one message per key, made as key-value buckets are, and
-//! what must be true of one so that it forgets nothing.
+//! The bucket: a stream of JetStream's, made as key-value buckets are but for the count of messages
+//! per key, and what must be true of one so that it forgets nothing.
 
 use std::time::Duration;
 
@@ -19,6 +19,11 @@ use crate::common::{Migrated, Schema};
 /// The layout of keys and values; said in the stream's description.
 const VERSION: u32 = 1;
 const DESCRIPTION: &str = "semel: idempotency records, version ";
+
+/// Messages per key, of which a limit may remove none: what it removes is not removed for good (see
+/// `removal`). Tools for key-value buckets want a number, and this is the largest that each of them
+/// can read.
+const NEVER_REACHED: i64 = (1 << 53) - 1;
 
 /// Before 2.9.21 the leader checked the expected revision against what was applied, not against
 /// what was under way: of 64 takeovers at once up to 38 won here (2.9.10). Before 2.11 a new leader
@@ -55,7 +60,7 @@ fn wanted(link: &Link, options: &NatsOptions) -> Config {
         max_messages: -1,
         max_message_size: -1,
         max_consumers: -1,
-        max_messages_per_subject: 1,
+        max_messages_per_subject: NEVER_REACHED,
         retention: RetentionPolicy::Limits,
         discard: DiscardPolicy::New,
         // Reads that decide anything are the leader's.
@@ -73,8 +78,9 @@ fn unfit(link: &Link, config: &Config) -> Vec<&'static str> {
     let checks = [
         (!one_key_space, "subjects must be `$KV.BUCKET.>` alone"),
         (
-            config.max_messages_per_subject != 1,
-            "max_msgs_per_subject must be 1",
+            (1..NEVER_REACHED).contains(&config.max_messages_per_subject),
+            "max_msgs_per_subject must be -1, or never reached: what a server removes by it can \
+             come back after the server is killed",
         ),
         (
             config.discard != DiscardPolicy::New,

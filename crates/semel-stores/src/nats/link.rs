@@ -229,6 +229,17 @@ impl Link {
         }
     }
 
+    /// The first message of this key, from the leader.
+    pub(super) async fn first(
+        &self,
+        identity: &IdentityDigest,
+        patience: Duration,
+    ) -> Answer<Option<StreamMessage>> {
+        let subject = self.subject(identity);
+        let asked = self.stream.get_first_raw_message_by_subject(&subject, 1);
+        self.message(patience, asked).await
+    }
+
     /// Removes exactly the message with this sequence. `false` where it is not there any more.
     pub(super) async fn delete(&self, sequence: u64, patience: Duration) -> Answer<bool> {
         match self
@@ -240,12 +251,26 @@ impl Link {
                 DeleteMessageErrorKind::JetStream(said)
                     if matches!(
                         said.error_code(),
-                        ErrorCode::NO_MESSAGE_FOUND
-                            | ErrorCode::SEQUENCE_NOT_FOUND
-                            | ErrorCode::STREAM_MESSAGE_DELETE_FAILED
+                        ErrorCode::NO_MESSAGE_FOUND | ErrorCode::SEQUENCE_NOT_FOUND
                     ) =>
                 {
                     Ok(false)
+                }
+                // It is not there, or the server is busy with something else.
+                DeleteMessageErrorKind::JetStream(said)
+                    if said.error_code() == ErrorCode::STREAM_MESSAGE_DELETE_FAILED =>
+                {
+                    let asked = self.stream.get_raw_message(sequence);
+                    match self.message(patience, asked).await? {
+                        None => Ok(false),
+                        Some(_) => Err(Trouble::Nobody(
+                            error(
+                                StoreErrorKind::NotApplied,
+                                "the NATS server did not remove a message",
+                            )
+                            .with_source(said),
+                        )),
+                    }
                 }
                 DeleteMessageErrorKind::JetStream(said) => Err(self.refused(said)),
                 DeleteMessageErrorKind::TimedOut => Err(Trouble::Silence(self.silence())),

@@ -1,7 +1,7 @@
 //! NATS JetStream: a bucket on one node, or on several.
 //!
-//! A record is the last message of its key's subject; the stream keeps no other. Its sequence in the
-//! stream is the record's revision. A write names the revision that it expects and is stored only
+//! A record is the last message of its key's subject; the earlier ones stay until a purge removes
+//! them (`removal` says why). Its sequence in the stream is the record's revision. A write names the revision that it expects and is stored only
 //! there, by the stream's leader, in one request: that is what makes each step atomic. What the step
 //! means is decided before by [`semel::record`], from the revision expected.
 //!
@@ -30,6 +30,7 @@ mod effort;
 mod frame;
 mod link;
 mod options;
+mod removal;
 mod scan;
 mod seen;
 mod shared;

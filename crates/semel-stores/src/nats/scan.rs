@@ -1,15 +1,19 @@
 //! Reading the bucket from a sequence on, in the order of the last change.
 //!
 //! A record that stands still keeps its sequence: reading on from the last one read meets it
-//! exactly once. One that changes moves to the end: it may be met again there.
+//! exactly once. One that changes is met again at the end; its earlier messages stay where they are
+//! until a purge removes them, and a listing leaves them out.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
+use async_nats::HeaderMap;
+use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
 use async_nats::jetstream::consumer::{DeliverPolicy, PullConsumer};
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, stream};
 use semel::store::{Cursor, Entry, ListQuery, Page, Result};
-use semel::{State, StateKind, StoreError, StoreErrorKind, Timestamp};
+use semel::{IdentityDigest, State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use tokio::time::timeout;
 
 use super::NatsStore;
@@ -22,7 +26,9 @@ use super::shared::{Shared, unclassified};
 const BATCH: usize = 256;
 /// And their bytes, about.
 const BATCH_BYTES: usize = 8 << 20;
-/// Records that one page looks at.
+/// Requests about single keys that are under way at the same time.
+pub(super) const ABREAST: usize = 32;
+/// Messages that one page looks at.
 const PAGE: usize = 2_048;
 /// How far the server's time may be from what this handle takes it for.
 const SLACK: Duration = Duration::from_secs(1);
@@ -38,7 +44,11 @@ pub(super) enum Held {
 
 /// A message of the bucket.
 pub(super) struct Met {
+    pub(super) identity: IdentityDigest,
     pub(super) sequence: u64,
+    /// Which message of its key was the last when this one was stored; 0: there was none. `None`
+    /// of what another program wrote without saying so.
+    pub(super) replaces: Option<u64>,
     /// When the server stored it.
     pub(super) stored: Timestamp,
     pub(super) held: Held,
@@ -101,14 +111,12 @@ impl<'a> Scan<'a> {
                 // A consumer of a server that lost a message would skip it: the leader is asked.
                 self.next = info.stream_sequence + 1;
                 let stored = timestamp(info.published);
-                let mark = message.headers.as_ref();
-                let mark = mark.is_some_and(|headers| headers.get("KV-Operation").is_some());
                 met.extend(read(
                     &self.shared.link,
                     &message.subject,
                     info.stream_sequence,
                     stored,
-                    mark,
+                    message.headers.as_ref(),
                     &message.payload,
                 ));
             }
@@ -131,13 +139,12 @@ impl<'a> Scan<'a> {
                 Ok(None) => return Ok(None),
                 Ok(Some(message)) => {
                     self.next = message.sequence + 1;
-                    let mark = message.headers.get("KV-Operation").is_some();
                     let met = read(
                         link,
                         &message.subject,
                         message.sequence,
                         timestamp(message.time),
-                        mark,
+                        Some(&message.headers),
                         &message.payload,
                     );
                     if met.is_some() {
@@ -163,12 +170,13 @@ fn read(
     subject: &str,
     sequence: u64,
     stored: Timestamp,
-    mark: bool,
+    headers: Option<&HeaderMap>,
     payload: &Bytes,
 ) -> Option<Met> {
     // A subject that is no digest is not ours.
     let identity = link.identity(subject)?;
-    let held = if mark {
+    let replaces = headers.and_then(|said| said.get(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE));
+    let held = if headers.is_some_and(|said| said.get("KV-Operation").is_some()) {
         Held::Mark
     } else {
         match frame::decode(&identity, sequence, stored, payload) {
@@ -177,7 +185,9 @@ fn read(
         }
     };
     Some(Met {
+        identity,
         sequence,
+        replaces: replaces.and_then(|sequence| sequence.as_str().parse().ok()),
         stored,
         held,
     })
@@ -221,8 +231,13 @@ impl NatsStore {
                 });
             }
             let now = self.shared.clock.now();
+            let replaced: HashSet<u64> = batch.iter().filter_map(|met| met.replaces).collect();
+            let mut found = Vec::new();
             for met in batch {
                 looked += 1;
+                if replaced.contains(&met.sequence) {
+                    continue;
+                }
                 let row = match met.held {
                     Held::Record(row) => row,
                     Held::Mark => continue,
@@ -237,16 +252,35 @@ impl NatsStore {
                     && !record.is_purgeable(now)
                     && (!query.lapsed || looks_lapsed(&row, now));
                 if wanted {
-                    entries.push(row.entry);
+                    found.push(row);
                 }
+            }
+            let latest =
+                |row: Box<Row>| async move { self.is_latest(&row).await.map(|is| (is, row)) };
+            let mut found = stream::iter(found.into_iter().map(latest)).buffered(ABREAST);
+            while let Some(found) = found.next().await {
+                let (true, row) = found? else { continue };
+                entries.push(row.entry);
                 if entries.len() >= query.limit.max(1) {
-                    return Ok(page(entries, met.sequence + 1, began));
+                    return Ok(page(entries, row.revision + 1, began));
                 }
             }
             if looked >= PAGE {
                 return Ok(page(entries, scan.next, began));
             }
         }
+    }
+}
+
+impl NatsStore {
+    /// Whether a message that was met is its record's last.
+    async fn is_latest(&self, row: &Row) -> Result<bool> {
+        // What is completed is replaced once it is past its retention: it is not listed then.
+        if row.entry.record.state.kind() == StateKind::Completed {
+            return Ok(true);
+        }
+        let last = self.row(&row.entry.label.digest).await?;
+        Ok(last.is_some_and(|last| last.revision == row.revision))
     }
 }
 

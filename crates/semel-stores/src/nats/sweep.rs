@@ -1,26 +1,19 @@
-//! Removing what is past its retention.
-//!
-//! A removal names the message's sequence, not its key. A record that a claim has just changed lies
-//! under another sequence, so removing the old one does nothing: no claim is ever lost to a purge,
-//! in whichever order the server takes the two. Nothing is left behind under the key: the next
-//! claim creates it as if it had never been.
+//! Finding what is past its retention, and what was replaced; `removal` says how it goes.
 //!
 //! Messages do not change. What was read once need not be read again before the earliest of its
 //! records ends: a handle remembers that instant for each stretch of the bucket, and a purge reads
-//! only stretches that are due, and what came since.
+//! only stretches that are due, and what came since. What a message replaced is removed when the
+//! message is met for the first time.
+//!
+//! The bucket is read from its first message to its last, so that of one key the older ones are met,
+//! and removed, before the younger.
 
-use futures_util::{StreamExt as _, stream};
 use semel::Timestamp;
 use semel::store::{Purged, Result};
 
 use super::NatsStore;
-use super::effort::Effort;
-use super::link::Trouble;
+use super::removal::{Pass, Removals};
 use super::scan::{Held, Scan};
-use super::shared::unclassified;
-
-/// Removals asked for at the same time.
-const ABREAST: usize = 32;
 
 /// Messages from `first` on and before `end`; none of them may go before `due`.
 #[derive(Debug, Clone, Copy)]
@@ -36,8 +29,18 @@ pub(super) struct Sweep {
     known: Vec<Stretch>,
     /// From here on nothing was read.
     tail: u64,
-    /// Which stream it was: one made anew begins anew.
-    base: u64,
+    /// Which stream it was, and how often the connection was lost before: one made anew begins
+    /// anew, and a server that lost its power may have gone back.
+    of: (u64, u64),
+}
+
+/// What is read.
+#[derive(Clone, Copy)]
+enum Part {
+    /// A stretch that was read before, up to here.
+    Known(u64),
+    /// Some of what was not.
+    Tail,
 }
 
 /// What came of reading a stretch.
@@ -60,13 +63,15 @@ impl NatsStore {
         };
         let mut effort = self.effort();
         let base = self.shared.base(&mut effort).await?;
+        let of = (base, self.shared.link.losses());
         let mut sweep = self.shared.sweep.lock().await;
-        if sweep.base != base {
+        if sweep.of != of {
             *sweep = Sweep {
-                base,
+                of,
                 ..Sweep::default()
             };
         }
+        let mut pass = Pass::new(sweep.tail.max(1));
         let now = self.shared.clock.now();
         let mut at = 0;
         while let Some(stretch) = sweep.known.get(at).copied() {
@@ -74,9 +79,9 @@ impl NatsStore {
                 at += 1;
                 continue;
             }
-            let swept = self
-                .stretch(stretch.first, Some(stretch.end), limit, now, &mut purged)
-                .await?;
+            let part = Part::Known(stretch.end);
+            let swept = self.stretch(stretch.first, part, &mut pass, limit, now, &mut purged);
+            let swept = swept.await?;
             if swept.stopped {
                 // What was not read is still due; what was read and stays is known by itself.
                 sweep.known[at].first = swept.end;
@@ -97,7 +102,8 @@ impl NatsStore {
         }
         loop {
             let first = sweep.tail.max(1);
-            let swept = self.stretch(first, None, limit, now, &mut purged).await?;
+            let swept = self.stretch(first, Part::Tail, &mut pass, limit, now, &mut purged);
+            let swept = swept.await?;
             sweep.tail = swept.end;
             sweep.known.push(Stretch {
                 first,
@@ -115,32 +121,35 @@ impl NatsStore {
         }
     }
 
-    /// Reads a stretch, or a part of the bucket's tail, and removes what is past its retention, no
-    /// more than `limit` in all.
+    /// Reads a part of the bucket, and removes what is past its retention, no more than `limit` in
+    /// all, and what was replaced.
     async fn stretch(
         &self,
         first: u64,
-        end: Option<u64>,
+        part: Part,
+        pass: &mut Pass,
         limit: usize,
         now: Timestamp,
         purged: &mut Purged,
     ) -> Result<Swept> {
         let mut scan = Scan::new(&self.shared, self.effort(), first);
-        let swept = self.read_stretch(&mut scan, end, limit, now, purged).await;
+        let swept = self.read_part(&mut scan, part, pass, limit, now, purged);
+        let swept = swept.await;
         scan.end().await;
         swept
     }
 
-    async fn read_stretch(
+    async fn read_part(
         &self,
         scan: &mut Scan<'_>,
-        end: Option<u64>,
+        part: Part,
+        pass: &mut Pass,
         limit: usize,
         now: Timestamp,
         purged: &mut Purged,
     ) -> Result<Swept> {
         // A part of the tail is as long as is worth remembering by itself.
-        const PART: usize = 1_024;
+        const LONGEST: usize = 1_024;
         let mut swept = Swept {
             due: Timestamp::MAX,
             end: scan.next,
@@ -151,77 +160,58 @@ impl NatsStore {
         loop {
             let batch = scan.batch().await?;
             swept.over = batch.is_empty();
-            let (mut past, mut marks) = (Vec::new(), Vec::new());
+            let mut removals = Removals::default();
             for met in batch {
-                if end.is_some_and(|end| met.sequence >= end) {
-                    break;
-                }
-                // What came since the purge began is the next one's: others write on and on.
-                if end.is_none() && met.stored > now {
-                    swept.over = true;
-                    break;
-                }
-                match met.held {
-                    Held::Record(row) if now >= row.entry.record.purge_at => {
-                        if purged.removed + past.len() >= limit {
-                            self.remove(&past, purged).await?;
-                            past.clear();
-                            if purged.removed >= limit {
-                                swept.stopped = true;
-                                return Ok(swept);
-                            }
-                        }
-                        past.push(met.sequence);
+                match part {
+                    Part::Known(end) if met.sequence >= end => break,
+                    // What came since the purge began is the next one's: others write on and on.
+                    Part::Tail if met.stored > now => {
+                        swept.over = true;
+                        break;
                     }
-                    Held::Record(row) => swept.due = swept.due.min(row.entry.record.purge_at),
-                    Held::Mark => marks.push(met.sequence),
-                    // Not known to be past anything: it stays.
-                    Held::Damaged(_) => {}
+                    _ => {}
+                }
+                let purge_at = match &met.held {
+                    Held::Record(row) => row.entry.record.purge_at,
+                    // Not known to be past anything: what is damaged stays.
+                    Held::Mark | Held::Damaged(_) => Timestamp::MAX,
+                };
+                let ended = now >= purge_at;
+                if ended && purged.removed + removals.records >= limit {
+                    purged.removed += self.remove(std::mem::take(&mut removals)).await?;
+                    if purged.removed >= limit {
+                        swept.stopped = true;
+                        return Ok(swept);
+                    }
+                }
+                if matches!(part, Part::Tail) {
+                    removals.replaced_by(&met, pass);
+                    pass.meets(&met);
+                }
+                if ended || matches!(met.held, Held::Mark) {
+                    removals.add(&met, ended);
+                } else {
+                    swept.due = swept.due.min(purge_at);
                 }
                 swept.end = met.sequence + 1;
                 read += 1;
             }
-            self.remove(&past, purged).await?;
-            let mut uncounted = *purged;
-            self.remove(&marks, &mut uncounted).await?;
-            if let Some(end) = end.filter(|end| swept.over || scan.next >= *end) {
+            purged.removed += self.remove(removals).await?;
+            if let Part::Known(end) = part
+                && (swept.over || scan.next >= end)
+            {
                 swept.end = end;
                 return Ok(swept);
             }
-            if swept.over || read >= PART {
+            if swept.over || read >= LONGEST {
                 return Ok(swept);
-            }
-        }
-    }
-
-    async fn remove(&self, sequences: &[u64], purged: &mut Purged) -> Result<()> {
-        let removals = sequences
-            .iter()
-            .copied()
-            .map(|sequence| self.remove_one(sequence));
-        let mut removals = stream::iter(removals).buffer_unordered(ABREAST);
-        while let Some(removed) = removals.next().await {
-            purged.removed += usize::from(removed?);
-        }
-        Ok(())
-    }
-
-    async fn remove_one(&self, sequence: u64) -> Result<bool> {
-        let link = &self.shared.link;
-        let mut effort: Effort = self.effort();
-        loop {
-            link.connected(effort.until).await?;
-            match link.delete(sequence, effort.patience()).await {
-                Ok(removed) => return Ok(removed),
-                Err(Trouble::Nobody(e) | Trouble::Silence(e)) => effort.pause(e).await?,
-                Err(trouble) => return Err(unclassified(trouble)),
             }
         }
     }
 }
 
 impl Sweep {
-    /// Leaves out what holds no record that ends, and joins small neighbours.
+    /// Leaves out what holds no record that ends.
     fn tidy(&mut self) {
         self.known
             .retain(|s| s.due < Timestamp::MAX && s.first < s.end);

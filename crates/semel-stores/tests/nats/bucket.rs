@@ -68,7 +68,7 @@ async fn buckets_that_could_forget_are_refused() {
         name: format!("KV_{bucket}"),
         subjects: vec![format!("$KV.{bucket}.>")],
         description: Some("semel: idempotency records, version 1".into()),
-        max_messages_per_subject: 1,
+        max_messages_per_subject: -1,
         discard: DiscardPolicy::New,
         ..Config::default()
     };
@@ -362,6 +362,40 @@ async fn marks_of_other_programs_are_no_records() {
     tokio::time::timeout(Duration::from_secs(10), swept)
         .await
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purge_leaves_one_message_for_each_record() {
+    let url = server();
+    let bucket = unique("one");
+    let url = with_bucket(&url, &bucket);
+    let (store, other) = (open(&url).await, open(&url).await);
+    let context = context(&url).await;
+    let mut stream = context.get_stream(format!("KV_{bucket}")).await.unwrap();
+    for round in 0..3 {
+        for n in 0..20 {
+            let identity = identity(&format!("one-{n}-{}", n % 2 * round));
+            let Claim::Acquired(won) = store.claim(&identity, &request(LONG)).await.unwrap() else {
+                continue;
+            };
+            if n % 4 == 0 {
+                // Met by a purge in between.
+                let _ = other.purge(10).await.unwrap();
+            }
+            let renewed = store.renew(identity.digest(), &won.token, LONG * 2).await;
+            assert_eq!(renewed.unwrap(), Fenced::Applied);
+            if n % 3 > 0 {
+                let _ = complete(&store, &identity, &won.token).await.unwrap();
+            }
+        }
+        // Of those that were purged before and of those that were not.
+        let purging = if round == 1 { &store } else { &other };
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(purging.purge(10).await.unwrap().removed, 0);
+        let state = &stream.info().await.unwrap().state;
+        assert_eq!(state.messages, state.subjects_count, "round {round}");
+        assert_eq!(state.messages, 20 + 10 * round);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@
 mod bucket;
 mod cluster;
 mod faults;
+mod kills;
 mod trips;
 mod url;
 mod waiting;
