@@ -2,10 +2,12 @@
 //!
 //! `docs/lab.md` says how to run it and how to read what it prints.
 
+pub mod base;
 pub mod bugs;
 pub mod check;
 pub mod clock;
 pub mod controls;
+pub mod crash;
 pub mod history;
 pub mod ledger;
 pub mod nemesis;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, power, torture};
+use semel_lab::{controls, crash, power, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -27,6 +27,19 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             let report = runtime.block_on(torture::run(&options, &program))?;
             report.print()?;
             Ok(report.passed())
+        }
+        Some("crash-matrix") => {
+            let options = crash::Options::parse(arguments)?;
+            let program = std::env::current_exe()?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            let report = runtime.block_on(crash::run(&options, &program))?;
+            report.print()?;
+            Ok(report.passed())
+        }
+        // Not for people: a worker of it.
+        Some(crash::worker::COMMAND) => {
+            crash::worker::run()?;
+            Ok(true)
         }
         Some("controls") => {
             let names: Vec<String> = arguments.collect();
@@ -60,8 +73,9 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
+            crash::USAGE,
             controls::USAGE,
             power::USAGE
         ),

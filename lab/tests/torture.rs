@@ -57,19 +57,16 @@ fn file() {
     torture("file", "kill-worker,pause-worker");
 }
 
-#[cfg(feature = "sqlite")]
 #[test]
 fn sqlite() {
     torture("sqlite", "kill-worker,pause-worker");
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 fn postgres() {
     torture("postgres", "restart-server,drop-answers");
 }
 
-#[cfg(feature = "mysql")]
 #[test]
 fn mariadb() {
     torture("mariadb", "kill-server,cut");

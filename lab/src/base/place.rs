@@ -1,0 +1,142 @@
+//! Where a database is: a server of the lab's own, a file, or what a URL names.
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use semel_stores::OpenOptions;
+use semel_testkit::proxy::Proxy;
+use semel_testkit::servers::{MariaDb, Postgres, Server};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+/// The kinds of database that have transactions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Database {
+    /// PostgreSQL.
+    Postgres,
+    /// SQLite.
+    Sqlite,
+    /// MySQL and MariaDB.
+    Mysql,
+}
+
+impl Database {
+    /// The name for `--db`, and the scheme of its URLs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::Sqlite => "sqlite",
+            Self::Mysql => "mysql",
+        }
+    }
+
+    /// The one of this name.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let all = [Self::Postgres, Self::Sqlite, Self::Mysql];
+        let found = all.into_iter().find(|db| db.name() == name);
+        found.with_context(|| format!("--db is postgres, sqlite or mysql, not {name:?}"))
+    }
+
+    /// Whether there is a network between it and who uses it.
+    pub const fn is_server(self) -> bool {
+        !matches!(self, Self::Sqlite)
+    }
+}
+
+/// A database that is there.
+pub struct Place {
+    /// Its kind.
+    pub database: Database,
+    url: String,
+    // Ends with its handle.
+    _server: Option<Box<dyn Server>>,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A URL may hold a password.
+        f.debug_tuple("Place").field(&self.database).finish()
+    }
+}
+
+impl Place {
+    /// Takes the one that the URL names, or starts one; a file is put into `folder`. Makes the
+    /// store's tables.
+    ///
+    /// # Errors
+    /// Where it does not start, or cannot be used.
+    pub async fn start(database: Database, url: Option<&str>, folder: &Path) -> Result<Self> {
+        let (url, server) = match url {
+            Some(url) if url.split(':').next() == Some(database.name()) => (url.to_owned(), None),
+            Some(_) => bail!("the URL for --db {0} begins with {0}:", database.name()),
+            None => own(database, folder)?,
+        };
+        semel_stores::migrate(&url, &OpenOptions::default())
+            .await
+            .context("the store cannot be prepared")?;
+        Ok(Self {
+            database,
+            url,
+            _server: server,
+        })
+    }
+
+    /// How it is opened.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A proxy before its server, and how it is opened through that. Nothing where there is no server.
+    ///
+    /// # Errors
+    /// Where there is no port for one.
+    pub fn proxy(&self) -> Result<Option<(Proxy, String)>> {
+        if !self.database.is_server() {
+            return Ok(None);
+        }
+        let mut url = Url::parse(&self.url)?;
+        let proxy = Proxy::start(self.address(&url)?)?;
+        let at = proxy.address();
+        let moved = url.set_host(Some(&at.ip().to_string())).is_ok();
+        if !moved || url.set_port(Some(at.port())).is_err() {
+            bail!("the URL of {} has no host", self.database.name());
+        }
+        Ok(Some((proxy, url.into())))
+    }
+
+    fn address(&self, url: &Url) -> Result<SocketAddr> {
+        let host = url.host_str().context("the URL has no host")?;
+        let port = url.port().unwrap_or(match self.database {
+            Database::Mysql => 3306,
+            _ => 5432,
+        });
+        let mut found = (host, port).to_socket_addrs()?;
+        found.next().context("the URL's host has no address")
+    }
+}
+
+type Own = (String, Option<Box<dyn Server>>);
+
+fn own(database: Database, folder: &Path) -> Result<Own> {
+    Ok(match database {
+        Database::Sqlite => {
+            let path = folder.join("store.db");
+            (format!("sqlite:{}", path.display()), None)
+        }
+        Database::Postgres => {
+            // Deadlocks are found as fast as MariaDB does.
+            let start = || Postgres::start(&["deadlock_timeout=20ms"]);
+            let server = tokio::task::block_in_place(start)?;
+            (server.url(), Some(Box::new(server)))
+        }
+        Database::Mysql => {
+            let server = tokio::task::block_in_place(|| MariaDb::start(&[]))?;
+            (server.url(), Some(Box::new(server)))
+        }
+    })
+}

@@ -1,0 +1,270 @@
+//! Planted bugs: ways in which an application, or a guard, gets this wrong.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
+    Retention, Token, Waited,
+};
+use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Store};
+use serde::{Deserialize, Serialize};
+
+use super::failpoints::Failpoints;
+use super::point::{Point, Work};
+use super::pointed::Pointed;
+use super::steps::StepLog;
+use crate::base::Base;
+
+macro_rules! bugs {
+    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal $work:ident,)+) => {
+        /// What is wrong.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Bug {
+            $($(#[doc = $what])+ $bug,)+
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$bug,)+];
+
+            /// The name for `--bug`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$bug => $name,)+
+                }
+            }
+
+            /// The work that has it.
+            pub const fn work(self) -> Work {
+                match self {
+                    $(Self::$bug => Work::$work,)+
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// The effects are committed, and the record is completed after that.
+    CompletesAfter = "completes-after" Transaction,
+    /// The work commits by itself, and the record is completed in another transaction.
+    CommitsFirst = "commits-first" Transaction,
+    /// A commit without an answer counts as failed, and its caller asks again under another key.
+    NewKey = "new-key" Transaction,
+    /// A commit without an answer counts as rolled back, and the work runs again; that the record
+    /// is completed by then is overlooked.
+    RunsAgain = "runs-again" Transaction,
+    /// The caller is answered, and the transaction committed after that.
+    AnswersFirst = "answers-first" Transaction,
+    /// A step gets a new key in each attempt.
+    RandomStepKey = "random-step-key" Steps,
+    /// A finished step is acknowledged and not kept.
+    ForgetsSteps = "forgets-steps" Steps,
+    /// A step's result is kept before its call is made.
+    KeepsFirst = "keeps-first" Steps,
+}
+
+impl Bug {
+    /// The bug of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|bug| bug.name() == name)
+    }
+}
+
+type Completion = (IdentityDigest, Token, Outcome, Retention);
+
+/// The store as the guard sees it: right, or wrong in one way.
+#[derive(Debug)]
+pub(super) struct Planted<B> {
+    inner: Arc<Pointed<B>>,
+    bug: Option<Bug>,
+    log: Arc<StepLog>,
+    put_off: Mutex<Option<Completion>>,
+}
+
+impl<B> Planted<B> {
+    pub(super) fn new(inner: Pointed<B>, bug: Option<Bug>, log: Arc<StepLog>) -> Self {
+        Self {
+            inner: Arc::new(inner),
+            bug,
+            log,
+            put_off: Mutex::default(),
+        }
+    }
+
+    fn points(&self) -> &Failpoints {
+        self.inner.points()
+    }
+}
+
+fn name(step: &FinishedStep) -> String {
+    let one = Progress::EMPTY.with(step);
+    let name = |one: Progress| one.steps().next().map(|(name, _)| name.to_owned());
+    one.ok().and_then(name).unwrap_or_default()
+}
+
+impl<B: Base> Store for Planted<B> {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.inner.claim(identity, request).await
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        self.inner.renew(identity, token, lease).await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        let inner = &self.inner;
+        inner.complete(identity, token, outcome, retention).await
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let done = match self.bug {
+            Some(Bug::ForgetsSteps) => Fenced::Applied,
+            _ => self.inner.keep_step(identity, token, step, kept).await?,
+        };
+        if done == Fenced::Applied {
+            self.log.kept(identity, &name(step), token.fence);
+            self.points().pass(Point::Kept).await;
+        }
+        Ok(done)
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.inner.abandon(identity, token).await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.inner.mark_unknown(identity, token).await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        self.inner.resolve(identity, resolution).await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        self.inner.get(identity).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        self.inner.list(query).await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        self.inner.purge(limit).await
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        self.inner.wait(identity, fence, timeout).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        self.inner.probe().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.inner.close().await
+    }
+}
+
+impl<B: Base> Transactional for Planted<B> {
+    type Transaction = B::Transaction;
+
+    async fn begin(&self, isolation: Isolation) -> Result<B::Transaction, TransactionError> {
+        self.inner.begin(isolation).await
+    }
+
+    async fn complete_in(
+        &self,
+        tx: &mut B::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced, TransactionError> {
+        match self.bug {
+            Some(Bug::CompletesAfter) => {
+                *self.put_off.lock() = Some((*identity, *token, outcome.clone(), retention));
+                return Ok(Fenced::Applied);
+            }
+            Some(Bug::CommitsFirst) => {
+                for sql in B::COMMIT_AND_BEGIN {
+                    // Where it fails, the transaction does.
+                    let _ = B::execute(tx, sql.into()).await;
+                }
+            }
+            _ => {}
+        }
+        let done = self
+            .inner
+            .complete_in(tx, identity, token, outcome, retention)
+            .await?;
+        Ok(match self.bug {
+            Some(Bug::RunsAgain) => Fenced::Applied,
+            _ => done,
+        })
+    }
+
+    async fn commit(&self, tx: B::Transaction) -> Result<(), TransactionError> {
+        let put_off = self.put_off.lock().take();
+        if self.bug == Some(Bug::AnswersFirst) {
+            let inner = self.inner.clone();
+            tokio::spawn(async move { inner.commit(tx).await });
+            return Ok(());
+        }
+        let committed = self.inner.commit(tx).await;
+        match (self.bug, committed) {
+            (Some(Bug::CompletesAfter), Ok(())) => {
+                if let Some((identity, token, outcome, retention)) = put_off {
+                    let done = self.inner.complete(&identity, &token, &outcome, retention);
+                    // Too late to do anything about it.
+                    let _ = done.await;
+                }
+                Ok(())
+            }
+            (Some(Bug::NewKey), Err(TransactionError::Unknown(error))) => {
+                Err(TransactionError::NotCommitted(error))
+            }
+            (Some(Bug::RunsAgain), Err(TransactionError::Unknown(error))) => {
+                Err(TransactionError::Conflict(error))
+            }
+            (_, committed) => committed,
+        }
+    }
+
+    async fn rollback(&self, tx: B::Transaction) {
+        self.inner.rollback(tx).await;
+    }
+
+    fn is_conflict(error: &(dyn std::error::Error + 'static)) -> bool {
+        B::is_conflict(error)
+    }
+
+    fn renews_beside(isolation: Isolation) -> bool {
+        B::renews_beside(isolation)
+    }
+}

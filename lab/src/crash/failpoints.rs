@@ -1,0 +1,122 @@
+//! The worker's side of the points: it says where it is, and stands still.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::point::{Point, Strike};
+
+/// What the parent tells a worker: a line of JSON each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Ask for this key; come to this point, the so-many-th time that an attempt passes it.
+    Ask {
+        /// Which.
+        key: i64,
+        /// Where to stand still, and in which place.
+        point: Option<(Point, u32)>,
+    },
+    /// Go on from where it stands.
+    Go,
+}
+
+/// What a worker tells the parent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// It can be asked.
+    Ready,
+    /// It is there.
+    At(Point),
+    /// It was answered.
+    Answer {
+        /// Which key.
+        key: i64,
+        /// What.
+        answer: String,
+        /// Whether by an earlier call.
+        replayed: bool,
+        /// How often its work ran again in this call, for conflicts with others.
+        again: u32,
+    },
+    /// It was not answered, and may ask again.
+    Again {
+        /// How long it was told to wait.
+        after_ms: u64,
+        /// Why.
+        why: String,
+    },
+}
+
+/// Says something to the parent.
+pub(super) fn say(what: &Said) {
+    let line = serde_json::to_string(what).expect("plain data is JSON");
+    let mut out = std::io::stdout().lock();
+    // A parent that does not listen is gone.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Where this worker is to stand still.
+#[derive(Debug, Default)]
+pub(super) struct Failpoints {
+    armed: Mutex<Option<(Point, u32)>>,
+    // An answer was cut off: asking what became of it is a point of its own.
+    cut: AtomicBool,
+    go: Notify,
+}
+
+impl Failpoints {
+    /// Arms one, for one attempt.
+    pub(super) fn arm(&self, point: Option<(Point, u32)>) {
+        *self.armed.lock() = point;
+        self.cut.store(false, Ordering::SeqCst);
+    }
+
+    /// Lets it go on.
+    pub(super) fn go(&self) {
+        self.go.notify_one();
+    }
+
+    fn hits(&self, point: Point) -> bool {
+        let mut armed = self.armed.lock();
+        match armed.as_mut() {
+            Some((wanted, 0)) if *wanted == point => {
+                *armed = None;
+                true
+            }
+            Some((wanted, left)) if *wanted == point => {
+                *left -= 1;
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Passes a point: says so where it is armed, and waits to be killed, or until what is between
+    /// it and the server has been made ready.
+    pub(super) async fn pass(&self, point: Point) {
+        if !self.hits(point) {
+            return;
+        }
+        say(&Said::At(point));
+        match point.strike() {
+            Strike::Race => {}
+            Strike::Stand => std::future::pending().await,
+            Strike::Swallow | Strike::Hold | Strike::Cut => self.go.notified().await,
+            Strike::CutThenStand => {
+                self.go.notified().await;
+                self.cut.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Stands still where the answer was cut off before.
+    pub(super) async fn find_out(&self) {
+        if self.cut.load(Ordering::SeqCst) {
+            say(&Said::At(Point::ReadingBack));
+            std::future::pending::<()>().await;
+        }
+    }
+}

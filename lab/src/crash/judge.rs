@@ -1,0 +1,243 @@
+//! After it all: what there is, beside what callers were told.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use anyhow::Result;
+use semel::store::ListQuery;
+use semel::{StateKind, Store};
+
+use super::board::Found;
+use super::payments::{Payment, Service};
+use super::steps::{self, Line, STEPS};
+use super::transaction::{ACCOUNTS, BALANCE, Effect, Tables};
+use crate::base::{self, Base};
+
+/// What is wrong, in numbers, and the first of it in words.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) effects: usize,
+    pub(super) double_effects: usize,
+    pub(super) lost_effects: usize,
+    pub(super) missing_answers: usize,
+    pub(super) wrong_answers: usize,
+    pub(super) wrong_balances: usize,
+    pub(super) left_in_flight: usize,
+    pub(super) reruns: usize,
+    pub(super) details: Vec<String>,
+}
+
+const SHOWN: usize = 12;
+
+impl Verdict {
+    fn say(&mut self, what: String) {
+        if self.details.len() < SHOWN {
+            self.details.push(what);
+        }
+    }
+
+    /// What is wrong at all.
+    pub(super) const fn faults(&self) -> [(&'static str, usize); 7] {
+        [
+            ("double effects", self.double_effects),
+            ("lost effects", self.lost_effects),
+            ("missing answers", self.missing_answers),
+            ("wrong answers", self.wrong_answers),
+            ("wrong balances", self.wrong_balances),
+            ("records left in flight", self.left_in_flight),
+            ("finished steps that were run again", self.reruns),
+        ]
+    }
+
+    /// Each key has one answer, however often it was asked for.
+    fn answers(&mut self, found: &Found) {
+        for key in 0..found.keys {
+            let Some(answers) = found.answers.get(&key) else {
+                self.missing_answers += 1;
+                self.say(format!("key {key} was never answered"));
+                continue;
+            };
+            let different: BTreeSet<&String> = answers.iter().collect();
+            if different.len() > 1 {
+                self.wrong_answers += 1;
+                self.say(format!("key {key} has several answers: {different:?}"));
+            }
+        }
+    }
+
+    /// `there` is what the effects of each key answer; each is to be there once, and be the one
+    /// that was answered.
+    fn effects(&mut self, found: &Found, there: &HashMap<i64, Vec<String>>) {
+        for (key, effects) in there {
+            self.effects += effects.len();
+            if effects.len() > 1 {
+                self.double_effects += effects.len() - 1;
+                self.say(format!("key {key} had several effects: {effects:?}"));
+            }
+        }
+        for (key, answers) in &found.answers {
+            let effects = there.get(key).map_or(&[][..], Vec::as_slice);
+            if answers.iter().any(|answer| !effects.contains(answer)) {
+                self.lost_effects += 1;
+                self.say(format!(
+                    "key {key} was answered {answers:?}, and its effects are {effects:?}"
+                ));
+            }
+        }
+    }
+}
+
+/// Judges a run of transactions.
+pub(super) async fn transactions<B: Base>(
+    store: &B,
+    tables: &Tables,
+    found: &Found,
+) -> Result<Verdict> {
+    let mut verdict = Verdict::default();
+    verdict.answers(found);
+    let sql = format!("SELECT k, amount, fence FROM {}", tables.ledger);
+    let mut there: HashMap<i64, Vec<String>> = HashMap::new();
+    let mut balances: BTreeMap<i64, i64> = (0..ACCOUNTS).map(|id| (id, BALANCE)).collect();
+    for row in base::numbers(store, &sql).await? {
+        let effect = Effect::of(row[0]);
+        let effects = there.entry(row[0]).or_default();
+        effects.push(effect.answer(row[2]));
+        *balances.entry(effect.from).or_default() -= row[1];
+        *balances.entry(effect.to).or_default() += row[1];
+    }
+    verdict.effects(found, &there);
+    let sql = format!("SELECT id, balance FROM {}", tables.accounts);
+    for row in base::numbers(store, &sql).await? {
+        let wanted = balances.get(&row[0]).copied().unwrap_or_default();
+        if row[1] != wanted {
+            verdict.wrong_balances += 1;
+            verdict.say(format!(
+                "account {} has {}, by the ledger {wanted}",
+                row[0], row[1]
+            ));
+        }
+    }
+    Ok(verdict)
+}
+
+/// Judges a run of steps.
+pub(super) fn steps(service: &Service, log: &[Line], found: &Found) -> Result<Verdict> {
+    let mut verdict = Verdict::default();
+    verdict.answers(found);
+    let taken = service.taken()?;
+    for (payment, numbers) in &taken {
+        verdict.effects += numbers.len();
+        if numbers.len() > 1 {
+            verdict.double_effects += numbers.len() - 1;
+            verdict.say(format!("{payment:?} was taken as {numbers:?}"));
+        }
+    }
+    for (key, answers) in &found.answers {
+        let paid: Option<Vec<&str>> = (0..STEPS)
+            .map(|place| Some(taken.get(&Payment::of(*key, place))?.first()?.as_str()))
+            .collect();
+        let paid = paid.map(|paid| paid.join(" "));
+        let is = |answer: &String| Some(answer) == paid.as_ref();
+        if paid.is_none() {
+            verdict.lost_effects += 1;
+            verdict.say(format!("key {key} was answered, and not all of it paid"));
+        } else if !answers.iter().all(is) {
+            verdict.wrong_answers += 1;
+            verdict.say(format!("key {key} was answered {answers:?}, paid {paid:?}"));
+        }
+    }
+    for (identity, step) in reruns(log) {
+        verdict.reruns += 1;
+        verdict.say(format!("{step} of {identity} was called after it was kept"));
+    }
+    Ok(verdict)
+}
+
+/// Steps that were called after they had been kept, by an attempt that must know: the one that kept
+/// them, or one that claimed later. An older attempt, paused before its call, may come late; the
+/// service honours its key.
+fn reruns(log: &[Line]) -> Vec<(String, String)> {
+    let mut kept: HashMap<(&str, &str), u64> = HashMap::new();
+    let mut again = HashSet::new();
+    for line in log {
+        let step = (line.identity.as_str(), line.step.as_str());
+        if line.kept {
+            kept.entry(step).or_insert(line.fence);
+        } else if kept.get(&step).is_some_and(|fence| line.fence >= *fence) {
+            again.insert((line.identity.clone(), line.step.clone()));
+        }
+    }
+    again.into_iter().collect()
+}
+
+/// What the steps' log says.
+pub(super) fn read(path: &std::path::Path) -> Result<Vec<Line>> {
+    Ok(steps::read(path)?)
+}
+
+/// How many of this run's records are neither completed nor given back.
+pub(super) async fn in_flight<S: Store>(store: &S, run: &str) -> Result<usize> {
+    let mut count = 0;
+    for state in [StateKind::InFlight, StateKind::Unknown] {
+        let mut query = ListQuery::new(state);
+        loop {
+            let page = store.list(&query).await?;
+            let own =
+                |entry: &&semel::store::Entry| entry.label.scope.segments().nth(1) == Some(run);
+            count += page.entries.iter().filter(own).count();
+            match page.next {
+                Some(next) => query.after = Some(next),
+                None => break,
+            }
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(answers: &[(i64, &str)], keys: i64) -> Found {
+        let mut found = Found {
+            keys,
+            ..Found::default()
+        };
+        for (key, answer) in answers {
+            let all = found.answers.entry(*key).or_default();
+            all.push((*answer).into());
+        }
+        found
+    }
+
+    #[test]
+    fn each_fault_is_counted_as_what_it_is() {
+        let found = found(&[(0, "a"), (0, "b"), (1, "c"), (2, "d")], 4);
+        let there = [(0, vec!["a"]), (2, vec!["d", "e"])];
+        let there = there.map(|(key, all)| (key, all.into_iter().map(String::from).collect()));
+        let mut verdict = Verdict::default();
+        verdict.answers(&found);
+        verdict.effects(&found, &there.into());
+        assert_eq!(verdict.missing_answers, 1, "key 3");
+        assert_eq!(verdict.wrong_answers, 1, "key 0");
+        assert_eq!(verdict.lost_effects, 2, "b of key 0, c of key 1");
+        assert_eq!((verdict.effects, verdict.double_effects), (3, 1), "e");
+    }
+
+    #[test]
+    fn a_step_is_run_again_only_by_who_must_know_better() {
+        let line = |kept, fence| Line {
+            kept,
+            identity: "i".into(),
+            step: "charge".into(),
+            fence,
+        };
+        let called = |fence| line(false, fence);
+        let kept = |fence| line(true, fence);
+        // Killed between the call and the keeping.
+        assert!(reruns(&[called(1), called(2), kept(2)]).is_empty());
+        // The first attempt was paused before its call.
+        assert!(reruns(&[called(2), kept(2), called(1)]).is_empty());
+        assert_eq!(reruns(&[called(1), kept(1), called(2)]).len(), 1);
+        assert_eq!(reruns(&[called(1), kept(1), called(1)]).len(), 1);
+    }
+}

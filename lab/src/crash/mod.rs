@@ -1,0 +1,132 @@
+//! Effects exactly once, by killing: workers run operations to the end on a database with
+//! transactions, are killed at every point of them, and their callers ask again with the same key.
+//!
+//! The parent starts the database, a proxy before it for each worker, and the workers as processes.
+//! What they did is judged after all callers were answered: by the ledger in the database, or the
+//! payments of a service outside.
+
+mod board;
+mod bugs;
+mod driver;
+mod failpoints;
+mod judge;
+mod options;
+mod payments;
+mod point;
+mod pointed;
+mod report;
+mod steps;
+mod transaction;
+pub mod worker;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
+use tokio::task::JoinSet;
+
+pub use bugs::Bug;
+pub use options::{Options, USAGE};
+pub use point::{Point, Work};
+pub use report::Report;
+
+use crate::base::{Base, Database, Place};
+use crate::clock::now;
+use board::{Board, Found};
+use driver::Run;
+use judge::Verdict;
+use payments::Service;
+use transaction::Tables;
+use worker::Settings;
+
+/// Does the run with workers of this program, and says what came of it.
+///
+/// # Errors
+/// Where the run could not be done. What went wrong in it is in the report.
+pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+    match options.database {
+        Database::Postgres => on::<PostgresStore>(options, program).await,
+        Database::Sqlite => on::<SqliteStore>(options, program).await,
+        Database::Mysql => on::<MysqlStore>(options, program).await,
+    }
+}
+
+async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
+    let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
+    let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
+    let store = B::open(place.url()).await.context("the store")?;
+    let name = format!("{}_{:x}", options.seed, now());
+    let tables = Tables::of(&name);
+    tables.make(&store).await?;
+    let service = Service::start(folder.path()).await?;
+    let settings = Settings {
+        database: options.database,
+        url: String::new(),
+        work: options.work,
+        run: name.clone(),
+        lease: options.lease,
+        bug: options.bug,
+        payments: service.address(),
+        log: folder.path().join("steps"),
+    };
+    let points = Point::of(options.work, options.database);
+    let run = Arc::new(Run {
+        program: program.into(),
+        place,
+        board: Board::new(&points, options.kills, options.seed),
+        settings,
+    });
+    let begun = Instant::now();
+    let stopped = all(&run, options).await;
+    let seconds = begun.elapsed().as_secs_f64();
+    let found = run.board.found();
+    let (mut verdict, steps) = judged(&store, &tables, &service, &run.settings, &found).await?;
+    verdict.left_in_flight = judge::in_flight(&store, &name).await?;
+    tables.drop(&store).await?;
+    store.close().await?;
+    let mut report = Report::new(options, &points, &found, verdict, steps, seconds);
+    if let Err(error) = stopped {
+        report.fail(format!("{error:#}"));
+    }
+    Ok(report)
+}
+
+/// Every key until it is answered, every point until it was come to; then every key once more.
+async fn all(run: &Arc<Run>, options: &Options) -> Result<()> {
+    for again in [false, true] {
+        if again {
+            run.board.once_more();
+        }
+        let mut drivers = JoinSet::new();
+        for number in 0..options.processes as u64 {
+            let seed = options.seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            drivers.spawn(driver::drive(run.clone(), seed));
+        }
+        while let Some(ended) = drivers.join_next().await {
+            ended??;
+        }
+    }
+    Ok(())
+}
+
+async fn judged<B: Base>(
+    store: &B,
+    tables: &Tables,
+    service: &Service,
+    settings: &Settings,
+    found: &Found,
+) -> Result<(Verdict, Option<report::Steps>)> {
+    match settings.work {
+        Work::Transaction => Ok((judge::transactions(store, tables, found).await?, None)),
+        Work::Steps => {
+            let verdict = judge::steps(service, &judge::read(&settings.log)?, found)?;
+            let steps = report::Steps {
+                reruns: verdict.reruns,
+                repeats_honoured: service.repeats(),
+            };
+            Ok((verdict, Some(steps)))
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Where a worker is killed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::Database;
+
+/// What the work is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Work {
+    /// Effects in one transaction with the completion.
+    Transaction,
+    /// Steps that call a service outside.
+    Steps,
+}
+
+/// How a worker dies at a point, or what it loses there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strike {
+    /// It stands still there until it is killed.
+    Stand,
+    /// It goes on, and is killed within a few milliseconds, wherever it then is.
+    Race,
+    /// What it sends goes on to the server. The answer does not come back, and it is killed.
+    Swallow,
+    /// What it sends stands still on the way. It is killed, and what it sent arrives afterwards.
+    Hold,
+    /// What it sends goes on to the server, and the connection is cut. It lives, and must find out.
+    Cut,
+    /// The same, and it is killed while it finds out.
+    CutThenStand,
+}
+
+impl Strike {
+    /// Whether it needs a network between worker and server.
+    pub const fn on_the_wire(self) -> bool {
+        !matches!(self, Self::Stand | Self::Race)
+    }
+
+    /// Whether the worker dies of it.
+    pub const fn kills(self) -> bool {
+        !matches!(self, Self::Cut)
+    }
+}
+
+macro_rules! points {
+    ($($(#[doc = $what:literal])+ $point:ident = $name:literal $strike:ident $(in $work:ident)?,)+) => {
+        /// A moment of an attempt.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum Point {
+            $($(#[doc = $what])+ $point,)+
+        }
+
+        impl Point {
+            /// All of them, in the order of an attempt.
+            pub const ALL: &[Self] = &[$(Self::$point,)+];
+
+            /// The name in reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$point => $name,)+
+                }
+            }
+
+            /// What happens there.
+            pub const fn strike(self) -> Strike {
+                match self {
+                    $(Self::$point => Strike::$strike,)+
+                }
+            }
+
+            const fn only_in(self) -> Option<Work> {
+                match self {
+                    $(Self::$point => points!(@work $($work)?),)+
+                }
+            }
+        }
+    };
+    (@work $work:ident) => { Some(Work::$work) };
+    (@work) => { None };
+}
+
+points! {
+    /// Before the claim is sent.
+    BeforeClaim = "before-claim" Stand,
+    /// The claim was sent, its answer not read.
+    ClaimLost = "claim-lost" Swallow,
+    /// The claim was answered.
+    Claimed = "claimed" Stand,
+    /// The transaction has begun.
+    Begun = "begun" Stand in Transaction,
+    /// Between two statements of the work.
+    BetweenStatements = "between-statements" Stand in Transaction,
+    /// After the work, before the statement that completes the record.
+    BeforeCompleting = "before-completing" Stand in Transaction,
+    /// After that statement.
+    Completing = "completing" Stand in Transaction,
+    /// Before `COMMIT` is sent.
+    BeforeCommit = "before-commit" Stand in Transaction,
+    /// While it commits.
+    WhileCommitting = "while-committing" Race in Transaction,
+    /// `COMMIT` was sent and done, its answer not read.
+    CommitLost = "commit-lost" Swallow in Transaction,
+    /// `COMMIT` was sent, and arrives after the worker's end.
+    CommitLate = "commit-late" Hold in Transaction,
+    /// `COMMIT` was sent and done, and the connection cut.
+    CommitCut = "commit-cut" Cut in Transaction,
+    /// The same, and killed while it asks the record.
+    ReadingBack = "reading-back" CutThenStand in Transaction,
+    /// After the commit, before its caller has the answer.
+    Committed = "committed" Stand in Transaction,
+    /// Before a step's call of the service.
+    BeforeCall = "before-call" Stand in Steps,
+    /// While the service is called.
+    WhileCalling = "while-calling" Race in Steps,
+    /// The service has done it; the step is not kept.
+    Called = "called" Stand in Steps,
+    /// While the step is kept.
+    WhileKeeping = "while-keeping" Race in Steps,
+    /// The step was sent and kept, the answer not read.
+    KeepLost = "keep-lost" Swallow in Steps,
+    /// The step was sent, and arrives after the worker's end.
+    KeepLate = "keep-late" Hold in Steps,
+    /// The step is kept.
+    Kept = "kept" Stand in Steps,
+    /// Between two steps.
+    BetweenSteps = "between-steps" Stand in Steps,
+    /// After all steps, before the completion is sent.
+    BeforeCompletion = "before-completion" Stand in Steps,
+    /// The completion was sent and done, its answer not read.
+    CompletionLost = "completion-lost" Swallow in Steps,
+    /// After the completion, before its caller has the answer.
+    Completed = "completed" Stand in Steps,
+    /// At a random moment after the call began.
+    Random = "random" Race,
+}
+
+impl Point {
+    /// Those that this work comes by on this database.
+    pub fn of(work: Work, database: Database) -> Vec<Self> {
+        let comes_by = |point: &Self| {
+            point.only_in().is_none_or(|only| only == work)
+                && (database.is_server() || !point.strike().on_the_wire())
+        };
+        Self::ALL.iter().copied().filter(comes_by).collect()
+    }
+
+    /// In how many places of one attempt it is.
+    pub const fn places(self) -> u32 {
+        match self {
+            Self::BetweenStatements => super::transaction::STATEMENTS - 1,
+            Self::BetweenSteps => super::steps::STEPS - 1,
+            Self::BeforeCall
+            | Self::WhileCalling
+            | Self::Called
+            | Self::WhileKeeping
+            | Self::KeepLost
+            | Self::KeepLate
+            | Self::Kept => super::steps::STEPS,
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! A store that passes the points on its way: it delegates, and stands still before and after.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
+    Retention, Token, Waited,
+};
+use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store};
+
+use super::failpoints::Failpoints;
+use super::point::Point;
+
+/// The store, and the points around each of its calls.
+#[derive(Debug)]
+pub(super) struct Pointed<S> {
+    inner: S,
+    points: Arc<Failpoints>,
+}
+
+impl<S> Pointed<S> {
+    pub(super) const fn new(inner: S, points: Arc<Failpoints>) -> Self {
+        Self { inner, points }
+    }
+
+    pub(super) const fn points(&self) -> &Arc<Failpoints> {
+        &self.points
+    }
+}
+
+impl<S: Store> Store for Pointed<S> {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.points.pass(Point::Random).await;
+        self.points.pass(Point::BeforeClaim).await;
+        self.points.pass(Point::ClaimLost).await;
+        let claim = self.inner.claim(identity, request).await?;
+        if matches!(claim, Claim::Acquired(_)) {
+            self.points.pass(Point::Claimed).await;
+        }
+        Ok(claim)
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        self.points.find_out().await;
+        self.inner.renew(identity, token, lease).await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        self.points.pass(Point::BeforeCompletion).await;
+        self.points.pass(Point::CompletionLost).await;
+        let done = self.inner.complete(identity, token, outcome, retention);
+        let done = done.await?;
+        self.points.pass(Point::Completed).await;
+        Ok(done)
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        self.points.pass(Point::WhileKeeping).await;
+        self.points.pass(Point::KeepLost).await;
+        self.points.pass(Point::KeepLate).await;
+        self.inner.keep_step(identity, token, step, kept).await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.inner.abandon(identity, token).await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        self.inner.mark_unknown(identity, token).await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        self.inner.resolve(identity, resolution).await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        self.inner.get(identity).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        self.inner.list(query).await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        self.inner.purge(limit).await
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        self.inner.wait(identity, fence, timeout).await
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        self.inner.probe().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.inner.close().await
+    }
+}
+
+impl<S: Transactional> Transactional for Pointed<S> {
+    type Transaction = S::Transaction;
+
+    async fn begin(&self, isolation: Isolation) -> Result<S::Transaction, TransactionError> {
+        let begun = self.inner.begin(isolation).await?;
+        self.points.pass(Point::Begun).await;
+        Ok(begun)
+    }
+
+    async fn complete_in(
+        &self,
+        transaction: &mut S::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced, TransactionError> {
+        self.points.pass(Point::BeforeCompleting).await;
+        let done = self
+            .inner
+            .complete_in(transaction, identity, token, outcome, retention)
+            .await?;
+        self.points.pass(Point::Completing).await;
+        Ok(done)
+    }
+
+    async fn commit(&self, transaction: S::Transaction) -> Result<(), TransactionError> {
+        self.points.pass(Point::BeforeCommit).await;
+        self.points.pass(Point::WhileCommitting).await;
+        self.points.pass(Point::CommitLost).await;
+        self.points.pass(Point::CommitLate).await;
+        self.points.pass(Point::CommitCut).await;
+        self.points.pass(Point::ReadingBack).await;
+        self.inner.commit(transaction).await?;
+        self.points.pass(Point::Committed).await;
+        Ok(())
+    }
+
+    async fn rollback(&self, transaction: S::Transaction) {
+        self.inner.rollback(transaction).await;
+    }
+
+    fn is_conflict(error: &(dyn std::error::Error + 'static)) -> bool {
+        S::is_conflict(error)
+    }
+
+    fn renews_beside(isolation: Isolation) -> bool {
+        S::renews_beside(isolation)
+    }
+}

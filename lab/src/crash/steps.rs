@@ -1,0 +1,129 @@
+//! Work in steps: three calls of a service outside, each under the key that its step gives it.
+//!
+//! What a worker does is written to a file that all append to, one `write` a line: that a step is
+//! called, and that it was kept. A kill can lose neither.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use semel::IdentityDigest;
+use semel::guard::{Ran, RunError, StepError};
+use semel::store::Fence;
+
+use super::bugs::Bug;
+use super::payments::{Client, Payment};
+use super::point::Point;
+use super::worker::Worker;
+use crate::base::Base;
+
+/// The steps' names, in their order.
+pub(super) const NAMES: [&str; 3] = ["charge", "reserve", "ship"];
+pub(super) const STEPS: u32 = 3;
+
+/// What was done, as the file says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) kept: bool,
+    pub(super) identity: String,
+    pub(super) step: String,
+    pub(super) fence: u64,
+}
+
+/// The file.
+#[derive(Debug)]
+pub(super) struct StepLog(File);
+
+impl StepLog {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        Ok(Self(file))
+    }
+
+    pub(super) fn called(&self, identity: &IdentityDigest, step: &str, fence: Fence) {
+        self.write("called", identity, step, fence);
+    }
+
+    pub(super) fn kept(&self, identity: &IdentityDigest, step: &str, fence: Fence) {
+        self.write("kept", identity, step, fence);
+    }
+
+    fn write(&self, what: &str, identity: &IdentityDigest, step: &str, fence: Fence) {
+        let line = format!("{what} {identity} {step} {fence}\n");
+        // What is not written down would be missed by the judge.
+        (&self.0)
+            .write_all(line.as_bytes())
+            .expect("the log can be written");
+    }
+}
+
+/// All lines, in the order in which they were written.
+pub(super) fn read(path: &Path) -> io::Result<Vec<Line>> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text?,
+    };
+    let parse = |line: &str| {
+        let mut words = line.split(' ');
+        Some(Line {
+            kept: words.next()? == "kept",
+            identity: words.next()?.into(),
+            step: words.next()?.into(),
+            fence: words.next()?.parse().ok()?,
+        })
+    };
+    text.lines()
+        .map(|line| parse(line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, line)))
+        .collect()
+}
+
+/// Asks for one key.
+pub(super) async fn ask<B: Base>(
+    worker: &Worker<B>,
+    key: i64,
+) -> Result<Ran<String>, RunError<StepError<io::Error>>> {
+    let identity = worker.identity(key);
+    let digest = *identity.digest();
+    let (points, log) = (worker.points.clone(), worker.log.clone());
+    let (client, bug) = (Client::of(worker.settings.payments), worker.settings.bug);
+    let asked = worker.fingerprint(key);
+    let run = worker
+        .guard
+        .run_in_steps(&identity, asked, |mut steps| async move {
+            let fence = steps.info().fence;
+            let mut parts = Vec::new();
+            for (place, name) in NAMES.into_iter().enumerate() {
+                if place > 0 {
+                    points.pass(Point::BetweenSteps).await;
+                }
+                let (points, log) = (&points, Arc::clone(&log));
+                let call = async |step_key: String| {
+                    log.called(&digest, name, fence);
+                    points.pass(Point::BeforeCall).await;
+                    points.pass(Point::WhileCalling).await;
+                    let payment = Payment::of(key, place as u32);
+                    let paid = client.pay(&step_key, &payment).await?;
+                    points.pass(Point::Called).await;
+                    Ok(paid)
+                };
+                let mut early = None;
+                let part: String = steps
+                    .step(name, async |step_key| match bug {
+                        Some(Bug::RandomStepKey) => call(format!("{:x}", fastrand::u128(..))).await,
+                        Some(Bug::KeepsFirst) => {
+                            early = Some(step_key.to_string());
+                            Ok(format!("{key}/{place}"))
+                        }
+                        _ => call(step_key.to_string()).await,
+                    })
+                    .await?;
+                if let Some(step_key) = early {
+                    call(step_key).await.map_err(StepError::Failed)?;
+                }
+                parts.push(part);
+            }
+            Ok(parts.join(" "))
+        });
+    run.await
+}
