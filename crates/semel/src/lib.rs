@@ -14,6 +14,7 @@
 //! | commit work and its record together | [`Guard::transact`](guard::Guard::transact) |
 //! | remove what is past its retention | a [`Purger`](purge::Purger) |
 //! | know how a record may change | [`record`] |
+//! | write with an expected version, upsert by natural key | [`versioned`] |
 //! | check a store of one's own | `conformance`, behind the feature of that name |
 
 mod any;
@@ -35,6 +36,7 @@ pub mod store;
 mod sync;
 mod time;
 pub mod transaction;
+pub mod versioned;
 mod wire;
 
 pub use any::AnyStore;

@@ -47,6 +47,19 @@ impl TransactionError {
     }
 }
 
+/// The same as an error of the store's, for steps that have no other. A conflict stays among its
+/// sources: work that passes it on is run again.
+impl From<TransactionError> for StoreError {
+    fn from(error: TransactionError) -> Self {
+        match error {
+            TransactionError::Conflict(ref source) => {
+                Self::new(source.kind(), source.to_string()).with_source(error)
+            }
+            error => error.into_source(),
+        }
+    }
+}
+
 /// A store whose database keeps the application's own data too, so that an effect and its
 /// completion are committed together.
 ///
@@ -130,9 +143,13 @@ impl<S: Transactional> Transactional for Arc<S> {
     }
 }
 
-/// Whether an error, or one of those that it comes from, is a conflict.
+/// Whether an error, or one of those that it comes from, is a conflict: by the driver, or told by a
+/// step of the store's inside the transaction.
 pub fn comes_from_conflict<S: Transactional>(error: &(dyn StdError + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source()).any(S::is_conflict)
+    std::iter::successors(Some(error), |&error| error.source()).any(|error| {
+        let told = error.downcast_ref::<TransactionError>();
+        matches!(told, Some(TransactionError::Conflict(_))) || S::is_conflict(error)
+    })
 }
 
 /// A transaction that is lent to the work: dropping this gives it back, and it is committed when

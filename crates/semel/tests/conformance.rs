@@ -7,6 +7,7 @@ use std::sync::Arc;
 use libtest_mimic::{Arguments, Trial};
 use semel::conformance::{Bench, CASES, Factory, Failure, run};
 use semel::memory::{Limits, MemoryStore};
+use semel::versioned::MemoryVersioned;
 use semel::{ManualClock, SystemClock, Timestamp};
 
 #[derive(Clone, Copy)]
@@ -57,6 +58,18 @@ fn main() -> ExitCode {
                 },
             ));
         }
+    }
+    for case in semel::versioned::suite::cases() {
+        trials.push(Trial::test(
+            format!("memory/versioned::{}", case.name),
+            move || {
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(2)
+                    .enable_time()
+                    .build()?;
+                Ok(runtime.block_on((case.run)(Arc::new(MemoryVersioned::default())))?)
+            },
+        ));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -10,6 +10,8 @@ mod gate;
 mod location;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
+#[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
+pub(crate) mod versioned;
 #[cfg(feature = "_server")]
 mod waiters;
 

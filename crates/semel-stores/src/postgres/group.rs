@@ -68,7 +68,7 @@ fn take(shared: &Shared) -> Vec<Job> {
             .step
             .digest
             .is_some_and(|digest| digests.contains(&digest));
-        let alone = job.alone || job.step.kind == Kind::Claim;
+        let alone = job.alone || job.step.kind.alone();
         if twice || (alone && !group.is_empty()) {
             later.push_back(job);
             continue;

@@ -12,7 +12,7 @@ use super::{error, sql};
 use crate::{Migrated, Schema};
 
 /// What each version adds to the one before, and how that is told.
-const VERSIONS: [(&str, &str); 1] = [(V1, "made the table {records} and its indexes")];
+const VERSIONS: [(&str, &str); 1] = [(V1, "made the tables {records} and {records}_versioned")];
 
 /// The version that this program works with.
 const PRESENT: u32 = 1;
@@ -25,8 +25,11 @@ const PRESENT: u32 = 1;
 /// changes, so that renewals are heap-only; the room for them is what `fillfactor` leaves.
 ///
 /// Records come and go; vacuum is asked to follow sooner than by default.
+///
+/// What of it is there stays as it is: a database may have the records and lack what came to this
+/// version before it was published.
 const V1: &str = "
-CREATE TABLE {records} (
+CREATE TABLE IF NOT EXISTS {records} (
   digest bytea NOT NULL PRIMARY KEY,
   state text COLLATE \"C\" NOT NULL,
   fence bigint NOT NULL,
@@ -54,8 +57,8 @@ CREATE TABLE {records} (
   waited_for bigint
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05,
   autovacuum_analyze_scale_factor = 0.05);
-CREATE INDEX {index_purge} ON {records} (purge_at) WHERE purge_at < 'infinity';
-CREATE INDEX {index_open} ON {records} (digest) WHERE state IN ('in-flight', 'unknown');
+CREATE INDEX IF NOT EXISTS {index_purge} ON {records} (purge_at) WHERE purge_at < 'infinity';
+CREATE INDEX IF NOT EXISTS {index_open} ON {records} (digest) WHERE state IN ('in-flight', 'unknown');
 COMMENT ON TABLE {records} IS
   'semel: one row for each operation that is done once. Change rows with `semel records` only.';
 COMMENT ON COLUMN {records}.digest IS 'SHA-256 of scope, operation and key';
@@ -64,6 +67,20 @@ COMMENT ON COLUMN {records}.key_hint IS 'how the key begins';
 COMMENT ON COLUMN {records}.outcome IS 'the answer in its versioned byte form';
 COMMENT ON COLUMN {records}.steps IS 'what an attempt that goes on finds finished';
 COMMENT ON COLUMN {records}.waited_for IS 'the fence of an attempt that somebody waits for';
+CREATE TABLE IF NOT EXISTS {versioned} (
+  digest bytea NOT NULL PRIMARY KEY,
+  scope text[] NOT NULL,
+  name text NOT NULL,
+  version bigint NOT NULL,
+  nonce bytea NOT NULL,
+  value bytea,
+  written_at timestamptz NOT NULL
+) WITH (fillfactor = 90);
+COMMENT ON TABLE {versioned} IS
+  'semel: records with a version. Whoever changes a row raises its version. A deleted record is a '
+  'row without a value: it keeps the version from being given out again.';
+COMMENT ON COLUMN {versioned}.digest IS 'SHA-256 of scope and name';
+COMMENT ON COLUMN {versioned}.nonce IS 'names the latest change';
 ";
 
 /// Looks after the schema as `schema` says, when a store is opened.
@@ -76,6 +93,11 @@ pub(super) async fn look_after(client: &Client, with: &Connector, schema: Schema
             with.table
         ))),
         Some(found) if found > PRESENT => Err(newer(with, found)),
+        Some(0) if schema != Schema::Migrate => Err(config(format!(
+            "there is no table {}_versioned beside {0}: run `semel migrate --store …`, or open with \
+             schema=migrate",
+            with.table
+        ))),
         Some(found) if schema != Schema::Migrate => Err(config(format!(
             "the table {} has version {found}, and this program needs {PRESENT}: run `semel \
              migrate --store …`",
@@ -103,20 +125,26 @@ fn newer(with: &Connector, found: u32) -> StoreError {
     ))
 }
 
-/// The version that is there; `None` where there are no tables.
+/// The version that is there; `None` where there are no tables, and 0 where some of them are missing.
 pub(super) async fn version(client: &Client, with: &Connector) -> Result<Option<u32>> {
     let read = async {
-        let name = with.table.versions();
         // Reading a catalogue makes the session hear of what others committed: `to_regclass` by
         // itself may answer from what it knew before.
-        let there = "SELECT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($1))";
-        let there = client.query_typed(there, &[(&name, Type::TEXT)]).await?;
-        if !there.first().is_some_and(|row| row.get(0)) {
+        let there = async |name: String| {
+            let there = "SELECT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($1))";
+            let rows = client.query_typed(there, &[(&name, Type::TEXT)]).await?;
+            Ok::<_, Error>(rows.first().is_some_and(|row| row.get(0)))
+        };
+        if !there(with.table.versions()).await? {
             return Ok(None);
         }
         let text = sql::fill("SELECT max(version) FROM {versions}", &with.table);
         let rows = client.query_typed(&text, &[]).await?;
-        Ok(rows.first().and_then(|row| row.get::<_, Option<i32>>(0)))
+        let found = rows.first().and_then(|row| row.get::<_, Option<i32>>(0));
+        if found == Some(1) && !there(with.table.versioned()).await? {
+            return Ok(Some(0));
+        }
+        Ok(found)
     };
     let found = bounded(with, read).await?;
     Ok(found.map(|version| u32::try_from(version).unwrap_or(0)))
@@ -166,7 +194,7 @@ async fn apply(client: &Client, with: &Connector) -> Result<Migrated> {
         for (number, (text, told)) in (1..).zip(VERSIONS).skip(found as usize) {
             run(text).await?;
             run(&format!(
-                "INSERT INTO {{versions}} (version) VALUES ({number})"
+                "INSERT INTO {{versions}} (version) VALUES ({number}) ON CONFLICT DO NOTHING"
             ))
             .await?;
             done.push(format!(

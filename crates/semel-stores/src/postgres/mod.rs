@@ -35,6 +35,7 @@ mod table;
 mod tls;
 mod transact;
 mod url;
+mod versioned;
 
 use std::fmt;
 use std::sync::Arc;

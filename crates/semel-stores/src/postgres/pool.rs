@@ -8,7 +8,8 @@
 //!
 //! No two steps of a group have the same digest. New claims come first: they wait for inserts only,
 //! and nobody waits for what they inserted but them. The others follow, in the order of digests.
-//! So no two groups wait for each other. A claim in full, which inserts and locks, is sent alone.
+//! So no two groups wait for each other. A claim in full, which inserts and locks, is sent alone, and
+//! so is a versioned write, which may wait for an application's transaction.
 //! An error of one step rolls back all; each is then sent alone.
 
 use std::collections::VecDeque;
@@ -110,12 +111,21 @@ impl Pool {
     /// # Errors
     /// `Unknown` where any sending of it may have happened.
     pub(super) async fn run(&self, step: Step) -> Result<Vec<Row>> {
+        Ok(self.run_told(step).await?.0)
+    }
+
+    /// Runs a step, and says whether it was sent again after its connection broke, so that an earlier
+    /// sending may have had its effect.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub(super) async fn run_told(&self, step: Step) -> Result<(Vec<Row>, bool)> {
         let step = Arc::new(step);
         let deadline = Instant::now() + self.0.timeout;
         let (mut lost, mut late, mut retries) = (0, false, 0);
         let error = loop {
             match self.once(&step, retries > 0, deadline).await {
-                Ok(rows) => return Ok(rows),
+                Ok(rows) => return Ok((rows, lost > 0)),
                 Err(Failed::RolledBack(error)) if retries == RETRIES => break error,
                 Err(Failed::RolledBack(_)) => retries += 1,
                 Err(Failed::Lost(error)) if lost == RESENDS => break error,

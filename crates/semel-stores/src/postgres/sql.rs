@@ -16,6 +16,7 @@ use semel::Progress;
 use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR};
 
 use super::table::Table;
+use super::versioned::sql as versioned;
 
 /// Which statement; an index into [`Sql`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,10 +45,17 @@ pub(super) enum Kind {
     ListReleased,
     Purge,
     Clear,
+    VersionedRead,
+    /// The same, locked until the transaction ends.
+    VersionedLock,
+    /// Writes whatever is there, or where nothing is.
+    VersionedPut,
+    /// Writes or deletes what is there.
+    VersionedSet,
 }
 
 impl Kind {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 24] = [
         Self::ClaimNew,
         Self::ClaimMany,
         Self::Claim,
@@ -68,10 +76,14 @@ impl Kind {
         Self::ListReleased,
         Self::Purge,
         Self::Clear,
+        Self::VersionedRead,
+        Self::VersionedLock,
+        Self::VersionedPut,
+        Self::VersionedSet,
     ];
 
     /// Those that are prepared when a connection is made; the others are rare.
-    pub(super) const PREPARED: [Self; 12] = [
+    pub(super) const PREPARED: [Self; 15] = [
         Self::ClaimNew,
         Self::ClaimMany,
         Self::Claim,
@@ -84,6 +96,9 @@ impl Kind {
         Self::Get,
         Self::Look,
         Self::Watch,
+        Self::VersionedRead,
+        Self::VersionedPut,
+        Self::VersionedSet,
     ];
 
     /// Whether the step changes nothing: an answer that did not come is then no open question.
@@ -97,7 +112,14 @@ impl Kind {
                 | Self::ListUnknown
                 | Self::ListCompleted
                 | Self::ListReleased
+                | Self::VersionedRead
         )
+    }
+
+    /// Whether it is sent by itself. A claim in full inserts and locks. A versioned record may be
+    /// locked by an application's transaction for long: nobody else is to wait for that.
+    pub(super) const fn alone(self) -> bool {
+        matches!(self, Self::Claim | Self::VersionedPut | Self::VersionedSet)
     }
 
     const fn template(self) -> &'static str {
@@ -122,13 +144,17 @@ impl Kind {
             Self::ListReleased => LIST_RELEASED,
             Self::Purge => PURGE,
             Self::Clear => CLEAR,
+            Self::VersionedRead => versioned::READ,
+            Self::VersionedLock => versioned::LOCK,
+            Self::VersionedPut => versioned::PUT,
+            Self::VersionedSet => versioned::SET,
         }
     }
 }
 
 /// The statements for one table.
 #[derive(Debug)]
-pub(super) struct Sql([String; 20]);
+pub(super) struct Sql([String; 24]);
 
 impl Sql {
     pub(super) fn new(table: &Table) -> Self {
@@ -183,6 +209,7 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
         .replace("{now}", "statement_timestamp()")
         .replace("{records}", &table.quoted())
         .replace("{versions}", &table.versions())
+        .replace("{versioned}", &table.versioned())
         .replace("{index_purge}", &table.index("purge"))
         .replace("{index_open}", &table.index("open"))
         .replace("{channel}", &table.channel())

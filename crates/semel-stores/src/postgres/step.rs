@@ -42,7 +42,11 @@ pub(super) enum Answer<T> {
     Again,
 }
 
-fn step(kind: Kind, digest: &IdentityDigest, rest: impl IntoIterator<Item = Param>) -> Step {
+pub(super) fn step(
+    kind: Kind,
+    digest: &IdentityDigest,
+    rest: impl IntoIterator<Item = Param>,
+) -> Step {
     let mut params = vec![Param::bytes(digest.as_bytes())];
     params.extend(rest);
     Step {

@@ -14,7 +14,7 @@ impl FromStr for Table {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        // Room for `_versions` within PostgreSQL's 63 bytes.
+        // Room for `_versioned` within PostgreSQL's 63 bytes.
         let plain = |part: &str| {
             part.len() <= 50
                 && part.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
@@ -50,6 +50,11 @@ impl Table {
     /// The table that holds the schema's version, quoted.
     pub(super) fn versions(&self) -> String {
         self.named("_versions")
+    }
+
+    /// The table of versioned records, quoted.
+    pub(super) fn versioned(&self) -> String {
+        self.named("_versioned")
     }
 
     /// The name of an index, quoted. It lies in its table's schema.

@@ -29,7 +29,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// The connections that transactions run on: as many as steps have, made when they are needed.
 pub(super) struct Transactions {
-    connector: Connector,
+    pub(super) connector: Connector,
     permits: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Link>>>,
 }
@@ -161,13 +161,17 @@ pub struct PostgresTransaction {
 }
 
 impl PostgresTransaction {
-    async fn run(&self, with: &Connector, step: &Step) -> Result<Vec<Row>, TransactionError> {
+    pub(super) async fn run(
+        &self,
+        with: &Connector,
+        step: &Step,
+    ) -> Result<Vec<Row>, TransactionError> {
         match timeout(with.timeout, self.link.run(with, step)).await {
             Ok(Ok(rows)) => Ok(rows),
             Ok(Err(Failed::RolledBack(error))) => Err(TransactionError::Conflict(error)),
             Ok(Err(failed)) => Err(TransactionError::NotCommitted(certain(failed.into_error()))),
             Err(_) => Err(TransactionError::NotCommitted(not_applied(
-                "PostgreSQL did not record the completion in time",
+                "PostgreSQL did not answer to a step of the transaction in time",
             ))),
         }
     }

@@ -58,6 +58,7 @@ mod step;
 mod transact;
 mod transaction;
 mod url;
+mod versioned;
 mod writer;
 
 use std::sync::Arc;

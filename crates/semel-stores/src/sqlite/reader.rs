@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension as _, Result, Statement, params};
 use semel::record;
 use semel::store::{ClaimRequest, Entry, Fence, Label, ListQuery, Page};
+use semel::versioned::Versioned;
 use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 
 use super::connect::{Role, journal_mode};
@@ -19,6 +20,7 @@ use super::schema;
 use super::shared::Shared;
 use super::sql;
 use super::step::{Answer, Done, Step, Work};
+use super::versioned::Rows;
 use super::writer::Left;
 use crate::common::Running;
 
@@ -31,6 +33,7 @@ pub(super) enum Read {
         done: Done<Answer>,
     },
     Get(IdentityDigest, Done<Option<Entry>>),
+    Versioned([u8; 32], Done<Option<Versioned>>),
     Running(IdentityDigest, Fence, Done<Running>),
     List(ListQuery, Done<Page>),
     Probe(Done<Findings>),
@@ -67,6 +70,7 @@ struct Statements<'c> {
     list: Statement<'c>,
     clock: Statement<'c>,
     data_version: Statement<'c>,
+    versioned: Rows<'c>,
 }
 
 impl<'c> Statements<'c> {
@@ -79,6 +83,7 @@ impl<'c> Statements<'c> {
             list: prepare(sql::LIST)?,
             clock: prepare(sql::CLOCK)?,
             data_version: prepare("PRAGMA data_version")?,
+            versioned: Rows::new(connection, table),
         })
     }
 }
@@ -227,6 +232,7 @@ impl Reader {
                 let entry = entry.map(|entry| entry.filter(|e| !e.record.is_purgeable(now)));
                 send(done, entry)
             }
+            Read::Versioned(digest, done) => send(done, on.versioned.read(&digest)),
             Read::Running(digest, fence, done) => {
                 let values = params![digest.as_bytes(), row::bits(fence.0)];
                 let running = on.running.query_row(values, |row| {
@@ -297,6 +303,7 @@ impl Read {
         match self {
             Self::Claim { done, .. } => drop(done.send(Err(error))),
             Self::Get(_, done) => drop(done.send(Err(error))),
+            Self::Versioned(_, done) => drop(done.send(Err(error))),
             Self::Running(_, _, done) => drop(done.send(Err(error))),
             Self::List(_, done) => drop(done.send(Err(error))),
             Self::Probe(done) => drop(done.send(Err(error))),

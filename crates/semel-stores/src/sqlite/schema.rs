@@ -71,15 +71,22 @@ fn done(from: Option<u32>, done: Vec<String>) -> Migrated {
     }
 }
 
-/// The version of the tables that are there; `None` where there are none.
+/// The version of the tables that are there; `None` where there are none, and 0 where some of them
+/// are missing.
 pub(super) fn version(on: &Connection, table: &Table) -> rusqlite::Result<Option<u32>> {
-    let name = format!("{}_schema", table.name());
-    let there: bool = on.query_row(sql::TABLE_EXISTS, [name], |row| row.get(0))?;
-    if !there {
+    let there = |suffix: &str| -> rusqlite::Result<bool> {
+        let name = format!("{}_{suffix}", table.name());
+        on.query_row(sql::TABLE_EXISTS, [name], |row| row.get(0))
+    };
+    if !there("schema")? {
         return Ok(None);
     }
-    on.query_row(&table.sql(sql::VERSION), [], |row| row.get(0))
-        .map(Some)
+    let found = on.query_row(&table.sql(sql::VERSION), [], |row| row.get(0))?;
+    Ok(Some(if found == 1 && !there("versioned")? {
+        0
+    } else {
+        found
+    }))
 }
 
 /// Whether `schema` can do with what is there.

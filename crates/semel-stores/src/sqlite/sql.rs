@@ -32,8 +32,12 @@ impl Table {
 
 /// Version 1. Instants are microseconds since the Unix epoch, and NULL where they never come.
 /// `fence` is a u64's bits. `id` keeps a record's place in listings, also across VACUUM.
+/// A versioned record without a value was deleted: it keeps its version from being given out again.
+///
+/// What of it is there stays as it is: a file may have the records and lack what came to this version
+/// before it was published.
 pub(super) const CREATE: &str = r#"
-CREATE TABLE "{t}" (
+CREATE TABLE IF NOT EXISTS "{t}" (
   id              INTEGER PRIMARY KEY,
   digest          BLOB    NOT NULL UNIQUE,
   scope           TEXT    NOT NULL,
@@ -61,19 +65,28 @@ CREATE TABLE "{t}" (
   code            INTEGER,
   outcome         BLOB
 ) STRICT;
-CREATE INDEX "{t}_by_state" ON "{t}" (state);
-CREATE INDEX "{t}_by_purge" ON "{t}" (purge_at) WHERE purge_at IS NOT NULL;
-CREATE TABLE "{t}_clock" (
+CREATE INDEX IF NOT EXISTS "{t}_by_state" ON "{t}" (state);
+CREATE INDEX IF NOT EXISTS "{t}_by_purge" ON "{t}" (purge_at) WHERE purge_at IS NOT NULL;
+CREATE TABLE IF NOT EXISTS "{t}_clock" (
   id     INTEGER PRIMARY KEY CHECK (id = 1),
   latest INTEGER NOT NULL,
   fence  INTEGER NOT NULL
 ) STRICT;
-INSERT INTO "{t}_clock" (id, latest, fence) VALUES (1, 0, 0);
+INSERT OR IGNORE INTO "{t}_clock" (id, latest, fence) VALUES (1, 0, 0);
+CREATE TABLE IF NOT EXISTS "{t}_versioned" (
+  digest     BLOB    NOT NULL PRIMARY KEY,
+  scope      TEXT    NOT NULL,
+  name       TEXT    NOT NULL,
+  version    INTEGER NOT NULL,
+  nonce      BLOB    NOT NULL,
+  written_at INTEGER NOT NULL,
+  value      BLOB
+) STRICT;
 "#;
 
 /// The table that holds the schema's version.
 pub(super) const CREATE_SCHEMA: &str = r#"
-CREATE TABLE "{t}_schema" (
+CREATE TABLE IF NOT EXISTS "{t}_schema" (
   id      INTEGER PRIMARY KEY CHECK (id = 1),
   version INTEGER NOT NULL
 ) STRICT
@@ -155,6 +168,25 @@ DELETE FROM "{t}" WHERE id IN
 /// Whether there is more to purge.
 pub(super) const PURGEABLE: &str = r#"
 SELECT EXISTS (SELECT 1 FROM "{t}" WHERE purge_at IS NOT NULL AND purge_at <= ?1)
+"#;
+
+/// A versioned record, unless it was deleted.
+pub(super) const VERSIONED: &str = r#"
+SELECT version, value FROM "{t}_versioned" WHERE digest = ?1 AND value IS NOT NULL
+"#;
+
+/// Its latest change, a deletion too.
+pub(super) const VERSIONED_LATEST: &str = r#"
+SELECT version, nonce, value IS NULL FROM "{t}_versioned" WHERE digest = ?1
+"#;
+
+pub(super) const VERSIONED_INSERT: &str = r#"
+INSERT INTO "{t}_versioned" (digest, version, nonce, value, written_at, scope, name)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+"#;
+
+pub(super) const VERSIONED_UPDATE: &str = r#"
+UPDATE "{t}_versioned" SET version = ?2, nonce = ?3, value = ?4, written_at = ?5 WHERE digest = ?1
 "#;
 
 /// For tests.

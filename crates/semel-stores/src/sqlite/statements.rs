@@ -6,6 +6,7 @@ use semel::{IdentityDigest, Record, Timestamp};
 
 use super::row::{self, Found};
 use super::sql::{self, Table};
+use super::versioned::Rows;
 use crate::common::scope;
 
 pub(super) struct Statements<'c> {
@@ -17,6 +18,7 @@ pub(super) struct Statements<'c> {
     purge: Statement<'c>,
     purgeable: Statement<'c>,
     clear: Statement<'c>,
+    pub(super) versioned: Rows<'c>,
 }
 
 impl<'c> Statements<'c> {
@@ -31,6 +33,7 @@ impl<'c> Statements<'c> {
             purge: prepare(sql::PURGE)?,
             purgeable: prepare(sql::PURGEABLE)?,
             clear: prepare(sql::CLEAR)?,
+            versioned: Rows::new(connection, table),
         })
     }
 

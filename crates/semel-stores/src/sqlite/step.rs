@@ -1,12 +1,14 @@
 //! Steps as they travel to the writer's thread, and how each is decided.
 
 use rusqlite::Result;
-use semel::record::{self, Decision};
+use semel::record;
 use semel::store::{Claim, ClaimRequest, Fence, Fenced, Label, Purged, Verdict};
+use semel::versioned::rule::Decision;
 use semel::{IdentityDigest, Record, StoreError, StoreErrorKind, Timestamp};
 use tokio::sync::oneshot;
 
 use super::statements::Statements;
+use super::versioned::Alteration;
 use crate::common::Change;
 
 /// Where an answer goes. Nobody may be there any more.
@@ -21,6 +23,8 @@ pub(super) struct Step {
 pub(super) enum Work {
     Claim(Box<Label>, ClaimRequest),
     Fenced(IdentityDigest, Change),
+    /// Of a versioned record.
+    Versioned(Box<Alteration>),
     /// Removes at most so many records.
     Purge(usize),
     /// Writes the clock, to see that writing works.
@@ -33,7 +37,8 @@ pub(super) enum Answer {
     Claim(Claim),
     Fenced(Fenced),
     Purged(Purged),
-    /// A claim that was refused: there is no room for another.
+    Versioned(Decision),
+    /// A claim, or a new record, that was refused: there is no room for another.
     Full(Box<str>),
     Done,
 }
@@ -56,6 +61,7 @@ impl Work {
         match self {
             Self::Claim(label, request) => claim(label, request, on, course),
             Self::Fenced(digest, change) => fenced(digest, change, on, course).map(Answer::Fenced),
+            Self::Versioned(made) => made.run(on, course),
             Self::Purge(limit) => {
                 let removed = on.purge(course.now, *limit)?;
                 course.wrote |= removed > 0;
@@ -76,6 +82,9 @@ impl Work {
     /// Roughly how many bytes it writes.
     pub(super) fn bytes(&self) -> usize {
         const ROW: usize = 512;
+        if let Self::Versioned(made) = self {
+            return ROW + made.bytes();
+        }
         let outcome = match self {
             Self::Fenced(_, Change::Complete(_, outcome, _)) => Some(outcome),
             Self::Fenced(_, Change::Resolve(resolution)) => match &resolution.verdict {
@@ -96,7 +105,8 @@ fn claim(
 ) -> Result<Answer> {
     let found = on.find(&label.digest)?;
     let current = found.as_ref().map(|f| &f.record);
-    let Decision { claim, write } = record::claim(current, request, course.now, course.fence);
+    let record::Decision { claim, write } =
+        record::claim(current, request, course.now, course.fence);
     if let Some(record) = write {
         if let (Claim::Acquired(_), Some(full)) = (&claim, &course.full) {
             return Ok(Answer::Full(full.clone()));
@@ -166,6 +176,7 @@ impl Answer {
             Self::Claim(_) => "a claim",
             Self::Fenced(_) => "a fenced step",
             Self::Purged(_) => "a purge",
+            Self::Versioned(_) => "a change of a versioned record",
             Self::Full(_) | Self::Done => "nothing",
         }
     }

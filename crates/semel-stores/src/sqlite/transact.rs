@@ -21,7 +21,9 @@ use tokio::time::timeout;
 use super::connect::{Place, Role};
 use super::error::{LOCKED, Phase, is_busy, told};
 use super::handle::check_size;
-use super::transaction::complete;
+use super::statements::Statements;
+use super::step::Course;
+use super::transaction::{complete, step};
 use super::{SqliteStore, no_thread};
 use crate::common::Change;
 
@@ -154,6 +156,24 @@ impl SqliteTransaction {
         let (link, done) = done.await.ok()?;
         self.link = Some(link);
         Some(done)
+    }
+}
+
+impl SqliteStore {
+    /// Runs a step of the store's in a transaction.
+    pub(super) async fn in_transaction<T: Send + 'static>(
+        &self,
+        transaction: &mut SqliteTransaction,
+        run: impl FnOnce(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let _step = self.gate.enter()?;
+        let shared = self.shared.clone();
+        let done = transaction.aside(move |on| step(&shared, on, run));
+        match done.await {
+            Some(Ok(done)) => Ok(done),
+            Some(Err(error)) => Err(told(&error, Phase::Before)),
+            None => Err(told(&given_up(), Phase::Before)),
+        }
     }
 }
 

@@ -85,6 +85,25 @@ pub(super) fn complete(
     identity: IdentityDigest,
     change: Change,
 ) -> rusqlite::Result<Result<Fenced>> {
+    let work = Work::Fenced(identity, change);
+    step(shared, on, |statements, course| {
+        Ok(match work.run(statements, course)? {
+            // Done before: what this transaction has written beside it would be there twice.
+            Answer::Fenced(Fenced::Applied) if !course.wrote => {
+                Ok(Refusal::Settled(StateKind::Completed).into())
+            }
+            Answer::Fenced(fenced) => Ok(fenced),
+            other => Err(other.unexpected()),
+        })
+    })
+}
+
+/// A step in such a transaction.
+pub(super) fn step<T>(
+    shared: &Shared,
+    on: &Connection,
+    run: impl FnOnce(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
     let mut statements = Statements::prepare(on, &shared.place.table)?;
     let (latest, fence) = statements.clock()?;
     let mut course = Course {
@@ -93,16 +112,9 @@ pub(super) fn complete(
         full: None,
         wrote: false,
     };
-    let answer = Work::Fenced(identity, change).run(&mut statements, &mut course)?;
+    let done = run(&mut statements, &mut course)?;
     if course.wrote {
         statements.advance(course.now, course.fence)?;
     }
-    Ok(match answer {
-        // Done before: what this transaction has written beside it would be there twice.
-        Answer::Fenced(Fenced::Applied) if !course.wrote => {
-            Ok(Refusal::Settled(StateKind::Completed).into())
-        }
-        Answer::Fenced(fenced) => Ok(fenced),
-        other => Err(other.unexpected()),
-    })
+    Ok(done)
 }

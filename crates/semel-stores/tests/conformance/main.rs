@@ -14,6 +14,13 @@ mod postgres;
 mod redis;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "sqlite"
+))]
+mod versioned;
 
 use std::process::ExitCode;
 

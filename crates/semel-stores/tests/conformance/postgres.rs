@@ -8,14 +8,19 @@ use semel::conformance::{Bench, Factory, Failure};
 use semel::store::Nonce;
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_testkit::servers::{Kind, shared};
+use tempfile::TempDir;
 
 use super::trials;
+use super::versioned::trials_in;
 
 pub(super) fn all() -> Vec<Trial> {
     let mut all = trials("postgres", Way::Usual);
     all.extend(trials("postgres/one", Way::One));
     all.extend(trials("postgres/unnamed", Way::Unnamed));
     all.extend(trials("postgres/pooled", Way::Pooled));
+    all.extend(trials_in("postgres", || versioned(Way::Usual)));
+    all.extend(trials_in("postgres/one", || versioned(Way::One)));
+    all.extend(trials_in("postgres/unnamed", || versioned(Way::Unnamed)));
     all
 }
 
@@ -64,15 +69,19 @@ async fn open(options: PostgresOptions) -> Result<PostgresStore, Failure> {
         .map_err(failure)
 }
 
+fn table() -> Result<String, Failure> {
+    let nonce = Nonce::random()?;
+    let hex = nonce.as_bytes().iter().map(|b| format!("{b:02x}"));
+    Ok(format!("t_{}", hex.collect::<String>()))
+}
+
+async fn versioned(way: Way) -> Result<(PostgresStore, Option<TempDir>), Failure> {
+    Ok((open(way.options(&table()?)?).await?, None))
+}
+
 impl Factory for Way {
     async fn open(&self) -> Result<Bench, Failure> {
-        let nonce = Nonce::random()?;
-        let name: String = nonce
-            .as_bytes()
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        let options = self.options(&format!("t_{name}"))?;
+        let options = self.options(&table()?)?;
         let store = open(options.clone()).await?;
         let other = open(options).await?;
         Ok(Bench::new(store)

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use libtest_mimic::Trial;
 use semel::conformance::{Bench, Factory, Failure};
 use semel::{ManualClock, Timestamp};
-use semel_stores::{Schema, SqliteOptions};
+use semel_stores::{Schema, SqliteOptions, SqliteStore};
+use tempfile::TempDir;
 
 use super::trials;
+use super::versioned::trials_in;
 
 pub(super) fn all() -> Vec<Trial> {
     let mut all = trials("sqlite/system", Sqlite::System);
     all.extend(trials("sqlite/manual", Sqlite::Manual));
+    all.extend(trials_in("sqlite", versioned));
     all
 }
 
@@ -30,6 +33,12 @@ fn options() -> SqliteOptions {
 fn bench(path: &Path, options: impl Fn() -> SqliteOptions) -> Result<Bench, Failure> {
     let (store, other) = (options().open(path)?, options().open(path)?);
     Ok(Bench::new(store).with_other(other))
+}
+
+async fn versioned() -> Result<(SqliteStore, Option<TempDir>), Failure> {
+    let directory = tempfile::tempdir().map_err(|e| Failure::new(e.to_string()))?;
+    let store = options().open(directory.path().join("semel.db"))?;
+    Ok((store, Some(directory)))
 }
 
 impl Factory for Sqlite {

@@ -11,6 +11,7 @@ mod processes;
 mod steps;
 mod transact;
 mod transaction;
+mod versioned;
 mod waits;
 
 use std::path::{Path, PathBuf};

@@ -161,7 +161,7 @@ macro_rules! ensure {
         }
     };
 }
-use ensure;
+pub(crate) use ensure;
 
 /// Fails unless both are equal.
 macro_rules! ensure_eq {
@@ -175,7 +175,7 @@ macro_rules! ensure_eq {
         }
     }};
 }
-use ensure_eq;
+pub(crate) use ensure_eq;
 
 /// Lists the cases of one file.
 macro_rules! cases {

@@ -1,0 +1,214 @@
+//! Versioned records, in a table beside the records'.
+//!
+//! # Why each change is atomic
+//! It is one statement, and its condition is judged on the row under its lock (`sql.rs`). The unique
+//! index on the digest lets one of several inserts through. Above READ COMMITTED, which only a
+//! transaction of the application's is, the loser is rolled back instead (40001).
+
+pub(super) mod sql;
+
+use bytes::Bytes;
+use semel::IdentityDigest;
+use semel::store::{Nonce, Result};
+use semel::transaction::TransactionError;
+use semel::versioned::rule::{Change, Row as Latest};
+use semel::versioned::{
+    Expected, MAX_VALUE, NaturalKey, Version, Versioned, VersionedIn, VersionedStore, WriteError,
+    check_value,
+};
+use semel::{StoreError, StoreErrorKind};
+use tokio_postgres::Row;
+
+use super::row::{self, Param, array, escaped};
+use super::sql::Kind;
+use super::step::{self, Step};
+use super::{PostgresStore, PostgresTransaction, TURNS};
+use crate::common::versioned::{answer, number};
+
+fn step(kind: Kind, key: &NaturalKey, rest: impl IntoIterator<Item = Param>) -> Step {
+    step::step(kind, &IdentityDigest::from_bytes(*key.digest()), rest)
+}
+
+/// The one statement of a change; no value deletes.
+fn write(key: &NaturalKey, change: &Change, value: Option<Bytes>) -> Result<Step, WriteError> {
+    key.check()?;
+    if let Some(value) = &value {
+        check_value(value, MAX_VALUE)?;
+    }
+    let makes = !change.deletes && !matches!(change.expected, Expected::Version(_));
+    let mut params = vec![
+        Param::bytes(change.writer.as_bytes()),
+        Param::Bytes(value),
+        Param::int(number(change.expected)),
+    ];
+    if makes {
+        params.push(Param::Text(array(key.scope().segments())));
+        params.push(Param::Text(escaped(key.name())));
+    }
+    let kind = if makes {
+        Kind::VersionedPut
+    } else {
+        Kind::VersionedSet
+    };
+    Ok(step(kind, key, params))
+}
+
+fn latest(rows: &[Row]) -> Result<Option<Latest>> {
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
+    let writer: &[u8] = row::get(row, 1)?;
+    let writer = writer.try_into().map_err(|_| damaged())?;
+    Ok(Some(Latest {
+        version: version(row)?,
+        writer: Nonce::from_bytes(writer),
+        deleted: row::get(row, 2)?,
+    }))
+}
+
+fn version(row: &Row) -> Result<Version> {
+    let version = u64::try_from(row::get::<i64>(row, 0)?);
+    version.map(Version).map_err(|_| damaged())
+}
+
+fn damaged() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        "a row of the table of versioned records cannot be read",
+    )
+}
+
+fn found(rows: &[Row]) -> Result<Option<Versioned>> {
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
+    Ok(Some(Versioned {
+        version: version(row)?,
+        value: Bytes::copy_from_slice(row::get(row, 1)?),
+    }))
+}
+
+fn too_busy() -> WriteError {
+    WriteError::Store(StoreError::new(
+        StoreErrorKind::NotApplied,
+        "the record changed whenever the write was tried",
+    ))
+}
+
+impl PostgresStore {
+    async fn change(
+        &self,
+        key: &NaturalKey,
+        change: Change,
+        value: Option<Bytes>,
+    ) -> Result<Version, WriteError> {
+        let _step = self.gate.enter()?;
+        let step = write(key, &change, value)?;
+        let mut resent = false;
+        for _ in 0..TURNS {
+            let (rows, again) = self.pool.run_told(step.clone()).await?;
+            resent |= again;
+            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, resent) {
+                return answer;
+            }
+        }
+        Err(too_busy())
+    }
+
+    async fn change_in(
+        &self,
+        transaction: &mut PostgresTransaction,
+        key: &NaturalKey,
+        expected: Expected,
+        value: Option<Bytes>,
+    ) -> Result<Version, WriteError> {
+        let change = Change {
+            expected,
+            writer: Nonce::random()?,
+            deletes: value.is_none(),
+        };
+        let step = write(key, &change, value)?;
+        for _ in 0..TURNS {
+            let rows = self.run_in(transaction, &step).await?;
+            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, false) {
+                return answer;
+            }
+        }
+        Err(too_busy())
+    }
+
+    async fn run_in(&self, transaction: &PostgresTransaction, step: &Step) -> Result<Vec<Row>> {
+        let _step = self.gate.enter()?;
+        let ran = transaction.run(&self.transactions.connector, step).await;
+        ran.map_err(TransactionError::into)
+    }
+}
+
+impl VersionedStore for PostgresStore {
+    async fn read(&self, key: &NaturalKey) -> Result<Option<Versioned>> {
+        let _step = self.gate.enter()?;
+        let rows = self.pool.run(step(Kind::VersionedRead, key, [])).await?;
+        found(&rows)
+    }
+
+    async fn write_as(
+        &self,
+        key: &NaturalKey,
+        expected: Expected,
+        value: Bytes,
+        writer: Nonce,
+    ) -> Result<Version, WriteError> {
+        let change = Change {
+            expected,
+            writer,
+            deletes: false,
+        };
+        self.change(key, change, Some(value)).await
+    }
+
+    async fn delete_as(
+        &self,
+        key: &NaturalKey,
+        expected: Expected,
+        writer: Nonce,
+    ) -> Result<(), WriteError> {
+        let change = Change {
+            expected,
+            writer,
+            deletes: true,
+        };
+        self.change(key, change, None).await.map(drop)
+    }
+}
+
+impl VersionedIn for PostgresStore {
+    async fn read_in(
+        &self,
+        transaction: &mut PostgresTransaction,
+        key: &NaturalKey,
+    ) -> Result<Option<Versioned>> {
+        let step = step(Kind::VersionedLock, key, []);
+        found(&self.run_in(transaction, &step).await?)
+    }
+
+    async fn write_in(
+        &self,
+        transaction: &mut PostgresTransaction,
+        key: &NaturalKey,
+        expected: Expected,
+        value: Bytes,
+    ) -> Result<Version, WriteError> {
+        self.change_in(transaction, key, expected, Some(value))
+            .await
+    }
+
+    async fn delete_in(
+        &self,
+        transaction: &mut PostgresTransaction,
+        key: &NaturalKey,
+        expected: Expected,
+    ) -> Result<(), WriteError> {
+        let done = self.change_in(transaction, key, expected, None).await;
+        done.map(drop)
+    }
+}
