@@ -16,6 +16,8 @@
 mod dynamodb;
 #[cfg(feature = "file")]
 mod file;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod inbox;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "nats")]

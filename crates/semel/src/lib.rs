@@ -12,6 +12,7 @@
 //! | keep records | a [`Store`], for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
 //! | commit work and its record together | [`Guard::transact`](guard::Guard::transact) |
+//! | handle each event of a queue or stream once | [`Inbox`](inbox::Inbox) |
 //! | remove what is past its retention | a [`Purger`](purge::Purger) |
 //! | know how a record may change | [`record`] |
 //! | write with an expected version, upsert by natural key | [`versioned`] |
@@ -25,6 +26,7 @@ mod error;
 mod fingerprint;
 pub mod guard;
 mod identity;
+pub mod inbox;
 mod key;
 pub mod memory;
 pub mod operation;

@@ -2,179 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
-use std::collections::VecDeque;
-use std::error::Error;
-use std::fmt;
+mod scripted;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
+use scripted::{Conflict, Failure, Fate, Scripted};
 use semel::guard::{Guard, OnFailure, Policy, Ran, RunError, TransactOptions};
-use semel::memory::{Limits, MemoryStore};
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Token, Waited,
-};
-use semel::transaction::{Isolation, TransactionError, Transactional};
 use semel::{
-    Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Outcome, OutcomeKind, Scope,
-    StateKind, Store, StoreError, StoreErrorKind,
+    Fingerprint, Identity, Key, OutcomeKind, Scope, StateKind, Store as _, StoreErrorKind,
 };
-
-/// What a commit does.
-#[derive(Debug, Clone, Copy)]
-enum Fate {
-    Commits,
-    Conflicts,
-    Fails,
-    /// The answer is lost; the transaction was committed, or was not.
-    Lost {
-        committed: bool,
-    },
-}
-
-struct Scripted {
-    memory: MemoryStore,
-    fates: Mutex<VecDeque<Fate>>,
-    largest: usize,
-    rolled_back: AtomicU32,
-    deaf: std::sync::atomic::AtomicBool,
-}
-
-type Completion = (IdentityDigest, Token, Outcome, Retention);
-
-/// What is committed with a transaction, if anything.
-struct Work(Option<Completion>);
-
-#[derive(Debug)]
-struct Conflict;
-
-impl fmt::Display for Conflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("deadlock")
-    }
-}
-
-impl Error for Conflict {}
-
-/// An error of the work's, that may come from a conflict.
-#[derive(Debug)]
-struct Failure(Option<Conflict>);
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such article")
-    }
-}
-
-impl Error for Failure {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.as_ref().map(|conflict| conflict as _)
-    }
-}
-
-fn error(kind: StoreErrorKind) -> StoreError {
-    StoreError::new(kind, "as told")
-}
-
-impl Transactional for Scripted {
-    type Transaction = Work;
-
-    async fn begin(&self, _: Isolation) -> Result<Work, TransactionError> {
-        Ok(Work(None))
-    }
-
-    async fn complete_in(
-        &self,
-        work: &mut Work,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced, TransactionError> {
-        if outcome.as_bytes().len() > self.largest {
-            let large = error(StoreErrorKind::TooLarge);
-            return Err(TransactionError::NotCommitted(large));
-        }
-        work.0 = Some((*identity, *token, outcome.clone(), retention));
-        Ok(Fenced::Applied)
-    }
-
-    async fn commit(&self, work: Work) -> Result<(), TransactionError> {
-        let fate = self.fates.lock().unwrap().pop_front();
-        let fate = fate.unwrap_or(Fate::Commits);
-        if let (Fate::Commits | Fate::Lost { committed: true }, Some(done)) = (fate, work.0) {
-            let (identity, token, outcome, retention) = done;
-            let done = self.memory.complete(&identity, &token, &outcome, retention);
-            assert_eq!(done.await.unwrap(), Fenced::Applied);
-        }
-        let told = error(StoreErrorKind::Unknown);
-        match fate {
-            Fate::Commits => Ok(()),
-            Fate::Conflicts => Err(TransactionError::Conflict(told)),
-            Fate::Fails => Err(TransactionError::NotCommitted(told)),
-            Fate::Lost { .. } => Err(TransactionError::Unknown(told)),
-        }
-    }
-
-    async fn rollback(&self, _: Work) {
-        self.rolled_back.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn is_conflict(error: &(dyn Error + 'static)) -> bool {
-        error.is::<Conflict>()
-    }
-
-    fn renews_beside(_: Isolation) -> bool {
-        true
-    }
-}
-
-#[rustfmt::skip]
-impl Store for Scripted {
-    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.memory.claim(identity, request).await
-    }
-    async fn renew(&self, identity: &IdentityDigest, token: &Token, lease: Duration) -> Result<Fenced> {
-        if self.deaf.load(Ordering::SeqCst) {
-            return Err(error(StoreErrorKind::NotApplied));
-        }
-        self.memory.renew(identity, token, lease).await
-    }
-    async fn complete(&self, identity: &IdentityDigest, token: &Token, outcome: &Outcome, retention: Retention) -> Result<Fenced> {
-        self.memory.complete(identity, token, outcome, retention).await
-    }
-    async fn keep_step(&self, identity: &IdentityDigest, token: &Token, step: &FinishedStep, kept: usize) -> Result<Fenced> {
-        self.memory.keep_step(identity, token, step, kept).await
-    }
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.memory.abandon(identity, token).await
-    }
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.memory.mark_unknown(identity, token).await
-    }
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.memory.resolve(identity, resolution).await
-    }
-    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.memory.get(identity).await
-    }
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.memory.list(query).await
-    }
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.memory.purge(limit).await
-    }
-    async fn wait(&self, identity: &IdentityDigest, fence: Fence, timeout: Duration) -> Result<Waited> {
-        self.memory.wait(identity, fence, timeout).await
-    }
-    async fn probe(&self) -> Result<Probe> {
-        self.memory.probe().await
-    }
-    async fn close(&self) -> Result<()> {
-        self.memory.close().await
-    }
-}
 
 struct Bench {
     store: Arc<Scripted>,
@@ -185,15 +22,8 @@ struct Bench {
 
 impl Bench {
     fn new(fates: &[Fate]) -> Self {
-        let store = Scripted {
-            memory: MemoryStore::new(Limits::default()),
-            fates: Mutex::new(fates.iter().copied().collect()),
-            largest: 1000,
-            rolled_back: AtomicU32::new(0),
-            deaf: false.into(),
-        };
         Self {
-            store: Arc::new(store),
+            store: Arc::new(Scripted::new(fates)),
             runs: Arc::default(),
             policy: Policy::default(),
             retries: 3,

@@ -74,7 +74,7 @@ impl Transactions {
                 Ok(Ok(transaction)) => {
                     return Ok(MysqlTransaction {
                         transaction,
-                        completes: None,
+                        completes: Vec::new(),
                     });
                 }
                 // It broke while it lay here: another.
@@ -118,7 +118,7 @@ impl Transactions {
 /// ```
 pub struct MysqlTransaction {
     transaction: Transaction<'static, MySql>,
-    completes: Option<IdentityDigest>,
+    completes: Vec<IdentityDigest>,
 }
 
 impl Deref for MysqlTransaction {
@@ -244,7 +244,7 @@ impl Transactional for MysqlStore {
             .map_err(TransactionError::NotCommitted)?;
         let done = self.ask(transaction, sql).await.map_err(before)?;
         if done.rows_affected() > 0 {
-            transaction.completes = Some(*identity);
+            transaction.completes.push(*identity);
             return Ok(Fenced::Applied);
         }
         self.judge(transaction, identity, |record, now| {
@@ -275,8 +275,8 @@ impl Transactional for MysqlStore {
                 true,
             ))),
         };
-        if let Some(digest) = completes {
-            self.waiters.wake(&digest);
+        for digest in &completes {
+            self.waiters.wake(digest);
         }
         committed
     }

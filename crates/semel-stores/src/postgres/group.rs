@@ -19,6 +19,7 @@ use super::step::{self, Step};
 
 /// Sends what is queued, group by group, until nothing is.
 pub(super) async fn drain(mut slot: Slot) {
+    slot.arrived();
     loop {
         let group = take(&slot.shared);
         if group.is_empty() {

@@ -241,6 +241,7 @@ impl Pool {
         Some(Slot {
             shared: self.0.clone(),
             link: state.idle.pop(),
+            on_its_way: false,
         })
     }
 
@@ -281,9 +282,16 @@ fn again(kind: StoreErrorKind, error: StoreError) -> StoreError {
 pub(super) struct Slot {
     pub(super) shared: Arc<Shared>,
     pub(super) link: Option<Link>,
+    /// Handed to a task that has not begun.
+    on_its_way: bool,
 }
 
 impl Slot {
+    /// The task that it was handed to has begun.
+    pub(super) fn arrived(&mut self) {
+        self.on_its_way = false;
+    }
+
     /// The connection, made where there is none.
     pub(super) async fn link(&mut self) -> Result<&Link> {
         let link = match self.link.take().filter(Link::is_open) {
@@ -303,6 +311,15 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let link = self.link.take();
         let mut state = self.shared.state.lock();
+        if self.on_its_way {
+            // The runtime has ended, and drops every task before it begins: the next one too. Who
+            // waits learns that the step was given up.
+            state.closed = true;
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            drop(queue);
+            return;
+        }
         if state.queue.is_empty() || state.closed {
             state.busy -= 1;
             match link {
@@ -319,6 +336,7 @@ impl Drop for Slot {
         let slot = Self {
             shared: self.shared.clone(),
             link,
+            on_its_way: true,
         };
         self.shared.runtime.spawn(group::drain(slot));
     }

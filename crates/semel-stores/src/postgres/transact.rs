@@ -79,7 +79,7 @@ impl Transactions {
                 Ok(Ok(())) => {
                     return Ok(PostgresTransaction {
                         link,
-                        completes: None,
+                        completes: Vec::new(),
                         _permit: permit,
                     });
                 }
@@ -156,7 +156,7 @@ fn certain(error: StoreError) -> StoreError {
 /// ```
 pub struct PostgresTransaction {
     link: Link,
-    completes: Option<IdentityDigest>,
+    completes: Vec<IdentityDigest>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -217,7 +217,7 @@ impl Transactional for PostgresStore {
             |r: Option<&record::Record>, now| record::complete(r, token, outcome, retention, now);
         for _ in 0..TURNS {
             if !transaction.run(connector, &step).await?.is_empty() {
-                transaction.completes = Some(*identity);
+                transaction.completes.push(*identity);
                 return Ok(Fenced::Applied);
             }
             // Nothing was written; the record says why.
@@ -236,10 +236,10 @@ impl Transactional for PostgresStore {
         )))
     }
 
-    async fn commit(&self, transaction: PostgresTransaction) -> Result<(), TransactionError> {
+    async fn commit(&self, mut transaction: PostgresTransaction) -> Result<(), TransactionError> {
         let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
         let connector = &self.transactions.connector;
-        let completes = transaction.completes;
+        let completes = std::mem::take(&mut transaction.completes);
         let sent = timeout(
             connector.timeout,
             transaction.link.simple(connector, "COMMIT"),
@@ -265,9 +265,10 @@ impl Transactional for PostgresStore {
                 "PostgreSQL did not answer a commit in time",
             ))),
         };
-        if let (Some(digest), Ok(()) | Err(TransactionError::Unknown(_))) = (completes, &committed)
-        {
-            self.waiters.wake(&digest);
+        if let Ok(()) | Err(TransactionError::Unknown(_)) = &committed {
+            for digest in &completes {
+                self.waiters.wake(digest);
+            }
         }
         committed
     }

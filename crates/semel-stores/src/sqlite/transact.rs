@@ -111,7 +111,7 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 pub struct SqliteTransaction {
     // Not there while a closure has it, and after one that nobody waited for.
     link: Option<Link>,
-    completes: Option<IdentityDigest>,
+    completes: Vec<IdentityDigest>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -212,7 +212,7 @@ impl Transactional for SqliteStore {
             let (link, permit) = begun.await.map_err(|_| no_thread())?;
             Ok(SqliteTransaction {
                 link: Some(link?),
-                completes: None,
+                completes: Vec::new(),
                 _permit: permit,
             })
         };
@@ -240,7 +240,9 @@ impl Transactional for SqliteStore {
             }
         };
         let fenced = work.await.map_err(TransactionError::NotCommitted)?;
-        transaction.completes = (fenced == Fenced::Applied).then_some(*identity);
+        if fenced == Fenced::Applied {
+            transaction.completes.push(*identity);
+        }
         Ok(fenced)
     }
 
@@ -267,8 +269,8 @@ impl Transactional for SqliteStore {
                 Phase::Before,
             ))),
         };
-        if let Some(digest) = transaction.completes {
-            self.shared.waiters.wake(&digest);
+        for digest in &transaction.completes {
+            self.shared.waiters.wake(digest);
         }
         committed
     }

@@ -27,20 +27,20 @@ async fn own(settings: &'static [&'static str]) -> MariaDb {
 }
 
 /// The URL of one that other tests use too.
-async fn common() -> String {
+pub(crate) async fn common() -> String {
     let url = tokio::task::spawn_blocking(|| shared(Kind::MariaDb));
     url.await.unwrap().unwrap()
 }
 
 /// A table's name that nobody else uses.
-fn table() -> String {
+pub(crate) fn table() -> String {
     static TABLES: AtomicU32 = AtomicU32::new(0);
     let number = TABLES.fetch_add(1, Ordering::Relaxed);
     format!("test_{}_{number}", std::process::id())
 }
 
 /// How a store with a table of its own is opened there.
-fn options(url: &str) -> MysqlOptions {
+pub(crate) fn options(url: &str) -> MysqlOptions {
     let options = MysqlOptions::from_url(url).unwrap();
     options
         .table(&table())
@@ -54,11 +54,11 @@ async fn open(url: &str) -> MysqlStore {
 }
 
 /// A connection beside the store's.
-async fn link(url: &str) -> MySqlConnection {
+pub(crate) async fn link(url: &str) -> MySqlConnection {
     MySqlConnection::connect(url).await.unwrap()
 }
 
-async fn ask(link: &mut MySqlConnection, sql: impl Into<String>) -> Vec<MySqlRow> {
+pub(crate) async fn ask(link: &mut MySqlConnection, sql: impl Into<String>) -> Vec<MySqlRow> {
     link.fetch_all(AssertSqlSafe(sql.into())).await.unwrap()
 }
 

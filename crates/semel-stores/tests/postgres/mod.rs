@@ -25,14 +25,14 @@ use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_testkit::servers::{Kind, shared};
 
 /// A table's name that nobody else has.
-fn table() -> String {
+pub(crate) fn table() -> String {
     let nonce = Nonce::random().unwrap();
     let hex = nonce.as_bytes().iter().map(|b| format!("{b:02x}"));
     format!("t_{}", hex.collect::<String>())
 }
 
 /// The URL of the server that tests share, with a table of one's own.
-fn url() -> String {
+pub(crate) fn url() -> String {
     format!("{}?table={}", shared(Kind::Postgres).unwrap(), table())
 }
 
@@ -47,7 +47,7 @@ async fn open(url: &str) -> PostgresStore {
 }
 
 /// A bare connection, to see and do what the store does not.
-async fn client(url: &str) -> tokio_postgres::Client {
+pub(crate) async fn client(url: &str) -> tokio_postgres::Client {
     let url = url.split('?').next().unwrap();
     let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls)
         .await

@@ -1,19 +1,23 @@
 //! One attempt: it holds the lease while work runs, and settles the claim.
 
 use std::any::Any;
+use std::convert::Infallible;
 use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Event, Guard, OnPanic, Steps};
 use crate::store::{Acquired, Fence, Fenced, Refusal, Store, Token};
-use crate::{IdentityDigest, Outcome, OutcomeKind, StoreError, StoreErrorKind};
+use crate::{
+    FinishedStep, IdentityDigest, Outcome, OutcomeKind, Progress, StoreError, StoreErrorKind,
+};
 
 /// What a handler may know of the attempt that it runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,16 +105,7 @@ impl<S: Store> Attempt<S> {
     /// Runs `work`, and renews the lease every third of it as long as that takes. May be called
     /// again for the next part of the work.
     pub async fn hold<F: Future>(&mut self, work: F) -> F::Output {
-        let mut work = pin!(work);
-        let mut keep = pin!(self.keep());
-        // Work first: while it is quick, no timer is ever set.
-        poll_fn(move |context| {
-            if let std::task::Poll::Ready(output) = work.as_mut().poll(context) {
-                return std::task::Poll::Ready(output);
-            }
-            keep.as_mut().poll(context).map(|never| match never {})
-        })
-        .await
+        beside(work, self.keep()).await
     }
 
     /// Like [`hold`](Self::hold), with a panic of `work` as a value.
@@ -121,10 +116,11 @@ impl<S: Store> Attempt<S> {
         &mut self,
         work: F,
     ) -> Result<F::Output, Box<dyn Any + Send>> {
-        self.hold(caught(work)).await
+        beside(caught(work), self.keep()).await
     }
 
-    async fn keep(&mut self) -> std::convert::Infallible {
+    /// Renews the lease every third of it, for ever.
+    pub(super) async fn keep(&mut self) -> Infallible {
         let lease = self.guard.policy().lease();
         loop {
             sleep_until(self.renewed + lease / 3).await;
@@ -132,29 +128,61 @@ impl<S: Store> Attempt<S> {
             while still.is_some_and(|still| still.load(Ordering::SeqCst)) {
                 sleep(lease / 10).await;
             }
-            let sent = Instant::now();
-            match self
-                .guard
-                .store()
-                .renew(&self.identity, &self.token, lease)
-                .await
-            {
-                Ok(Fenced::Applied) => {
-                    self.renewed = sent;
-                    self.guard.observe(Event::Renewed);
-                }
-                Ok(Fenced::Refused(_)) => {
-                    // Another attempt owns it now, or it was found unknown. The work cannot be
-                    // undone; its completion will be refused or welcome, as the store decides.
-                    self.guard.observe(Event::Stale);
-                    return pending().await;
-                }
-                Err(_) => {
-                    self.guard.observe(Event::StoreError);
-                    sleep(lease / 10).await;
-                }
+            match self.renew().await {
+                Ok(Fenced::Applied) => {}
+                // Another attempt owns it now, or it was found unknown. The work cannot be
+                // undone; its completion will be refused or welcome, as the store decides.
+                Ok(Fenced::Refused(_)) => return pending().await,
+                Err(_) => sleep(lease / 10).await,
             }
         }
+    }
+
+    async fn renew(&mut self) -> Result<Fenced, StoreError> {
+        let lease = self.guard.policy().lease();
+        let sent = Instant::now();
+        let store = self.guard.store();
+        let renewed = store.renew(&self.identity, &self.token, lease).await;
+        self.guard.observe(match renewed {
+            Ok(Fenced::Applied) => {
+                self.renewed = sent;
+                Event::Renewed
+            }
+            Ok(Fenced::Refused(_)) => Event::Stale,
+            Err(_) => Event::StoreError,
+        });
+        renewed
+    }
+
+    /// Renews the lease once, where a third of it is over.
+    pub(super) async fn renew_if_due(&mut self) {
+        if self.renewed + self.guard.policy().lease() / 3 <= Instant::now() {
+            // Who lost it learns so at the completion.
+            self.renew().await.ok();
+        }
+    }
+
+    /// What earlier attempts finished.
+    pub(crate) async fn progress(&self) -> Result<Progress, StoreError> {
+        if self.number == 1 {
+            return Ok(Progress::EMPTY);
+        }
+        let entry = self.guard.store().get(&self.identity).await?;
+        // Another attempt's, where this one lost its claim: nothing can be kept behind it either.
+        Ok(entry.map_or(Progress::EMPTY, |entry| entry.record.progress))
+    }
+
+    /// Keeps a step behind the `kept` bytes of those before it.
+    pub(crate) async fn keep_step(
+        &self,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, StoreError> {
+        let store = self.guard.store();
+        insist(&self.guard, || {
+            store.keep_step(&self.identity, &self.token, step, kept)
+        })
+        .await
     }
 
     /// Records the outcome for the policy's retention. A store that fails is asked again with the
@@ -244,14 +272,28 @@ impl<S: Store> Attempt<S> {
     }
 }
 
-/// Runs `work`, with a panic of it as a value.
-pub(super) async fn caught<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
+/// Runs `work` while `keep` goes on. Work first: while it is quick, no timer is ever set.
+pub(super) async fn beside<F: Future>(
+    work: F,
+    keep: impl Future<Output = Infallible>,
+) -> F::Output {
+    let (mut work, mut keep) = (pin!(work), pin!(keep));
+    poll_fn(move |context| {
+        if let Poll::Ready(output) = work.as_mut().poll(context) {
+            return Poll::Ready(output);
+        }
+        keep.as_mut().poll(context).map(|never| match never {})
+    })
+    .await
+}
+
+/// Work with its panic as a value. It is not polled again after one, so nobody sees what it broke.
+pub(crate) async fn caught<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
     let mut work = pin!(work);
-    // The work is not polled again after a panic, so nobody sees what it broke.
     poll_fn(
-        |context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+        move |context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
             Ok(poll) => poll.map(Ok),
-            Err(panic) => std::task::Poll::Ready(Err(panic)),
+            Err(panic) => Poll::Ready(Err(panic)),
         },
     )
     .await

@@ -36,7 +36,9 @@ mod optional;
 mod policy;
 mod reconcile;
 mod run;
+mod seal;
 mod steps;
+mod together;
 mod transact;
 
 use std::fmt;
@@ -61,6 +63,10 @@ pub use reconcile::{
 pub use run::{Ran, RunError, Value};
 pub use steps::{StepError, StepKey, Steps};
 pub use transact::{Committed, Opening, TransactInfo, TransactOptions};
+
+pub(crate) use attempt::caught;
+pub(crate) use run::joined;
+pub(crate) use together::{Together, Tried};
 
 /// Makes operations on one store happen once, under one policy. Cloning shares it.
 pub struct Guard<S>(Arc<Inner<S>>);
@@ -209,11 +215,24 @@ impl<S: Store> Guard<S> {
         fingerprint: Fingerprint,
     ) -> Result<Begin<S>, StoreError> {
         let policy = &self.0.policy;
+        self.begin_with(identity, fingerprint, policy.on_lapse, policy.in_flight)
+            .await
+    }
+
+    /// [`begin`](Self::begin) with a choice for this claim in the place of the policy's.
+    pub(crate) async fn begin_with(
+        &self,
+        identity: &Identity,
+        fingerprint: Fingerprint,
+        on_lapse: OnLapse,
+        in_flight: InFlight,
+    ) -> Result<Begin<S>, StoreError> {
+        let policy = &self.0.policy;
         let request = ClaimRequest {
             nonce: Nonce::random()?,
             fingerprint,
             lease: policy.lease,
-            on_lapse: policy.on_lapse,
+            on_lapse,
         };
         let mut deadline = None;
         let mut asked_about = None;
@@ -238,7 +257,7 @@ impl<S: Store> Guard<S> {
                     return Ok(Begin::Acquired(attempt));
                 }
                 Claim::InFlight { fence, remaining } => {
-                    if let InFlight::Wait(at_most) = policy.in_flight {
+                    if let InFlight::Wait(at_most) = in_flight {
                         let deadline = *deadline.get_or_insert(sent + at_most);
                         let left = deadline.saturating_duration_since(Instant::now());
                         if !left.is_zero() {
@@ -253,7 +272,7 @@ impl<S: Store> Guard<S> {
                 }
                 Claim::Unknown { fence } => {
                     // Each attempt is asked about once: the answer may be that nobody knows.
-                    if policy.on_lapse == OnLapse::Reconcile
+                    if on_lapse == OnLapse::Reconcile
                         && asked_about.replace(fence) != Some(fence)
                         && self.reconcile(identity, fence).await
                     {

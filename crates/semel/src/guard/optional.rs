@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::future::Future;
 
 use super::run::{joined, unprotected};
-use super::transact::{certain, pause, roll_back};
+use super::together::{certain, pause, roll_back};
 use super::{
     AttemptInfo, Event, Guard, Ran, RunError, Steps, TransactInfo, TransactOptions, Value,
 };

@@ -266,7 +266,7 @@ impl<S: Store> Guard<S> {
 }
 
 /// What a task answers, for a caller who waits for it.
-pub(super) async fn joined<T>(task: JoinHandle<T>) -> T {
+pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
     match task.await {
         Ok(done) => done,
         Err(ended) => match ended.try_into_panic() {

@@ -6,18 +6,14 @@ use std::future::Future;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use tokio::time::sleep;
-
-use super::attempt::insist;
 use super::run::{joined, replay};
-use super::{Attempt, Begin, Event, Guard, OnFailure, Ran, RunError, Settled, Value};
-use crate::store::{Fence, Fenced, Nonce, Refusal};
-use crate::transaction::{
-    Isolation, Lent, Loan, TransactionError, Transactional, comes_from_conflict,
-};
-use crate::{Fingerprint, Identity, Outcome, OutcomeKind, StateKind, StoreError, StoreErrorKind};
+use super::seal::{Sealed, seal};
+use super::together::{Together, Tried};
+use super::{Attempt, AttemptInfo, Begin, Guard, OnFailure, Ran, RunError, Settled, Value};
+use crate::store::{Fence, Refusal};
+use crate::transaction::{Isolation, Lent, TransactionError, Transactional};
+use crate::{Fingerprint, Identity, Outcome, StoreError};
 
 /// How a transaction is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +88,8 @@ pub enum Committed<S> {
 
 /// Begins the transaction of one attempt. See [`Attempt::opening`].
 pub struct Opening<S> {
-    guard: Guard<S>,
-    still: Arc<AtomicBool>,
+    pub(super) guard: Guard<S>,
+    pub(super) still: Arc<AtomicBool>,
 }
 
 impl<S: Transactional> Opening<S> {
@@ -130,98 +126,17 @@ impl<S: Transactional> Attempt<S> {
 
     /// Records the outcome in the transaction and commits it. A lost answer is resolved by reading
     /// the record back; an outcome too large for the store is recorded as omitted.
-    pub async fn commit(self, mut transaction: S::Transaction, outcome: &Outcome) -> Committed<S> {
-        let mut kept = outcome.kind();
-        let mut done = self.complete_in(&mut transaction, outcome).await;
-        if let Err(TransactionError::NotCommitted(error)) = &done
-            && error.kind() == StoreErrorKind::TooLarge
-        {
-            kept = OutcomeKind::Omitted;
-            done = self
-                .complete_in(&mut transaction, &outcome.to_omitted())
-                .await;
-        }
-        let store = self.guard.store();
-        let committed = match done {
-            Ok(Fenced::Applied) => store.commit(transaction).await,
-            Ok(Fenced::Refused(refusal)) => {
-                store.rollback(transaction).await;
-                self.guard.observe(Event::Stale);
-                return Committed::Refused(refusal);
-            }
-            Err(error) => {
-                store.rollback(transaction).await;
-                Err(match error {
-                    // The commit was not sent, and will not be.
-                    TransactionError::Unknown(error) => TransactionError::NotCommitted(error),
-                    certain => certain,
-                })
-            }
-        };
-        match committed {
-            Ok(()) => self.committed(outcome.kind(), kept),
-            Err(TransactionError::Conflict(error)) => Committed::Conflict(self, error),
-            Err(TransactionError::NotCommitted(error)) => {
-                self.guard.observe(Event::StoreError);
-                Committed::Failed(self, error)
-            }
-            Err(TransactionError::Unknown(error)) => {
-                self.guard.observe(Event::StoreError);
-                self.read_back(error, outcome.kind(), kept).await
-            }
-        }
-    }
-
-    async fn complete_in(
-        &self,
-        transaction: &mut S::Transaction,
-        outcome: &Outcome,
-    ) -> Result<Fenced, TransactionError> {
-        let retention = self.guard.policy().retention();
-        let store = self.guard.store();
-        store
-            .complete_in(transaction, &self.identity, &self.token, outcome, retention)
-            .await
-    }
-
-    fn committed(self, asked: OutcomeKind, kept: OutcomeKind) -> Committed<S> {
-        self.guard.observe(match kept {
-            OutcomeKind::Omitted => Event::Omitted,
-            OutcomeKind::Success | OutcomeKind::Failure => Event::Completed,
-        });
-        Committed::Done(if kept == asked {
-            Settled::Applied
-        } else {
-            Settled::Omitted
-        })
-    }
-
-    /// Asks the record whether the transaction was committed, by renewing: a write waits for the
-    /// transaction's lock, so that its answer is final, where a read might come before a commit
-    /// that is still on its way.
-    async fn read_back(
-        self,
-        lost: StoreError,
-        asked: OutcomeKind,
-        kept: OutcomeKind,
-    ) -> Committed<S> {
-        let lease = self.guard.policy().lease();
-        let renewed = insist(&self.guard, || {
-            self.guard.store().renew(&self.identity, &self.token, lease)
-        });
-        match renewed.await {
-            // Our token is proof that it was this attempt.
-            Ok(Fenced::Refused(Refusal::Settled(StateKind::Completed))) => {
-                self.committed(asked, kept)
-            }
-            Ok(Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown))) => {
-                Committed::Conflict(self, lost)
-            }
-            Ok(Fenced::Refused(refusal)) => {
-                self.guard.observe(Event::Stale);
-                Committed::Refused(refusal)
-            }
-            Err(error) => Committed::Unknown(error),
+    pub async fn commit(self, transaction: S::Transaction, outcome: &Outcome) -> Committed<S> {
+        match seal(&self.guard, &[&self], transaction, outcome).await {
+            Sealed::Done(kept) => Committed::Done(if kept.contains(&outcome.kind()) {
+                Settled::Applied
+            } else {
+                Settled::Omitted
+            }),
+            Sealed::Refused(_, refusal) => Committed::Refused(refusal),
+            Sealed::Conflict(error) => Committed::Conflict(self, error),
+            Sealed::Failed(error) => Committed::Failed(self, error),
+            Sealed::Unknown(error) => Committed::Unknown(error),
         }
     }
 }
@@ -266,127 +181,59 @@ impl<S: Transactional> Guard<S> {
             Begin::Expired => return Err(RunError::Expired),
             Begin::Unprotected(source) => return Err(unreached(source)),
         };
-        joined(self.spawn(async move { tries(attempt, options, &mut work).await })).await
+        let guard = self.clone();
+        joined(self.spawn(async move {
+            let AttemptInfo { fence, number } = attempt.info();
+            let mut held = Together::new(guard, [(0, attempt)]);
+            let mut work = |again, transaction| {
+                let info = TransactInfo {
+                    fence,
+                    number,
+                    again,
+                };
+                work(info, transaction)
+            };
+            let tried = held.transact(&[0], options, T::to_outcome, &mut work).await;
+            settle(held.take(0), tried).await
+        }))
+        .await
     }
 }
 
-async fn tries<S, T, E, F, W>(
-    mut attempt: Attempt<S>,
-    options: TransactOptions,
-    work: &mut F,
-) -> Result<Ran<T>, RunError<E>>
-where
-    S: Transactional,
-    T: Value,
-    E: StdError + 'static,
-    F: FnMut(TransactInfo, Lent<S::Transaction>) -> W,
-    W: Future<Output = Result<T, E>>,
-{
-    let mut again = 0;
-    loop {
-        let last = again >= options.retries;
-        let guard = attempt.guard.clone();
-        let info = TransactInfo {
-            fence: attempt.info().fence,
-            number: attempt.info().number,
-            again,
-        };
-        let opening = attempt.opening();
-        let loan = Loan::none();
-        let ran = attempt
-            .hold_catching(async {
-                let begun = opening.begin(options.isolation).await?;
-                Ok::<_, TransactionError>(work(info, loan.lend(begun)).await)
-            })
-            .await;
-        let transaction = loan.take_back();
-        let done = match ran {
-            Ok(Ok(done)) => done,
-            Ok(Err(begun)) => {
-                attempt.abandon().await.ok();
-                return Err(RunError::Store {
-                    ran: again > 0,
-                    source: begun.into_source(),
-                });
-            }
-            Err(panic) => {
-                roll_back(&guard, transaction).await;
+/// What the caller is told, and what becomes of an attempt that is not settled yet.
+async fn settle<S: Transactional, T, E: StdError>(
+    attempt: Option<Attempt<S>>,
+    tried: Tried<T, E>,
+) -> Result<Ran<T>, RunError<E>> {
+    let error = match tried {
+        Tried::Done(value) => return Ok(Ran::First(value)),
+        Tried::Superseded(_) => return Err(RunError::Superseded),
+        Tried::Unknown(source) => return Err(RunError::Store { ran: true, source }),
+        Tried::Panicked(panic) => {
+            if let Some(attempt) = attempt {
                 attempt.panicked().await.ok();
-                resume_unwind(panic)
             }
-        };
-        let value = match done {
-            Ok(value) => value,
-            Err(error) => {
-                roll_back(&guard, transaction).await;
-                if !last && comes_from_conflict::<S>(&error) {
-                    pause(again).await;
-                    again += 1;
-                    continue;
-                }
-                // The failure of the work, not of the store, is what the caller must see. A conflict
-                // is none that lasts.
-                let lasts = !comes_from_conflict::<S>(&error);
-                if lasts && guard.policy().on_failure == OnFailure::Keep {
+            resume_unwind(panic)
+        }
+        Tried::Failed { error, conflict } => {
+            if let Some(attempt) = attempt {
+                // The failure of the work, not of the store, is what the caller must see. A
+                // conflict is none that lasts.
+                if !conflict && attempt.guard.policy().on_failure == OnFailure::Keep {
                     let failure = Outcome::failure(error.to_string().as_bytes());
                     attempt.complete(&failure).await.ok();
                 } else {
                     attempt.abandon().await.ok();
                 }
-                return Err(RunError::Failed(error));
             }
-        };
-        let Some(transaction) = transaction else {
-            attempt.abandon().await.ok();
-            return Err(RunError::TransactionKept);
-        };
-        match attempt.commit(transaction, &value.to_outcome()).await {
-            Committed::Done(_) => return Ok(Ran::First(value)),
-            Committed::Refused(_) => return Err(RunError::Superseded),
-            Committed::Conflict(unsettled, _) if !last => {
-                attempt = unsettled;
-                pause(again).await;
-                again += 1;
-            }
-            Committed::Conflict(unsettled, source) | Committed::Failed(unsettled, source) => {
-                unsettled.abandon().await.ok();
-                let source = certain(source);
-                return Err(RunError::Store { ran: true, source });
-            }
-            Committed::Unknown(source) => {
-                let source = StoreError::new(
-                    StoreErrorKind::Unknown,
-                    "whether the transaction was committed is not known",
-                )
-                .with_source(source);
-                return Err(RunError::Store { ran: true, source });
-            }
+            return Err(RunError::Failed(error));
         }
+        Tried::NotBegun { ran, source } => RunError::Store { ran, source },
+        Tried::Kept => RunError::TransactionKept,
+        Tried::NotCommitted(source) => RunError::Store { ran: true, source },
+    };
+    if let Some(attempt) = attempt {
+        attempt.abandon().await.ok();
     }
-}
-
-pub(super) async fn roll_back<S: Transactional>(
-    guard: &Guard<S>,
-    transaction: Option<S::Transaction>,
-) {
-    if let Some(transaction) = transaction {
-        guard.store().rollback(transaction).await;
-    }
-}
-
-/// The error of a transaction that was certainly rolled back, whatever its answer was.
-pub(super) fn certain(error: StoreError) -> StoreError {
-    match error.kind() {
-        StoreErrorKind::Unknown => {
-            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
-        }
-        _ => error,
-    }
-}
-
-/// Lets others go first: up to 10 ms, up to 20 ms, … and not all for the same time.
-pub(super) async fn pause(again: u32) {
-    let most = Duration::from_millis(10 << again.min(6));
-    let chance = Nonce::random().map_or(255, |nonce| nonce.as_bytes()[0]);
-    sleep(most * u32::from(chance) / 255).await;
+    Err(error)
 }

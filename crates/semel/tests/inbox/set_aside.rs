@@ -1,0 +1,166 @@
+//! Events that are not to hold up the others.
+
+use std::sync::Arc;
+
+use semel::inbox::{Event, Inbox, InboxError, Reason, Receipt};
+use semel::memory::MemoryStore;
+use semel::store::{ListQuery, OnLapse, Store as _};
+use semel::{OutcomeKind, State, StateKind};
+use tokio::time::advance;
+
+use super::receive::lost;
+use super::scripted::Scripted;
+use super::{LATER, Runs, Taken, event, receive};
+
+fn inbox() -> Inbox<MemoryStore> {
+    Inbox::new(MemoryStore::default(), "billing")
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_failure_hands_it_over_and_it_is_never_handled_again() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let inbox = taken.inbox(inbox());
+    for _ in 1..5 {
+        let failed = receive(&inbox, &event("a"), &runs, true).await;
+        assert!(matches!(failed, Err(InboxError::Failed { .. })));
+        advance(LATER).await;
+    }
+    assert!(taken.all().is_empty());
+    for _ in 0..3 {
+        let aside = receive(&inbox, &event("a"), &runs, true).await;
+        assert_eq!(aside.unwrap(), Receipt::SetAside);
+        advance(LATER).await;
+    }
+    assert_eq!(runs.count(), 5);
+    let [poison] = &taken.all()[..] else {
+        panic!("{:?}", taken.all());
+    };
+    assert_eq!((poison.reason, poison.attempts), (Reason::Failed, 5));
+    assert_eq!(poison.event.body(), event("a").body());
+    let texts = (1..=5).map(|number| format!("failure {number}"));
+    assert_eq!(poison.errors, texts.collect::<Vec<_>>());
+
+    // An operator sees it among the kept failures.
+    let query = ListQuery::new(StateKind::Completed);
+    let page = inbox.store().list(&query).await.unwrap();
+    match &page.entries[0].record.state {
+        State::Completed(outcome) => {
+            assert_eq!(outcome.kind(), OutcomeKind::Failure);
+            assert_eq!(outcome.body().unwrap(), "failure 5");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nobody_takes_it_it_is_not_set_aside() {
+    let (taken, runs) = (Taken::failing(2), Runs::default());
+    let inbox = taken.inbox(inbox()).with_max_attempts(1);
+    // The first time after the work, then instead of it.
+    for _ in 0..2 {
+        match receive(&inbox, &event("a"), &runs, true).await {
+            Err(InboxError::NotSetAside { attempt: 1, source }) => {
+                assert_eq!(source.to_string(), "no room for it");
+            }
+            other => panic!("{other:?}"),
+        }
+        advance(LATER).await;
+    }
+    let aside = receive(&inbox, &event("a"), &runs, true).await;
+    assert_eq!(aside.unwrap(), Receipt::SetAside);
+    assert_eq!((runs.count(), taken.all().len()), (1, 3));
+    assert_eq!(taken.all()[2].errors, ["failure 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_a_failure_and_stops_nobody() {
+    let taken = Taken::default();
+    let inbox = taken.inbox(inbox()).with_max_attempts(2);
+    let panics = |_| async { panic!("out of cheese") };
+    let first = inbox.receive::<String, _, _>(&event("a"), panics).await;
+    match first {
+        Err(InboxError::Panicked {
+            message,
+            attempt: 1,
+        }) => assert_eq!(message, "out of cheese"),
+        other => panic!("{other:?}"),
+    }
+    let second = inbox.receive::<String, _, _>(&event("a"), panics).await;
+    assert_eq!(second.unwrap(), Receipt::SetAside);
+    assert_eq!(taken.all()[0].errors, ["out of cheese", "out of cheese"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callback_that_panics_took_nothing() {
+    async fn callback(_: semel::inbox::Poison) -> Result<(), String> {
+        panic!("no disk")
+    }
+    let inbox = inbox().with_max_attempts(1).with_on_poison(callback);
+    let runs = Runs::default();
+    match receive(&inbox, &event("a"), &runs, true).await {
+        Err(InboxError::NotSetAside { source, .. }) => assert_eq!(source.to_string(), "no disk"),
+        other => panic!("{other:?}"),
+    }
+    let other = Event::new("orders", "a", "another body");
+    let answer = receive(&inbox, &other, &runs, true).await;
+    assert!(matches!(answer, Err(InboxError::NotSetAside { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_that_end_without_a_word_count() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let store = Arc::new(Scripted::new(&[]));
+    let inbox = Inbox::new(store, "billing").with_on_lapse(OnLapse::Retry);
+    let inbox = taken.inbox(inbox).with_max_attempts(3);
+    for _ in 0..3 {
+        lost(&inbox, &event("a")).await;
+    }
+    let aside = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!((aside.unwrap(), runs.count()), (Receipt::SetAside, 0));
+    let poison = &taken.all()[0];
+    assert_eq!((poison.attempts, poison.errors.len()), (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_with_the_id_of_another_is_handed_over() {
+    let (taken, runs) = (Taken::failing(1), Runs::default());
+    let inbox = taken.inbox(inbox());
+    let first = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!(first.unwrap(), Receipt::Handled);
+    let other = Event::new("orders", "a", "another body");
+    let failed = receive(&inbox, &other, &runs, false).await;
+    assert!(matches!(failed, Err(InboxError::NotSetAside { .. })));
+    let aside = receive(&inbox, &other, &runs, false).await;
+    assert_eq!(aside.unwrap(), Receipt::SetAside);
+    assert_eq!(taken.all()[1].reason, Reason::Mismatch);
+    // The first one's record is as it was.
+    let again = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!((again.unwrap(), runs.count()), (Receipt::Duplicate, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_brokers_count_counts_where_it_is_trusted() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let inbox = taken.inbox(inbox());
+    let delivered = event("a").with_delivery(9);
+    let failed = receive(&inbox, &delivered, &runs, true).await;
+    assert!(matches!(failed, Err(InboxError::Failed { attempt: 1, .. })));
+    let trusting = inbox.with_deliveries_counted(true);
+    let aside = receive(&trusting, &delivered, &runs, true).await;
+    assert_eq!(aside.unwrap(), Receipt::SetAside);
+    assert_eq!(taken.all()[0].attempts, 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_texts_of_many_attempts_have_room() {
+    let taken = Taken::default();
+    let inbox = taken.inbox(inbox()).with_max_attempts(200);
+    for number in 1..=200 {
+        let work = |_| async { Err::<(), _>("é".repeat(100_000)) };
+        let answer = inbox.receive(&event("a"), work).await;
+        assert_eq!(answer.is_ok(), number == 200, "{number}");
+    }
+    let poison = &taken.all()[0];
+    assert_eq!((poison.attempts, poison.errors.len()), (200, 200));
+    assert!(poison.errors.iter().all(|text| text.starts_with('é')));
+}
