@@ -1,18 +1,7 @@
 //! What stores of versioned records share.
 
 use semel::versioned::rule::{self, Change, Decision, Row};
-use semel::versioned::{Expected, Version, WriteError};
-
-/// What is expected, as one number: -1 anything, 0 no record, else a version. One that no record can
-/// have is one that none has.
-pub(crate) fn number(expected: Expected) -> i64 {
-    match expected {
-        Expected::Any => -1,
-        Expected::Absent => 0,
-        Expected::Version(Version(0)) => i64::MAX,
-        Expected::Version(Version(version)) => i64::try_from(version).unwrap_or(i64::MAX),
-    }
-}
+use semel::versioned::{Version, WriteError};
 
 /// What the row that a change left, or found, answers: `None` where by the rules the change should
 /// have been written, so that the row became this meanwhile. Ask again. `resent`: an earlier sending

@@ -43,8 +43,8 @@ pub(super) async fn prepare(pool: &Pool, table: &str, schema: Schema) -> Result<
                 .map(drop)
         }
         (None, Schema::Expect) => Err(config(format!(
-            "there is no table `{table}` in this database: run `semel migrate --store …` or open \
-             with schema=create"
+            "there is no table `{table}` in this database, or none of those beside it: run \
+             `semel migrate --store …` or open with schema=create"
         ))),
         (Some(found), _) => Err(other_version(table, found)),
     }
@@ -103,6 +103,8 @@ async fn locked(
                 Ok(_) => format!("Made the view `{table}_readable`."),
                 Err(error) => format!("Did not make the view `{table}_readable`: {error}."),
             });
+            ask(lease, versioned(table), deadline).await?;
+            done.push(format!("Made the table `{table}_versioned`."));
             ask(lease, versions(table), deadline).await?;
             done.push(format!("Made the table `{table}_schema`."));
         }
@@ -123,15 +125,15 @@ async fn ask(lease: &mut Lease<'_>, sql: String, deadline: Instant) -> Result<Ve
     rows.map_err(Failure::into_error)
 }
 
-/// The version that is there; `None` where no table is.
+/// The version that is there; `None` where not all tables are. What is there then stays as it is.
 async fn version(lease: &mut Lease<'_>, table: &str) -> Result<Option<u32>> {
     let deadline = Instant::now() + PATIENCE;
     let sql = format!(
         "SELECT CAST(COUNT(*) AS UNSIGNED) FROM information_schema.tables \
-         WHERE table_schema=DATABASE() AND table_name='{table}_schema'"
+         WHERE table_schema=DATABASE() AND table_name IN ('{table}_schema','{table}_versioned')"
     );
     let there = first::<u64>(&ask(lease, sql, deadline).await?)?;
-    if there != Some(1) {
+    if there != Some(2) {
         return Ok(None);
     }
     let sql = format!("SELECT version FROM `{table}_schema` WHERE id=1");
@@ -167,6 +169,22 @@ fn records(table: &str) -> String {
          outcome LONGBLOB,\
          PRIMARY KEY (digest),\
          KEY by_purge (purge_at,state)\
+         ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
+    )
+}
+
+/// A row without a value is a deleted record: it keeps its version from being given out again.
+fn versioned(table: &str) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS `{table}_versioned` (\
+         digest BINARY(32) NOT NULL,\
+         scope TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,\
+         name TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,\
+         version BIGINT UNSIGNED NOT NULL,\
+         nonce BINARY(16) NOT NULL COMMENT 'names the latest change',\
+         written_at BIGINT UNSIGNED NOT NULL,\
+         value MEDIUMBLOB,\
+         PRIMARY KEY (digest)\
          ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
     )
 }

@@ -34,6 +34,7 @@ mod row;
 mod server;
 mod sql;
 mod transact;
+mod versioned;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -42,7 +42,7 @@ impl<'a> Reader<'a> {
             .map_err(|error| corrupt("a column does not hold what it should").with_source(error))
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let bytes: &[u8] = self.value()?;
         bytes
             .try_into()

@@ -52,7 +52,7 @@ pub(super) const fn state(kind: StateKind) -> u8 {
 }
 
 /// Bytes as a literal.
-struct Hex<'a>(&'a [u8]);
+pub(super) struct Hex<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Hex<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -28,7 +28,7 @@ const IDLE: u64 = 30;
 /// The driver's own pool, made for transactions: its sessions are as the driver makes them.
 pub(super) struct Transactions {
     pool: MySqlPool,
-    timeout: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl Transactions {
@@ -142,7 +142,7 @@ impl fmt::Debug for MysqlTransaction {
 }
 
 /// A failure before the commit was sent: whatever it was, nothing will be committed.
-fn before(failure: Failure) -> TransactionError {
+pub(super) fn before(failure: Failure) -> TransactionError {
     match failure {
         Failure::Deadlock(error) | Failure::Locked(error) => TransactionError::Conflict(error),
         Failure::Broken(error) | Failure::Said(error) => {
@@ -168,7 +168,7 @@ fn number(error: &(dyn StdError + 'static)) -> Option<u16> {
 }
 
 impl MysqlStore {
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         transaction: &mut MysqlTransaction,
         sql: String,
@@ -210,7 +210,7 @@ impl MysqlStore {
 }
 
 /// 1020: the row was written since the transaction's snapshot was taken.
-fn failed(error: Error) -> Failure {
+pub(super) fn failed(error: Error) -> Failure {
     let conflict = number(&error) == Some(1020);
     match error::sent(error, Effect::Reads) {
         Failure::Said(error) if conflict => Failure::Deadlock(error),

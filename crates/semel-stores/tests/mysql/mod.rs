@@ -9,6 +9,7 @@ mod locks;
 mod schema;
 mod transact;
 mod trips;
+mod versioned;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -19,7 +19,7 @@ async fn made_once_and_found_again() {
     assert!(missing.to_string().contains("semel migrate"), "{missing}");
     let made = at(&url, &table).migrate().await.unwrap();
     assert_eq!((made.from, made.to), (None, 1));
-    assert_eq!(made.done.len(), 3, "{made:?}");
+    assert_eq!(made.done.len(), 4, "{made:?}");
     let again = at(&url, &table).migrate().await.unwrap();
     assert_eq!((again.from, again.to, again.done), (Some(1), 1, vec![]));
     at(&url, &table)
@@ -47,7 +47,7 @@ async fn several_at_once_make_one() {
         });
     }
     let made: usize = all.join_all().await.into_iter().sum();
-    assert!(made == 3 || made == 0, "{made}");
+    assert!(made == 4 || made == 0, "{made}");
     acquire(&at(&url, &table).open().await.unwrap(), "key").await;
 }
 
@@ -81,10 +81,24 @@ async fn half_a_migration_is_done_again() {
     // As if it had ended before the last step.
     ask(&mut link, format!("DROP TABLE {table}_schema")).await;
     ask(&mut link, format!("DROP VIEW {table}_readable")).await;
+    ask(&mut link, format!("DROP TABLE {table}_versioned")).await;
     let made = at(&url, &table).migrate().await.unwrap();
     assert_eq!(made.from, None);
     let done = complete(&store, "kept", &token).await.unwrap();
     assert_eq!(done, Fenced::Applied);
+}
+
+#[tokio::test]
+async fn a_database_without_a_table_beside_is_told_to_migrate() {
+    let (url, table) = (common().await, table());
+    at(&url, &table).migrate().await.unwrap();
+    let mut link = link(&url).await;
+    ask(&mut link, format!("DROP TABLE {table}_versioned")).await;
+    let missing = at(&url, &table).open().await.unwrap_err();
+    assert_eq!(missing.kind(), StoreErrorKind::Config);
+    assert!(missing.to_string().contains("semel migrate"), "{missing}");
+    at(&url, &table).migrate().await.unwrap();
+    at(&url, &table).open().await.unwrap();
 }
 
 #[tokio::test]

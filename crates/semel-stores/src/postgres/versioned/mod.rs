@@ -23,7 +23,7 @@ use super::row::{self, Param, array, escaped};
 use super::sql::Kind;
 use super::step::{self, Step};
 use super::{PostgresStore, PostgresTransaction, TURNS};
-use crate::common::versioned::{answer, number};
+use crate::common::versioned::answer;
 
 fn step(kind: Kind, key: &NaturalKey, rest: impl IntoIterator<Item = Param>) -> Step {
     step::step(kind, &IdentityDigest::from_bytes(*key.digest()), rest)
@@ -51,6 +51,17 @@ fn write(key: &NaturalKey, change: &Change, value: Option<Bytes>) -> Result<Step
         Kind::VersionedSet
     };
     Ok(step(kind, key, params))
+}
+
+/// What is expected, as one number: -1 anything, 0 no record, else a version. One that no record can
+/// have is one that none has.
+fn number(expected: Expected) -> i64 {
+    match expected {
+        Expected::Any => -1,
+        Expected::Absent => 0,
+        Expected::Version(Version(0)) => i64::MAX,
+        Expected::Version(Version(version)) => i64::try_from(version).unwrap_or(i64::MAX),
+    }
 }
 
 fn latest(rows: &[Row]) -> Result<Option<Latest>> {
