@@ -1,0 +1,223 @@
+//! The service: each operation of the domain, once for each key.
+//!
+//! This is the only room, beside the HTTP one, that knows of retries. It says which calls are the same,
+//! and runs each operation in one transaction with its record: after a crash both are there, or
+//! neither. So a lapsed lease may be taken over ([`OnLapse::Retry`]): what is not recorded did not
+//! happen.
+
+mod answer;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rusqlite::Connection;
+use semel::guard::{Guard, InFlight, Policy, RunError};
+use semel::operation::{Bound, Call, Caller, KeyFrom, Operation, Part};
+use semel::store::{OnLapse, Retention, Store as _};
+use semel::{KeyRule, StoreError};
+use semel_stores::{Schema, SqliteOptions, SqliteStore};
+
+use self::answer::once;
+use crate::domain::{
+    self, AccountId, Cents, Closed, Filled, Opened, Order, Overview, PositionId, Reset,
+};
+
+pub use answer::{Answer, Answered};
+
+/// What outlives an account that is replaced.
+const PORTFOLIO: Part = Part::new("portfolio");
+/// What somebody who asks again waits for the attempt that runs.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What can be set.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What is in a new account.
+    pub balance: Cents,
+    /// After which time without a sign of life an attempt is taken to be dead.
+    pub lease: Duration,
+}
+
+/// Who asks, and under which key.
+#[derive(Debug, Clone, Copy)]
+pub struct Asking<'a> {
+    /// The user, authenticated.
+    pub user: &'a str,
+    /// The client's key.
+    pub key: Option<&'a str>,
+}
+
+/// The service.
+pub struct Trading {
+    open_account: Bound<SqliteStore>,
+    open_position: Bound<SqliteStore>,
+    close_position: Bound<SqliteStore>,
+    reset: Bound<SqliteStore>,
+    start_challenge: Bound<SqliteStore>,
+    guard: Guard<SqliteStore>,
+    // For what needs no protection.
+    own: Arc<Mutex<Connection>>,
+    balance: Cents,
+}
+
+impl Trading {
+    /// Opens the service on a file, which is made where there is none. Blocks for a while.
+    ///
+    /// # Errors
+    /// The database's and the store's.
+    pub fn open(path: &Path, settings: &Settings) -> anyhow::Result<Self> {
+        let own = Connection::open(path)?;
+        own.busy_timeout(PATIENCE)?;
+        domain::prepare(&own)?;
+        let store = SqliteOptions::new().schema(Schema::Create).open(path)?;
+        let policy = Policy::default()
+            .with_lease(settings.lease)
+            .with_on_lapse(OnLapse::Retry)
+            .with_in_flight(InFlight::Wait(PATIENCE))
+            .with_key_required(true);
+        let guard = Guard::new(store, policy);
+
+        let client = KeyFrom::Client(KeyRule::GENERAL);
+        let on_account = [Part::USER, Part::ACCOUNT];
+        // These replace the account, or are about what outlives it.
+        let on_portfolio = [Part::USER, PORTFOLIO];
+        Ok(Self {
+            open_account: Operation::new("open_account", [Part::USER], client).on(&guard),
+            open_position: Operation::new("open_position", on_account, client).on(&guard),
+            close_position: Operation::new("close_position", on_account, client).on(&guard),
+            reset: Operation::new("reset", on_portfolio, client)
+                .with_retention(Retention::PAYMENT)
+                .on(&guard),
+            start_challenge: Operation::new("start_challenge", on_portfolio, client)
+                .with_key_required(false)
+                .on(&guard),
+            guard,
+            own: Arc::new(Mutex::new(own)),
+            balance: settings.balance,
+        })
+    }
+
+    /// Opens a portfolio with its first account.
+    pub async fn open_account(&self, asking: Asking<'_>) -> Answered<Opened> {
+        let call = Call::by(&Caller::new().with(Part::USER, asking.user)).key(asking.key);
+        let (user, balance) = (asking.user.to_owned(), self.balance);
+        once(&self.open_account, &call, move |on| {
+            domain::open_account(on, &user, balance)
+        })
+        .await
+    }
+
+    /// Buys.
+    pub async fn open_position(
+        &self,
+        asking: Asking<'_>,
+        account: AccountId,
+        order: Order,
+    ) -> Answered<Filled> {
+        let call = self.call(asking, account).await?;
+        let call = call
+            .field("symbol", &order.symbol)
+            .field("quantity", order.quantity);
+        let user = asking.user.to_owned();
+        once(&self.open_position, &call, move |on| {
+            domain::open_position(on, &user, account, &order)
+        })
+        .await
+    }
+
+    /// Sells.
+    pub async fn close_position(
+        &self,
+        asking: Asking<'_>,
+        account: AccountId,
+        position: PositionId,
+    ) -> Answered<Closed> {
+        let call = self.call(asking, account).await?;
+        let call = call.field("position", position.0);
+        let user = asking.user.to_owned();
+        once(&self.close_position, &call, move |on| {
+            domain::close_position(on, &user, account, position)
+        })
+        .await
+    }
+
+    /// Replaces the account. A retry may name it, or the one in its place: the account is neither
+    /// among the parts of the operation's scope nor among the fields.
+    pub async fn reset(&self, asking: Asking<'_>, account: AccountId) -> Answered<Reset> {
+        let call = self.call(asking, account).await?;
+        let (user, balance) = (asking.user.to_owned(), self.balance);
+        once(&self.reset, &call, move |on| {
+            domain::reset(on, &user, account, balance)
+        })
+        .await
+    }
+
+    /// Starts a challenge. The key may be left out: then it starts as often as it is asked for.
+    pub async fn start_challenge(&self, asking: Asking<'_>, account: AccountId) -> Answered<()> {
+        let call = self.call(asking, account).await?;
+        let user = asking.user.to_owned();
+        once(&self.start_challenge, &call, move |on| {
+            domain::start_challenge(on, &user, account)
+        })
+        .await
+    }
+
+    /// All about an account.
+    pub async fn overview(&self, user: &str, account: AccountId) -> domain::Result<Overview> {
+        let user = user.to_owned();
+        self.plainly(move |on| domain::overview(on, &user, account))
+            .await
+    }
+
+    /// Sets a quote: the same as often as it is done.
+    pub async fn set_quote(&self, symbol: String, cents: Cents) -> domain::Result<()> {
+        self.plainly(move |on| domain::set_quote(on, &symbol, cents))
+            .await
+    }
+
+    /// Removes answers that are no longer kept; whether there are more.
+    pub async fn purge(&self) -> Result<bool, StoreError> {
+        Ok(self.guard.store().purge(1000).await?.more)
+    }
+
+    /// Waits for what runs, and closes the file.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.guard.drain().await;
+        self.guard.store().close().await
+    }
+
+    /// A call about an account of the user's. Which portfolio it belongs to never changes, so that
+    /// it may be read before the claim.
+    async fn call(
+        &self,
+        asking: Asking<'_>,
+        account: AccountId,
+    ) -> Result<Call, RunError<domain::Error>> {
+        let user = asking.user.to_owned();
+        let portfolio = self
+            .plainly(move |on| domain::portfolio_of(on, &user, account))
+            .await
+            .map_err(RunError::Failed)?;
+        let caller = Caller::new()
+            .with(Part::USER, asking.user)
+            .with(Part::ACCOUNT, account.0.to_string())
+            .with(PORTFOLIO, portfolio.0.to_string());
+        Ok(Call::by(&caller).key(asking.key))
+    }
+
+    /// Runs `work` on the service's own connection, on a thread where it may block.
+    async fn plainly<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> domain::Result<T> + Send + 'static,
+    ) -> domain::Result<T> {
+        let own = Arc::clone(&self.own);
+        let task = tokio::task::spawn_blocking(move || {
+            work(&own.lock().unwrap_or_else(PoisonError::into_inner))
+        });
+        match task.await {
+            Ok(done) => done,
+            Err(ended) => std::panic::resume_unwind(ended.into_panic()),
+        }
+    }
+}
