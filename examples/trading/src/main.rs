@@ -28,8 +28,6 @@ struct Flags {
     lease: Duration,
 }
 
-const PURGE_EVERY: Duration = Duration::from_mins(1);
-
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
@@ -38,7 +36,8 @@ async fn main() -> anyhow::Result<()> {
         lease: flags.lease,
     };
     let trading = Arc::new(Trading::open(&flags.data, &settings)?);
-    let purging = tokio::spawn(purge(Arc::clone(&trading)));
+    // What fails is removed later.
+    let purging = tokio::spawn(trading.purger().run(drop));
     let listener = tokio::net::TcpListener::bind(flags.listen).await?;
     let address = listener.local_addr()?;
     writeln!(std::io::stdout(), "listening on http://{address}")?;
@@ -52,14 +51,4 @@ async fn main() -> anyhow::Result<()> {
         .await?;
     purging.abort();
     Ok(trading.close().await?)
-}
-
-/// Removes answers that are no longer kept: at the start, and then as they come.
-async fn purge(trading: Arc<Trading>) {
-    let mut tick = tokio::time::interval(PURGE_EVERY);
-    loop {
-        tick.tick().await;
-        // What fails now is removed later.
-        while let Ok(true) = trading.purge().await {}
-    }
 }

@@ -6,10 +6,10 @@ use rusqlite::Connection;
 use semel::guard::{Ran, RunError, TransactOptions, Value};
 use semel::operation::{Bound, Call};
 use semel::{Outcome, OutcomeKind};
-use semel_stores::SqliteStore;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::Store;
 use crate::domain::{self, Refusal};
 
 /// The answer to an operation: a refusal is one too, and replayed like any other.
@@ -21,7 +21,7 @@ pub type Answered<T> = Result<Ran<Answer<T>>, RunError<domain::Error>>;
 
 /// Runs `work` once for what `call` asks, in one transaction with its record.
 pub(super) async fn once<T: Serialize + DeserializeOwned + Send + 'static>(
-    operation: &Bound<SqliteStore>,
+    operation: &Bound<Store>,
     call: &Call,
     work: impl Fn(&Connection) -> domain::Result<T> + Send + Sync + 'static,
 ) -> Answered<T> {

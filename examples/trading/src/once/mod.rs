@@ -14,6 +14,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 use semel::guard::{Guard, InFlight, Policy, RunError};
 use semel::operation::{Bound, Call, Caller, KeyFrom, Operation, Part};
+use semel::purge::Purger;
 use semel::store::{OnLapse, Retention, Store as _};
 use semel::{KeyRule, StoreError};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
@@ -24,6 +25,8 @@ use crate::domain::{
 };
 
 pub use answer::{Answer, Answered};
+
+type Store = Arc<SqliteStore>;
 
 /// What outlives an account that is replaced.
 const PORTFOLIO: Part = Part::new("portfolio");
@@ -50,12 +53,12 @@ pub struct Asking<'a> {
 
 /// The service.
 pub struct Trading {
-    open_account: Bound<SqliteStore>,
-    open_position: Bound<SqliteStore>,
-    close_position: Bound<SqliteStore>,
-    reset: Bound<SqliteStore>,
-    start_challenge: Bound<SqliteStore>,
-    guard: Guard<SqliteStore>,
+    open_account: Bound<Store>,
+    open_position: Bound<Store>,
+    close_position: Bound<Store>,
+    reset: Bound<Store>,
+    start_challenge: Bound<Store>,
+    guard: Guard<Store>,
     // For what needs no protection.
     own: Arc<Mutex<Connection>>,
     balance: Cents,
@@ -76,7 +79,7 @@ impl Trading {
             .with_on_lapse(OnLapse::Retry)
             .with_in_flight(InFlight::Wait(PATIENCE))
             .with_key_required(true);
-        let guard = Guard::new(store, policy);
+        let guard = Guard::new(Arc::new(store), policy);
 
         let client = KeyFrom::Client(KeyRule::GENERAL);
         let on_account = [Part::USER, Part::ACCOUNT];
@@ -176,9 +179,9 @@ impl Trading {
             .await
     }
 
-    /// Removes answers that are no longer kept; whether there are more.
-    pub async fn purge(&self) -> Result<bool, StoreError> {
-        Ok(self.guard.store().purge(1000).await?.more)
+    /// Removes answers that are no longer kept: to be run beside the service.
+    pub fn purger(&self) -> Purger<Arc<SqliteStore>> {
+        Purger::new(Arc::clone(self.guard.store()))
     }
 
     /// Waits for what runs, and closes the file.
