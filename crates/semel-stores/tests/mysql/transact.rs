@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions, Value};
-use semel::store::{Claim, Fenced, OnLapse, Refusal, Retention, Store as _};
+use semel::store::{Claim, Fenced, ListQuery, OnLapse, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind};
 use semel_stores::{MysqlStore, MysqlTransaction};
@@ -382,4 +382,33 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
     }
     let claim = super::claim(&bench.store, "committed").await;
     assert!(matches!(claim, Ok(Claim::Completed { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_key_the_effects_are_committed_without_a_record() {
+    let bench = Bench::at(&common().await).await;
+    let guard = Guard::new(bench.store.clone(), policy());
+    let (asked, options) = (Fingerprint::of(b"request"), TransactOptions::default());
+    for nth in 1..=2 {
+        let sql = bench.insert("k");
+        let work = move |_, tx| execute(tx, sql.clone());
+        let ran = guard.transact_optional(None, asked, options, work).await;
+        assert_eq!(ran.unwrap(), Ran::Unprotected("done".into()));
+        assert_eq!(bench.effects("k").await, nth);
+    }
+    let sql = bench.insert("k");
+    let fails = move |_, tx| {
+        let sql = sql.clone();
+        async move {
+            execute(tx, sql).await?;
+            Err::<(), _>(Error::RowNotFound)
+        }
+    };
+    let failed = guard.transact_optional(None, asked, options, fails).await;
+    assert!(matches!(failed, Err(RunError::Failed(Error::RowNotFound))));
+    assert_eq!(bench.effects("k").await, 2);
+    for state in StateKind::ALL {
+        let page = bench.store.list(&ListQuery::new(state)).await.unwrap();
+        assert_eq!(page.entries, []);
+    }
 }

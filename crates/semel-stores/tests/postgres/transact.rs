@@ -9,7 +9,7 @@ use semel::guard::{
     Guard, InFlight, OnFailure, Policy, Ran, RunError, TransactInfo, TransactOptions, Value,
 };
 use semel::store::Fenced;
-use semel::store::{OnLapse, Refusal, Retention, Store as _};
+use semel::store::{ListQuery, OnLapse, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
 use semel_stores::{PostgresStore, PostgresTransaction};
@@ -708,7 +708,7 @@ async fn deadlocks_run_again_within_the_bound() {
             .await
             .unwrap();
     }
-    let both = async |bound: u32| {
+    let both = async |bound: u32, keyed: bool| {
         let met = Arc::new(Barrier::new(2));
         let callers = [["a", "b"], ["b", "a"]].map(|order| {
             let (guard, met) = (bench.guard(policy()), met.clone());
@@ -716,8 +716,9 @@ async fn deadlocks_run_again_within_the_bound() {
             let id = identity(&format!("{}-{bound}", order.concat()));
             tokio::spawn(async move {
                 let options = TransactOptions::default().with_retries(bound);
+                let id = keyed.then_some(&id);
                 guard
-                    .transact(&id, asked(), options, move |info, tx: Tx| {
+                    .transact_optional(id, asked(), options, move |info, tx: Tx| {
                         let (sql, met) = (sql.clone(), met.clone());
                         async move {
                             tx.execute(&sql, &[&order[0]]).await?;
@@ -737,11 +738,13 @@ async fn deadlocks_run_again_within_the_bound() {
         }
         ran
     };
-    let ran = both(8).await;
-    let mut again: Vec<_> = ran.into_iter().map(|r| r.unwrap().into_inner()).collect();
-    again.sort();
-    assert_eq!(again, ["0", "1"]);
-    let ran = both(0).await;
+    for keyed in [true, false] {
+        let ran = both(8, keyed).await;
+        let mut again: Vec<_> = ran.into_iter().map(|r| r.unwrap().into_inner()).collect();
+        again.sort();
+        assert_eq!(again, ["0", "1"]);
+    }
+    let ran = both(0, true).await;
     let failed = ran.iter().filter(|r| matches!(r, Err(RunError::Failed(_))));
     assert_eq!(failed.count(), 1, "{ran:?}");
 }
@@ -791,4 +794,32 @@ async fn a_transaction_without_a_database_is_refused() {
         matches!(ran, Err(RunError::Store { ran: false, .. })),
         "{ran:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_key_the_effects_are_committed_without_a_record() {
+    let bench = Bench::at(&url()).await;
+    let guard = bench.guard(policy());
+    let options = TransactOptions::default();
+    for nth in 1..=2 {
+        let work = bench.effect("k");
+        let ran = guard.transact_optional(None, asked(), options, work).await;
+        assert_eq!(ran.unwrap(), Ran::Unprotected("k".into()));
+        assert_eq!(bench.effects("k").await, nth);
+    }
+    let sql = insert(&bench.effects);
+    let fails = move |_, tx: Tx| {
+        let sql = sql.clone();
+        async move {
+            tx.execute(&sql, &[&"k"]).await?;
+            Err::<(), _>(Failure::Refused)
+        }
+    };
+    let failed = guard.transact_optional(None, asked(), options, fails).await;
+    assert!(matches!(failed, Err(RunError::Failed(Failure::Refused))));
+    assert_eq!(bench.effects("k").await, 2);
+    for state in StateKind::ALL {
+        let page = bench.store.list(&ListQuery::new(state)).await.unwrap();
+        assert_eq!(page.entries, []);
+    }
 }

@@ -39,6 +39,32 @@ impl<S: Store> Bound<S> {
     /// Makes `work` happen once for what `call` asks, as [`Guard::run`] does. Without a client's key
     /// it runs plainly and no store call is made (R13), unless the operation requires one.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use semel::guard::{Guard, Policy, Ran, RunError};
+    /// # use semel::memory::MemoryStore;
+    /// # use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
+    /// # use semel::KeyRule;
+    /// # let guard = Guard::new(MemoryStore::default(), Policy::default());
+    /// let start = Operation::new("start", [Part::USER], KeyFrom::Client(KeyRule::STRICT));
+    /// let required = start.clone().with_key_required(true).on(&guard);
+    /// let start = start.on(&guard);
+    /// let call = Call::by(&Caller::new().with(Part::USER, "u-7"));
+    /// let work = |_| async { Ok::<_, std::io::Error>(()) };
+    ///
+    /// // Without a key it runs as often as it is called, and nothing is stored.
+    /// assert_eq!(start.run(&call, work).await?, Ran::Unprotected(()));
+    /// assert!(guard.store().is_empty());
+    /// assert!(matches!(required.run(&call, work).await, Err(RunError::KeyRequired)));
+    /// // With one, nothing is replayed as nothing.
+    /// let call = call.key(Some("challenge:2026-11"));
+    /// assert_eq!(start.run(&call, work).await?, Ran::First(()));
+    /// assert_eq!(start.run(&call, work).await?, Ran::Replayed(()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`RunError`]; [`Call`](RunError::Call) where the call does not have what the operation
     /// needs.

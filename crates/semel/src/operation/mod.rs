@@ -53,6 +53,31 @@ pub use window::Aligned;
 /// Under [`Content`](Self::Content) equal requests are one, meant or not; under
 /// [`Fields`](Self::Fields) and [`Scope`](Self::Scope) a request that differs in the rest is a
 /// mismatch (R3).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use semel::guard::{Guard, Policy, Ran, RunError};
+/// use semel::memory::MemoryStore;
+/// use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
+///
+/// let guard = Guard::new(MemoryStore::default(), Policy::default());
+/// let key = KeyFrom::Fields(&["customer", "month"]);
+/// let invoice = Operation::new("invoice", [Part::TENANT], key).on(&guard);
+/// let caller = Caller::new().with(Part::TENANT, "acme");
+/// let of = |cents: u64| {
+///     let call = Call::by(&caller).field("customer", "c-1").field("month", "2026-11");
+///     call.field("cents", cents)
+/// };
+/// let write = |_| async { Ok::<_, std::io::Error>("invoice 1".to_owned()) };
+///
+/// assert_eq!(invoice.run(&of(900), write).await?, Ran::First("invoice 1".into()));
+/// assert_eq!(invoice.run(&of(900), write).await?, Ran::Replayed("invoice 1".into()));
+/// // Not a second invoice for that month.
+/// assert!(matches!(invoice.run(&of(901), write).await, Err(RunError::Mismatch)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyFrom {
@@ -104,6 +129,31 @@ impl Operation {
     /// An operation of this name. Its keys belong to the caller's parts in `scope`: the same key
     /// with another value of one of them is another record. Parts that the operation changes while
     /// it runs are left out; an empty scope is shared by all.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use semel::guard::{Guard, Policy, Ran};
+    /// # use semel::memory::MemoryStore;
+    /// use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
+    /// # use semel::KeyRule;
+    /// # let guard = Guard::new(MemoryStore::default(), Policy::default());
+    /// // It replaces the account: neither the scope nor the fields know of it.
+    /// let scope = [Part::TENANT, Part::USER];
+    /// let reset = Operation::new("reset", scope, KeyFrom::Client(KeyRule::GENERAL)).on(&guard);
+    /// let under = |account| {
+    ///     let caller = Caller::new().with(Part::TENANT, "acme").with(Part::USER, "u-7");
+    ///     Call::by(&caller.with(Part::ACCOUNT, account)).key(Some("reset-1"))
+    /// };
+    /// let replace = |_| async { Ok::<_, std::io::Error>("a-2".to_owned()) };
+    ///
+    /// assert_eq!(reset.run(&under("a-1"), replace).await?, Ran::First("a-2".into()));
+    /// // The retry comes under the old account, or already under the new one.
+    /// assert_eq!(reset.run(&under("a-1"), replace).await?, Ran::Replayed("a-2".into()));
+    /// assert_eq!(reset.run(&under("a-2"), replace).await?, Ran::Replayed("a-2".into()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(name: &str, scope: impl IntoIterator<Item = Part>, key: KeyFrom) -> Self {
         Self {
             name: name.into(),
@@ -150,6 +200,33 @@ impl Operation {
     /// Equal requests are one until `window` after the first was completed, by the store's clock
     /// (R6). The window is the retention, whatever that was set to; the identity has no window in
     /// it, so that no boundary can come between an attempt and its retry.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::{sync::Arc, time::Duration};
+    /// use semel::guard::{Guard, Policy, Ran};
+    /// use semel::memory::{Limits, MemoryStore};
+    /// use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
+    /// use semel::{ManualClock, Timestamp};
+    ///
+    /// let clock = Arc::new(ManualClock::new(Timestamp::default()));
+    /// let store = MemoryStore::with_clock(Limits::default(), clock.clone());
+    /// let guard = Guard::new(store, Policy::default());
+    /// let resend = Operation::new("resend_receipt", [Part::USER], KeyFrom::Content)
+    ///     .rolling(Duration::from_mins(5))
+    ///     .on(&guard);
+    /// let call = Call::by(&Caller::new().with(Part::USER, "u-7")).field("order", 4711);
+    /// let send = |_| async { Ok::<_, std::io::Error>(()) };
+    ///
+    /// assert_eq!(resend.run(&call, send).await?, Ran::First(()));
+    /// clock.advance(Duration::from_secs(299));
+    /// assert_eq!(resend.run(&call, send).await?, Ran::Replayed(()));
+    /// clock.advance(Duration::from_secs(1));
+    /// assert_eq!(resend.run(&call, send).await?, Ran::First(()));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn rolling(mut self, window: Duration) -> Self {
         self.window = Window::Rolling(window);
