@@ -56,8 +56,8 @@ fn plan() -> impl Strategy<Value = Plan> {
         let steps = steps.into_iter().enumerate();
         steps
             .map(|(nth, (user, account, what, times, again))| {
-                // A key for each two requests; the same one twice in an operation would be a
-                // client's fault.
+                // Neighbours without fields share a key. Where they are one operation on one
+                // portfolio they are one request, however often they are delivered.
                 let key = match what {
                     What::Open { .. } | What::Close { .. } => format!("{nth}"),
                     What::Reset | What::Challenge => format!("{}", nth / 2 * 2),
