@@ -84,6 +84,7 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
+        parts.extensions.insert(self.identity.clone());
         let mut attempt = match self.guard.begin(&self.identity, self.fingerprint).await {
             Ok(Begin::Acquired(attempt)) => attempt,
             Ok(Begin::Unprotected(_)) => {
