@@ -13,7 +13,7 @@ use semel_stores::{PostgresStore, PostgresTransaction};
 use semel_tower::{IdempotencyLayer, TransactionHandle};
 
 use crate::inventory::{self, Shelf, Shelves};
-use crate::orders::{self, CARD_DECLINED, NewOrder, Order, OrderId};
+use crate::orders::{self, NewOrder, Order, OrderId, Reason};
 use crate::payment::Payments;
 use crate::problem::Problem;
 
@@ -60,33 +60,21 @@ async fn place(
 
 /// What is answered depends on the order alone, whoever settled it.
 fn answer(order: &Order) -> Response {
-    let reason = match &order.state {
-        orders::State::Refused { reason } if reason == CARD_DECLINED => {
-            let detail = "The card was declined; nothing was paid.";
-            return Problem::new(StatusCode::PAYMENT_REQUIRED, CARD_DECLINED, detail)
-                .into_response();
-        }
-        orders::State::Refused { .. } => {
-            let detail = "There is not enough left; nothing was paid.";
-            return Problem::new(StatusCode::CONFLICT, orders::OUT_OF_STOCK, detail)
-                .into_response();
-        }
-        orders::State::Pending | orders::State::Paid { .. } => StatusCode::CREATED,
+    let orders::State::Refused { reason } = order.state else {
+        let location = [(header::LOCATION, format!("/orders/{}", order.id))];
+        return (StatusCode::CREATED, location, Json(order)).into_response();
     };
-    let location = [(header::LOCATION, format!("/orders/{}", order.id))];
-    (reason, location, Json(order)).into_response()
+    let (status, detail) = match reason {
+        Reason::OutOfStock => (StatusCode::CONFLICT, "There is not enough left"),
+        Reason::CardDeclined => (StatusCode::PAYMENT_REQUIRED, "The card was declined"),
+    };
+    let detail = format!("{detail}; nothing was paid.");
+    Problem::new(status, reason.as_str(), detail).into_response()
 }
 
 async fn order(State(shop): State<Shop>, Path(id): Path<String>) -> Result<Json<Order>, Problem> {
-    let order = orders::find(&**shop.pool.get().await?, &id.into()).await?;
-    let missing = || {
-        Problem::new(
-            StatusCode::NOT_FOUND,
-            "no-such-order",
-            "There is no such order.",
-        )
-    };
-    order.map(Json).ok_or_else(missing)
+    let client = shop.pool.get().await?;
+    Ok(Json(orders::find(&**client, &id.into()).await?))
 }
 
 async fn inventory(State(shop): State<Shop>) -> Result<Json<Shelves>, Problem> {

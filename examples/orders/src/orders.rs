@@ -68,13 +68,26 @@ pub(crate) enum State {
     },
     /// Nothing is set aside, and nothing was paid.
     Refused {
-        reason: String,
+        reason: Reason,
     },
 }
 
 /// Why an order is refused.
-pub(crate) const OUT_OF_STOCK: &str = "out-of-stock";
-pub(crate) const CARD_DECLINED: &str = "card-declined";
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Reason {
+    OutOfStock,
+    CardDeclined,
+}
+
+impl Reason {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::OutOfStock => "out-of-stock",
+            Self::CardDeclined => "card-declined",
+        }
+    }
+}
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Order {
@@ -93,6 +106,8 @@ pub(crate) struct Order {
 pub(crate) enum Error {
     #[error("there is nothing called {0:?}")]
     UnknownItem(String),
+    #[error("there is no such order")]
+    NoSuchOrder,
     #[error("this order was placed before, with other items or another card")]
     AnotherOrder,
     #[error("the database failed")]
@@ -110,7 +125,7 @@ pub(crate) async fn accept(
     let shelves = inventory::lock(&tx, &new.items.skus()).await?;
     let (state, reason, total) = match inventory::offer(&shelves, &new.items) {
         Offer::Total(total) => ("pending", None, total),
-        Offer::TooFew => ("refused", Some(OUT_OF_STOCK), 0),
+        Offer::TooFew => ("refused", Some(Reason::OutOfStock.as_str()), 0),
         Offer::NeverHeardOf(sku) => return Err(Error::UnknownItem(sku)),
     };
     let insert = "INSERT INTO orders (id, state, detail, card, total) VALUES ($1, $2, $3, $4, $5)
@@ -128,7 +143,7 @@ pub(crate) async fn accept(
         }
     }
     // Inserted just now, or committed before: the insertion waited for whoever was at it.
-    let order = find(&tx, id).await?.ok_or(Error::AnotherOrder)?;
+    let order = find(&tx, id).await?;
     tx.commit().await?;
     if order.items != new.items || order.card != new.card {
         return Err(Error::AnotherOrder);
@@ -145,11 +160,11 @@ pub(crate) async fn settle(
 ) -> Result<Order, Error> {
     let (state, detail) = match charge {
         Charge::Paid(payment) => ("paid", payment.as_str()),
-        Charge::Declined => ("refused", CARD_DECLINED),
+        Charge::Declined => ("refused", Reason::CardDeclined.as_str()),
     };
     let sql = "UPDATE orders SET state = $2, detail = $3 WHERE id = $1 AND state = 'pending'";
     let changed = tx.execute(sql, &[&id.as_str(), &state, &detail]).await?;
-    let order = find(tx, id).await?.ok_or(Error::AnotherOrder)?;
+    let order = find(tx, id).await?;
     if changed == 1 && matches!(charge, Charge::Declined) {
         inventory::lock(tx, &order.items.skus()).await?;
         inventory::change(tx, &order.items, 1).await?;
@@ -158,29 +173,34 @@ pub(crate) async fn settle(
 }
 
 /// An order with its items.
-pub(crate) async fn find(
-    client: &impl GenericClient,
-    id: &OrderId,
-) -> Result<Option<Order>, tokio_postgres::Error> {
+pub(crate) async fn find(client: &impl GenericClient, id: &OrderId) -> Result<Order, Error> {
     let sql = "SELECT state, detail, card, total, sku, quantity
                FROM orders JOIN items ON items.order_id = orders.id
                WHERE orders.id = $1";
     let rows = client.query(sql, &[&id.as_str()]).await?;
+    let first = rows.first().ok_or(Error::NoSuchOrder)?;
     let items = rows.iter().map(|row| (row.get(4), row.get(5)));
-    Ok(rows.first().map(|row| Order {
+    Ok(Order {
         id: id.clone(),
-        state: state(row),
+        state: state(first),
         items: items.collect(),
-        card: row.get(2),
-        total: row.get(3),
-    }))
+        card: first.get(2),
+        total: first.get(3),
+    })
 }
 
 fn state(row: &Row) -> State {
-    let detail = || row.get::<_, Option<String>>(1).unwrap_or_default();
+    let detail: &str = row.get::<_, Option<_>>(1).unwrap_or_default();
     match row.get(0) {
-        "paid" => State::Paid { payment: detail() },
-        "refused" => State::Refused { reason: detail() },
+        "paid" => State::Paid {
+            payment: detail.into(),
+        },
+        "refused" if detail == Reason::CardDeclined.as_str() => State::Refused {
+            reason: Reason::CardDeclined,
+        },
+        "refused" => State::Refused {
+            reason: Reason::OutOfStock,
+        },
         _ => State::Pending,
     }
 }

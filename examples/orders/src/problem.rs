@@ -69,6 +69,9 @@ impl From<JsonRejection> for Problem {
 impl From<orders::Error> for Problem {
     fn from(error: orders::Error) -> Self {
         match error {
+            orders::Error::NoSuchOrder => {
+                Self::new(StatusCode::NOT_FOUND, "no-such-order", error.to_string())
+            }
             orders::Error::UnknownItem(_) => {
                 Self::new(StatusCode::BAD_REQUEST, "unknown-item", error.to_string())
             }

@@ -34,9 +34,7 @@ async fn round(pool: &Pool, payments: &Payments, age: Duration) -> anyhow::Resul
 }
 
 async fn settle(pool: &Pool, payments: &Payments, id: &OrderId) -> anyhow::Result<()> {
-    let Some(order) = orders::find(&**pool.get().await?, id).await? else {
-        return Ok(());
-    };
+    let order = orders::find(&**pool.get().await?, id).await?;
     let charge = payments
         .charge(id.as_str(), order.total, &order.card)
         .await?;

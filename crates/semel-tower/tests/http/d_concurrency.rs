@@ -461,13 +461,16 @@ async fn an_error_of_the_inner_service_is_passed_on_and_releases_the_key() {
 async fn the_handler_knows_its_attempt() {
     use axum::extract::Extension;
     use axum::routing::post;
+    use semel::Identity;
     use semel_tower::AttemptInfo;
     let app = App::routing(|execs| {
         let execs = execs.clone();
-        let handler = async move |Extension(attempt): Extension<AttemptInfo>| {
+        let handler = async move |Extension(attempt): Extension<AttemptInfo>,
+                                  Extension(identity): Extension<Identity>| {
             let status = if execs.add() == 1 { 503 } else { 200 };
             let status = StatusCode::from_u16(status).unwrap();
-            (status, format!("{} {}", attempt.number, attempt.fence)).into_response()
+            let (number, fence, digest) = (attempt.number, attempt.fence, identity.digest());
+            (status, format!("{number} {fence} {digest}")).into_response()
         };
         axum::Router::new()
             .route("/orders", post(handler))
@@ -475,13 +478,10 @@ async fn the_handler_knows_its_attempt() {
     });
     let numbers: Vec<_> = [app.send(Call::order()).await, app.send(Call::order()).await]
         .iter()
-        .map(|a| {
-            a.text()
-                .split_once(' ')
-                .map(|(n, f)| (n.to_owned(), f.parse::<u64>().unwrap()))
-                .unwrap()
-        })
+        .map(|a| a.text().split(' ').map(str::to_owned).collect::<Vec<_>>())
         .collect();
-    assert_eq!((&*numbers[0].0, &*numbers[1].0), ("1", "2"));
-    assert!(numbers[0].1 < numbers[1].1);
+    assert_eq!((&*numbers[0][0], &*numbers[1][0]), ("1", "2"));
+    let fence = |of: usize| numbers[of][1].parse::<u64>().unwrap();
+    assert!(fence(0) < fence(1));
+    assert_eq!(numbers[0][2], numbers[1][2]);
 }

@@ -90,7 +90,7 @@ impl Ledger {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Faults {
-    /// How long a charge takes.
+    /// How long an answer takes, once the charge is in the ledger.
     delay_ms: u64,
     /// So many requests are refused with 503, and charge nothing.
     fail: u32,
@@ -130,13 +130,11 @@ async fn charge(
     let Some(Ok(key)) = key else {
         return Ok(refuse(StatusCode::BAD_REQUEST, "missing-key"));
     };
-    let delay = lock(&service.faults).delay_ms;
-    tokio::time::sleep(Duration::from_millis(delay)).await;
     if take(&mut lock(&service.faults).fail) {
         return Ok(refuse(StatusCode::SERVICE_UNAVAILABLE, "out-of-order"));
     }
     let asked = Entry {
-        key: key.to_owned(),
+        key: key.trim_matches('"').to_owned(),
         cents: charge.cents,
         card: charge.card,
         payment: None,
@@ -145,6 +143,8 @@ async fn charge(
     if (entry.cents, &entry.card) != (asked.cents, &asked.card) {
         return Ok(refuse(StatusCode::UNPROCESSABLE_ENTITY, "mismatch"));
     }
+    let delay = lock(&service.faults).delay_ms;
+    tokio::time::sleep(Duration::from_millis(delay)).await;
     if new && take(&mut lock(&service.faults).drop) {
         let lost = std::io::Error::other("the answer is lost");
         let nothing = futures_util::stream::iter([Err::<&[u8], _>(lost)]);

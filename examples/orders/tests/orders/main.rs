@@ -37,12 +37,10 @@ async fn fifty_retries_at_once_make_one_order_and_one_payment() {
             .all(|answer| answer.as_replay() == first[0].as_replay())
     );
     assert_eq!(shop.balances(10).await, 1);
-    let order = get(&format!(
-        "{}{}",
-        shop.api.url,
-        first[0].location.clone().unwrap()
-    ))
-    .await;
+    let order_at = |path: &str| format!("{}{path}", shop.api.url);
+    let nowhere = get(&order_at("/orders/ord_0")).await;
+    assert_eq!(nowhere["code"], "no-such-order");
+    let order = get(&order_at(first[0].location.as_deref().unwrap())).await;
     assert_eq!(order, first[0].json());
 }
 
@@ -75,7 +73,7 @@ async fn killed_fifteen_times_under_load_it_loses_and_doubles_nothing() {
     shop.faults(json!({ "delay_ms": 5 })).await;
     let over = Arc::new(AtomicBool::new(false));
     let mut customers = JoinSet::new();
-    for who in 0..8 {
+    for who in 0..24 {
         let (customer, over) = (shop.customer(), Arc::clone(&over));
         customers.spawn(async move {
             let mut answers = Vec::new();
@@ -88,7 +86,7 @@ async fn killed_fifteen_times_under_load_it_loses_and_doubles_nothing() {
     }
     for _ in 0..15 {
         let chance = Nonce::random().unwrap().as_bytes()[0];
-        tokio::time::sleep(Duration::from_millis(u64::from(chance) / 2)).await;
+        tokio::time::sleep(Duration::from_millis(30 + u64::from(chance) / 2)).await;
         tokio::task::block_in_place(|| shop.kill_api());
     }
     over.store(true, Ordering::Relaxed);

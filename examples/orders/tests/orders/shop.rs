@@ -122,6 +122,7 @@ impl Answer {
 pub(crate) struct Shop {
     pub(crate) api: Program,
     pub(crate) payments: Program,
+    http: Client,
     /// Where the API is at present, for customers that outlive it.
     url: Arc<Mutex<String>>,
     database: String,
@@ -138,6 +139,7 @@ impl Shop {
         let flags: Vec<String> = flags.iter().map(|&flag| flag.into()).collect();
         let api = api(&database, &payments.url, &flags);
         let shop = Self {
+            http: Client::new(),
             url: Arc::new(Mutex::new(api.url.clone())),
             api,
             payments,
@@ -146,7 +148,7 @@ impl Shop {
             _folder: folder,
         };
         let tea = json!({ "stock": teas, "price": 450 });
-        let put = Client::new().put(format!("{}/inventory/tea", shop.api.url));
+        let put = shop.http.put(format!("{}/inventory/tea", shop.api.url));
         let filled = put.json(&tea).send().await.unwrap();
         assert_eq!(filled.status(), StatusCode::NO_CONTENT);
         shop
@@ -162,13 +164,13 @@ impl Shop {
 
     pub(crate) fn customer(&self) -> Customer {
         Customer {
-            http: Client::new(),
+            http: self.http.clone(),
             url: Arc::clone(&self.url),
         }
     }
 
     pub(crate) async fn faults(&self, faults: Value) {
-        let put = Client::new().put(format!("{}/faults", self.payments.url));
+        let put = self.http.put(format!("{}/faults", self.payments.url));
         let set = put.json(&faults).send().await.unwrap();
         assert_eq!(set.status(), StatusCode::NO_CONTENT);
     }
@@ -182,7 +184,7 @@ impl Shop {
     /// What was paid: key (an order's number) and number of each payment.
     pub(crate) async fn paid(&self) -> Vec<(String, String)> {
         let charges = get(&format!("{}/charges", self.payments.url)).await;
-        let text = |value: &Value| value.as_str().map(|text| text.trim_matches('"').to_owned());
+        let text = |value: &Value| value.as_str().map(str::to_owned);
         let charges = charges.as_array().unwrap().iter();
         charges
             .filter_map(|charge| Some((text(&charge["key"])?, text(&charge["payment"])?)))
