@@ -375,7 +375,7 @@ impl Store for FileStore {
         timeout: Duration,
     ) -> Result<Waited> {
         let waiter = self.shared.waiter(*identity);
-        let running = || {
+        let running = || -> Result<bool> {
             let state = self.shared.state();
             state.engine()?;
             Ok(state.open.get(identity).is_some_and(|entry| {
