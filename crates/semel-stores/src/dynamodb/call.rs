@@ -97,6 +97,14 @@ impl Table {
         }
     }
 
+    /// The table of this name with `suffix` behind it.
+    pub(super) fn beside(&self, suffix: &str) -> Self {
+        Self {
+            name: format!("{}{suffix}", self.name),
+            ..self.clone()
+        }
+    }
+
     /// One conditional write.
     pub(super) async fn update(
         &self,
@@ -104,6 +112,16 @@ impl Table {
         update: Update,
         returns: ReturnValue,
     ) -> Result<Written> {
+        Ok(self.update_told(digest, update, returns).await?.0)
+    }
+
+    /// The same, and whether a sending before the one that was answered may have had its effect.
+    pub(super) async fn update_told(
+        &self,
+        digest: &IdentityDigest,
+        update: Update,
+        returns: ReturnValue,
+    ) -> Result<(Written, bool)> {
         let request = self
             .client
             .update_item()
@@ -116,7 +134,10 @@ impl Table {
             .return_values(returns)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         let refused = match self.send(Does::Write, || request.clone().send()).await? {
-            Ok(output) => return Ok(Written::Yes(output.attributes.unwrap_or_default())),
+            Ok(output) => {
+                let written = Written::Yes(output.attributes.unwrap_or_default());
+                return Ok((written, false));
+            }
             Err(refused) => refused,
         };
         match refused.error {
@@ -126,7 +147,8 @@ impl Table {
                 match service.into_err() {
                     UpdateItemError::ConditionalCheckFailedException(failed) => {
                         // An item that is not there comes as none, or as one without attributes.
-                        Ok(Written::No(failed.item.filter(|item| !item.is_empty())))
+                        let found = failed.item.filter(|item| !item.is_empty());
+                        Ok((Written::No(found), refused.open))
                     }
                     other => Err(self.refusal(&other, Does::Write, refused.open)),
                 }

@@ -18,7 +18,7 @@ use super::url::is_table_name;
 pub(super) async fn connect(options: &DynamoDbOptions) -> Result<Table, StoreError> {
     if !is_table_name(&options.table) {
         return Err(config(
-            "a table's name is 3 to 255 of a-z, A-Z, 0-9, `_`, `-` and `.`",
+            "a table's name is 3 to 245 of a-z, A-Z, 0-9, `_`, `-` and `.`",
         ));
     }
     let loaded = match &options.sdk {

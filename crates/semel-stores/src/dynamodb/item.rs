@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn bytes(&self, name: &str) -> Result<&'a [u8]> {
+    pub(super) fn bytes(&self, name: &str) -> Result<&'a [u8]> {
         match self.wanted(name)? {
             AttributeValue::B(bytes) => Ok(bytes.as_ref()),
             _ => Err(corrupt(name)),
@@ -182,11 +182,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn token(&self) -> Result<Token> {
+    pub(super) fn nonce(&self) -> Result<Nonce> {
         let nonce = self.bytes(NONCE)?.try_into();
+        Ok(Nonce::from_bytes(nonce.map_err(|_| corrupt(NONCE))?))
+    }
+
+    fn token(&self) -> Result<Token> {
         Ok(Token {
             fence: Fence(self.number(FENCE)?),
-            nonce: Nonce::from_bytes(nonce.map_err(|_| corrupt(NONCE))?),
+            nonce: self.nonce()?,
         })
     }
 

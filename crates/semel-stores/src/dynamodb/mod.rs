@@ -28,6 +28,7 @@ mod schema;
 mod steps;
 mod update;
 mod url;
+mod versioned;
 mod watch;
 
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub const MAX_OUTCOME: usize = 380 * 1024;
 /// [`DynamoDbOptions`] for how it is opened.
 pub struct DynamoDbStore {
     table: Table,
+    versioned: Table,
     gate: Gate,
     waiters: Arc<Waiters>,
     seen: Sightings,
@@ -95,6 +97,7 @@ impl std::fmt::Debug for DynamoDbStore {
 impl DynamoDbStore {
     fn new(table: Table, clock: Option<Arc<dyn Clock>>, purging: Purging, for_tests: bool) -> Self {
         Self {
+            versioned: table.beside("-versioned"),
             table,
             gate: Gate::new("DynamoDB"),
             waiters: Arc::default(),

@@ -168,7 +168,7 @@ impl DynamoDbOptions {
         ))
     }
 
-    /// Makes the table if there is none, turns its TTL on, and notes the version in it. Safe to run
+    /// Makes the table, and `TABLE-versioned`, if there is none, turns its TTL on, and notes the version in it. Safe to run
     /// again, and by several at once.
     ///
     /// # Errors

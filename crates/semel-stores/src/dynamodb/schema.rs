@@ -50,14 +50,19 @@ fn other_version(table: &Table, found: u64) -> StoreError {
     ))
 }
 
-/// Makes the table where there is none. Each step may be done already, by a run before or by another
+/// Makes the tables where there are none. Each step may be done already, by a run before or by another
 /// at the same time.
 pub(super) async fn migrate(table: &Table) -> Result<Migrated> {
     let mut done = Vec::new();
-    if describe(table).await?.is_none() && create(table).await? {
-        done.push(format!("made the table `{}`", table.name));
+    let tables = [table, &table.beside("-versioned")];
+    for table in tables {
+        if describe(table).await?.is_none() && create(table).await? {
+            done.push(format!("made the table `{}`", table.name));
+        }
     }
-    wait_until_active(table).await?;
+    for table in tables {
+        wait_until_active(table).await?;
+    }
     match version(table).await? {
         Some(VERSION) => {
             return Ok(Migrated {

@@ -292,7 +292,7 @@ fn a_record(state: State, token: Token, steps: bool) -> Record {
     }
 }
 
-fn unsettled() -> StoreError {
+pub(super) fn unsettled() -> StoreError {
     StoreError::new(
         StoreErrorKind::NotApplied,
         format!("the record changed each of the {ROUNDS} times that it was looked at"),

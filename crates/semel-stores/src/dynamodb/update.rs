@@ -44,12 +44,12 @@ impl Update {
         self.names.insert(format!("#{name}"), name.to_owned());
     }
 
-    fn value(&mut self, name: &str, value: AttributeValue) {
+    pub(super) fn value(&mut self, name: &str, value: AttributeValue) {
         self.values.insert(format!(":{name}"), value);
     }
 
     /// Sets an attribute to what an expression says of its value.
-    fn set_to(&mut self, name: &str, value: AttributeValue, expression: &str) {
+    pub(super) fn set_to(&mut self, name: &str, value: AttributeValue, expression: &str) {
         self.name(name);
         self.value(name, value);
         let comma = if self.set.is_empty() { "" } else { ", " };
@@ -57,18 +57,18 @@ impl Update {
         let _ = write!(self.set, "{comma}#{name} = {expression}");
     }
 
-    fn set(&mut self, name: &str, value: AttributeValue) {
+    pub(super) fn set(&mut self, name: &str, value: AttributeValue) {
         self.set_to(name, value, &format!(":{name}"));
     }
 
-    fn remove(&mut self, name: &str) {
+    pub(super) fn remove(&mut self, name: &str) {
         self.name(name);
         let comma = if self.remove.is_empty() { "" } else { ", " };
         let _ = write!(self.remove, "{comma}#{name}");
     }
 
     /// "Never" is an attribute that is not there.
-    fn set_time(&mut self, name: &str, time: Timestamp) {
+    pub(super) fn set_time(&mut self, name: &str, time: Timestamp) {
         if time == Timestamp::MAX {
             self.remove(name);
         } else {
@@ -77,7 +77,7 @@ impl Update {
     }
 
     /// One more condition, which all others must hold with. Every `#name` in it is an attribute.
-    fn when(&mut self, condition: &str) {
+    pub(super) fn when(&mut self, condition: &str) {
         for word in condition.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '#') {
             if let Some(name) = word.strip_prefix('#') {
                 self.name(name);

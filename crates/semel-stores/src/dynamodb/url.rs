@@ -36,7 +36,7 @@ pub(super) fn parse(url: &str) -> Result<(DynamoDbOptions, Option<Schema>), Open
     let table = url.host_str().unwrap_or_default();
     if !is_table_name(table) {
         return invalid(
-            "is followed by the table's name, as in `dynamodb://semel`: 3 to 255 of a-z, A-Z, \
+            "is followed by the table's name, as in `dynamodb://semel`: 3 to 245 of a-z, A-Z, \
              0-9, `_`, `-` and `.`",
         );
     }
@@ -59,9 +59,9 @@ pub(super) fn parse(url: &str) -> Result<(DynamoDbOptions, Option<Schema>), Open
     Ok((options, schema))
 }
 
-/// Whether DynamoDB allows it.
+/// Whether DynamoDB allows it, with `-versioned` behind it.
 pub(super) fn is_table_name(name: &str) -> bool {
-    (3..=255).contains(&name.len())
+    (3..=245).contains(&name.len())
         && name
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))

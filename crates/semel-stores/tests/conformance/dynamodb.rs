@@ -6,8 +6,9 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use semel::conformance::{Bench, Factory, Failure};
 use semel_stores::dynamodb::Purging;
-use semel_stores::{DynamoDbOptions, Schema};
+use semel_stores::{DynamoDbOptions, DynamoDbStore, Schema};
 use semel_testkit::servers::{Kind, shared};
+use tempfile::TempDir;
 
 use super::trials;
 
@@ -17,14 +18,20 @@ pub(super) fn all() -> Vec<Trial> {
     let mut by_ttl = trials("dynamodb/ttl", DynamoDb(Purging::Ttl));
     by_ttl.retain(|trial| trial.name().contains("::expiry::"));
     all.extend(by_ttl);
+    all.extend(super::versioned::trials("dynamodb", versioned));
     all
 }
 
 #[derive(Clone, Copy)]
 struct DynamoDb(Purging);
 
-impl Factory for DynamoDb {
-    async fn open(&self) -> Result<Bench, Failure> {
+async fn versioned() -> Result<(DynamoDbStore, Option<TempDir>), Failure> {
+    let options = DynamoDb(Purging::Ttl).options()?;
+    Ok((options.schema(Schema::Create).open().await?, None))
+}
+
+impl DynamoDb {
+    fn options(self) -> Result<DynamoDbOptions, Failure> {
         static TABLES: AtomicU64 = AtomicU64::new(0);
         let url = shared(Kind::DynamoDb).map_err(|e| Failure::new(format!("{e:#}")))?;
         let number = TABLES.fetch_add(1, Ordering::Relaxed);
@@ -36,6 +43,13 @@ impl Factory for DynamoDb {
             // The emulator is slow, and has this machine's cores to share.
             .timeout(Duration::from_secs(30))
             .for_tests();
+        Ok(options)
+    }
+}
+
+impl Factory for DynamoDb {
+    async fn open(&self) -> Result<Bench, Failure> {
+        let options = self.options()?;
         let store = options.clone().schema(Schema::Create).open().await?;
         let other = options.open().await?;
         Ok(Bench::new(store)

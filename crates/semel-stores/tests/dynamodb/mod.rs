@@ -13,6 +13,7 @@ mod faults;
 mod leases;
 mod requests;
 mod schema;
+mod versioned;
 mod waiting;
 
 use std::io::{Read as _, Write as _};
