@@ -92,6 +92,7 @@ pub mod header;
 pub mod json;
 mod layer;
 mod policy;
+pub mod precondition;
 mod problem;
 mod replay;
 mod scope;

@@ -201,35 +201,49 @@ impl Docs {
     pub(crate) fn respond<R: http_body::Body>(&self, problem: Problem) -> Response<Body<R>> {
         let code = problem.code;
         let uri = format!("{}{}", self.type_base, code.as_str());
-        let text = serde_json::json!({
-            "type": uri,
-            "title": code.title(),
-            "status": code.status().as_u16(),
-            "detail": problem.detail,
-            "code": code.as_str(),
-        })
-        .to_string();
-        let mut response = Response::new(Body::whole(Bytes::from(text)));
-        *response.status_mut() = code.status();
-        let headers = response.headers_mut();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        let link = match &self.page {
-            Some(page) => Some(page.clone()),
-            None => link_to(&uri),
-        };
-        if let Some(link) = link {
-            headers.insert(LINK, link);
-        }
-        if let Some(after) = problem.retry_after {
-            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+        let (status, title) = (code.status(), code.title());
+        let after = problem.retry_after;
+        let mut response = write(&uri, code.as_str(), status, title, &problem.detail, after);
+        if let Some(page) = &self.page {
+            response.headers_mut().insert(LINK, page.clone());
         }
         response.extensions_mut().insert(problem);
-        response
+        response.map(Body::whole)
     }
+}
+
+/// A problem as it is sent, never cached.
+pub(crate) fn write(
+    uri: &str,
+    code: &str,
+    status: StatusCode,
+    title: &str,
+    detail: &str,
+    retry_after: Option<Duration>,
+) -> Response<Bytes> {
+    let text = serde_json::json!({
+        "type": uri,
+        "title": title,
+        "status": status.as_u16(),
+        "detail": detail,
+        "code": code,
+    })
+    .to_string();
+    let mut response = Response::new(Bytes::from(text));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("application/problem+json"),
+    );
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(link) = link_to(uri) {
+        headers.insert(LINK, link);
+    }
+    if let Some(after) = retry_after {
+        headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+    }
+    response
 }
 
 /// `<uri>; rel="describedby"`, where the URI can stand in a header field.
