@@ -66,7 +66,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 17] = [
+pub const SETTINGS: [Setting; 18] = [
     setting(
         "upstream",
         "URL",
@@ -121,9 +121,15 @@ pub const SETTINGS: [Setting; 17] = [
     ),
     setting(
         "on-lost",
-        "hold|retry",
+        "hold|retry|reconcile",
         Some("hold"),
-        "What becomes of an attempt whose outcome nobody knows: held until resolved, or run again",
+        "What becomes of an attempt whose outcome nobody knows: held until resolved, run again, or asked about",
+    ),
+    setting(
+        "reconciler",
+        "URL",
+        None,
+        "Whom to ask what became of a lost attempt, with --on-lost reconcile",
     ),
     setting(
         "max-body",
@@ -164,6 +170,34 @@ pub const SETTINGS: [Setting; 17] = [
         "LEVEL",
         Some("info"),
         "The least important lines logged: error, warn, info, debug or trace",
+    ),
+];
+
+/// The rest of the file's section `reconcile`, whose `url` is the setting `reconciler`.
+pub const RECONCILE: [Setting; 4] = [
+    setting(
+        "reconcile.attempts",
+        "N",
+        Some("20"),
+        "How often the reconciler is asked about one record in the background",
+    ),
+    setting(
+        "reconcile.pause",
+        "DUR",
+        Some("1s"),
+        "The pause after the first question in the background; each is twice as long, up to 5 min",
+    ),
+    setting(
+        "reconcile.timeout",
+        "DUR",
+        Some("5s"),
+        "How long a question may take",
+    ),
+    setting(
+        "reconcile.every",
+        "DUR",
+        Some("30s"),
+        "How often the store is asked for lost attempts",
     ),
 ];
 

@@ -6,12 +6,13 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use http::header::HeaderName;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::Authority;
 use semel::store::OnLapse;
 use tracing::Level;
 
-use crate::args::{SETTINGS, Setting};
+use crate::args::{RECONCILE, SETTINGS, Setting};
+use crate::reconcile::Settings;
 use crate::values;
 
 /// Everything that `semel serve` needs to know, validated.
@@ -35,6 +36,8 @@ pub struct Config {
     pub wait: Duration,
     /// What becomes of a lost attempt.
     pub on_lost: OnLapse,
+    /// Whom to ask about lost attempts, under [`OnLapse::Reconcile`].
+    pub reconcile: Option<Settings>,
     /// The largest body that is read whole, in bytes.
     pub max_body: usize,
     /// The field that names the principal.
@@ -99,7 +102,11 @@ struct Given {
 /// The values of all settings before they are understood: a flag beats the environment, which beats
 /// the file, which beats the default.
 #[derive(Debug)]
-pub struct Sources(BTreeMap<&'static str, Given>);
+pub struct Sources {
+    given: BTreeMap<&'static str, Given>,
+    // What is sent with every question to the reconciler.
+    headers: HeaderMap,
+}
 
 impl Sources {
     /// Collects what is said. `variable` looks into the environment, where an empty value counts as
@@ -112,6 +119,7 @@ impl Sources {
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, ConfigError> {
         let mut given = BTreeMap::new();
+        let mut headers = HeaderMap::new();
         let mut errors = Vec::new();
         for setting in &SETTINGS {
             let name = setting.variable();
@@ -137,11 +145,11 @@ impl Sources {
         }
         if let Some(Given { value: path, from }) = given.get("config").cloned() {
             match std::fs::read_to_string(&path) {
-                Ok(text) => read_file(&path, &text, &mut given, &mut errors),
+                Ok(text) => File::new(&path, &mut given, &mut headers, &mut errors).read(&text),
                 Err(error) => errors.push(format!("{from}: cannot read `{path}`: {error}")),
             }
         }
-        for setting in &SETTINGS {
+        for setting in SETTINGS.iter().chain(&RECONCILE) {
             if let Some(default) = setting.default {
                 given.entry(setting.name).or_insert_with(|| Given {
                     value: default.to_owned(),
@@ -150,7 +158,7 @@ impl Sources {
             }
         }
         if errors.is_empty() {
-            Ok(Self(given))
+            Ok(Self { given, headers })
         } else {
             Err(ConfigError(errors))
         }
@@ -166,7 +174,7 @@ impl Sources {
             errors: Vec::new(),
         };
         let upstream = reader.read("upstream", values::upstream);
-        if !self.0.contains_key("upstream") {
+        if !self.given.contains_key("upstream") {
             reader.errors.push(
                 "--upstream is required: where do requests go? For instance http://127.0.0.1:9000"
                     .to_owned(),
@@ -179,6 +187,8 @@ impl Sources {
             reader.errors.push(message);
         }
         let timeout = reader.read("upstream-timeout", values::duration);
+        let on_lost = reader.read("on-lost", values::on_lost);
+        let reconcile = reader.reconcile(on_lost);
         let config = Config {
             // Whatever is missing here has its message among the errors.
             upstream: upstream.unwrap_or_else(|| Authority::from_static("missing")),
@@ -191,7 +201,8 @@ impl Sources {
             lease: reader.read("lease", values::lease).unwrap_or_default(),
             ttl: reader.read("ttl", values::positive).unwrap_or_default(),
             wait: reader.read("wait", values::duration).unwrap_or_default(),
-            on_lost: reader.read("on-lost", values::on_lost).unwrap_or_default(),
+            on_lost: on_lost.unwrap_or_default(),
+            reconcile,
             max_body: reader.read("max-body", values::size).unwrap_or_default(),
             scope_header: reader.read("scope-header", values::principal_field),
             require_principal: reader
@@ -228,51 +239,131 @@ impl Sources {
 
     /// Every setting with its value and where it comes from, for people.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        SETTINGS.iter().filter_map(|setting| {
-            let Given { value, from } = self.0.get(setting.name)?;
+        let asked = self
+            .given
+            .get("on-lost")
+            .is_some_and(|set| set.value == "reconcile");
+        let settings = SETTINGS
+            .iter()
+            .chain(RECONCILE.iter().filter(move |_| asked));
+        let lines = settings.filter_map(|setting| {
+            let Given { value, from } = self.given.get(setting.name)?;
             let value = match setting.name {
                 "store" => StoreUrl(value.clone()).to_string(),
+                "reconciler" => without_query(value),
                 _ => value.clone(),
             };
-            Some(format!("{:<17} {value}  ({from})", setting.name))
-        })
+            Some(format!("{:<18} {value}  ({from})", setting.name))
+        });
+        // Values may be passwords.
+        let names = self.headers.keys();
+        lines.chain(names.map(|name| format!("{:<18} {name}: …", "reconcile.headers")))
     }
 }
 
-fn read_file(
-    path: &str,
-    text: &str,
-    given: &mut BTreeMap<&'static str, Given>,
-    errors: &mut Vec<String>,
-) {
-    let table = match text.parse::<toml::Table>() {
-        Ok(table) => table,
-        Err(error) => {
-            errors.push(format!("{path}: {}", error.to_string().trim_end()));
-            return;
+fn without_query(url: &str) -> String {
+    match url.split_once('?') {
+        Some((url, _)) => format!("{url}?…"),
+        None => url.to_owned(),
+    }
+}
+
+/// The configuration file, and where what it says goes.
+struct File<'a> {
+    path: &'a str,
+    given: &'a mut BTreeMap<&'static str, Given>,
+    headers: &'a mut HeaderMap,
+    errors: &'a mut Vec<String>,
+}
+
+impl<'a> File<'a> {
+    const fn new(
+        path: &'a str,
+        given: &'a mut BTreeMap<&'static str, Given>,
+        headers: &'a mut HeaderMap,
+        errors: &'a mut Vec<String>,
+    ) -> Self {
+        Self {
+            path,
+            given,
+            headers,
+            errors,
         }
-    };
-    for (key, value) in table {
-        let setting = SETTINGS
-            .iter()
-            .find(|s| s.name == key && s.name != "config");
-        let Some(Setting { name, .. }) = setting else {
-            errors.push(format!("{path}: there is no setting `{key}`"));
-            continue;
+    }
+
+    fn read(mut self, text: &str) {
+        let table = match text.parse::<toml::Table>() {
+            Ok(table) => table,
+            Err(error) => return self.error(error.to_string().trim_end()),
         };
+        for (key, value) in table {
+            let setting = SETTINGS
+                .iter()
+                .find(|s| s.name == key && s.name != "config");
+            match (setting, value) {
+                (Some(Setting { name, .. }), value) => self.set(name, &key, value),
+                (None, toml::Value::Table(section)) if key == "reconcile" => {
+                    self.reconcile(section);
+                }
+                (None, _) if key == "reconcile" => self.error("`reconcile` must be a section"),
+                (None, _) => self.error(&format!("there is no setting `{key}`")),
+            }
+        }
+    }
+
+    /// The section `reconcile`.
+    fn reconcile(&mut self, section: toml::Table) {
+        for (key, value) in section {
+            let name = format!("reconcile.{key}");
+            let setting = RECONCILE.iter().find(|s| s.name == name);
+            match (setting, value) {
+                (Some(setting), value) => self.set(setting.name, &name, value),
+                (None, value) if key == "url" => self.set("reconciler", &name, value),
+                (None, toml::Value::Table(fields)) if key == "headers" => {
+                    for (field, value) in fields {
+                        self.header(&field, &value);
+                    }
+                }
+                (None, _) if key == "headers" => {
+                    self.error("`reconcile.headers` must be a section");
+                }
+                (None, _) => self.error(&format!("there is no setting `{name}`")),
+            }
+        }
+    }
+
+    fn header(&mut self, field: &str, value: &toml::Value) {
+        let name = HeaderName::from_bytes(field.as_bytes());
+        let value = value.as_str().map(HeaderValue::from_str);
+        match (name, value) {
+            (Ok(name), Some(Ok(mut value))) => {
+                value.set_sensitive(true);
+                self.headers.append(name, value);
+            }
+            (Err(_), _) => self.error(&format!("reconcile.headers: `{field}` cannot be a field")),
+            (Ok(_), _) => {
+                let message = "reconcile.headers: a field's value must be a text on one line";
+                self.error(message);
+            }
+        }
+    }
+
+    fn set(&mut self, name: &'static str, key: &str, value: toml::Value) {
         let value = match value {
             toml::Value::String(value) => value,
             toml::Value::Integer(value) => value.to_string(),
             toml::Value::Boolean(value) => value.to_string(),
             _ => {
-                errors.push(format!(
-                    "{path}: `{key}` must be a text, a number or true or false"
-                ));
-                continue;
+                let message = format!("`{key}` must be a text, a number or true or false");
+                return self.error(&message);
             }
         };
-        let from = format!("{path}: {key}");
-        given.entry(name).or_insert(Given { value, from });
+        let from = format!("{}: {key}", self.path);
+        self.given.entry(name).or_insert(Given { value, from });
+    }
+
+    fn error(&mut self, message: &str) {
+        self.errors.push(format!("{}: {message}", self.path));
     }
 }
 
@@ -287,7 +378,7 @@ impl Reader<'_> {
         name: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
-        let Given { value, from } = self.sources.0.get(name)?;
+        let Given { value, from } = self.sources.given.get(name)?;
         match parse(value) {
             Ok(value) => Some(value),
             Err(reason) => {
@@ -295,5 +386,35 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    /// Whom to ask about lost attempts; nobody, unless that is the policy.
+    fn reconcile(&mut self, on_lost: Option<OnLapse>) -> Option<Settings> {
+        let url = self.read("reconciler", values::endpoint);
+        let attempts = self.read("reconcile.attempts", values::count);
+        let pause = self.read("reconcile.pause", values::positive);
+        let timeout = self.read("reconcile.timeout", values::positive);
+        let every = self.read("reconcile.every", values::positive);
+        let given = self.sources.given.contains_key("reconciler");
+        match (on_lost, given) {
+            (Some(OnLapse::Reconcile), false) => self.errors.push(
+                "--on-lost reconcile needs --reconciler: who is asked what happened? For instance \
+                 http://127.0.0.1:9100/reconcile"
+                    .to_owned(),
+            ),
+            (Some(OnLapse::Hold | OnLapse::Retry), true) => {
+                let message = "--reconciler is asked with --on-lost reconcile only";
+                self.errors.push(message.to_owned());
+            }
+            _ => {}
+        }
+        Some(Settings {
+            url: url?,
+            headers: self.sources.headers.clone(),
+            attempts: attempts?,
+            pause: pause?,
+            timeout: timeout?,
+            every: every?,
+        })
     }
 }

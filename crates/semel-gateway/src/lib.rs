@@ -14,6 +14,7 @@ mod headers;
 pub mod metrics;
 mod problem;
 pub mod proxy;
+pub mod reconcile;
 pub mod serve;
 pub mod stack;
 mod values;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{Request, Response};
 use prometheus_client::encoding::text;
@@ -10,13 +11,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use semel::guard::{Event, Observer};
+use semel::guard::{Event, Observer, Tally};
 use tokio::time::Instant;
 use tower_service::Service;
 
 type Label = [(&'static str, &'static str); 1];
 
 /// Every metric of the gateway.
+#[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     events: Family<Label, Counter>,
@@ -26,6 +28,10 @@ pub struct Metrics {
     in_flight: Gauge,
     running: Gauge,
     purged: Counter,
+    reconcile_questions: Family<Label, Counter>,
+    reconcile_time: Histogram,
+    reconcile_pending: Gauge,
+    reconcile_given_up: Gauge,
 }
 
 impl Metrics {
@@ -41,6 +47,10 @@ impl Metrics {
             in_flight: Gauge::default(),
             running: Gauge::default(),
             purged: Counter::default(),
+            reconcile_questions: Family::default(),
+            reconcile_time: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
+            reconcile_pending: Gauge::default(),
+            reconcile_given_up: Gauge::default(),
         };
         // A counter that is there from the start can be told from one that was lost.
         for event in Event::ALL {
@@ -82,6 +92,26 @@ impl Metrics {
             "Records removed after their retention",
             metrics.purged.clone(),
         );
+        registry.register(
+            "reconcile_questions",
+            "Questions to the reconciler about lost attempts, by what they led to",
+            metrics.reconcile_questions.clone(),
+        );
+        registry.register(
+            "reconcile_duration_seconds",
+            "Time from a question to the reconciler to its answer",
+            metrics.reconcile_time.clone(),
+        );
+        registry.register(
+            "reconcile_pending",
+            "Lost attempts about which the reconciler will be asked again",
+            metrics.reconcile_pending.clone(),
+        );
+        registry.register(
+            "reconcile_given_up",
+            "Lost attempts about which the reconciler was asked often enough: an operator has to look",
+            metrics.reconcile_given_up.clone(),
+        );
         metrics
     }
 
@@ -103,6 +133,22 @@ impl Metrics {
 
     pub(crate) fn purged(&self, records: usize) {
         self.purged.inc_by(records as u64);
+    }
+
+    pub(crate) fn reconcile_question(&self, answer: &'static str) {
+        self.reconcile_questions
+            .get_or_create(&[("answer", answer)])
+            .inc();
+    }
+
+    pub(crate) fn reconcile_answered(&self, took: Duration) {
+        self.reconcile_time.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn reconcile_left(&self, tally: Tally) {
+        let number = |records| i64::try_from(records).unwrap_or(i64::MAX);
+        self.reconcile_pending.set(number(tally.pending));
+        self.reconcile_given_up.set(number(tally.given_up));
     }
 }
 

@@ -17,6 +17,7 @@ use crate::body::Body;
 use crate::config::Config;
 use crate::metrics::{Measured, Metrics};
 use crate::proxy::Proxy;
+use crate::reconcile::{Endpoint, Watching};
 
 /// How long a client may be silent within a body.
 const CLIENT_SILENCE: Duration = Duration::from_secs(30);
@@ -35,10 +36,16 @@ pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> Idem
     }
     let layer = IdempotencyLayer::new(store)
         .with_policy(policy)
-        .with_observer(metrics)
+        .with_observer(Arc::new(Watching(Arc::clone(&metrics))))
         .with_max_request_body(config.max_body)
         .with_max_response_body(config.max_body)
         .with_principal_required(config.require_principal);
+    let layer = match &config.reconcile {
+        Some(settings) => layer
+            .with_reconciler(Arc::new(Endpoint::new(settings, config.max_body, metrics)))
+            .with_reconcile_options(settings.in_line()),
+        None => layer,
+    };
     match &config.scope_header {
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,

@@ -114,7 +114,46 @@ pub(crate) fn on_lost(value: &str) -> Result<OnLapse, String> {
     match value {
         "hold" => Ok(OnLapse::Hold),
         "retry" => Ok(OnLapse::Retry),
-        _ => Err(format!("`{value}` is neither hold nor retry")),
+        "reconcile" => Ok(OnLapse::Reconcile),
+        _ => Err(format!("`{value}` is none of hold, retry and reconcile")),
+    }
+}
+
+/// The URL of an endpoint of the operator's own. The messages show nothing of it: it may hold a
+/// password.
+pub(crate) fn endpoint(value: &str) -> Result<Uri, String> {
+    let example = "write it like http://127.0.0.1:9100/reconcile";
+    let uri: Uri = value
+        .parse()
+        .map_err(|error| format!("not a URL ({error}); {example}"))?;
+    match uri.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTP => {}
+        Some(scheme) if *scheme == Scheme::HTTPS => {
+            return Err("TLS to the reconciler is not there yet; use http://".to_owned());
+        }
+        Some(_) => return Err(format!("only http:// is supported; {example}")),
+        None => return Err(format!("the scheme is missing; {example}")),
+    }
+    let Some(authority) = uri.authority().filter(|a| !a.host().is_empty()) else {
+        return Err(format!("the host is missing; {example}"));
+    };
+    if authority.as_str().contains('@') {
+        return Err(
+            "a user name or password in the URL is not supported; send a field, with \
+             [reconcile.headers]"
+                .to_owned(),
+        );
+    }
+    if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
+        return Err(format!("the port is not one; {example}"));
+    }
+    Ok(uri)
+}
+
+pub(crate) fn count(value: &str) -> Result<u32, String> {
+    match value.parse() {
+        Ok(0) | Err(_) => Err(format!("`{value}` is not a number from 1")),
+        Ok(count) => Ok(count),
     }
 }
 

@@ -85,7 +85,14 @@ impl<S: Store> Run<S> {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
         parts.extensions.insert(self.identity.clone());
-        let mut attempt = match self.guard.begin(&self.identity, self.fingerprint).await {
+        let begun = {
+            let about = || Some(format!("{} {}", parts.method, parts.uri.path()).into());
+            let begin = self
+                .guard
+                .begin_about(&self.identity, self.fingerprint, &about);
+            begin.await
+        };
+        let mut attempt = match begun {
             Ok(Begin::Acquired(attempt)) => attempt,
             Ok(Begin::Unprotected(_)) => {
                 let request = Request::from_parts(parts, B::from(body));

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http::header::HeaderName;
 use http::{request, response};
 use semel::guard::{
-    Guard, InFlight, Observer, OnPanic, Policy, Reconciler, StoreDown, TransactOptions,
+    Guard, InFlight, Observer, OnPanic, Policy, ReconcileOptions, Reconciler, StoreDown,
+    TransactOptions,
 };
 use semel::store::{OnLapse, Retention};
 use semel::transaction::Transactional;
@@ -34,6 +35,7 @@ pub struct IdempotencyLayer<S> {
     policy: Policy,
     observer: Option<Arc<dyn Observer>>,
     reconciler: Option<Arc<dyn Reconciler>>,
+    reconcile_options: ReconcileOptions,
     guard: Guard<Arc<S>>,
     config: Arc<Config>,
     transactions: Option<Arc<dyn Transactions<S>>>,
@@ -50,6 +52,7 @@ impl<S: Store> IdempotencyLayer<S> {
             policy,
             observer: None,
             reconciler: None,
+            reconcile_options: ReconcileOptions::in_line(),
             config: Arc::default(),
             transactions: None,
         }
@@ -130,9 +133,19 @@ impl<S: Store> IdempotencyLayer<S> {
         self.guarded(|layer| layer.observer = Some(observer))
     }
 
-    /// Who is asked what became of a lost attempt, under [`OnLapse::Reconcile`].
+    /// Who is asked what became of a lost attempt, under [`OnLapse::Reconcile`]: by requests, and
+    /// by a [`Background`](semel::guard::Background) over the layer's [`guard`](Self::guard). Where
+    /// it says that the operation happened it gives the answer: see
+    /// [`outcome_of_response`](crate::outcome_of_response). While nobody knows, requests are
+    /// answered 409 `outcome-unknown`.
     pub fn with_reconciler(self, reconciler: Arc<dyn Reconciler>) -> Self {
         self.guarded(|layer| layer.reconciler = Some(reconciler))
+    }
+
+    /// How often a request has the reconciler asked before it is answered `outcome-unknown`, and
+    /// how long each question may take. [`ReconcileOptions::in_line`] unless set.
+    pub fn with_reconcile_options(self, options: ReconcileOptions) -> Self {
+        self.guarded(|layer| layer.reconcile_options = options)
     }
 
     /// The field that carries the key. `Idempotency-Key` unless set.
@@ -273,7 +286,9 @@ impl<S: Store> IdempotencyLayer<S> {
             guard = guard.with_observer(Arc::clone(observer));
         }
         if let Some(reconciler) = &self.reconciler {
-            guard = guard.with_reconciler(Arc::clone(reconciler));
+            guard = guard
+                .with_reconciler(Arc::clone(reconciler))
+                .with_reconcile_options(self.reconcile_options.clone());
         }
         self.guard = guard;
         self
@@ -300,6 +315,7 @@ impl<S> Clone for IdempotencyLayer<S> {
             policy: self.policy,
             observer: self.observer.clone(),
             reconciler: self.reconciler.clone(),
+            reconcile_options: self.reconcile_options.clone(),
             guard: self.guard.clone(),
             config: Arc::clone(&self.config),
             transactions: self.transactions.clone(),

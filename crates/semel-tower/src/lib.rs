@@ -109,7 +109,7 @@ pub use header::Syntax;
 pub use layer::IdempotencyLayer;
 pub use policy::Disposition;
 pub use problem::{Problem, ProblemCode};
-pub use replay::{BODY_OMITTED, PROTECTED};
+pub use replay::{BODY_OMITTED, PROTECTED, outcome_of_response};
 pub use semel::guard::AttemptInfo;
 pub use service::Idempotency;
 pub use transact::{RunAgain, TransactionHandle};

@@ -48,6 +48,30 @@ pub(crate) fn mark_unprotected(headers: &mut HeaderMap) {
     headers.insert(PROTECTED, FALSE);
 }
 
+/// The outcome that the layer would have kept of this answer, for those who record one in its place:
+/// a [`Reconciler`](semel::guard::Reconciler), an operator. Replayed like any other. Without `body`
+/// replays say that it was not kept.
+///
+/// ```
+/// # use http::{Response, header};
+/// let (head, body) = Response::builder()
+///     .status(201)
+///     .header(header::CONTENT_TYPE, "application/json")
+///     .body("{\"id\":7}".into())?
+///     .into_parts();
+/// let outcome = semel_tower::outcome_of_response(&head, Some(&body));
+/// assert_eq!((outcome.code(), outcome.body()), (201, Some(body)));
+/// # Ok::<_, http::Error>(())
+/// ```
+pub fn outcome_of_response(parts: &response::Parts, body: Option<&Bytes>) -> Outcome {
+    let kind = match (body, parts.status.as_u16()) {
+        (None, _) => OutcomeKind::Omitted,
+        (_, 400..) => OutcomeKind::Failure,
+        _ => OutcomeKind::Success,
+    };
+    outcome_of(kind, parts, body, &[])
+}
+
 /// What is kept of a response. `body` is `None` where it is omitted.
 pub(crate) fn outcome_of(
     kind: OutcomeKind,

@@ -22,7 +22,7 @@ use crate::admin::{self, Admin};
 use crate::config::{Config, Sources};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
-use crate::{serve, stack};
+use crate::{reconcile, serve, stack};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,6 +109,10 @@ async fn gateway(config: &Config) -> Result<(), Error> {
             tracing::error!("admin: {error}");
         }
     });
+    let reconciling = config.reconcile.clone().map(|settings| {
+        let guard = layer.guard().clone();
+        tokio::spawn(reconcile::run(guard, settings, Arc::clone(&metrics)))
+    });
     let purger = Purger::new(store.clone());
     let purging = tokio::spawn(purger.run(move |purged| match purged {
         Ok(removed) => metrics.purged(removed),
@@ -137,6 +141,9 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         () = &mut out_of_time => false,
     };
     purging.abort();
+    if let Some(reconciling) = reconciling {
+        reconciling.abort();
+    }
     let running = layer.guard().running();
     // Clients that do not read their answers are no reason to complain.
     if !finished && running > 0 {

@@ -110,8 +110,8 @@ fn each_wrong_value_has_one_clear_message() {
         ("wait", "soon", "--wait: `soon` is not a duration"),
         (
             "on-lost",
-            "reconcile",
-            "--on-lost: `reconcile` is neither hold nor retry",
+            "never",
+            "--on-lost: `never` is none of hold, retry and reconcile",
         ),
         ("max-body", "1 apple", "--max-body: `1 apple` is not a size"),
         ("max-body", "0", "--max-body: must be larger than nothing"),
@@ -209,6 +209,93 @@ fn files_that_are_not_right_are_refused() {
             "{messages:?}"
         );
     }
+}
+
+#[test]
+fn who_is_asked_goes_with_the_policy() {
+    let asked = "--reconciler=http://u:secret@a";
+    for (flags, message) in [
+        (
+            &["--on-lost=reconcile"][..],
+            "--on-lost reconcile needs --reconciler",
+        ),
+        (
+            &["--reconciler=http://a/b"],
+            "--reconciler is asked with --on-lost reconcile only",
+        ),
+        (
+            &["--on-lost=reconcile", asked],
+            "--reconciler: a user name or password",
+        ),
+        (
+            &["--on-lost=reconcile", "--reconciler=https://a"],
+            "--reconciler: TLS to the reconciler is not there yet",
+        ),
+        (
+            &["--on-lost=reconcile", "--reconciler=127.0.0.1:9100"],
+            "--reconciler: the scheme is missing",
+        ),
+        (
+            &["--on-lost=reconcile", "--reconciler=http://a:0/"],
+            "--reconciler: the port is not one",
+        ),
+    ] {
+        let messages = errors(&[&UPSTREAM[..], flags].concat(), &[]);
+        assert_eq!(messages.len(), 1, "{flags:?}: {messages:?}");
+        assert!(messages[0].starts_with(message), "{messages:?}");
+        assert!(!messages[0].contains("secret"), "{messages:?}");
+    }
+}
+
+#[test]
+fn the_section_reconcile() {
+    let section = "on-lost = \"reconcile\"\n[reconcile]\nurl = \"http://a:1/b?token=secret\"\n";
+    let flags = |file: &tempfile::NamedTempFile| {
+        let path = file.path().to_str().unwrap().to_owned();
+        ["--upstream=http://a", "--config", path.leak()]
+    };
+    for (more, message) in [
+        ("attempts = 0", "reconcile.attempts: `0` is not a number"),
+        ("pause = \"0s\"", "reconcile.pause: must be longer"),
+        (
+            "timeout = \"x\"",
+            "reconcile.timeout: `x` is not a duration",
+        ),
+        ("every = [1]", "`reconcile.every` must be a text"),
+        ("evry = \"1s\"", "there is no setting `reconcile.evry`"),
+        ("headers = 1", "`reconcile.headers` must be a section"),
+        ("headers = { x = 1 }", "reconcile.headers: a field's value"),
+        (
+            "headers = { x = \"secret\\n\" }",
+            "reconcile.headers: a field's value",
+        ),
+        (
+            "headers = { \"a b\" = \"secret\" }",
+            "reconcile.headers: `a b` cannot be",
+        ),
+    ] {
+        let file = file(&format!("{section}{more}\n"));
+        let messages = errors(&flags(&file), &[]);
+        let expected = format!("{}: {message}", file.path().display());
+        assert!(messages[0].starts_with(&expected), "{messages:?}");
+        assert!(!messages[0].contains("secret"), "{messages:?}");
+    }
+    let file = file(&format!(
+        "{section}attempts = 7\nheaders = {{ Authorization = \"Bearer secret\" }}\n"
+    ));
+    let output = semel("check", &flags(&file), &[]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let path = file.path().display();
+    for line in [
+        format!("reconciler         http://a:1/b?…  ({path}: reconcile.url)"),
+        format!("reconcile.attempts 7  ({path}: reconcile.attempts)"),
+        "reconcile.timeout  5s  (default)".to_owned(),
+        "reconcile.headers  authorization: …".to_owned(),
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+    }
+    assert!(!text.contains("secret"), "{text}");
 }
 
 #[test]

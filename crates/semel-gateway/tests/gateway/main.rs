@@ -15,6 +15,7 @@ mod demo;
 mod documentation;
 mod lifecycle;
 mod once;
+mod reconcile;
 mod scope;
 mod stores;
 mod support;

@@ -326,6 +326,36 @@ async fn row_43_or_to_ask_a_reconciler() {
     assert_eq!(app.execs(), 0);
 }
 
+/// Says what it was asked about, and nothing of what happened.
+#[derive(Default)]
+struct Clueless(std::sync::Mutex<Vec<Option<String>>>);
+
+impl semel::guard::Reconciler for Clueless {
+    fn reconcile<'a>(&'a self, case: &'a semel::guard::Case<'_>) -> semel::guard::Answered<'a> {
+        self.0.lock().unwrap().push(case.about.map(str::to_owned));
+        Box::pin(std::future::ready(Ok(Finding::StillUnknown.into())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_43_who_may_not_know_either() {
+    let store = Memory::default();
+    crashed(&store).await;
+    let clueless = Arc::new(Clueless::default());
+    let options = semel::guard::ReconcileOptions::in_line().with_attempts(2);
+    let layer = layer_over(&store)
+        .with_on_lapse(OnLapse::Reconcile)
+        .with_reconciler(clueless.clone())
+        .with_reconcile_options(options);
+    let app = App::orders(layer);
+    sleep(31 * SECOND).await;
+    let answer = app.send(Call::order()).await;
+    answer.assert_problem(409, "outcome-unknown");
+    let asked = clueless.0.lock().unwrap().clone();
+    assert_eq!(asked, [(); 2].map(|()| Some("POST /orders".to_owned())));
+    assert_eq!(app.execs(), 0);
+}
+
 #[tokio::test]
 async fn row_43_a_handler_may_say_that_it_does_not_know() {
     let app = App::answering(layer(), |_| {

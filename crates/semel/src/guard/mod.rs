@@ -214,6 +214,20 @@ impl<S: Store> Guard<S> {
         identity: &Identity,
         fingerprint: Fingerprint,
     ) -> Result<Begin<S>, StoreError> {
+        self.begin_about(identity, fingerprint, &|| None).await
+    }
+
+    /// [`begin`](Self::begin) for callers who can say more of what is asked for than the identity
+    /// does: see [`Case::about`]. `about` is called only where a reconciler is asked.
+    ///
+    /// # Errors
+    /// See [`begin`](Self::begin).
+    pub async fn begin_about(
+        &self,
+        identity: &Identity,
+        fingerprint: Fingerprint,
+        about: &(dyn Fn() -> Option<Box<str>> + Sync),
+    ) -> Result<Begin<S>, StoreError> {
         let policy = &self.0.policy;
         self.begin_with(identity, fingerprint, policy.on_lapse, policy.in_flight)
             .await
@@ -274,7 +288,7 @@ impl<S: Store> Guard<S> {
                     // Each attempt is asked about once: the answer may be that nobody knows.
                     if on_lapse == OnLapse::Reconcile
                         && asked_about.replace(fence) != Some(fence)
-                        && self.reconcile(identity, fence).await
+                        && self.reconcile(identity, fence, about).await
                     {
                         continue;
                     }

@@ -19,6 +19,7 @@ const LONGEST_REASON: usize = 500;
 pub(super) struct Question<'a> {
     pub(super) digest: &'a IdentityDigest,
     pub(super) key: Option<&'a Key>,
+    pub(super) about: Option<&'a str>,
     /// The attempt that it is about.
     pub(super) fence: Fence,
     /// From 1.
@@ -36,6 +37,7 @@ impl<'a> Question<'a> {
         Self {
             digest,
             key: None,
+            about: None,
             fence,
             asked,
             background: true,
@@ -104,9 +106,12 @@ impl<S: Store> Guard<S> {
                 return Reply::NotAsked;
             }
         };
-        let case = Case::of(&entry)
-            .with_key(question.key)
-            .asked(question.asked);
+        let case = Case {
+            key: question.key,
+            about: question.about,
+            asked: question.asked,
+            ..Case::of(&entry)
+        };
         self.observe(Event::ReconcileAsked);
         let asking = caught(async { reconciler.reconcile(&case).await });
         let failure;

@@ -17,6 +17,9 @@ pub struct Case<'a> {
     /// The whole key, where a caller in line brought it. In the background there is none: stores
     /// keep a hint only (R12).
     pub key: Option<&'a Key>,
+    /// What a caller in line says that was asked for, beyond the identity: over HTTP method and
+    /// path. In the background there is none.
+    pub about: Option<&'a str>,
     /// The start of the key.
     pub key_hint: &'a str,
     /// The attempt's fence, as the services downstream have seen it.
@@ -41,6 +44,7 @@ impl<'a> Case<'a> {
             scope: &label.scope,
             operation: &label.operation,
             key: None,
+            about: None,
             key_hint: &label.key_hint,
             fence: record.token.fence,
             attempt: record.attempt,
@@ -54,11 +58,6 @@ impl<'a> Case<'a> {
     #[must_use]
     pub const fn with_key(mut self, key: Option<&'a Key>) -> Self {
         self.key = key;
-        self
-    }
-
-    pub(super) const fn asked(mut self, asked: u32) -> Self {
-        self.asked = asked;
         self
     }
 

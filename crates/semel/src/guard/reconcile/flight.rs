@@ -20,11 +20,16 @@ pub(in super::super) type Flights =
 
 impl<S: Store> Guard<S> {
     /// Whether the record changed, so that another claim is worth it.
-    pub(in super::super) async fn reconcile(&self, identity: &Identity, fence: Fence) -> bool {
+    pub(in super::super) async fn reconcile(
+        &self,
+        identity: &Identity,
+        fence: Fence,
+        about: &(dyn Fn() -> Option<Box<str>> + Sync),
+    ) -> bool {
         let Some(reconciler) = &self.0.reconciler else {
             return false;
         };
-        let mut answer = self.join(reconciler, identity, fence);
+        let mut answer = self.join(reconciler, identity, fence, about);
         let changed = answer.wait_for(Option::is_some).await;
         // No answer: the runtime is shutting down.
         changed.is_ok_and(|changed| *changed == Some(true))
@@ -41,6 +46,7 @@ impl<S: Store> Guard<S> {
         reconciler: &Arc<dyn Reconciler>,
         identity: &Identity,
         fence: Fence,
+        about: &(dyn Fn() -> Option<Box<str>> + Sync),
     ) -> watch::Receiver<Option<bool>> {
         let flight = (*identity.digest(), fence);
         let mut flights = self.0.flights.lock();
@@ -51,7 +57,7 @@ impl<S: Store> Guard<S> {
         let (tell, answer) = watch::channel(None);
         vacant.insert(answer.clone());
         let (guard, reconciler) = (self.clone(), Arc::clone(reconciler));
-        let identity = identity.clone();
+        let (identity, about) = (identity.clone(), about());
         tokio::spawn(async move {
             let landing = Landing {
                 guard: &guard,
@@ -60,6 +66,7 @@ impl<S: Store> Guard<S> {
             let question = Question {
                 digest: identity.digest(),
                 key: Some(identity.key()),
+                about: about.as_deref(),
                 fence,
                 asked: 1,
                 background: false,

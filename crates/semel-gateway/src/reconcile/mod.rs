@@ -1,0 +1,208 @@
+//! Lost attempts: asking the operator's endpoint what became of them, in line and in the background.
+//! `docs/unknown.md` describes the endpoint for who writes it.
+
+mod answer;
+mod question;
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT};
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use semel::Store;
+use semel::guard::{
+    Answer, Answered, Background, Case, Event, Guard, Observer, ReconcileOptions, Reconciled,
+    Reconciler,
+};
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+
+/// What every request of the gateway is claimed as; the layer's name for it.
+const OPERATION: &str = "http";
+/// How long making a connection may take; less where a question may take less.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a request asks before it is answered `outcome-unknown`.
+const IN_LINE: u32 = 3;
+
+/// Whom to ask, and how.
+#[derive(Clone)]
+pub struct Settings {
+    /// The endpoint.
+    pub url: Uri,
+    /// Sent with every question; may hold a password.
+    pub headers: HeaderMap,
+    /// How often it is asked about one record in the background.
+    pub attempts: u32,
+    /// The first pause between two questions in the background.
+    pub pause: Duration,
+    /// How long a question may take.
+    pub timeout: Duration,
+    /// How often the store is asked for lost attempts.
+    pub every: Duration,
+}
+
+impl Settings {
+    // Without its query, in which people put passwords.
+    fn name(&self) -> String {
+        let host = self.url.authority().map_or("", |host| host.as_str());
+        format!("http://{host}{}", self.url.path())
+    }
+
+    /// For a request, whose client waits.
+    pub fn in_line(&self) -> ReconcileOptions {
+        ReconcileOptions::in_line()
+            .with_attempts(self.attempts.min(IN_LINE))
+            .with_timeout(self.timeout)
+            .with_by(self.name())
+    }
+
+    fn in_background(&self) -> ReconcileOptions {
+        ReconcileOptions::background()
+            .with_attempts(self.attempts)
+            .with_pause(self.pause)
+            .with_timeout(self.timeout)
+            .with_by(self.name())
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("url", &self.name())
+            .field("attempts", &self.attempts)
+            .field("pause", &self.pause)
+            .field("timeout", &self.timeout)
+            .field("every", &self.every)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The operator's endpoint.
+pub struct Endpoint {
+    client: Client<HttpConnector, Full<Bytes>>,
+    url: Uri,
+    headers: HeaderMap,
+    max_body: usize,
+    metrics: Arc<Metrics>,
+}
+
+impl Endpoint {
+    /// The endpoint that the settings name. Of what it says was answered at most `max_body` bytes
+    /// are kept.
+    pub fn new(settings: &Settings, max_body: usize, metrics: Arc<Metrics>) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(settings.timeout.min(CONNECT_TIMEOUT)));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new())
+            // Questions are rare: a connection each cannot be one that is just being closed.
+            .pool_max_idle_per_host(0)
+            .build(connector);
+        let mut headers = settings.headers.clone();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers
+            .entry(USER_AGENT)
+            .or_insert(HeaderValue::from_static("semel"));
+        Self {
+            client,
+            url: settings.url.clone(),
+            headers,
+            max_body,
+            metrics,
+        }
+    }
+
+    async fn ask(&self, case: &Case<'_>) -> Result<Answer, Box<dyn StdError + Send + Sync>> {
+        let mut request = Request::new(Full::from(question::of(case)));
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = self.url.clone();
+        *request.headers_mut() = self.headers.clone();
+        let response = self.client.request(request).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(format!("the reconciler answered {status}, not 200").into());
+        }
+        // Base64 takes a third more than what it holds, and escapes in JSON up to five times more.
+        let most = self.max_body.saturating_mul(6).saturating_add(64 << 10);
+        let body = Limited::new(response.into_body(), most).collect().await?;
+        Ok(answer::read(&body.to_bytes(), self.max_body)?)
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").finish_non_exhaustive()
+    }
+}
+
+impl Reconciler for Endpoint {
+    fn reconcile<'a>(&'a self, case: &'a Case<'_>) -> Answered<'a> {
+        Box::pin(async {
+            let asked = Instant::now();
+            let answer = self.ask(case).await;
+            self.metrics.reconcile_answered(asked.elapsed());
+            answer
+        })
+    }
+}
+
+/// Resolves lost attempts without a client's retry, for ever.
+pub async fn run<S: Store>(guard: Guard<S>, settings: Settings, metrics: Arc<Metrics>) {
+    let mut background = Background::new(guard, [OPERATION])
+        .with_options(settings.in_background())
+        .with_every(settings.every);
+    loop {
+        match background.turn().await {
+            Ok(tally) => metrics.reconcile_left(tally),
+            Err(error) => tracing::warn!("reconcile: the lost attempts cannot be listed: {error}"),
+        }
+        background.rest().await;
+    }
+}
+
+/// Counts what happens, and logs what a question led to: by the record's digest, never by its key.
+#[derive(Debug)]
+pub struct Watching(pub Arc<Metrics>);
+
+impl Observer for Watching {
+    fn on_event(&self, event: Event) {
+        self.0.on_event(event);
+    }
+
+    fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
+        let (identity, fence, question) = (case.digest, case.fence, case.asked);
+        let answer = match news {
+            Reconciled::Happened => "happened",
+            Reconciled::DidNotHappen => "did_not_happen",
+            Reconciled::Refused => "refused",
+            Reconciled::StillUnknown => "still_unknown",
+            Reconciled::Failed(_) => "failed",
+            Reconciled::Panicked => "panicked",
+            Reconciled::TimedOut => "timed_out",
+            Reconciled::Store(_) => "store_error",
+            Reconciled::GaveUp => {
+                tracing::error!(%identity, %fence, question, "reconcile: given up; left to an operator");
+                return;
+            }
+            _ => "other",
+        };
+        self.0.reconcile_question(answer);
+        match news {
+            Reconciled::Failed(error) => {
+                tracing::warn!(%identity, %fence, question, answer, "reconcile: {error}");
+            }
+            Reconciled::Store(error) => {
+                tracing::warn!(%identity, %fence, question, answer, "reconcile: store: {error}");
+            }
+            _ => tracing::info!(%identity, %fence, question, answer, "reconcile"),
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! What the endpoint is told.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use semel::guard::Case;
+use serde_json::{Value, json};
+
+/// The body of the question. It holds the whole key where a client brought it: the endpoint is the
+/// operator's own, and the service behind the gateway gets the key as well. It is in no URL, field
+/// or log line (protocol rule R12).
+pub(super) fn of(case: &Case<'_>) -> String {
+    let claimed_at = UNIX_EPOCH + Duration::from_micros(case.claimed_at.as_micros());
+    let mut question = json!({
+        "identity": case.digest.to_string(),
+        "operation": case.operation,
+        "scope": case.scope.segments().collect::<Vec<_>>(),
+        "key_hint": case.key_hint,
+        "fence": case.fence.0,
+        "attempt": case.attempt,
+        "claimed_at": humantime::format_rfc3339_micros(claimed_at).to_string(),
+        "question": case.asked,
+    });
+    if let Some(key) = case.key {
+        question["key"] = Value::from(key.as_str());
+    }
+    if let Some((method, path)) = case.about.and_then(|about| about.split_once(' ')) {
+        question["method"] = Value::from(method);
+        question["path"] = Value::from(path);
+    }
+    question.to_string()
+}
