@@ -10,6 +10,7 @@ pub mod controls;
 pub mod crash;
 pub mod history;
 pub mod ledger;
+pub mod lost;
 pub mod nemesis;
 pub mod power;
 pub mod report;

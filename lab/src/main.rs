@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, crash, power, torture};
+use semel_lab::{controls, crash, lost, power, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -41,6 +41,17 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             crash::worker::run()?;
             Ok(true)
         }
+        Some("lost") => {
+            let options = lost::Options::parse(arguments)?;
+            let program = std::env::current_exe()?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            runtime.block_on(lost::run(&options, &program))
+        }
+        // Not for people: a worker of it.
+        Some(lost::worker::COMMAND) => {
+            lost::worker::run(&arguments.next().context("no settings")?)?;
+            Ok(true)
+        }
         Some("controls") => {
             let names: Vec<String> = arguments.collect();
             let program = std::env::current_exe()?;
@@ -73,9 +84,10 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
             crash::USAGE,
+            lost::USAGE,
             controls::USAGE,
             power::USAGE
         ),

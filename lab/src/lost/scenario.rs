@@ -1,0 +1,286 @@
+//! What happens to the workers, and what must come of it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep};
+
+use super::fleet::Process;
+use super::ledger::Ledger;
+use super::report::{Report, Retry};
+use super::worker::{Settings, identity, paid};
+use super::{NO_FENCE, Options};
+
+/// How long the background may take for what it does in a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One round.
+pub(super) struct Scene<'a> {
+    pub(super) program: &'a Path,
+    pub(super) url: &'a str,
+    pub(super) ledger: PathBuf,
+    pub(super) options: &'a Options,
+    pub(super) single: bool,
+    pub(super) run: String,
+}
+
+/// Where an attempt was lost, and its fence.
+struct Lost {
+    key: String,
+    after: bool,
+    fence: u64,
+}
+
+impl Scene<'_> {
+    pub(super) async fn all(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
+        self.hold(chance, report).await.context("hold")?;
+        self.reconcile(chance, report).await.context("reconcile")?;
+        if !self.single {
+            self.retry(report).await.context("retry")?;
+        }
+        Ok(())
+    }
+
+    /// Killed under `hold`: every retry is told that nobody knows, and none has an effect.
+    async fn hold(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
+        let settings = self.settings("hold");
+        let lost = self.killed(&settings, chance, report).await?;
+        let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
+        let mut worker = Process::start(self.program, &settings).await?;
+        // Twice: what is unknown stays so.
+        for _ in 0..2 {
+            let answers = run(&mut worker, &keys).await?;
+            for key in &keys {
+                let (result, _) = &answers[key];
+                report.hold.unknown += report.must(result == "unknown", || {
+                    format!("hold: a retry of {key} was answered {result}, not unknown")
+                });
+            }
+        }
+        worker.end().await?;
+        for lost in &lost {
+            let expected = Vec::from_iter(lost.after.then_some(lost.fence));
+            self.effects(&settings, &lost.key, &expected, report)?;
+            match lost.after {
+                true => report.hold.killed_after_effect += 1,
+                false => report.hold.killed_before_effect += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// Killed under `reconcile`: resolved without a client, then replayed, or run if it had not
+    /// happened.
+    async fn reconcile(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
+        let settings = self.settings("reconcile");
+        let lost = self.killed(&settings, chance, report).await?;
+        let mut worker = Process::start(self.program, &settings).await?;
+        for Lost { key, after, .. } in &lost {
+            let (state, by) = resolved(&mut worker, key).await?;
+            let expected = if *after { "completed" } else { "released" };
+            let right = state == expected && by == "books";
+            report.reconcile.resolved_by_themselves += report.must(right, || {
+                format!("reconcile: {key} is {state}, by {by}, and not {expected} by books")
+            });
+        }
+        let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
+        let answers = run(&mut worker, &keys).await?;
+        worker.end().await?;
+        for Lost { key, after, fence } in &lost {
+            let (result, body) = &answers[key];
+            let wrong = || format!("reconcile: the retry of {key} was answered {result} {body}");
+            if *after {
+                report.reconcile.killed_after_effect += 1;
+                let right = result == "replayed" && *body == paid(*fence);
+                report.reconcile.replayed += report.must(right, wrong);
+                self.effects(&settings, key, &[*fence], report)?;
+            } else {
+                report.reconcile.killed_before_effect += 1;
+                report.reconcile.ran += report.must(result == "first", wrong);
+                let ran = fence_of(body).unwrap_or_default();
+                report.must(ran > *fence, || format!("reconcile: {key} ran under {ran}"));
+                self.effects(&settings, key, &[ran], report)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stopped before its effect, under `retry`: another takes over under a higher fence. Then the
+    /// first goes on: its effect is refused, and its completion.
+    async fn retry(&self, report: &mut Report) -> Result<()> {
+        let settings = self.settings("retry");
+        let keys = self.keys("retry");
+        let mut first = Process::start(self.program, &settings).await?;
+        for key in &keys {
+            first.order(&format!("run {key} before")).await?;
+        }
+        let mut stale = HashMap::new();
+        for _ in &keys {
+            let at = first.hear("at").await?;
+            stale.insert(at[1].clone(), at[3].parse::<u64>()?);
+        }
+        first.signal(Signal::STOP)?;
+        sleep(self.options.lease + self.options.lease / 2).await;
+
+        let mut second = Process::start(self.program, &settings).await?;
+        let taken_over = run(&mut second, &keys).await?;
+        first.signal(Signal::CONT)?;
+        first.order("go").await?;
+        let late = heard(&mut first, &keys).await?;
+        let again = run(&mut second, &keys).await?;
+        first.end().await?;
+        second.end().await?;
+
+        let mut counts = report.retry.take().unwrap_or_default();
+        let Retry {
+            stopped,
+            taken_over: won,
+            stale_effects_refused,
+            superseded,
+            replayed,
+        } = &mut counts;
+        for key in &keys {
+            *stopped += 1;
+            let (result, body) = &taken_over[key];
+            let fence = fence_of(body).unwrap_or_default();
+            *won += report.must(result == "first" && fence > stale[key], || {
+                format!("retry: the takeover of {key} was answered {result} {body}")
+            });
+            let (result, body) = &late[key];
+            *superseded += report.must(result == "superseded", || {
+                format!("retry: the first attempt on {key} was answered {result} {body}")
+            });
+            let (result, body) = &again[key];
+            *replayed += report.must(result == "replayed" && *body == paid(fence), || {
+                format!("retry: a retry of {key} was answered {result} {body}")
+            });
+            self.effects(&settings, key, &[fence], report)?;
+            let (_, refused) = self.ledger().of(&self.ledger_key(&settings, key)?)?;
+            *stale_effects_refused += report.must(refused == [stale[key]], || {
+                format!(
+                    "retry: the ledger refused {refused:?} of {key}, not {}",
+                    stale[key]
+                )
+            });
+        }
+        report.retry = Some(counts);
+        Ok(())
+    }
+
+    /// Starts attempts in a worker, each up to a point of chance, and kills it there; returns after
+    /// their leases.
+    async fn killed(
+        &self,
+        settings: &Settings,
+        chance: &mut fastrand::Rng,
+        report: &mut Report,
+    ) -> Result<Vec<Lost>> {
+        let mut worker = Process::start(self.program, settings).await?;
+        let keys = self.keys(&settings.policy);
+        for (nth, key) in keys.iter().enumerate() {
+            // Both, whatever chance says.
+            let point = match nth {
+                0 => "after",
+                1 => "before",
+                _ if chance.bool() => "after",
+                _ => "before",
+            };
+            worker.order(&format!("run {key} {point}")).await?;
+        }
+        let mut lost = Vec::new();
+        for _ in &keys {
+            let at = worker.hear("at").await?;
+            lost.push(Lost {
+                key: at[1].clone(),
+                after: at[2] == "after",
+                fence: at[3].parse()?,
+            });
+        }
+        sleep(Duration::from_millis(chance.u64(..50))).await;
+        worker.kill().await?;
+        report.killed();
+        sleep(self.options.lease + Duration::from_millis(100)).await;
+        Ok(lost)
+    }
+
+    /// The ledger holds these effects on the key and no others.
+    fn effects(
+        &self,
+        settings: &Settings,
+        key: &str,
+        expected: &[u64],
+        report: &mut Report,
+    ) -> Result<()> {
+        let (effects, _) = self.ledger().of(&self.ledger_key(settings, key)?)?;
+        report.double_effects += effects.len().saturating_sub(1);
+        report.lost_effects += expected.len().saturating_sub(effects.len());
+        report.must(effects == expected, || {
+            let policy = &settings.policy;
+            format!("{policy}: the effects on {key} are {effects:?}, not {expected:?}")
+        });
+        Ok(())
+    }
+
+    fn settings(&self, policy: &str) -> Settings {
+        Settings {
+            url: self.url.to_owned(),
+            ledger: self.ledger.clone(),
+            policy: policy.to_owned(),
+            lease: self.options.lease,
+            run: self.run.clone(),
+            bug: self.options.bug.clone(),
+        }
+    }
+
+    fn keys(&self, policy: &str) -> Vec<String> {
+        let key = |number| format!("{policy}-{number}");
+        (0..self.options.keys).map(key).collect()
+    }
+
+    fn ledger(&self) -> Ledger {
+        let fenced = self.options.bug.as_deref() != Some(NO_FENCE);
+        Ledger::new(&self.ledger, fenced)
+    }
+
+    fn ledger_key(&self, settings: &Settings, key: &str) -> Result<String> {
+        Ok(identity(settings, key)?.digest().to_string())
+    }
+}
+
+/// How runs of these keys end in a worker: result and body by key.
+async fn run(worker: &mut Process, keys: &[String]) -> Result<HashMap<String, (String, String)>> {
+    for key in keys {
+        worker.order(&format!("run {key} never")).await?;
+    }
+    heard(worker, keys).await
+}
+
+async fn heard(worker: &mut Process, keys: &[String]) -> Result<HashMap<String, (String, String)>> {
+    let mut answers = HashMap::new();
+    for _ in keys {
+        let done = worker.hear("done").await?;
+        answers.insert(done[1].clone(), (done[2].clone(), done[3..].join(" ")));
+    }
+    Ok(answers)
+}
+
+/// The state of a key, and who resolved it, as soon as somebody has.
+async fn resolved(worker: &mut Process, key: &str) -> Result<(String, String)> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        worker.order(&format!("state {key}")).await?;
+        let state = worker.hear("state").await?;
+        let open = ["in-flight", "unknown"].contains(&state[2].as_str());
+        if !open || Instant::now() > until {
+            return Ok((state[2].clone(), state[3].clone()));
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn fence_of(body: &str) -> Option<u64> {
+    body.strip_prefix("paid-")?.parse().ok()
+}

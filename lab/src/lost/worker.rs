@@ -1,0 +1,211 @@
+//! A worker: a process with a guard. Its parent says on standard input what to run; it says on
+//! standard output how far each run is.
+//!
+//! | order | |
+//! |---|---|
+//! | `run KEY POINT` | runs the operation, and waits at the point: `before` or `after` its effect, or `never` |
+//! | `go` | what waits goes on |
+//! | `state KEY` | what the store knows of the key |
+//!
+//! It answers `at KEY POINT FENCE`, `effect KEY FENCE accepted|refused`, `done KEY RESULT BODY` and
+//! `state KEY STATE BY`.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use semel::guard::{
+    Answered, AttemptInfo, Background, Case, Finding, Guard, Policy, Ran, ReconcileOptions,
+    Reconciler, RunError, Value,
+};
+use semel::store::OnLapse;
+use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _};
+use semel_stores::OpenOptions;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::sync::watch;
+
+use super::NO_FENCE;
+use super::ledger::{Ledger, Taken};
+use crate::bugs::{Bug, Buggy};
+
+/// The hidden subcommand.
+pub const COMMAND: &str = "lost-worker";
+
+const OPERATION: &str = "pay";
+
+/// What a worker is told when it starts, as JSON in its argument.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub(super) url: String,
+    pub(super) ledger: PathBuf,
+    /// `hold`, `retry` or `reconcile`; the last with the background.
+    pub(super) policy: String,
+    pub(super) lease: Duration,
+    /// Part of the scope of its identities.
+    pub(super) run: String,
+    pub(super) bug: Option<String>,
+}
+
+/// Runs a worker until its input ends.
+///
+/// # Errors
+/// Where the settings or the store cannot be used, or an order is none.
+pub fn run(settings: &str) -> Result<()> {
+    let settings = serde_json::from_str(settings).context("the worker's settings")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(obey(settings))
+}
+
+async fn obey(settings: Settings) -> Result<()> {
+    let store = open(&settings).await?;
+    let ledger = Ledger::new(&settings.ledger, settings.bug.as_deref() != Some(NO_FENCE));
+    let policy = Policy::default().with_lease(settings.lease).with_on_lapse(
+        match settings.policy.as_str() {
+            "hold" => OnLapse::Hold,
+            "retry" => OnLapse::Retry,
+            "reconcile" => OnLapse::Reconcile,
+            other => bail!("there is no policy {other:?}"),
+        },
+    );
+    let books = Arc::new(Books(ledger.clone()));
+    let guard = Guard::new(store, policy).with_reconciler(books);
+    if settings.policy == "reconcile" {
+        let background = Background::new(guard.clone(), [OPERATION])
+            .with_options(ReconcileOptions::background().with_by("books"))
+            .with_every(Duration::from_millis(200));
+        tokio::spawn(background.run());
+    }
+    let (go, waiting) = watch::channel(false);
+    say("ready");
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(order) = orders.next_line().await? {
+        let words: Vec<&str> = order.split(' ').collect();
+        match words[..] {
+            ["run", key, point] => {
+                let attempt = Attempt {
+                    key: key.to_owned(),
+                    digest: identity(&settings, key)?.digest().to_string(),
+                    point: point.to_owned(),
+                    ledger: ledger.clone(),
+                    go: waiting.clone(),
+                };
+                let (guard, identity) = (guard.clone(), identity(&settings, key)?);
+                tokio::spawn(async move { attempt.run(&guard, &identity).await });
+            }
+            ["go"] => {
+                go.send_replace(true);
+            }
+            ["state", key] => {
+                let identity = identity(&settings, key)?;
+                let record = guard.store().get(identity.digest()).await?;
+                let record = record.map(|entry| entry.record);
+                let state = record.as_ref().map_or("none", |r| r.state.kind().as_str());
+                let by = record.as_ref().and_then(|record| record.resolved.as_ref());
+                say(&format!(
+                    "state {key} {state} {}",
+                    by.map_or("-", |r| &r.by)
+                ));
+            }
+            _ => bail!("a worker does not know the order {order:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// The identity of a key, as the workers name it.
+pub(super) fn identity(settings: &Settings, key: &str) -> Result<Identity> {
+    let scope = Scope::new(["lost", &settings.run]);
+    Ok(Identity::new(scope, OPERATION, Key::new(key)?))
+}
+
+fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    // A parent that does not listen is gone.
+    let _ = writeln!(out, "{what}").and_then(|()| out.flush());
+}
+
+async fn open(settings: &Settings) -> Result<AnyStore> {
+    let store = semel_stores::open(&settings.url, &OpenOptions::default())
+        .await
+        .context("the worker's store")?;
+    Ok(match settings.bug.as_deref().and_then(Bug::from_name) {
+        Some(bug) => AnyStore::new(Buggy::new(store, bug)),
+        None => store,
+    })
+}
+
+/// One run of the operation.
+struct Attempt {
+    key: String,
+    /// What the ledger knows the key by: the reconciler in the background has nothing else.
+    digest: String,
+    point: String,
+    ledger: Ledger,
+    go: watch::Receiver<bool>,
+}
+
+impl Attempt {
+    async fn run(self, guard: &Guard<AnyStore>, identity: &Identity) {
+        let key = self.key.clone();
+        let work = |info| self.work(info);
+        let ran = guard.run(identity, Fingerprint::of(b"7 EUR"), work).await;
+        let (result, body) = match ran {
+            Ok(Ran::First(body)) => ("first", body),
+            Ok(Ran::Replayed(body)) => ("replayed", body),
+            Ok(Ran::Unprotected(body)) => ("unprotected", body),
+            Err(RunError::Unknown) => ("unknown", "-".to_owned()),
+            Err(RunError::InFlight { .. }) => ("in-flight", "-".to_owned()),
+            Err(RunError::Superseded) => ("superseded", "-".to_owned()),
+            Err(error) => ("error", error.to_string()),
+        };
+        say(&format!("done {key} {result} {body}"));
+    }
+
+    async fn work(mut self, info: AttemptInfo) -> Result<String, String> {
+        self.wait("before", info).await;
+        let fence = info.fence.0;
+        let taken = self.ledger.effect(&self.digest, fence);
+        let taken = match taken.map_err(|error| error.to_string())? {
+            Taken::Accepted => "accepted",
+            Taken::Refused => "refused",
+        };
+        say(&format!("effect {} {fence} {taken}", self.key));
+        self.wait("after", info).await;
+        // Also where it was refused: a careless handler, whose completion must not count.
+        Ok(paid(fence))
+    }
+
+    async fn wait(&mut self, point: &str, info: AttemptInfo) {
+        if self.point == point {
+            say(&format!("at {} {point} {}", self.key, info.fence));
+            // The parent says so, or kills.
+            let _ = self.go.wait_for(|go| *go).await;
+        }
+    }
+}
+
+/// The answer of the attempt with this fence.
+pub(super) fn paid(fence: u64) -> String {
+    format!("paid-{fence}")
+}
+
+/// Asks the ledger.
+struct Books(Ledger);
+
+impl Reconciler for Books {
+    fn reconcile<'a>(&'a self, case: &'a Case<'_>) -> Answered<'a> {
+        Box::pin(async {
+            let fence = case.fence.0;
+            Ok(match self.0.settle(&case.digest.to_string(), fence)? {
+                true => Finding::Happened(paid(fence).to_outcome()).into(),
+                false => Finding::DidNotHappen.because("closed in the ledger"),
+            })
+        })
+    }
+}
