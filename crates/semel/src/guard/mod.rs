@@ -82,6 +82,14 @@ struct Inner<S> {
     tasks: TaskTracker,
 }
 
+/// What one claim is made with.
+pub(crate) struct Choice<'a> {
+    pub(crate) on_lapse: OnLapse,
+    pub(crate) in_flight: InFlight,
+    /// Says what is asked for, where a reconciler is asked: see [`Case::about`].
+    pub(crate) about: &'a (dyn Fn() -> Option<Box<str>> + Sync),
+}
+
 /// What [`Guard::begin`] found.
 #[derive(Debug)]
 #[must_use = "an acquired attempt that is dropped blocks its identity until the lease lapses"]
@@ -229,8 +237,12 @@ impl<S: Store> Guard<S> {
         about: &(dyn Fn() -> Option<Box<str>> + Sync),
     ) -> Result<Begin<S>, StoreError> {
         let policy = &self.0.policy;
-        self.begin_with(identity, fingerprint, policy.on_lapse, policy.in_flight)
-            .await
+        let choice = Choice {
+            on_lapse: policy.on_lapse,
+            in_flight: policy.in_flight,
+            about,
+        };
+        self.begin_with(identity, fingerprint, choice).await
     }
 
     /// [`begin`](Self::begin) with a choice for this claim in the place of the policy's.
@@ -238,10 +250,14 @@ impl<S: Store> Guard<S> {
         &self,
         identity: &Identity,
         fingerprint: Fingerprint,
-        on_lapse: OnLapse,
-        in_flight: InFlight,
+        choice: Choice<'_>,
     ) -> Result<Begin<S>, StoreError> {
         let policy = &self.0.policy;
+        let Choice {
+            on_lapse,
+            in_flight,
+            about,
+        } = choice;
         let request = ClaimRequest {
             nonce: Nonce::random()?,
             fingerprint,

@@ -1,6 +1,6 @@
 //! The claim of an event, before anything runs.
 
-use crate::guard::{Attempt, Begin, InFlight};
+use crate::guard::{Attempt, Begin, Choice, InFlight};
 use crate::store::{OnLapse, Store};
 use crate::{OutcomeKind, StoreError};
 
@@ -31,7 +31,15 @@ impl<S: Store> Inbox<S> {
         let identity = event.identity(&self.consumer).ok_or(InboxError::NoId)?;
         let begun = self
             .guard
-            .begin_with(&identity, event.fingerprint(), on_lapse, in_flight)
+            .begin_with(
+                &identity,
+                event.fingerprint(),
+                Choice {
+                    on_lapse,
+                    in_flight,
+                    about: &|| None,
+                },
+            )
             .await
             .map_err(unreached)?;
         let attempt = match begun {
