@@ -50,6 +50,8 @@ pub(super) struct Found {
     pub(super) run_again: usize,
     /// How often each point was come to.
     pub(super) hits: BTreeMap<Point, usize>,
+    /// Which attempts were killed: where, on which key, with which fence.
+    pub(super) killed: Vec<(Point, i64, u64)>,
     /// Why callers had to ask again.
     pub(super) refusals: BTreeMap<String, usize>,
 }
@@ -142,6 +144,13 @@ impl Board {
         inner.found.replays += usize::from(replayed);
         inner.found.run_again += again as usize;
         inner.found.answers.entry(key).or_default().push(answer);
+    }
+
+    /// An attempt was killed; 0 is the fence of one whose work had not begun.
+    pub(super) fn killed(&self, point: Point, key: i64, fence: u64) {
+        if fence > 0 {
+            self.0.lock().found.killed.push((point, key, fence));
+        }
     }
 
     /// Its caller was refused.

@@ -134,12 +134,13 @@ impl Life {
         let mut hit = false;
         loop {
             match self.hear().await? {
-                Said::At(at) => {
+                Said::At(at, fence) => {
                     // The second time it is where it finds out.
                     let found_out = hit || !self.strike(at, chance).await?;
                     hit = true;
                     if found_out {
                         let answered = self.kill(board, at.strike(), chance).await?;
+                        board.killed(at, key, fence);
                         let again_after = (!answered).then_some(Duration::ZERO);
                         return Ok(Ended {
                             hit,
@@ -245,6 +246,6 @@ fn take(board: &Board, said: Said) -> Option<Duration> {
             // Sooner than it was told: more callers meet the attempt that is in flight.
             Some(Duration::from_millis(after_ms.min(100)))
         }
-        Said::Ready | Said::At(_) => Some(Duration::ZERO),
+        Said::Ready | Said::At(..) => Some(Duration::ZERO),
     }
 }

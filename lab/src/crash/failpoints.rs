@@ -1,7 +1,7 @@
 //! The worker's side of the points: it says where it is, and stands still.
 
 use std::io::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -28,8 +28,8 @@ pub(super) enum Order {
 pub(super) enum Said {
     /// It can be asked.
     Ready,
-    /// It is there.
-    At(Point),
+    /// It is there, in the attempt with this fence; 0 where its work has not begun.
+    At(Point, u64),
     /// It was answered.
     Answer {
         /// Which key.
@@ -59,8 +59,10 @@ pub(super) fn say(what: &Said) {
 }
 
 /// Where this worker is to stand still.
-#[derive(Debug, Default)]
-pub(super) struct Failpoints {
+#[derive(Debug)]
+pub(crate) struct Failpoints {
+    say: fn(Point, u64),
+    fence: AtomicU64,
     armed: Mutex<Option<(Point, u32)>>,
     // An answer was cut off: asking what became of it is a point of its own.
     cut: AtomicBool,
@@ -68,10 +70,31 @@ pub(super) struct Failpoints {
 }
 
 impl Failpoints {
+    /// None so far; `say` tells the parent when it is there.
+    pub(crate) fn new(say: fn(Point, u64)) -> Self {
+        Self {
+            say,
+            fence: AtomicU64::default(),
+            armed: Mutex::default(),
+            cut: AtomicBool::default(),
+            go: Notify::new(),
+        }
+    }
+
     /// Arms one, for one attempt.
-    pub(super) fn arm(&self, point: Option<(Point, u32)>) {
+    pub(crate) fn arm(&self, point: Option<(Point, u32)>) {
         *self.armed.lock() = point;
+        self.fence.store(0, Ordering::SeqCst);
         self.cut.store(false, Ordering::SeqCst);
+    }
+
+    /// The attempt whose work begins.
+    pub(super) fn attempt(&self, fence: u64) {
+        self.fence.store(fence, Ordering::SeqCst);
+    }
+
+    fn say(&self, point: Point) {
+        (self.say)(point, self.fence.load(Ordering::SeqCst));
     }
 
     /// Lets it go on.
@@ -96,11 +119,11 @@ impl Failpoints {
 
     /// Passes a point: says so where it is armed, and waits to be killed, or until what is between
     /// it and the server has been made ready.
-    pub(super) async fn pass(&self, point: Point) {
+    pub(crate) async fn pass(&self, point: Point) {
         if !self.hits(point) {
             return;
         }
-        say(&Said::At(point));
+        self.say(point);
         match point.strike() {
             Strike::Race => {}
             Strike::Stand => std::future::pending().await,
@@ -115,7 +138,7 @@ impl Failpoints {
     /// Stands still where the answer was cut off before.
     pub(super) async fn find_out(&self) {
         if self.cut.load(Ordering::SeqCst) {
-            say(&Said::At(Point::ReadingBack));
+            self.say(Point::ReadingBack);
             std::future::pending::<()>().await;
         }
     }

@@ -7,6 +7,7 @@ use semel::store::ListQuery;
 use semel::{StateKind, Store};
 
 use super::board::Found;
+use super::point::Point;
 use super::payments::{Payment, Service};
 use super::steps::{self, Line, STEPS};
 use super::transaction::{ACCOUNTS, BALANCE, Effect, Tables};
@@ -23,6 +24,10 @@ pub(super) struct Verdict {
     pub(super) wrong_balances: usize,
     pub(super) left_in_flight: usize,
     pub(super) reruns: usize,
+    /// Killed attempts that left what cannot be, by where they were killed.
+    pub(super) wrong_leftovers: usize,
+    /// How many of the attempts killed at a point left their effects.
+    pub(super) left: BTreeMap<Point, usize>,
     pub(super) details: Vec<String>,
 }
 
@@ -36,7 +41,7 @@ impl Verdict {
     }
 
     /// What is wrong at all.
-    pub(super) const fn faults(&self) -> [(&'static str, usize); 7] {
+    pub(super) const fn faults(&self) -> [(&'static str, usize); 8] {
         [
             ("double effects", self.double_effects),
             ("lost effects", self.lost_effects),
@@ -45,6 +50,7 @@ impl Verdict {
             ("wrong balances", self.wrong_balances),
             ("records left in flight", self.left_in_flight),
             ("finished steps that were run again", self.reruns),
+            ("killed attempts that left what cannot be", self.wrong_leftovers),
         ]
     }
 
@@ -60,6 +66,20 @@ impl Verdict {
             if different.len() > 1 {
                 self.wrong_answers += 1;
                 self.say(format!("key {key} has several answers: {different:?}"));
+            }
+        }
+    }
+
+    /// What killed attempts left: all of their transaction or nothing, as the point says.
+    fn leftovers(&mut self, found: &Found, there: &HashMap<i64, Vec<String>>) {
+        for (point, key, fence) in &found.killed {
+            let answer = Effect::of(*key).answer(fence.cast_signed());
+            let left = there.get(key).is_some_and(|effects| effects.contains(&answer));
+            *self.left.entry(*point).or_default() += usize::from(left);
+            if point.leaves().is_some_and(|wanted| left != wanted) {
+                self.wrong_leftovers += 1;
+                let what = if left { "left its effects" } else { "left nothing" };
+                self.say(format!("killed at {}, key {key} {what}", point.name()));
             }
         }
     }
@@ -105,6 +125,7 @@ pub(super) async fn transactions<B: Base>(
         *balances.entry(effect.to).or_default() += row[1];
     }
     verdict.effects(found, &there);
+    verdict.leftovers(found, &there);
     let sql = format!("SELECT id, balance FROM {}", tables.accounts);
     for row in base::numbers(store, &sql).await? {
         let wanted = balances.get(&row[0]).copied().unwrap_or_default();

@@ -8,12 +8,12 @@
 mod board;
 mod bugs;
 mod driver;
-mod failpoints;
+pub(crate) mod failpoints;
 mod judge;
 mod options;
 mod payments;
-mod point;
-mod pointed;
+pub(crate) mod point;
+pub(crate) mod pointed;
 mod report;
 mod steps;
 mod transaction;

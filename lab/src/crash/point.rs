@@ -145,6 +145,20 @@ impl Point {
         Self::ALL.iter().copied().filter(comes_by).collect()
     }
 
+    /// What an attempt that is killed there leaves of its transaction: all of it, nothing, or
+    /// either.
+    pub const fn leaves(self) -> Option<bool> {
+        match self {
+            Self::Begun
+            | Self::BetweenStatements
+            | Self::BeforeCompleting
+            | Self::Completing
+            | Self::BeforeCommit => Some(false),
+            Self::CommitLost | Self::ReadingBack | Self::Committed => Some(true),
+            _ => None,
+        }
+    }
+
     /// In how many places of one attempt it is.
     pub const fn places(self) -> u32 {
         match self {

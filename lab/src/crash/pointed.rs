@@ -15,17 +15,17 @@ use super::point::Point;
 
 /// The store, and the points around each of its calls.
 #[derive(Debug)]
-pub(super) struct Pointed<S> {
+pub(crate) struct Pointed<S> {
     inner: S,
     points: Arc<Failpoints>,
 }
 
 impl<S> Pointed<S> {
-    pub(super) const fn new(inner: S, points: Arc<Failpoints>) -> Self {
+    pub(crate) const fn new(inner: S, points: Arc<Failpoints>) -> Self {
         Self { inner, points }
     }
 
-    pub(super) const fn points(&self) -> &Arc<Failpoints> {
+    pub(crate) const fn points(&self) -> &Arc<Failpoints> {
         &self.points
     }
 }

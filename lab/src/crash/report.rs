@@ -28,9 +28,13 @@ pub struct Report {
     wrong_answers: usize,
     wrong_balances: usize,
     left_in_flight: usize,
+    wrong_leftovers: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
     by_point: BTreeMap<&'static str, usize>,
+    /// Of these kills, those that left the whole transaction; the others left nothing.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    effects_left: BTreeMap<&'static str, usize>,
     asked_again: BTreeMap<String, usize>,
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,6 +100,8 @@ impl Report {
             wrong_answers: verdict.wrong_answers,
             wrong_balances: verdict.wrong_balances,
             left_in_flight: verdict.left_in_flight,
+            wrong_leftovers: verdict.wrong_leftovers,
+            effects_left: verdict.left.iter().map(|(p, n)| (p.name(), *n)).collect(),
             steps,
             by_point: points.iter().map(|p| (p.name(), hits(p))).collect(),
             asked_again: found.refusals.clone(),
@@ -123,16 +129,18 @@ impl Report {
         for line in &self.details {
             eprintln!("{line}");
         }
-        println!("{:<20} kills", "point");
+        println!("{:<20} kills  effects left", "point");
         for point in Point::ALL {
-            if let Some(hits) = self.by_point.get(point.name()) {
-                let kills = if point.strike().kills() {
-                    ""
-                } else {
-                    " (cut, alive)"
-                };
-                println!("{:<20} {hits:>5}{kills}", point.name());
-            }
+            let name = point.name();
+            let Some(hits) = self.by_point.get(name) else {
+                continue;
+            };
+            let left = match self.effects_left.get(name) {
+                _ if !point.strike().kills() => "(cut, alive)".into(),
+                Some(left) => left.to_string(),
+                None => String::new(),
+            };
+            println!("{name:<20} {hits:>5}  {left:>12}");
         }
         println!("{}", serde_json::to_string(self)?);
         Ok(())

@@ -128,6 +128,7 @@ pub(super) async fn ask<B: Base>(
             let statements = tables.statements(&effect, info.fence.0, info.number);
             let points = points.clone();
             again.store(info.again, Ordering::Relaxed);
+            points.attempt(info.fence.0);
             async move {
                 write::<B>(tx, statements, &points).await?;
                 Ok(effect.answer(info.fence.0.cast_signed()))

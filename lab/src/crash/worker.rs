@@ -99,7 +99,7 @@ async fn obey<B: Base>(settings: Settings, mut orders: Orders) -> Result<()> {
 
 impl<B: Base> Worker<B> {
     async fn open(settings: Settings) -> Result<Self> {
-        let points = Arc::new(Failpoints::default());
+        let points = Arc::new(Failpoints::new(|point, fence| say(&Said::At(point, fence))));
         let log = Arc::new(StepLog::open(&settings.log)?);
         let store = B::open(&settings.url).await.context("a worker's store")?;
         let store = Planted::new(
