@@ -91,6 +91,12 @@ fn nats() {
     torture("nats", "kill-server,drop-answers");
 }
 
+#[cfg(feature = "nats")]
+#[test]
+fn nats_cluster() {
+    torture("nats-cluster", "kill-server,pause-worker");
+}
+
 #[cfg(feature = "dynamodb")]
 #[test]
 fn dynamodb() {
