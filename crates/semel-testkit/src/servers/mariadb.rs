@@ -1,12 +1,13 @@
 //! MariaDB.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use anyhow::Result;
 use tempfile::TempDir;
 
 use super::node::{Node, Ready};
-use super::{Server, guarded, port};
+use super::{Server, guarded, port, template};
 
 /// A MariaDB of one's own: data synced at every commit.
 #[derive(Debug)]
@@ -38,7 +39,10 @@ impl MariaDb {
         let mut install = common.to_vec();
         install
             .extend(["--auth-root-authentication-method=normal", "--skip-test-db"].map(Into::into));
-        guarded::run("mariadb-install-db", &install, None)?;
+        template::make("mariadbd", Path::new(&data), || {
+            guarded::run("mariadb-install-db", &install, None)?;
+            Ok(())
+        })?;
         let init = folder.path().join("init.sql");
         std::fs::write(&init, INIT)?;
         let port = port::free()?;

@@ -9,6 +9,7 @@ mod node;
 mod port;
 mod postgres;
 mod redis;
+mod template;
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};

@@ -1,13 +1,13 @@
 //! PostgreSQL, and PgBouncer before it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
 use super::node::{Node, Ready, Signal};
-use super::{Server, guarded, port};
+use super::{Server, guarded, port, template};
 
 /// A PostgreSQL of one's own: data synced at every commit, everybody on this machine trusted.
 #[derive(Debug)]
@@ -43,7 +43,10 @@ impl Postgres {
             "--locale=C",
             "--no-sync",
         ];
-        guarded::run(&initdb, &arguments.map(String::from), Some(USER))?;
+        template::make(&program("postgres")?, Path::new(&data), || {
+            guarded::run(&initdb, &arguments.map(String::from), Some(USER))?;
+            Ok(())
+        })?;
         let port = port::free()?;
         let ready = [
             "-q",
