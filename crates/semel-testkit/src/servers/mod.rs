@@ -8,6 +8,7 @@ mod nats;
 mod node;
 mod port;
 mod postgres;
+mod rabbitmq;
 mod redis;
 mod template;
 
@@ -21,6 +22,7 @@ pub use mariadb::MariaDb;
 pub use nats::{Nats, NatsRelease};
 pub use node::{Node, Signal};
 pub use postgres::{PgBouncer, Pooled, Postgres};
+pub use rabbitmq::Rabbitmq;
 pub use redis::{Redis, RedisCluster};
 
 /// What kinds of server there are.
@@ -42,11 +44,13 @@ pub enum Kind {
     NatsCluster,
     /// moto's DynamoDB behind one lock.
     DynamoDb,
+    /// A single RabbitMQ: no store, but where events come from.
+    Rabbitmq,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Postgres,
         Self::PgBouncer,
         Self::MariaDb,
@@ -55,6 +59,7 @@ impl Kind {
         Self::Nats,
         Self::NatsCluster,
         Self::DynamoDb,
+        Self::Rabbitmq,
     ];
 
     /// The name on a command line.
@@ -68,6 +73,7 @@ impl Kind {
             Self::Nats => "nats",
             Self::NatsCluster => "nats-cluster",
             Self::DynamoDb => "dynamodb",
+            Self::Rabbitmq => "rabbitmq",
         }
     }
 
@@ -116,6 +122,7 @@ pub fn start(kind: Kind) -> Result<Box<dyn Server>> {
         Kind::Nats => Nats::start().map(boxed),
         Kind::NatsCluster => Nats::start_cluster().map(boxed),
         Kind::DynamoDb => DynamoDb::start().map(boxed),
+        Kind::Rabbitmq => Rabbitmq::start().map(boxed),
     };
     server.with_context(|| format!("a server of one's own: {}", kind.name()))
 }
