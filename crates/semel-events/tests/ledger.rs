@@ -1,0 +1,140 @@
+//! The effects: lines in a ledger that takes any line twice, so that a double effect is seen.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::guard::TransactOptions;
+use semel::inbox::{Event, Inbox, Poison};
+use semel::store::Nonce;
+use semel::transaction::Lent;
+use semel_events::Answer;
+use semel_stores::sqlite::rusqlite::{Connection, Error};
+use semel_stores::{Schema, SqliteOptions, SqliteStore, SqliteTransaction};
+use tempfile::TempDir;
+
+type Tx = Lent<SqliteTransaction>;
+
+#[derive(Clone)]
+pub(crate) struct Ledger {
+    path: PathBuf,
+    taken: Arc<Mutex<Vec<Poison>>>,
+    _directory: Arc<TempDir>,
+}
+
+impl Ledger {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger.db");
+        let options = SqliteOptions::new().schema(Schema::Create);
+        options.open(&path).unwrap();
+        let sql = "CREATE TABLE lines (line TEXT CHECK (line <> 'poison'))";
+        Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+        Self {
+            path,
+            taken: Arc::default(),
+            _directory: Arc::new(directory),
+        }
+    }
+
+    /// As another process opens it: a consumer whose claims are free soon after it died.
+    pub(crate) fn inbox(&self) -> Inbox<SqliteStore> {
+        let store = SqliteOptions::new().open(&self.path).unwrap();
+        Inbox::new(store, "ledger").with_lease(Duration::from_millis(500))
+    }
+
+    /// The same, where an event that fails twice is set aside.
+    pub(crate) fn strict_inbox(&self) -> Inbox<SqliteStore> {
+        let taken = self.taken.clone();
+        let take = move |poison| {
+            taken.lock().push(poison);
+            async { Ok::<_, std::io::Error>(()) }
+        };
+        self.inbox().with_max_attempts(2).with_on_poison(take)
+    }
+
+    /// Writes the event's body into the ledger.
+    pub(crate) async fn write(&self, inbox: &Inbox<SqliteStore>, event: &Event) -> Answer<Error> {
+        let line = String::from_utf8(event.body().to_vec()).unwrap();
+        let work = move |_, mut tx: Tx| {
+            let line = line.clone();
+            async move {
+                tx.call(|on| on.execute("INSERT INTO lines VALUES (?1)", [line]))
+                    .await
+                    .map(drop)
+            }
+        };
+        inbox
+            .transact(event, TransactOptions::default(), work)
+            .await
+    }
+
+    /// The same for many, in one transaction where they are good.
+    #[cfg(any(feature = "nats", feature = "rabbitmq"))]
+    pub(crate) async fn write_all(
+        &self,
+        inbox: &Inbox<SqliteStore>,
+        events: &[Event],
+    ) -> Vec<Answer<Error>> {
+        let work = |fresh: semel::inbox::Fresh, mut tx: Tx| async move {
+            tx.call(move |on| {
+                fresh.events.iter().try_for_each(|(event, _)| {
+                    let line = String::from_utf8_lossy(event.body());
+                    on.execute("INSERT INTO lines VALUES (?1)", [line])
+                        .map(drop)
+                })
+            })
+            .await
+        };
+        inbox
+            .transact_batch(events, TransactOptions::default(), work)
+            .await
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let ledger = Connection::open(&self.path).unwrap();
+        let mut select = ledger
+            .prepare("SELECT line FROM lines ORDER BY line")
+            .unwrap();
+        let lines = select.query_map([], |row| row.get(0)).unwrap();
+        lines.map(Result::unwrap).collect()
+    }
+
+    pub(crate) fn taken(&self) -> Vec<Poison> {
+        self.taken.lock().clone()
+    }
+}
+
+/// Names of events, in the order of the ledger.
+pub(crate) fn names(count: usize) -> Vec<String> {
+    (0..count)
+        .map(|number| format!("event-{number:03}"))
+        .collect()
+}
+
+/// A name that no other test has.
+pub(crate) fn unique() -> String {
+    format!("test-{:016x}", chance(u64::MAX))
+}
+
+pub(crate) fn chance(below: u64) -> u64 {
+    let nonce = Nonce::random().unwrap();
+    let (numbers, _) = nonce.as_bytes().as_chunks::<8>();
+    u64::from_le_bytes(numbers[0]) % below
+}
+
+/// Runs a consumer as a process of its own that is killed after `life`, wherever it is.
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+pub(crate) fn killed_after<F>(life: Duration, consumer: impl FnOnce() -> F)
+where
+    F: Future<Output = ()>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = { runtime }.worker_threads(1).enable_all().build().unwrap();
+    runtime
+        .block_on(async { tokio::time::timeout(life, consumer()).await })
+        .ok();
+    // Its tasks end wherever they are, and its connections with them.
+    runtime.shutdown_background();
+}
