@@ -13,11 +13,12 @@ use std::path::Path;
 
 use futures_util::{StreamExt as _, stream};
 use semel::guard::TransactOptions;
-use semel::inbox::Inbox;
+use semel::inbox::{Event, Inbox};
+use semel::transaction::Lent;
 use semel_events::kafka::{Message, Offsets};
-use semel_events::{Delivery as _, until_settled};
+use semel_events::{Answer, Delivery as _, until_settled};
 use semel_stores::sqlite::rusqlite::{Connection, Error};
-use semel_stores::{Schema, SqliteOptions};
+use semel_stores::{Schema, SqliteOptions, SqliteStore, SqliteTransaction};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -53,13 +54,7 @@ async fn main() -> Result<(), Failure> {
             let delivery = offsets.delivery(message);
             let (inbox, offsets, committed) = (&inbox, &offsets, &committed);
             async move {
-                let handle = || {
-                    inbox.transact(
-                        delivery.event(),
-                        TransactOptions::default(),
-                        insert(article),
-                    )
-                };
+                let handle = || place(inbox, delivery.event());
                 let settled = until_settled(&delivery, handle).await;
                 println!("{:?}: {:?}", delivery.event(), settled.answer);
                 for commit in offsets.to_commit() {
@@ -76,22 +71,19 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The work: one order in the ledger.
-fn insert(
-    article: &str,
-) -> impl FnMut(
-    semel::guard::TransactInfo,
-    semel::transaction::Lent<semel_stores::SqliteTransaction>,
-) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
-+ Send
-+ 'static {
-    let article = article.to_owned();
-    move |_, mut tx| {
+/// The work: one order in the ledger, in the transaction that its event is recorded in.
+async fn place(inbox: &Inbox<SqliteStore>, event: &Event) -> Answer<Error> {
+    let article = String::from_utf8_lossy(event.body()).into_owned();
+    let work = move |_, mut tx: Lent<SqliteTransaction>| {
         let article = article.clone();
-        Box::pin(async move {
-            tx.call(move |ledger| ledger.execute("INSERT INTO orders VALUES (?1)", [article]))
-                .await
-                .map(drop)
-        })
-    }
+        async move {
+            let insert = "INSERT INTO orders VALUES (?1)";
+            tx.call(move |ledger| ledger.execute(insert, [article]))
+                .await?;
+            Ok::<_, Error>(())
+        }
+    };
+    inbox
+        .transact(event, TransactOptions::default(), work)
+        .await
 }

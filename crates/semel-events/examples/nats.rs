@@ -12,10 +12,11 @@ use std::time::Duration;
 use async_nats::jetstream::{self, consumer::pull, stream};
 use futures_util::StreamExt as _;
 use semel::guard::TransactOptions;
-use semel::inbox::{Inbox, Poison};
-use semel_events::{Delivery as _, nats};
+use semel::inbox::{Event, Inbox, Poison};
+use semel::transaction::Lent;
+use semel_events::{Answer, Delivery as _, nats};
 use semel_stores::sqlite::rusqlite::{Connection, Error};
-use semel_stores::{Schema, SqliteOptions};
+use semel_stores::{Schema, SqliteOptions, SqliteStore, SqliteTransaction};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -60,17 +61,7 @@ async fn main() -> Result<(), Failure> {
         tokio::time::timeout(Duration::from_secs(6), messages.next()).await
     {
         let delivery = nats::Delivery::new(message?)?;
-        let article = String::from_utf8_lossy(delivery.event().body()).into_owned();
-        let options = TransactOptions::default();
-        let handling = inbox.transact(delivery.event(), options, move |_, mut tx| {
-            let article = article.clone();
-            async move {
-                tx.call(move |ledger| ledger.execute("INSERT INTO orders VALUES (?1)", [article]))
-                    .await?;
-                Ok::<_, Error>(())
-            }
-        });
-        let settled = delivery.settle(handling).await;
+        let settled = delivery.settle(place(&inbox, delivery.event())).await;
         println!("{:?}: {:?}", delivery.event(), settled.answer);
         settled.told?;
     }
@@ -87,4 +78,21 @@ async fn publish(to: &jetstream::Context, id: &str, article: &str) -> Result<(),
         .payload(article.to_owned().into());
     to.send_publish("orders.placed", message).await?.await?;
     Ok(())
+}
+
+/// The work: one order in the ledger, in the transaction that its event is recorded in.
+async fn place(inbox: &Inbox<SqliteStore>, event: &Event) -> Answer<Error> {
+    let article = String::from_utf8_lossy(event.body()).into_owned();
+    let work = move |_, mut tx: Lent<SqliteTransaction>| {
+        let article = article.clone();
+        async move {
+            let insert = "INSERT INTO orders VALUES (?1)";
+            tx.call(move |ledger| ledger.execute(insert, [article]))
+                .await?;
+            Ok::<_, Error>(())
+        }
+    };
+    inbox
+        .transact(event, TransactOptions::default(), work)
+        .await
 }

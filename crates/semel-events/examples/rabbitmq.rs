@@ -16,10 +16,11 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use semel::guard::TransactOptions;
-use semel::inbox::{Inbox, Poison};
-use semel_events::{Delivery as _, rabbitmq};
+use semel::inbox::{Event, Inbox, Poison};
+use semel::transaction::Lent;
+use semel_events::{Answer, Delivery as _, rabbitmq};
 use semel_stores::sqlite::rusqlite::{self, Error};
-use semel_stores::{Schema, SqliteOptions};
+use semel_stores::{Schema, SqliteOptions, SqliteStore, SqliteTransaction};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -63,17 +64,7 @@ async fn main() -> Result<(), Failure> {
         tokio::time::timeout(Duration::from_secs(6), messages.next()).await
     {
         let delivery = source.delivery(message?)?;
-        let article = String::from_utf8_lossy(delivery.event().body()).into_owned();
-        let options = TransactOptions::default();
-        let handling = inbox.transact(delivery.event(), options, move |_, mut tx| {
-            let article = article.clone();
-            async move {
-                tx.call(move |ledger| ledger.execute("INSERT INTO orders VALUES (?1)", [article]))
-                    .await?;
-                Ok::<_, Error>(())
-            }
-        });
-        let settled = delivery.settle(handling).await;
+        let settled = delivery.settle(place(&inbox, delivery.event())).await;
         println!("{:?}: {:?}", delivery.event(), settled.answer);
         settled.told?;
     }
@@ -120,4 +111,21 @@ async fn publish(to: &Channel, id: &str, article: &str) -> Result<(), Failure> {
     .await?
     .await?;
     Ok(())
+}
+
+/// The work: one order in the ledger, in the transaction that its event is recorded in.
+async fn place(inbox: &Inbox<SqliteStore>, event: &Event) -> Answer<Error> {
+    let article = String::from_utf8_lossy(event.body()).into_owned();
+    let work = move |_, mut tx: Lent<SqliteTransaction>| {
+        let article = article.clone();
+        async move {
+            let insert = "INSERT INTO orders VALUES (?1)";
+            tx.call(move |ledger| ledger.execute(insert, [article]))
+                .await?;
+            Ok::<_, Error>(())
+        }
+    };
+    inbox
+        .transact(event, TransactOptions::default(), work)
+        .await
 }

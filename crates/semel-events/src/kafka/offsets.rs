@@ -57,7 +57,7 @@ impl Offsets {
     /// up, if anything.
     pub fn revoked(&self, topic: &str, partition: i32) -> Option<Commit> {
         let removed = self.0.lock().partitions.remove(&(topic.into(), partition));
-        let offset = removed?.partition?.to_commit()?;
+        let offset = removed?.partition?.advance()?;
         Some(Commit::new(topic, partition, offset))
     }
 
@@ -99,7 +99,7 @@ impl Offsets {
         let partitions = inside.partitions.iter_mut();
         let mut all: Vec<_> = partitions
             .filter_map(|((topic, number), tracked)| {
-                let offset = tracked.partition.as_mut()?.to_commit()?;
+                let offset = tracked.partition.as_mut()?.advance()?;
                 Some(Commit::new(topic, *number, offset))
             })
             .collect();

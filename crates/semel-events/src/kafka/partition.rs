@@ -38,7 +38,7 @@ impl Partition {
     }
 
     /// Up to where all is finished, where that is further than it was when this was asked last.
-    pub(super) fn to_commit(&mut self) -> Option<i64> {
+    pub(super) fn advance(&mut self) -> Option<i64> {
         let offset = self.unfinished.first().copied().unwrap_or(self.next);
         if offset <= self.committed {
             return None;
@@ -55,22 +55,22 @@ mod tests {
     #[test]
     fn what_is_not_finished_holds_up_the_offset_and_gaps_do_not() {
         let mut partition = Partition::new(10);
-        assert_eq!(partition.to_commit(), None);
+        assert_eq!(partition.advance(), None);
         for offset in [10, 11, 15, 20] {
             partition.received(offset);
         }
-        assert_eq!((partition.to_commit(), partition.unfinished()), (None, 4));
+        assert_eq!((partition.advance(), partition.unfinished()), (None, 4));
         partition.finished(15);
-        assert_eq!(partition.to_commit(), None);
+        assert_eq!(partition.advance(), None);
         partition.finished(10);
-        assert_eq!(partition.to_commit(), Some(11));
-        assert_eq!(partition.to_commit(), None);
+        assert_eq!(partition.advance(), Some(11));
+        assert_eq!(partition.advance(), None);
         partition.finished(11);
-        assert_eq!(partition.to_commit(), Some(20));
+        assert_eq!(partition.advance(), Some(20));
         partition.finished(20);
-        assert_eq!(partition.to_commit(), Some(21));
+        assert_eq!(partition.advance(), Some(21));
         partition.finished(20);
-        assert_eq!((partition.to_commit(), partition.unfinished()), (None, 0));
+        assert_eq!((partition.advance(), partition.unfinished()), (None, 0));
     }
 
     #[test]
@@ -78,13 +78,13 @@ mod tests {
         let mut partition = Partition::new(5);
         partition.received(5);
         partition.finished(5);
-        assert_eq!(partition.to_commit(), Some(6));
+        assert_eq!(partition.advance(), Some(6));
         partition.received(3);
-        assert_eq!(partition.to_commit(), None);
+        assert_eq!(partition.advance(), None);
         partition.received(6);
         partition.finished(6);
-        assert_eq!(partition.to_commit(), None);
+        assert_eq!(partition.advance(), None);
         partition.finished(3);
-        assert_eq!(partition.to_commit(), Some(7));
+        assert_eq!(partition.advance(), Some(7));
     }
 }
