@@ -1,0 +1,89 @@
+//! What a handler may know of the delivery it handles.
+
+use std::time::Duration;
+
+use semel::guard::{AttemptInfo, TransactInfo};
+use semel::store::Fence;
+use semel::{Clock as _, SystemClock, Timestamp};
+
+use crate::envelope::Envelope;
+
+/// When the invocation ends, by the clock of the machine that it runs on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(Timestamp);
+
+impl Deadline {
+    /// From milliseconds since the Unix epoch, as Lambda says it.
+    pub(crate) const fn from_millis(millis: u64) -> Self {
+        Self(Timestamp::from_micros(millis.saturating_mul(1000)))
+    }
+
+    /// How much time is left. The wall clock is read each time: the monotonic one stands still
+    /// while the sandbox does.
+    pub(crate) fn left(self) -> Duration {
+        SystemClock::new().now().until(self.0)
+    }
+}
+
+/// What a handler may know of the event that it handles, and of the attempt that it runs in.
+#[derive(Debug, Clone)]
+pub struct EventContext {
+    envelope: Envelope,
+    deadline: Deadline,
+    fence: Fence,
+    attempt: u32,
+    again: u32,
+}
+
+impl EventContext {
+    pub(crate) fn new(envelope: &Envelope, deadline: Deadline, info: AttemptInfo) -> Self {
+        Self {
+            envelope: envelope.clone(),
+            deadline,
+            fence: info.fence,
+            attempt: info.number,
+            again: 0,
+        }
+    }
+
+    pub(crate) fn in_transaction(
+        envelope: &Envelope,
+        deadline: Deadline,
+        info: TransactInfo,
+    ) -> Self {
+        Self {
+            envelope: envelope.clone(),
+            deadline,
+            fence: info.fence,
+            attempt: info.number,
+            again: info.again,
+        }
+    }
+
+    /// The event as it came.
+    pub const fn envelope(&self) -> &Envelope {
+        &self.envelope
+    }
+
+    /// Grows with every attempt on the event: pass it to services that can refuse a stale one. An
+    /// attempt that stood still past its lease, because its sandbox did, has a smaller one than the
+    /// attempt that took its place.
+    pub const fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    /// Which attempt on the event this is, from 1.
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// How often the handler was run and rolled back in this attempt; 0 without a transaction.
+    pub const fn again(&self) -> u32 {
+        self.again
+    }
+
+    /// How much is left of the invocation's time.
+    pub fn time_left(&self) -> Duration {
+        self.deadline.left()
+    }
+}

@@ -1,0 +1,92 @@
+//! Sandboxes that are killed, and that are frozen past the lease.
+
+use std::time::Duration;
+
+use semel_stores::postgres::tokio_postgres::{self, NoTls};
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::stage::{
+    Answered, Stage, TIMEOUT, batch, event, failures, failures_of, freeze, invoke, task, thaw,
+};
+
+/// The lease of these tests; renewed every third of it.
+const LEASE: Duration = Duration::from_millis(600);
+
+fn stage() -> Stage {
+    Stage::new().with("LEASE_MS", &LEASE.as_millis().to_string())
+}
+
+#[tokio::test]
+async fn a_message_whose_sandbox_was_killed_is_handled_by_the_next() {
+    let stage = stage();
+    for (kind, name) in [("task", "plain"), ("write", "transacted")] {
+        // Whoever is not killed takes no time.
+        let messages = batch([task(name, kind, name, &json!({"takes_ms": 700}))]);
+        let mut first = stage.sandbox().await;
+        tokio::select! {
+            answered = first.invoke(&messages, TIMEOUT) => panic!("{answered:?} before the kill"),
+            () = stage.begun(name) => first.kill().await,
+        }
+        let second = stage.sandbox().await;
+        // While the lease of the dead one lasts its event is in flight, and comes again.
+        while !failures(&second, &messages).await.is_empty() {
+            sleep(LEASE / 4).await;
+        }
+        assert!(failures(&second, &messages).await.is_empty());
+    }
+    assert_eq!(
+        (stage.entries("plain"), stage.effects("transacted")),
+        (1, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_sandbox_frozen_past_its_lease_has_its_effect_refused() {
+    let stage = stage();
+    let messages = batch([task("m-1", "task", "frozen", &json!({"takes_ms": 300}))]);
+    let (first, second) = (stage.sandbox().await, stage.sandbox().await);
+    let froze = async {
+        stage.begun("frozen").await;
+        freeze(&first);
+        sleep(LEASE * 2).await;
+        assert_eq!(failures(&second, &messages).await, [""; 0]);
+        thaw(&first);
+    };
+    let (answered, ()) = tokio::join!(invoke(&first, &messages), froze);
+    // The ledger refused its entry, and the store its completion: it is delivered once more.
+    assert_eq!(failures_of(answered), ["m-1"]);
+    assert_eq!(stage.entries("frozen"), 1);
+    assert!(failures(&first, &messages).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_transaction_frozen_past_its_lease_is_rolled_back() {
+    let url = semel_testkit::servers::shared(semel_testkit::servers::Kind::Postgres).unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+        .batch_execute("CREATE TABLE IF NOT EXISTS lambda_effects (name TEXT NOT NULL)")
+        .await
+        .unwrap();
+    let stage = Stage::on(url).with("LEASE_MS", &LEASE.as_millis().to_string());
+    // The server outlives this run: ids of its own.
+    let id = stage.path().display().to_string();
+    let event = event(&id, "write", &json!({"name": "frozen", "takes_ms": 300}));
+    let (first, second) = (stage.sandbox().await, stage.sandbox().await);
+    let froze = async {
+        stage.begun("frozen").await;
+        freeze(&first);
+        sleep(LEASE * 2).await;
+        let handled = invoke(&second, &event).await;
+        assert_eq!(handled, Answered::Response(json!({"receipt": "handled"})));
+        thaw(&first);
+    };
+    let (answered, ()) = tokio::join!(invoke(&first, &event), froze);
+    let Answered::Error(error) = answered else {
+        panic!("{answered:?}: an overtaken attempt is no success");
+    };
+    assert_eq!(error["errorType"], "NotRecorded");
+    let again = invoke(&first, &event).await;
+    assert_eq!(again, Answered::Response(json!({"receipt": "duplicate"})));
+}
