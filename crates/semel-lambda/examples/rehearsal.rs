@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use semel::guard::TransactOptions;
+use semel::store::OnLapse;
 use semel::transaction::{Lent, Transactional};
 use semel_lambda::{BoxError, Dispatcher, Envelope, EventContext, Function, Inbox};
 use semel_stores::sqlite::rusqlite::{self, Connection};
@@ -138,7 +139,13 @@ async fn main() -> Result<(), BoxError> {
 }
 
 async fn run<S: Transactional>(store: S, dispatcher: Dispatcher<S>) -> Result<(), BoxError> {
-    let inbox = Inbox::new(store, "rehearsal").with_lease(millis("LEASE_MS", 30_000));
+    let mut inbox = Inbox::new(store, "rehearsal").with_lease(millis("LEASE_MS", 30_000));
+    if set("HOLD") {
+        inbox = inbox.with_on_lapse(OnLapse::Hold);
+    } else {
+        // The ledger refuses stale fences.
+        inbox = inbox.with_on_lapse(OnLapse::Retry);
+    }
     let mut dispatcher = dispatcher.on("task", task);
     if set("OTHERWISE") {
         dispatcher = dispatcher.otherwise(other);

@@ -36,9 +36,9 @@ pub struct EventContext {
 }
 
 impl EventContext {
-    pub(crate) fn new(envelope: &Envelope, deadline: Deadline, info: AttemptInfo) -> Self {
+    pub(crate) fn new(envelope: Envelope, deadline: Deadline, info: AttemptInfo) -> Self {
         Self {
-            envelope: envelope.clone(),
+            envelope,
             deadline,
             fence: info.fence,
             attempt: info.number,
@@ -47,12 +47,12 @@ impl EventContext {
     }
 
     pub(crate) fn in_transaction(
-        envelope: &Envelope,
+        envelope: Envelope,
         deadline: Deadline,
         info: TransactInfo,
     ) -> Self {
         Self {
-            envelope: envelope.clone(),
+            envelope,
             deadline,
             fence: info.fence,
             attempt: info.number,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use semel::Store;
 use semel::guard::TransactOptions;
+use semel::inbox::{Event, Inbox, Receipt};
 use semel::transaction::{Lent, Transactional};
 use serde::de::DeserializeOwned;
 
 use crate::context::{Deadline, EventContext};
 use crate::envelope::Envelope;
-use crate::error::{BoxError, EventError};
-use crate::inbox::{Event, Inbox, InboxError, Receipt};
+use crate::error::{BoxError, EventError, HandlerError};
 
 /// An event that is to be handled.
 pub(crate) struct Received {
@@ -25,12 +25,16 @@ pub(crate) struct Received {
 impl Received {
     fn event(&self) -> Event {
         let envelope = &self.envelope;
-        Event::new(envelope.source(), envelope.id(), envelope.detail().clone())
+        let event = Event::new(envelope.source(), envelope.id(), envelope.detail().clone());
+        match envelope.delivery() {
+            Some(delivery) => event.with_delivery(delivery),
+            None => event,
+        }
     }
 }
 
 type Handling = Pin<Box<dyn Future<Output = Result<Receipt, EventError>> + Send>>;
-type Handler<S> = Box<dyn Fn(Arc<Inbox<S>>, Received) -> Handling + Send + Sync>;
+type Handler<S> = Box<dyn Fn(Inbox<S>, Received) -> Handling + Send + Sync>;
 
 /// The handlers of a function, by the type of the events that they handle.
 ///
@@ -108,7 +112,7 @@ impl<S: Store> Dispatcher<S> {
     /// Handles an event once.
     pub(crate) async fn handle(
         &self,
-        inbox: &Arc<Inbox<S>>,
+        inbox: &Inbox<S>,
         received: Received,
     ) -> Result<Receipt, EventError> {
         let given = received.envelope.event_type();
@@ -118,7 +122,7 @@ impl<S: Store> Dispatcher<S> {
                 known: self.handlers.keys().cloned().collect(),
             });
         };
-        handler(Arc::clone(inbox), received).await
+        handler(inbox.clone(), received).await
     }
 }
 
@@ -152,17 +156,16 @@ impl<S: Transactional> Dispatcher<S> {
                 let event = received.event();
                 let work = move |info, transaction| {
                     let Received { envelope, deadline } = &received;
-                    let context = EventContext::in_transaction(envelope, *deadline, info);
+                    let context = EventContext::in_transaction(envelope.clone(), *deadline, info);
                     let decoded = envelope.decode::<T>();
                     let handler = Arc::clone(&handler);
                     async move {
-                        let detail = decoded.map_err(|error| HandlerError(error.into()))?;
+                        let detail = decoded.map_err(HandlerError::of)?;
                         let handled = handler(detail, context, transaction).await;
-                        handled.map_err(|error| HandlerError(error.into()))
+                        handled.map_err(HandlerError::of)
                     }
                 };
-                let receipt = inbox.transact(&event, options, work).await;
-                receipt.map_err(EventError::from)
+                Ok(inbox.transact(&event, options, work).await?)
             })
         });
         self.handlers.insert(event_type.into(), handler);
@@ -201,36 +204,13 @@ where
         let handler = Arc::clone(&handler);
         Box::pin(async move {
             let detail = decode(&received.envelope)?;
-            let work = |info| {
-                let Received { envelope, deadline } = &received;
-                let handling = handler(detail, EventContext::new(envelope, *deadline, info));
-                async move { handling.await.map_err(|error| HandlerError(error.into())) }
+            let event = received.event();
+            let work = move |info| {
+                let Received { envelope, deadline } = received;
+                let handling = handler(detail, EventContext::new(envelope, deadline, info));
+                async move { handling.await.map_err(HandlerError::of) }
             };
-            let receipt = inbox.receive(&received.event(), work).await;
-            receipt.map_err(EventError::from)
+            Ok(inbox.receive(&event, work).await?)
         })
     })
-}
-
-/// A handler's error, as one whose source it is: conflicts are looked for among the sources.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct HandlerError(#[source] BoxError);
-
-impl From<InboxError<HandlerError>> for EventError {
-    fn from(error: InboxError<HandlerError>) -> Self {
-        match error {
-            InboxError::InFlight { retry_after } => Self::InFlight { retry_after },
-            InboxError::Unknown => Self::Unknown,
-            InboxError::Mismatch => Self::Mismatch,
-            InboxError::Failed { error, attempt } => Self::Failed {
-                attempt,
-                source: error.0,
-            },
-            InboxError::Store { source } => Self::NotRecorded {
-                reason: "the store failed".into(),
-                source,
-            },
-        }
-    }
 }

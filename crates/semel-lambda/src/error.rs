@@ -2,10 +2,27 @@
 
 use std::time::Duration;
 
-use semel::StoreError;
+use semel::inbox::InboxError;
 
 /// Any error of a handler's.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a handler failed with, as an error whose source it is: the store looks for conflicts between
+/// transactions among the sources.
+#[derive(Debug, thiserror::Error)]
+#[error("the handler failed: {0}")]
+pub struct HandlerError(#[source] BoxError);
+
+impl HandlerError {
+    pub(crate) fn of(error: impl Into<BoxError>) -> Self {
+        Self(error.into())
+    }
+
+    /// The handler's own error.
+    pub fn into_inner(self) -> BoxError {
+        self.0
+    }
+}
 
 /// Why something is no event that this crate reads.
 #[derive(Debug, thiserror::Error)]
@@ -68,37 +85,12 @@ pub enum EventError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
-    /// Another delivery of it is being handled. Nothing ran.
-    #[error("another delivery of this event is being handled")]
-    InFlight {
-        /// When to ask again.
-        retry_after: Duration,
-    },
-    /// An earlier delivery may have been handled, and nobody recorded it (R7). Nothing ran.
-    #[error("an earlier delivery of this event may have been handled; nobody recorded it")]
-    Unknown,
-    /// An event with this id brought something else (R3). Nothing ran.
-    #[error("an event with this id was delivered before, with another detail")]
-    Mismatch,
-    /// The handler failed.
-    #[error("the handler failed in attempt {attempt}: {source}")]
-    Failed {
-        /// Which attempt it was, from 1.
-        attempt: u32,
-        /// The handler's error.
-        source: BoxError,
-    },
-    /// The handler panicked.
-    #[error("the handler panicked")]
+    /// The inbox gave no receipt: the handler failed, another delivery is in flight, …
+    #[error(transparent)]
+    Inbox(#[from] InboxError<HandlerError>),
+    /// What handles it panicked, outside of the handler.
+    #[error("the function panicked")]
     Panicked,
-    /// The store failed, or the handler's outcome was not recorded.
-    #[error("the event was not recorded as handled: {reason}")]
-    NotRecorded {
-        /// What happened, in words.
-        reason: Box<str>,
-        /// What the store said, where it was the store.
-        source: Option<StoreError>,
-    },
     /// The invocation's time was too short to begin with it. Nothing ran.
     #[error("not begun: {left:?} before the invocation's deadline")]
     OutOfTime {
@@ -146,12 +138,20 @@ impl EventError {
             Self::Envelope(_) => "Envelope",
             Self::UnknownType { .. } => "UnknownType",
             Self::WrongDetail { .. } => "WrongDetail",
-            Self::InFlight { .. } => "InFlight",
-            Self::Unknown => "Unknown",
-            Self::Mismatch => "Mismatch",
-            Self::Failed { .. } => "Failed",
+            Self::Inbox(inbox) => match inbox {
+                InboxError::NoId => "NoId",
+                InboxError::InFlight { .. } => "InFlight",
+                InboxError::Unknown => "Unknown",
+                InboxError::Mismatch => "Mismatch",
+                InboxError::Failed { .. } => "Failed",
+                InboxError::Panicked { .. } => "Panicked",
+                InboxError::NotSetAside { .. } => "NotSetAside",
+                InboxError::Superseded => "Superseded",
+                InboxError::TransactionKept => "TransactionKept",
+                InboxError::Store { .. } => "Store",
+                _ => "Inbox",
+            },
             Self::Panicked => "Panicked",
-            Self::NotRecorded { .. } => "NotRecorded",
             Self::OutOfTime { .. } => "OutOfTime",
             Self::AfterFailure => "AfterFailure",
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use lambda_runtime::LambdaEvent;
 use semel::Store;
+use semel::inbox::{Inbox, Receipt};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
@@ -20,7 +21,6 @@ use crate::context::Deadline;
 use crate::dispatch::{Dispatcher, Received};
 use crate::envelope::Envelope;
 use crate::error::{EnvelopeError, EventError, FunctionError};
-use crate::inbox::{Inbox, Receipt};
 use crate::invocation::{Invocation, Record};
 use crate::message::PlainMessages;
 
@@ -30,7 +30,7 @@ use crate::message::PlainMessages;
 pub struct Function<S>(Arc<Inner<S>>);
 
 struct Inner<S> {
-    inbox: Arc<Inbox<S>>,
+    inbox: Inbox<S>,
     dispatcher: Dispatcher<S>,
     plain: PlainMessages,
     margin: Duration,
@@ -82,7 +82,7 @@ impl<S: Store> Function<S> {
     /// A function that looks events up in `inbox`, and gives new ones to `dispatcher`.
     pub fn new(inbox: Inbox<S>, dispatcher: Dispatcher<S>) -> Self {
         Self(Arc::new(Inner {
-            inbox: Arc::new(inbox),
+            inbox,
             dispatcher,
             plain: PlainMessages::default(),
             margin: MARGIN,

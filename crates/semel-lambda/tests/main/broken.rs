@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use semel::StateKind;
+use semel::store::{ListQuery, Store as _};
+use semel_stores::SqliteOptions;
 use semel_stores::postgres::tokio_postgres::{self, NoTls};
 use serde_json::json;
 use tokio::time::sleep;
@@ -86,7 +89,73 @@ async fn a_transaction_frozen_past_its_lease_is_rolled_back() {
     let Answered::Error(error) = answered else {
         panic!("{answered:?}: an overtaken attempt is no success");
     };
-    assert_eq!(error["errorType"], "NotRecorded");
+    assert_eq!(error["errorType"], "Superseded");
     let again = invoke(&first, &event).await;
     assert_eq!(again, Answered::Response(json!({"receipt": "duplicate"})));
+}
+
+#[tokio::test]
+async fn what_may_have_happened_is_held_and_reported_each_time() {
+    let stage = stage().with("HOLD", "1");
+    let messages = batch([task("m-1", "task", "killed", &json!({"takes_ms": 700}))]);
+    let mut first = stage.sandbox().await;
+    tokio::select! {
+        answered = first.invoke(&messages, TIMEOUT) => panic!("{answered:?} before the kill"),
+        () = stage.begun("killed") => first.kill().await,
+    }
+    sleep(LEASE * 2).await;
+    let second = stage.sandbox().await;
+    for _ in 0..2 {
+        assert_eq!(failures(&second, &messages).await, ["m-1"]);
+    }
+    assert_eq!(stage.entries("killed"), 0);
+}
+
+#[tokio::test]
+async fn nothing_is_in_flight_once_the_function_has_answered() {
+    let stage = stage();
+    let sandbox = stage.sandbox().await;
+    let messages = batch([
+        task("m-1", "task", "good", &json!({})),
+        task(
+            "m-2",
+            "task",
+            "failing",
+            &json!({"fails": true, "takes_ms": 100}),
+        ),
+        task(
+            "m-3",
+            "write",
+            "panicking",
+            &json!({"panics": true, "takes_ms": 200}),
+        ),
+        task("m-4", "write", "slow", &json!({"takes_ms": 300})),
+    ]);
+    assert_eq!(failures(&sandbox, &messages).await, ["m-2", "m-3"]);
+    // From here on Lambda may freeze it, for as long as it likes.
+    freeze(&sandbox);
+    let store = SqliteOptions::new()
+        .open(stage.path().join("store.db"))
+        .unwrap();
+    let page = store
+        .list(&ListQuery::new(StateKind::InFlight))
+        .await
+        .unwrap();
+    assert_eq!(page.entries, []);
+    // And the next sandbox waits for nothing.
+    std::fs::write(stage.path().join("mended"), "").unwrap();
+    let second = stage.sandbox().await;
+    assert!(failures(&second, &messages).await.is_empty());
+    for (name, entries, effects) in [
+        ("good", 1, 0),
+        ("failing", 1, 0),
+        ("panicking", 0, 1),
+        ("slow", 0, 1),
+    ] {
+        assert_eq!(
+            (stage.entries(name), stage.effects(name)),
+            (entries, effects),
+            "{name}"
+        );
+    }
 }

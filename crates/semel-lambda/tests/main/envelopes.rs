@@ -1,13 +1,12 @@
 //! Every shape that is read, and what is said of others.
 
-use semel::memory::MemoryStore;
-use semel_lambda::lambda_runtime::{Context, LambdaEvent};
-use semel_lambda::{Answer, Dispatcher, EventError, Function, FunctionError, Inbox, PlainMessages};
-use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Value, json};
 use std::sync::Arc;
 
-use crate::stage::{QUEUE, batch, event, message};
+use semel::memory::MemoryStore;
+use semel_lambda::{Answer, Dispatcher, EventError, Function, FunctionError, Inbox, PlainMessages};
+use serde_json::{Value, json};
+
+use crate::stage::{QUEUE, batch, event, invocation, message};
 
 /// What a function saw of an event: source, id, type, detail.
 type Seen = (String, String, String, Value);
@@ -30,12 +29,6 @@ async fn seen(plain: PlainMessages, payload: &Value) -> (Result<Answer, Function
     let answer = function.invoke(invocation(payload)).await;
     let seen = events.lock().clone();
     (answer, seen)
-}
-
-fn invocation(payload: &Value) -> LambdaEvent<Box<RawValue>> {
-    let mut context = Context::default();
-    context.deadline = u64::MAX;
-    LambdaEvent::new(to_raw_value(payload).unwrap(), context)
 }
 
 async fn one(plain: PlainMessages, message: Value) -> Seen {

@@ -4,5 +4,6 @@
 mod batches;
 mod broken;
 mod envelopes;
+mod receipts;
 mod repeated;
 mod stage;

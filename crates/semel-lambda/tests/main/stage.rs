@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use semel_lambda::lambda_runtime::{Context, LambdaEvent};
 use semel_stores::sqlite::rusqlite::Connection;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -193,4 +195,11 @@ pub(crate) fn in_group(group: &str, mut message: Value) -> Value {
 
 pub(crate) fn batch(messages: impl IntoIterator<Item = Value>) -> Value {
     json!({"Records": messages.into_iter().collect::<Vec<_>>()})
+}
+
+/// An invocation of a function that runs in the test itself, with time enough.
+pub(crate) fn invocation(payload: &Value) -> LambdaEvent<Box<RawValue>> {
+    let mut context = Context::default();
+    context.deadline = u64::MAX;
+    LambdaEvent::new(to_raw_value(payload).unwrap(), context)
 }
