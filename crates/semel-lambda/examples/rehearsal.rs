@@ -8,7 +8,7 @@
 //! | any other | by the handler for unknown types, where `OTHERWISE` is set |
 //!
 //! `STORE`: a URL, `sqlite:PATH` or `postgres://…`. `FOLDER`: where the ledger is, and a file for each
-//! event that was begun. `LEASE_MS`, `MARGIN_MS`, `WHOLE_BATCHES`: as their names say.
+//! event that was begun. `LEASE_MS`, `MARGIN_MS`, `WHOLE_BATCHES`, `RETRY`: as their names say.
 
 #![expect(clippy::print_stderr, reason = "Lambda logs what is printed")]
 
@@ -140,10 +140,8 @@ async fn main() -> Result<(), BoxError> {
 
 async fn run<S: Transactional>(store: S, dispatcher: Dispatcher<S>) -> Result<(), BoxError> {
     let mut inbox = Inbox::new(store, "rehearsal").with_lease(millis("LEASE_MS", 30_000));
-    if set("HOLD") {
-        inbox = inbox.with_on_lapse(OnLapse::Hold);
-    } else {
-        // The ledger refuses stale fences.
+    if set("RETRY") {
+        // Right for tasks as well: the ledger refuses stale fences.
         inbox = inbox.with_on_lapse(OnLapse::Retry);
     }
     let mut dispatcher = dispatcher.on("task", task);

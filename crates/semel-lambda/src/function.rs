@@ -93,7 +93,8 @@ impl<S: Store> Function<S> {
     }
 
     /// How much time one event may take: with less left before the invocation's deadline no other
-    /// event of a batch is begun, and what was not begun is reported as failed. 2 s unless set.
+    /// event of a batch is begun, and what was not begun is reported as failed. 2 s unless set, and
+    /// never more than half of the invocation's time.
     ///
     /// What was begun is always waited for: the function never answers while work goes on.
     #[must_use]
@@ -188,6 +189,8 @@ impl<S: Store> Function<S> {
         deadline: Deadline,
     ) -> Result<Answer, FunctionError> {
         let of = records.len();
+        // With a margin as long as the function's timeout no message would ever be begun.
+        let margin = self.0.margin.min(deadline.left() / 2);
         let mut failed = Vec::new();
         let mut lanes = lanes(records).into_iter();
         let mut running = JoinSet::new();
@@ -197,7 +200,7 @@ impl<S: Store> Function<S> {
                 && let Some(lane) = lanes.next()
             {
                 let function = self.clone();
-                running.spawn(async move { function.lane(lane, deadline).await });
+                running.spawn(async move { function.lane(lane, deadline, margin).await });
             }
             match running.join_next().await {
                 None => break,
@@ -221,13 +224,21 @@ impl<S: Store> Function<S> {
 
     /// Handles messages one after the other. After the first failure none is begun: those after it
     /// would overtake it.
-    async fn lane(&self, lane: Lane, deadline: Deadline) -> Vec<(usize, Box<str>)> {
+    async fn lane(
+        &self,
+        lane: Lane,
+        deadline: Deadline,
+        margin: Duration,
+    ) -> Vec<(usize, Box<str>)> {
         let mut failed = Vec::new();
         for (place, record) in lane {
-            let handled = if failed.is_empty() {
-                self.record(&record, deadline).await
-            } else {
+            let left = deadline.left();
+            let handled = if !failed.is_empty() {
                 Err(EventError::AfterFailure)
+            } else if left < margin {
+                Err(EventError::OutOfTime { left })
+            } else {
+                self.record(&record, deadline).await
             };
             if let Err(error) = handled {
                 self.report(Some(record.message_id()), &error);
@@ -238,10 +249,6 @@ impl<S: Store> Function<S> {
     }
 
     async fn record(&self, record: &Record, deadline: Deadline) -> Result<Receipt, EventError> {
-        let left = deadline.left();
-        if left < self.0.margin {
-            return Err(EventError::OutOfTime { left });
-        }
         let envelope: Result<Envelope, EnvelopeError> = record.read(&self.0.plain);
         self.event(envelope?, deadline).await
     }

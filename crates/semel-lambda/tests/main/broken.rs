@@ -22,7 +22,7 @@ fn stage() -> Stage {
 
 #[tokio::test]
 async fn a_message_whose_sandbox_was_killed_is_handled_by_the_next() {
-    let stage = stage();
+    let stage = stage().with("RETRY", "1");
     for (kind, name) in [("task", "plain"), ("write", "transacted")] {
         // Whoever is not killed takes no time.
         let messages = batch([task(name, kind, name, &json!({"takes_ms": 700}))]);
@@ -46,7 +46,7 @@ async fn a_message_whose_sandbox_was_killed_is_handled_by_the_next() {
 
 #[tokio::test]
 async fn a_sandbox_frozen_past_its_lease_has_its_effect_refused() {
-    let stage = stage();
+    let stage = stage().with("RETRY", "1");
     let messages = batch([task("m-1", "task", "frozen", &json!({"takes_ms": 300}))]);
     let (first, second) = (stage.sandbox().await, stage.sandbox().await);
     let froze = async {
@@ -96,7 +96,7 @@ async fn a_transaction_frozen_past_its_lease_is_rolled_back() {
 
 #[tokio::test]
 async fn what_may_have_happened_is_held_and_reported_each_time() {
-    let stage = stage().with("HOLD", "1");
+    let stage = stage();
     let messages = batch([task("m-1", "task", "killed", &json!({"takes_ms": 700}))]);
     let mut first = stage.sandbox().await;
     tokio::select! {
@@ -109,6 +109,21 @@ async fn what_may_have_happened_is_held_and_reported_each_time() {
         assert_eq!(failures(&second, &messages).await, ["m-1"]);
     }
     assert_eq!(stage.entries("killed"), 0);
+    // Of a transaction nothing can have happened: it is run again unless it is said otherwise.
+    let messages = batch([task(
+        "m-2",
+        "write",
+        "rolled-back",
+        &json!({"takes_ms": 300}),
+    )]);
+    let mut third = stage.sandbox().await;
+    tokio::select! {
+        answered = third.invoke(&messages, TIMEOUT) => panic!("{answered:?} before the kill"),
+        () = stage.begun("rolled-back") => third.kill().await,
+    }
+    sleep(LEASE * 2).await;
+    assert!(failures(&second, &messages).await.is_empty());
+    assert_eq!(stage.effects("rolled-back"), 1);
 }
 
 #[tokio::test]

@@ -6,4 +6,5 @@ mod broken;
 mod envelopes;
 mod receipts;
 mod repeated;
+mod requests;
 mod stage;
