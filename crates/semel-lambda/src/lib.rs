@@ -81,7 +81,7 @@
 //! 4. With too little time left ([`Function::with_margin`]) nothing is begun.
 //! 5. It answers only when nothing that it began is running: after its answer Lambda freezes the
 //!    sandbox, and a lease is not renewed there.
-//! 6. No error and no log line has an event's id in it (R12).
+//! 6. No error of this crate, and nothing that it logs, has an event's id in it (R12).
 //!
 //! # Links
 //!

@@ -4,6 +4,7 @@
 mod batches;
 mod broken;
 mod envelopes;
+mod limits;
 mod receipts;
 mod repeated;
 mod requests;

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::stage::{Answered, Stage, batch, event, failures, invoke, start, task};
+use crate::stage::{Answered, Stage, batch, event, example, failures, invoke, start, task};
 
 #[tokio::test]
 async fn a_message_is_handled_once_in_two_invocations_and_two_processes() {
@@ -86,4 +86,29 @@ async fn the_example_writes_each_order_once() {
         })
         .unwrap();
     assert_eq!((count, pieces), (2, 4));
+}
+
+#[tokio::test]
+async fn the_documented_command_runs_a_function_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let events = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/events/");
+    let output = tokio::process::Command::new(example("local"))
+        .arg(example("orders"))
+        .args(["placed.json", "placed.json", "batch.json"].map(|file| format!("{events}{file}")))
+        .env("ORDERS", folder.path().join("orders.db"))
+        .output()
+        .await
+        .unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let answers: Vec<&str> = said
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(_, a)| a)
+        .collect();
+    let expected = [
+        r#"answer {"receipt":"handled"}"#,
+        r#"answer {"receipt":"duplicate"}"#,
+        r#"answer {"batchItemFailures":[{"itemIdentifier":"2e1424d4-f796-459a-8184-9c92662be6da"}]}"#,
+    ];
+    assert_eq!(answers, expected);
 }

@@ -100,20 +100,20 @@ fn count(file: &Path, table: &str, name: &str) -> i64 {
 }
 
 /// Starts one of the examples.
-pub(crate) async fn start(example: &str, variables: &[(&str, String)]) -> Sandbox {
-    let program = example_folder().join(example);
+pub(crate) async fn start(name: &str, variables: &[(&str, String)]) -> Sandbox {
+    Sandbox::start(&example(name), variables).await.unwrap()
+}
+
+/// Where an example is: beside the folder of the test's own program.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let this = std::env::current_exe().unwrap();
+    let program = this.ancestors().nth(2).unwrap().join("examples").join(name);
     assert!(
         program.exists(),
         "{} is not there: cargo build -p semel-lambda --examples --all-features",
         program.display()
     );
-    Sandbox::start(&program, variables).await.unwrap()
-}
-
-// Beside the folder of the test's own program.
-fn example_folder() -> PathBuf {
-    let this = std::env::current_exe().unwrap();
-    this.ancestors().nth(2).unwrap().join("examples")
+    program
 }
 
 /// Freezes a sandbox, as Lambda does between invocations.

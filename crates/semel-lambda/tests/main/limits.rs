@@ -1,0 +1,84 @@
+//! How much goes on at the same time, and what is waited for.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use semel::memory::MemoryStore;
+use semel_lambda::{Answer, Dispatcher, Function, Inbox};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::stage::{batch, in_group, invocation, task};
+
+/// Handlers that count how many of them run, and the most there were.
+#[derive(Default)]
+struct Crowd {
+    now: AtomicUsize,
+    most: AtomicUsize,
+    done: AtomicUsize,
+}
+
+fn function(crowd: &Arc<Crowd>) -> Function<MemoryStore> {
+    let crowd = Arc::clone(crowd);
+    let dispatcher = Dispatcher::new().on("task", move |_: Value, _| {
+        let crowd = Arc::clone(&crowd);
+        async move {
+            let now = 1 + crowd.now.fetch_add(1, Ordering::SeqCst);
+            crowd.most.fetch_max(now, Ordering::SeqCst);
+            sleep(Duration::from_secs(1)).await;
+            crowd.now.fetch_sub(1, Ordering::SeqCst);
+            crowd.done.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, std::io::Error>(())
+        }
+    });
+    Function::new(Inbox::new(MemoryStore::default(), "tests"), dispatcher)
+}
+
+fn tasks(count: usize) -> Vec<Value> {
+    let ids = (0..count).map(|number| format!("m-{number}"));
+    ids.map(|id| task(&id, "task", &id, &json!({}))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_are_handled_at_a_time_as_allowed() {
+    for (allowed, grouped, most) in [
+        (1, false, 1),
+        (3, false, 3),
+        (100, false, 20),
+        (100, true, 4),
+    ] {
+        let crowd = Arc::new(Crowd::default());
+        let function = function(&crowd).with_concurrency(NonZeroUsize::new(allowed).unwrap());
+        let messages = tasks(20).into_iter().enumerate();
+        let messages = messages.map(|(number, message)| match grouped {
+            true => in_group(&(number % 4).to_string(), message),
+            false => message,
+        });
+        let answer = function.invoke(invocation(&batch(messages))).await.unwrap();
+        assert_eq!(answer, Answer::Batch(Default::default()));
+        assert_eq!(crowd.most.load(Ordering::SeqCst), most);
+        assert_eq!(crowd.done.load(Ordering::SeqCst), 20);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_observer_fails_the_batch_after_all_have_ended() {
+    let crowd = Arc::new(Crowd::default());
+    let function = function(&crowd).with_on_failure(|_| panic!("as it was told"));
+    let mut messages = tasks(3);
+    messages.insert(0, task("m", "unknown", "m", &json!({})));
+    let error = function
+        .invoke(invocation(&batch(messages)))
+        .await
+        .unwrap_err();
+    assert_eq!(error.name(), "Panicked");
+    assert_eq!(crowd.done.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn the_function_runs_on_managed_instances_too() {
+    fn concurrent<F: tower_service::Service<I, Future: Send> + Clone + Send + 'static, I>(_: &F) {}
+    concurrent(&function(&Arc::default()));
+}
