@@ -63,22 +63,56 @@ async fn a_sandbox_frozen_past_its_lease_has_its_effect_refused() {
     assert!(failures(&first, &messages).await.is_empty());
 }
 
-#[tokio::test]
-async fn a_transaction_frozen_past_its_lease_is_rolled_back() {
+/// A database with a table for effects, and a client of it.
+async fn database(application: &str) -> (String, tokio_postgres::Client) {
     let url = semel_testkit::servers::shared(semel_testkit::servers::Kind::Postgres).unwrap();
     let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
     tokio::spawn(connection);
+    // An error is that of a test that makes it at the same time, and has made it when it comes.
     client
         .batch_execute("CREATE TABLE IF NOT EXISTS lambda_effects (name TEXT NOT NULL)")
         .await
+        .ok();
+    (
+        format!("{url}?application_name={application}&listen=off"),
+        client,
+    )
+}
+
+#[tokio::test]
+async fn a_thawed_sandbox_whose_connections_are_gone_goes_on() {
+    let application = format!("semel-lambda-{}", std::process::id());
+    let (url, client) = database(&application).await;
+    let stage = Stage::on(url);
+    let sandbox = stage.sandbox().await;
+    let event = |id: &str| {
+        let id = format!("{}-{id}", stage.name());
+        event(&id, "write", &json!({"name": id}))
+    };
+    let handled = Answered::Response(json!({"receipt": "handled"}));
+    assert_eq!(invoke(&sandbox, &event("before")).await, handled);
+    freeze(&sandbox);
+    let ended = client
+        .query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1",
+            &[&application],
+        )
+        .await
         .unwrap();
+    assert!(!ended.is_empty());
+    thaw(&sandbox);
+    assert_eq!(invoke(&sandbox, &event("after")).await, handled);
+}
+
+#[tokio::test]
+async fn a_transaction_frozen_past_its_lease_is_rolled_back() {
+    let (url, client) = database("frozen").await;
     let stage = Stage::on(url).with("LEASE_MS", &LEASE.as_millis().to_string());
-    // The server outlives this run: ids of its own.
-    let id = stage.path().display().to_string();
-    let event = event(&id, "write", &json!({"name": "frozen", "takes_ms": 300}));
+    let name = stage.name();
+    let event = event(&name, "write", &json!({"name": name, "takes_ms": 300}));
     let (first, second) = (stage.sandbox().await, stage.sandbox().await);
     let froze = async {
-        stage.begun("frozen").await;
+        stage.begun(&name).await;
         freeze(&first);
         sleep(LEASE * 2).await;
         let handled = invoke(&second, &event).await;
@@ -92,6 +126,9 @@ async fn a_transaction_frozen_past_its_lease_is_rolled_back() {
     assert_eq!(error["errorType"], "Superseded");
     let again = invoke(&first, &event).await;
     assert_eq!(again, Answered::Response(json!({"receipt": "duplicate"})));
+    let sql = "SELECT count(*) FROM lambda_effects WHERE name = $1";
+    let effects: i64 = client.query_one(sql, &[&name]).await.unwrap().get(0);
+    assert_eq!(effects, 1);
 }
 
 #[tokio::test]

@@ -61,6 +61,15 @@ impl Stage {
         self.folder.path()
     }
 
+    /// A name that no other stage has: servers outlive a run.
+    pub(crate) fn name(&self) -> String {
+        self.path()
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .into_owned()
+    }
+
     /// How often a `task` had its effect.
     pub(crate) fn entries(&self, name: &str) -> i64 {
         count(&self.path().join("ledger.db"), "entries", name)
