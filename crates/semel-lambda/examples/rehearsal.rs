@@ -36,16 +36,19 @@ struct Task {
     fails: bool,
     #[serde(default)]
     panics: bool,
+    /// Attempts before this one fail.
+    #[serde(default)]
+    fails_before: u32,
 }
 
 impl Task {
     /// Says that it has begun, takes its time, and fails if it is to fail.
-    async fn play(&self) -> Result<(), BoxError> {
+    async fn play(&self, context: &EventContext) -> Result<(), BoxError> {
         std::fs::write(folder().join(&self.name), "begun")?;
         sleep(Duration::from_millis(self.takes_ms)).await;
         let mended = folder().join("mended").exists();
         assert!(mended || !self.panics, "as it was told");
-        if self.fails && !mended {
+        if (self.fails && !mended) || context.attempt() < self.fails_before {
             return Err("as it was told".into());
         }
         Ok(())
@@ -81,7 +84,7 @@ fn enter(name: &str, context: &EventContext) -> rusqlite::Result<()> {
 }
 
 async fn task(task: Task, context: EventContext) -> Result<(), BoxError> {
-    task.play().await?;
+    task.play(&context).await?;
     Ok(enter(&task.name, &context)?)
 }
 
@@ -91,25 +94,28 @@ async fn other(envelope: Envelope, context: EventContext) -> Result<(), BoxError
 
 async fn write_sqlite(
     task: Task,
-    _: EventContext,
+    context: EventContext,
     mut transaction: Lent<SqliteTransaction>,
 ) -> Result<(), BoxError> {
     let name = task.name.clone();
     transaction
         .call(move |c| c.execute("INSERT INTO effects VALUES (?1)", (name,)))
         .await?;
-    task.play().await
+    task.play(&context).await
 }
 
 async fn write_postgres(
     task: Task,
-    _: EventContext,
+    context: EventContext,
     transaction: Lent<PostgresTransaction>,
 ) -> Result<(), BoxError> {
     transaction
-        .execute("INSERT INTO lambda_effects VALUES ($1)", &[&task.name])
+        .execute(
+            "INSERT INTO lambda_effects (name) VALUES ($1)",
+            &[&task.name],
+        )
         .await?;
-    task.play().await
+    task.play(&context).await
 }
 
 #[tokio::main]

@@ -5,12 +5,12 @@ use std::time::Duration;
 use semel::StateKind;
 use semel::store::{ListQuery, Store as _};
 use semel_stores::SqliteOptions;
-use semel_stores::postgres::tokio_postgres::{self, NoTls};
 use serde_json::json;
 use tokio::time::sleep;
 
 use crate::stage::{
-    Answered, Stage, TIMEOUT, batch, event, failures, failures_of, freeze, invoke, task, thaw,
+    Answered, Stage, TIMEOUT, batch, database, event, failures, failures_of, freeze, invoke, task,
+    thaw,
 };
 
 /// The lease of these tests; renewed every third of it.
@@ -61,22 +61,6 @@ async fn a_sandbox_frozen_past_its_lease_has_its_effect_refused() {
     assert_eq!(failures_of(answered), ["m-1"]);
     assert_eq!(stage.entries("frozen"), 1);
     assert!(failures(&first, &messages).await.is_empty());
-}
-
-/// A database with a table for effects, and a client of it.
-async fn database(application: &str) -> (String, tokio_postgres::Client) {
-    let url = semel_testkit::servers::shared(semel_testkit::servers::Kind::Postgres).unwrap();
-    let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
-    tokio::spawn(connection);
-    // An error is that of a test that makes it at the same time, and has made it when it comes.
-    client
-        .batch_execute("CREATE TABLE IF NOT EXISTS lambda_effects (name TEXT NOT NULL)")
-        .await
-        .ok();
-    (
-        format!("{url}?application_name={application}&listen=off"),
-        client,
-    )
 }
 
 #[tokio::test]

@@ -9,3 +9,4 @@ mod receipts;
 mod repeated;
 mod requests;
 mod stage;
+mod storm;

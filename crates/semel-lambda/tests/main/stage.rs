@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use semel_lambda::lambda_runtime::{Context, LambdaEvent};
+use semel_stores::postgres::tokio_postgres::{self, NoTls};
 use semel_stores::sqlite::rusqlite::Connection;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
@@ -138,6 +139,24 @@ pub(crate) fn thaw(sandbox: &Sandbox) {
 fn signal(sandbox: &Sandbox, signal: Signal) {
     let id = sandbox.process.id().unwrap().cast_signed();
     kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+}
+
+/// A database with a table for effects, and a client of it.
+pub(crate) async fn database(application: &str) -> (String, tokio_postgres::Client) {
+    let url = semel_testkit::servers::shared(semel_testkit::servers::Kind::Postgres).unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // An error is that of a test that makes it at the same time, and has made it when it comes.
+    client
+        .batch_execute(
+            "CREATE TABLE IF NOT EXISTS lambda_effects (place BIGSERIAL, name TEXT NOT NULL)",
+        )
+        .await
+        .ok();
+    (
+        format!("{url}?application_name={application}&listen=off"),
+        client,
+    )
 }
 
 /// How long the function has, and how long a test waits for it.
