@@ -7,10 +7,14 @@
 //! cargo run -p semel-lambda --example local -- target/debug/examples/orders \
 //!     crates/semel-lambda/examples/events/placed.json crates/semel-lambda/examples/events/batch.json
 //! ```
+//!
+//! The second time all are duplicates. `ORDERS` names another file than the one in the folder for
+//! temporary files.
 
 #![expect(clippy::print_stderr, reason = "Lambda logs what is printed")]
 
 use std::io;
+use std::path::PathBuf;
 
 use semel::guard::TransactOptions;
 use semel::transaction::Lent;
@@ -54,7 +58,8 @@ async fn shipped(event: OrderShipped, context: EventContext) -> Result<(), io::E
 
 #[tokio::main]
 async fn main() -> Result<(), semel_lambda::BoxError> {
-    let file = std::env::var("ORDERS").unwrap_or_else(|_| "orders.db".to_owned());
+    let file = std::env::var_os("ORDERS").map(PathBuf::from);
+    let file = file.unwrap_or_else(|| std::env::temp_dir().join("semel-lambda-orders.db"));
     // Once per sandbox, not once per invocation.
     let store = SqliteOptions::new().schema(Schema::Create).open(&file)?;
     Connection::open(&file)?.execute_batch(

@@ -7,6 +7,8 @@
 //!     crates/semel-lambda/examples/events/post.json crates/semel-lambda/examples/events/post.json
 //! ```
 
+use std::path::PathBuf;
+
 use axum::http::StatusCode;
 use axum::{Router, routing::post};
 use semel::{Clock as _, SystemClock};
@@ -21,7 +23,8 @@ async fn place_order(what: String) -> (StatusCode, String) {
 
 #[tokio::main]
 async fn main() -> Result<(), semel_lambda::BoxError> {
-    let file = std::env::var("ORDERS").unwrap_or_else(|_| "orders_api.db".to_owned());
+    let file = std::env::var_os("ORDERS").map(PathBuf::from);
+    let file = file.unwrap_or_else(|| std::env::temp_dir().join("semel-lambda-orders-api.db"));
     let store = SqliteOptions::new().schema(Schema::Create).open(&file)?;
     let layer = IdempotencyLayer::new(store)
         .with_scope(semel_lambda::http::principal)

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use semel::store::Nonce;
 use semel_stores::sqlite::rusqlite::Connection;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::stage::{
     Sandbox, Stage, TIMEOUT, batch, database, failures_of, freeze, in_group, task, thaw,
@@ -139,7 +139,8 @@ async fn play(
     let sandboxes =
         [(); 3].map(|()| tokio::spawn(poll(stage.clone(), queue.clone(), faults.clone(), freezes)));
     for sandbox in sandboxes {
-        sandbox.await.unwrap();
+        let ended = timeout(Duration::from_secs(60), sandbox).await;
+        ended.expect("an empty queue within a minute").unwrap();
     }
     assert!(faults.load(Ordering::SeqCst) < FAULTS);
     (stage, name)
