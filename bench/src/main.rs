@@ -5,6 +5,7 @@
 
 mod client;
 mod disk;
+mod effects;
 mod embedded;
 mod gateway;
 mod http;
@@ -19,7 +20,7 @@ use anyhow::{Result, bail};
 use report::Run;
 
 const USAGE: &str =
-    "usage: semel-bench memory|embedded|http|gateway|stores|all… [--quick] [--only NAME]";
+    "usage: semel-bench memory|embedded|http|gateway|stores|effects|all… [--quick] [--only NAME]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -33,8 +34,10 @@ fn main() -> Result<()> {
             memory::RESIDENT => return memory::resident(arguments),
             server::APPLICATION => return server::serve(arguments),
             "all" => {
-                topics
-                    .extend(["memory", "embedded", "http", "gateway", "stores"].map(String::from));
+                topics.extend(
+                    ["memory", "embedded", "http", "gateway", "stores", "effects"]
+                        .map(String::from),
+                );
             }
             _ => topics.push(argument),
         }
@@ -49,6 +52,7 @@ fn main() -> Result<()> {
             "http" => http::measure(&run)?,
             "gateway" => gateway::measure(&run)?,
             "stores" => stores::measure(&run)?,
+            "effects" => effects::measure(&run)?,
             _ => bail!("there is no topic {topic:?}; {USAGE}"),
         }
     }

@@ -217,3 +217,30 @@ async fn a_transaction_that_is_dropped_is_rolled_back_and_frees_the_lock() {
     let closed = bench.store.begin(Isolation::default()).await.unwrap_err();
     assert_eq!(closed.into_source().kind(), StoreErrorKind::Closed);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_costs_one_commit_for_the_claim_beside_its_own() {
+    let bench = Bench::new();
+    // The first makes the connection for transactions.
+    for key in ["warm", "counted"] {
+        let before = commits(&bench.path);
+        let ran = bench.run(key, policy(), move |_, tx| order(tx, key)).await;
+        assert_eq!(ran.unwrap(), Ran::First(key.to_owned()));
+        assert_eq!(commits(&bench.path) - before, 2, "{key}");
+    }
+    assert_eq!(bench.store.commits(), 2, "the claims");
+}
+
+/// How many commits are in the write-ahead log: a frame has the file's size where it ends one.
+fn commits(path: &Path) -> usize {
+    const HEADER: usize = 32;
+    const FRAME: usize = 24;
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    let log = std::fs::read(log).unwrap();
+    let page = u32::from_be_bytes(log[8..12].try_into().unwrap()) as usize;
+    log[HEADER..]
+        .chunks_exact(FRAME + page)
+        .filter(|frame| frame[4..8] != [0; 4])
+        .count()
+}
