@@ -95,7 +95,7 @@ impl DynamoDbStore {
         match change.expected {
             // Not over its own: sent again it answers as it did.
             Expected::Any if !change.deletes => {
-                update.when("(attribute_not_exists(#value) OR #nonce <> :nonce)")
+                update.when("(attribute_not_exists(#value) OR #nonce <> :nonce)");
             }
             Expected::Any => update.when("attribute_exists(#value)"),
             Expected::Absent if !change.deletes => update.when("attribute_not_exists(#value)"),
