@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::store::{Fenced, Retention, Store, Token};
-use crate::{IdentityDigest, Outcome, StoreError};
+use crate::{FinishedStep, IdentityDigest, Outcome, StoreError};
 
 /// How strictly a transaction is kept apart from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -90,6 +90,20 @@ pub trait Transactional: Store {
         retention: Retention,
     ) -> impl Future<Output = Result<Fenced, TransactionError>> + Send;
 
+    /// Keeps the result of a finished step inside the transaction, behind the `kept` bytes of those
+    /// before it: one fenced statement, the last before its commit.
+    /// [`Fenced::Applied`] only where *this* transaction wrote it: a step that is kept at this place
+    /// already is [`OtherSteps`](crate::store::Refusal::OtherSteps), also where it is the same,
+    /// because the effects beside it would be the second ones.
+    fn keep_step_in(
+        &self,
+        transaction: &mut Self::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> impl Future<Output = Result<Fenced, TransactionError>> + Send;
+
     /// Commits it, and wakes who waits for the attempts that it completes.
     fn commit(
         &self,
@@ -124,6 +138,17 @@ impl<S: Transactional> Transactional for Arc<S> {
         retention: Retention,
     ) -> Result<Fenced, TransactionError> {
         S::complete_in(self, transaction, identity, token, outcome, retention).await
+    }
+
+    async fn keep_step_in(
+        &self,
+        transaction: &mut Self::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        S::keep_step_in(self, transaction, identity, token, step, kept).await
     }
 
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {

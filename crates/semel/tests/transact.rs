@@ -6,9 +6,11 @@ mod scripted;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use scripted::{Conflict, Failure, Fate, Scripted};
-use semel::guard::{Guard, OnFailure, Policy, Ran, RunError, TransactOptions};
+use semel::guard::{Guard, OnFailure, Policy, Ran, RunError, StepError, TransactOptions};
+use semel::transaction::Isolation;
 use semel::{
     Fingerprint, Identity, Key, OutcomeKind, Scope, StateKind, Store as _, StoreErrorKind,
 };
@@ -177,6 +179,190 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(bench.run(counted).await, Err(RunError::Omitted)));
+}
+
+type InSteps = std::result::Result<Ran<String>, RunError<StepError<Failure>>>;
+
+impl Bench {
+    /// Two steps in a transaction each, and one between them that is in none.
+    async fn in_steps(
+        &self,
+        work: impl Fn(u32) -> Result<String, Failure> + Clone + Send + Sync + 'static,
+    ) -> InSteps {
+        let guard = Guard::new(self.store.clone(), self.policy);
+        let options = TransactOptions::default().with_retries(self.retries);
+        let runs = self.runs.clone();
+        guard
+            .run_in_steps(
+                &identity(),
+                Fingerprint::of(b"asked"),
+                |mut steps| async move {
+                    let mut done = String::new();
+                    for (place, name) in ["reserve", "pay"].into_iter().enumerate() {
+                        let result: String = steps
+                            .transact(name, options, |info, transaction| {
+                                runs.fetch_add(1, Ordering::SeqCst);
+                                drop(transaction);
+                                // The second step is told from the first by a hundred.
+                                let ran = work(info.again + 100 * u32::try_from(place).unwrap());
+                                async move { ran }
+                            })
+                            .await?;
+                        let between = steps.step("between", |_| async { Ok(",".to_owned()) });
+                        done = format!("{done}{result}{}", between.await?);
+                    }
+                    Ok::<_, StepError<Failure>>(done)
+                },
+            )
+            .await
+    }
+
+    async fn kept(&self) -> Vec<String> {
+        let entry = self.store.get(identity().digest()).await.unwrap();
+        let progress = entry.unwrap().record.progress;
+        progress.steps().map(|(name, _)| name.to_owned()).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_was_committed_is_not_run_again() {
+    let bench = Bench::new(&[]);
+    let fails_second = |run| match run {
+        100.. => Err(Failure(None)),
+        _ => counted(run),
+    };
+    let failed = bench.in_steps(fails_second).await;
+    let Err(RunError::Failed(StepError::Failed(_))) = failed else {
+        panic!("{failed:?}");
+    };
+    assert_eq!(bench.kept().await, ["reserve", "between"]);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Ran::First("run 0,run 100,".into()));
+    assert_eq!(bench.runs(), 3);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Ran::Replayed("run 0,run 100,".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflicts_of_a_step_run_it_again_within_the_bound() {
+    let bench = Bench::new(&[
+        Fate::Conflicts,
+        Fate::Conflicts,
+        Fate::Commits,
+        Fate::Conflicts,
+    ]);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Ran::First("run 2,run 101,".into()));
+
+    let bench = Bench::new(&[Fate::Conflicts; 4]);
+    match bench.in_steps(counted).await {
+        Err(RunError::Failed(StepError::Store { ran: true, source })) => {
+            assert_eq!(source.kind(), StoreErrorKind::NotApplied);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(bench.runs(), 4);
+
+    let bench = Bench::new(&[]);
+    let ran = bench.in_steps(|_| Err(Failure(Some(Conflict)))).await;
+    assert!(matches!(ran, Err(RunError::Failed(StepError::Failed(_)))));
+    let rolled_back = bench.store.rolled_back.load(Ordering::SeqCst);
+    assert_eq!((bench.runs(), rolled_back), (4, 4));
+    assert!(bench.kept().await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_of_a_step_is_what_the_record_says() {
+    let bench = Bench::new(&[Fate::Lost { committed: true }]);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Ran::First("run 0,run 100,".into()));
+
+    let bench = Bench::new(&[Fate::Lost { committed: false }]);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Ran::First("run 1,run 100,".into()));
+
+    // Nobody answers: it is not run again in this attempt, and the next one knows.
+    let bench = Bench::new(&[Fate::Lost { committed: true }]);
+    bench.store.deaf.store(true, Ordering::SeqCst);
+    match bench.in_steps(counted).await {
+        Err(RunError::Failed(StepError::Store { ran: true, source })) => {
+            assert_eq!(source.kind(), StoreErrorKind::Unknown);
+        }
+        other => panic!("{other:?}"),
+    }
+    bench.store.deaf.store(false, Ordering::SeqCst);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Ran::First("run 0,run 100,".into()));
+    assert_eq!(bench.runs(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_cannot_be_kept_is_rolled_back() {
+    let bench = Bench::new(&[]);
+    let large = "x".repeat(70_000);
+    let ran = bench.in_steps(move |_| Ok(large.clone())).await;
+    let Err(RunError::Failed(StepError::TooLarge { .. })) = ran else {
+        panic!("{ran:?}");
+    };
+    assert_eq!(bench.store.rolled_back.load(Ordering::SeqCst), 1);
+
+    let guard = Guard::new(bench.store.clone(), bench.policy);
+    let id = identity();
+    let ran = guard.run_in_steps(&id, Fingerprint::of(b"asked"), |mut steps| async move {
+        let options = TransactOptions::default();
+        steps
+            .transact("keep", options, |_, transaction| async move {
+                std::mem::forget(transaction);
+                Ok::<_, Failure>(())
+            })
+            .await
+    });
+    let Err(RunError::Failed(StepError::TransactionKept(name))) = ran.await else {
+        panic!("committed");
+    };
+    assert_eq!(&*name, "keep");
+    assert!(bench.kept().await.is_empty());
+}
+
+/// A transaction that renewals do not go with holds them up, and no longer than it lasts.
+#[tokio::test(start_paused = true)]
+async fn renewals_wait_for_such_a_step_alone() {
+    let mut bench = Bench::new(&[]);
+    bench.policy = Policy::default().with_lease(Duration::from_secs(30));
+    let store = bench.store.clone();
+    let guard = Guard::new(store.clone(), bench.policy);
+    let lease = async move || {
+        let entry = store.memory.get(identity().digest()).await.unwrap();
+        entry.unwrap().record.lease_until
+    };
+    let id = identity();
+    let ran = guard.run_in_steps(&id, Fingerprint::of(b"asked"), |mut steps| async move {
+        for (isolation, renewed) in [
+            (Isolation::ReadCommitted, true),
+            (Isolation::Serializable, false),
+        ] {
+            let options = TransactOptions::default().with_isolation(isolation);
+            let lease = lease.clone();
+            let during = move |_, transaction| {
+                let lease = lease.clone();
+                async move {
+                    let before = lease().await;
+                    tokio::time::sleep(Duration::from_secs(20)).await;
+                    assert_eq!(lease().await > before, renewed, "{isolation:?}");
+                    drop(transaction);
+                    Ok::<_, Failure>(())
+                }
+            };
+            steps
+                .transact(&format!("{isolation:?}"), options, during)
+                .await?;
+        }
+        let before = lease().await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert!(lease().await > before);
+        Ok::<_, StepError<Failure>>(())
+    });
+    ran.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

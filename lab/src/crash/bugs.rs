@@ -229,6 +229,18 @@ impl<B: Base> Transactional for Planted<B> {
         })
     }
 
+    async fn keep_step_in(
+        &self,
+        tx: &mut B::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        let kept = self.inner.keep_step_in(tx, identity, token, step, kept);
+        kept.await
+    }
+
     async fn commit(&self, tx: B::Transaction) -> Result<(), TransactionError> {
         let put_off = self.put_off.lock().take();
         if self.bug == Some(Bug::AnswersFirst) {

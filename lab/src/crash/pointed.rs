@@ -148,6 +148,20 @@ impl<S: Transactional> Transactional for Pointed<S> {
         Ok(done)
     }
 
+    async fn keep_step_in(
+        &self,
+        transaction: &mut S::Transaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        let kept = self
+            .inner
+            .keep_step_in(transaction, identity, token, step, kept);
+        kept.await
+    }
+
     async fn commit(&self, transaction: S::Transaction) -> Result<(), TransactionError> {
         self.points.pass(Point::BeforeCommit).await;
         self.points.pass(Point::WhileCommitting).await;

@@ -209,13 +209,24 @@ impl Table {
         outcome: &Outcome,
         retention: Retention,
     ) -> String {
-        format!(
-            "UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition}",
-            records = self.records,
-            set = completed(outcome, retention),
-            digest = Hex(digest.as_bytes()),
-            condition = unsettled(token),
-        )
+        self.only(digest, &completed(outcome, retention), &unsettled(token))
+    }
+
+    /// See [`only_complete`](Self::only_complete).
+    pub(super) fn only_keep_step(
+        &self,
+        digest: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> String {
+        let (set, condition) = kept_step(token, step, kept);
+        self.only(digest, &set, &condition)
+    }
+
+    fn only(&self, digest: &IdentityDigest, set: &str, condition: &str) -> String {
+        let (records, digest) = (&self.records, Hex(digest.as_bytes()));
+        format!("UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition}")
     }
 
     /// The record as it is now, not as it was when the transaction began.
@@ -231,14 +242,7 @@ impl Table {
         step: &FinishedStep,
         kept: usize,
     ) -> String {
-        let step = step.as_bytes();
-        let set = format!("progress=CONCAT(progress,{})", Hex(step));
-        let all = kept.saturating_add(step.len());
-        let condition = format!(
-            "{} AND LENGTH(progress)={kept} AND {all}<={most}",
-            unsettled(token),
-            most = Progress::MAX_BYTES,
-        );
+        let (set, condition) = kept_step(token, step, kept);
         self.fenced(digest, &set, &condition)
     }
 
@@ -389,6 +393,19 @@ fn completed(outcome: &Outcome, retention: Retention) -> String {
         purge = Later("settled_at", replay.saturating_add(tombstone)),
         outcome = Hex(outcome.as_bytes()),
     )
+}
+
+/// What is set to keep a step, and on what condition.
+fn kept_step(token: &Token, step: &FinishedStep, kept: usize) -> (String, String) {
+    let step = step.as_bytes();
+    let set = format!("progress=CONCAT(progress,{})", Hex(step));
+    let all = kept.saturating_add(step.len());
+    let condition = format!(
+        "{} AND LENGTH(progress)={kept} AND {all}<={most}",
+        unsettled(token),
+        most = Progress::MAX_BYTES,
+    );
+    (set, condition)
 }
 
 fn unknown() -> String {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use semel::record;
 use semel::store::{Fenced, Refusal, Result, Retention, Token};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use semel::{FinishedStep, IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Error, Executor as _, MySql, MySqlPool, Transaction,
@@ -180,10 +180,13 @@ impl MysqlStore {
         }
     }
 
+    /// Why nothing was written. Where the record is as the statement would write it, by an earlier
+    /// one, that is refused as `there`.
     async fn judge(
         &self,
         transaction: &mut MysqlTransaction,
         identity: &IdentityDigest,
+        there: Refusal,
         judge: impl FnOnce(Option<&record::Record>, semel::Timestamp) -> record::Step,
     ) -> Result<Fenced, TransactionError> {
         let read = transaction.fetch_optional(AssertSqlSafe(self.table.current(identity)));
@@ -202,7 +205,7 @@ impl MysqlStore {
         };
         match judged {
             // Done before: what this transaction has written beside it would be there twice.
-            Ok(None) => Ok(Refusal::Settled(StateKind::Completed).into()),
+            Ok(None) => Ok(there.into()),
             Ok(Some(_)) => Err(TransactionError::Conflict(error::restless())),
             Err(refusal) => Ok(refusal.into()),
         }
@@ -247,8 +250,32 @@ impl Transactional for MysqlStore {
             transaction.completes.push(*identity);
             return Ok(Fenced::Applied);
         }
-        self.judge(transaction, identity, |record, now| {
+        let there = Refusal::Settled(StateKind::Completed);
+        self.judge(transaction, identity, there, |record, now| {
             record::complete(record, token, outcome, retention, now)
+        })
+        .await
+    }
+
+    async fn keep_step_in(
+        &self,
+        transaction: &mut MysqlTransaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let sql = self.table.only_keep_step(identity, token, step, kept);
+        self.pool
+            .fits(&sql)
+            .map_err(TransactionError::NotCommitted)?;
+        let done = self.ask(transaction, sql).await.map_err(before)?;
+        if done.rows_affected() > 0 {
+            return Ok(Fenced::Applied);
+        }
+        self.judge(transaction, identity, Refusal::OtherSteps, |record, _| {
+            record::keep_step(record, token, step, kept)
         })
         .await
     }

@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 use semel::record;
 use semel::store::{Fenced, Refusal, Result, Retention, Token};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use semel::{
+    FinishedStep, IdentityDigest, Outcome, Record, StateKind, StoreError, StoreErrorKind, Timestamp,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::{Client, Row};
@@ -21,7 +23,7 @@ use super::options::PostgresOptions;
 use super::step::{self, Answer, Step};
 use super::{PostgresStore, fits};
 
-/// How often the completion is tried where its record changed meanwhile.
+/// How often a statement is tried where its record changed meanwhile.
 const TURNS: usize = 3;
 
 /// How long an open transaction may stand idle before the server ends it, and its locks.
@@ -175,6 +177,33 @@ impl PostgresTransaction {
             ))),
         }
     }
+
+    /// A fenced statement: `Applied` only where it wrote. Where the record is as it would write it,
+    /// by an earlier statement, that is refused as `there`.
+    async fn fenced(
+        &self,
+        with: &Connector,
+        identity: &IdentityDigest,
+        step: &Step,
+        there: Refusal,
+        judge: impl Fn(Option<&Record>, Timestamp) -> record::Step,
+    ) -> Result<Fenced, TransactionError> {
+        for _ in 0..TURNS {
+            if !self.run(with, step).await?.is_empty() {
+                return Ok(Fenced::Applied);
+            }
+            // Nothing was written; the record says why.
+            let rows = self.run(with, &step::get(identity)).await?;
+            match step::judged(&rows, &judge).map_err(TransactionError::NotCommitted)? {
+                Answer::Is(Fenced::Applied) => return Ok(there.into()),
+                Answer::Is(refused) => return Ok(refused),
+                Answer::Again => {}
+            }
+        }
+        Err(TransactionError::Conflict(not_applied(
+            "the record changed whenever it was to be written",
+        )))
+    }
 }
 
 impl Deref for PostgresTransaction {
@@ -213,27 +242,36 @@ impl Transactional for PostgresStore {
         fits(outcome).map_err(TransactionError::NotCommitted)?;
         let connector = &self.transactions.connector;
         let step = step::complete(identity, token, outcome, retention);
-        let judge =
-            |r: Option<&record::Record>, now| record::complete(r, token, outcome, retention, now);
-        for _ in 0..TURNS {
-            if !transaction.run(connector, &step).await?.is_empty() {
-                transaction.completes.push(*identity);
-                return Ok(Fenced::Applied);
-            }
-            // Nothing was written; the record says why.
-            let rows = transaction.run(connector, &step::get(identity)).await?;
-            let judged = step::judged(&rows, judge).map_err(TransactionError::NotCommitted)?;
-            match judged {
-                Answer::Is(Fenced::Applied) => {
-                    return Ok(Refusal::Settled(StateKind::Completed).into());
-                }
-                Answer::Is(refused) => return Ok(refused),
-                Answer::Again => {}
-            }
+        let there = Refusal::Settled(StateKind::Completed);
+        let fenced = transaction.fenced(connector, identity, &step, there, |record, now| {
+            record::complete(record, token, outcome, retention, now)
+        });
+        let fenced = fenced.await?;
+        if fenced == Fenced::Applied {
+            transaction.completes.push(*identity);
         }
-        Err(TransactionError::Conflict(not_applied(
-            "the record changed whenever its completion was tried",
-        )))
+        Ok(fenced)
+    }
+
+    async fn keep_step_in(
+        &self,
+        transaction: &mut PostgresTransaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        finished: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let connector = &self.transactions.connector;
+        let step = step::keep_step(identity, token, finished, kept);
+        let fenced = transaction.fenced(
+            connector,
+            identity,
+            &step,
+            Refusal::OtherSteps,
+            |record, _| record::keep_step(record, token, finished, kept),
+        );
+        fenced.await
     }
 
     async fn commit(&self, mut transaction: PostgresTransaction) -> Result<(), TransactionError> {

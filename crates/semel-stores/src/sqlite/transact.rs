@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, Error, ErrorCode};
-use semel::store::{Fenced, Result, Retention, Token};
+use semel::store::{Fenced, Refusal, Result, Retention, Token};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use semel::{FinishedStep, IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -23,7 +23,7 @@ use super::error::{LOCKED, Phase, is_busy, told};
 use super::handle::check_size;
 use super::statements::Statements;
 use super::step::Course;
-use super::transaction::{complete, step};
+use super::transaction::{step, write};
 use super::{SqliteStore, no_thread};
 use crate::common::Change;
 
@@ -193,6 +193,28 @@ impl fmt::Debug for SqliteTransaction {
     }
 }
 
+impl SqliteStore {
+    async fn change_in(
+        &self,
+        transaction: &mut SqliteTransaction,
+        identity: &IdentityDigest,
+        change: Change,
+        there: Refusal,
+    ) -> Result<Fenced, TransactionError> {
+        let work = async {
+            let _step = self.gate.enter()?;
+            let (shared, identity) = (self.shared.clone(), *identity);
+            let done = transaction.aside(move |on| write(&shared, on, identity, change, there));
+            match done.await {
+                Some(Ok(fenced)) => fenced,
+                Some(Err(error)) => Err(told(&error, Phase::Before)),
+                None => Err(told(&given_up(), Phase::Before)),
+            }
+        };
+        work.await.map_err(TransactionError::NotCommitted)
+    }
+}
+
 impl Transactional for SqliteStore {
     type Transaction = SqliteTransaction;
 
@@ -227,23 +249,27 @@ impl Transactional for SqliteStore {
         outcome: &Outcome,
         retention: Retention,
     ) -> Result<Fenced, TransactionError> {
-        let work = async {
-            let _step = self.gate.enter()?;
-            check_size(outcome)?;
-            let change = Change::Complete(*token, outcome.clone(), retention);
-            let (shared, identity) = (self.shared.clone(), *identity);
-            let done = transaction.aside(move |on| complete(&shared, on, identity, change));
-            match done.await {
-                Some(Ok(fenced)) => fenced,
-                Some(Err(error)) => Err(told(&error, Phase::Before)),
-                None => Err(told(&given_up(), Phase::Before)),
-            }
-        };
-        let fenced = work.await.map_err(TransactionError::NotCommitted)?;
+        check_size(outcome).map_err(TransactionError::NotCommitted)?;
+        let change = Change::Complete(*token, outcome.clone(), retention);
+        let there = Refusal::Settled(StateKind::Completed);
+        let fenced = self.change_in(transaction, identity, change, there).await?;
         if fenced == Fenced::Applied {
             transaction.completes.push(*identity);
         }
         Ok(fenced)
+    }
+
+    async fn keep_step_in(
+        &self,
+        transaction: &mut SqliteTransaction,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        let change = Change::KeepStep(*token, step.clone(), kept);
+        self.change_in(transaction, identity, change, Refusal::OtherSteps)
+            .await
     }
 
     async fn commit(&self, mut transaction: SqliteTransaction) -> Result<(), TransactionError> {

@@ -68,7 +68,8 @@ impl SqliteStore {
         let _step = self.gate.enter()?;
         check_size(outcome)?;
         let change = Change::Complete(*token, outcome.clone(), retention);
-        complete(&self.shared, transaction, *identity, change).map_err(|e| {
+        let there = Refusal::Settled(StateKind::Completed);
+        write(&self.shared, transaction, *identity, change, there).map_err(|e| {
             if is_busy(&e) {
                 StoreError::new(StoreErrorKind::NotApplied, BUSY)
             } else {
@@ -78,20 +79,20 @@ impl SqliteStore {
     }
 }
 
-/// Completes in a transaction that has the write lock, or takes it now.
-pub(super) fn complete(
+/// Changes a record in a transaction that has the write lock, or takes it now: `Applied` only where
+/// this wrote. Where the record is so already, that is refused as `there`.
+pub(super) fn write(
     shared: &Shared,
     on: &Connection,
     identity: IdentityDigest,
     change: Change,
+    there: Refusal,
 ) -> rusqlite::Result<Result<Fenced>> {
     let work = Work::Fenced(identity, change);
     step(shared, on, |statements, course| {
         Ok(match work.run(statements, course)? {
             // Done before: what this transaction has written beside it would be there twice.
-            Answer::Fenced(Fenced::Applied) if !course.wrote => {
-                Ok(Refusal::Settled(StateKind::Completed).into())
-            }
+            Answer::Fenced(Fenced::Applied) if !course.wrote => Ok(there.into()),
             Answer::Fenced(fenced) => Ok(fenced),
             other => Err(other.unexpected()),
         })

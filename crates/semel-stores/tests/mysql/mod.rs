@@ -8,6 +8,7 @@ mod life;
 mod locks;
 mod schema;
 mod transact;
+mod transact_steps;
 mod trips;
 mod versioned;
 

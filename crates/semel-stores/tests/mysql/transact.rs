@@ -17,23 +17,23 @@ use tokio::time::{sleep, timeout};
 
 use super::{acquired, ask, common, identity, link, options, own, request, table};
 
-type Tx = Lent<MysqlTransaction>;
-type Error = sqlx::Error;
+pub(super) type Tx = Lent<MysqlTransaction>;
+pub(super) type Error = sqlx::Error;
 
 /// A store and a table of effects beside its records.
-struct Bench {
-    store: Arc<MysqlStore>,
-    records: String,
-    effects: String,
-    url: String,
+pub(super) struct Bench {
+    pub(super) store: Arc<MysqlStore>,
+    pub(super) records: String,
+    pub(super) effects: String,
+    pub(super) url: String,
 }
 
 impl Bench {
-    async fn at(url: &str) -> Self {
+    pub(super) async fn at(url: &str) -> Self {
         Self::through(url, url).await
     }
 
-    async fn through(url: &str, direct: &str) -> Self {
+    pub(super) async fn through(url: &str, direct: &str) -> Self {
         let records = table();
         let effects = format!("{records}_effects");
         let sql = format!("CREATE TABLE {effects} (name varchar(64) NOT NULL, INDEX (name))");
@@ -63,30 +63,30 @@ impl Bench {
         guard.transact(&identity(key), asked, options, work).await
     }
 
-    fn insert(&self, key: &str) -> String {
+    pub(super) fn insert(&self, key: &str) -> String {
         format!("INSERT INTO {} VALUES ('{key}')", self.effects)
     }
 
-    async fn effects(&self, key: &str) -> i64 {
+    pub(super) async fn effects(&self, key: &str) -> i64 {
         let sql = format!("SELECT COUNT(*) FROM {} WHERE name='{key}'", self.effects);
         ask(&mut link(&self.url).await, sql).await[0].get(0)
     }
 
-    async fn state(&self, key: &str) -> Option<StateKind> {
+    pub(super) async fn state(&self, key: &str) -> Option<StateKind> {
         let entry = self.store.get(identity(key).digest()).await.unwrap();
         entry.map(|entry| entry.record.state.kind())
     }
 }
 
-fn policy() -> Policy {
+pub(super) fn policy() -> Policy {
     Policy::default().with_on_lapse(OnLapse::Retry)
 }
 
-fn at(isolation: Isolation) -> TransactOptions {
+pub(super) fn at(isolation: Isolation) -> TransactOptions {
     TransactOptions::default().with_isolation(isolation)
 }
 
-async fn execute(mut tx: Tx, sql: String) -> Result<String, Error> {
+pub(super) async fn execute(mut tx: Tx, sql: String) -> Result<String, Error> {
     tx.execute(AssertSqlSafe(sql)).await?;
     Ok("done".into())
 }
@@ -317,7 +317,7 @@ async fn a_transaction_costs_one_packet_for_the_claim_and_one_statement_inside_i
     assert_eq!(verbs, ["INSERT", "SET", "SELECT", "UPDATE", "COMMIT"]);
 }
 
-async fn committing(look: &mut MySqlConnection) -> i64 {
+pub(super) async fn committing(look: &mut MySqlConnection) -> i64 {
     let sql = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE info='COMMIT'";
     loop {
         if let Some(row) = ask(look, sql).await.first() {

@@ -13,6 +13,7 @@ mod sqlx;
 mod steps;
 mod tls;
 mod transact;
+mod transact_steps;
 mod versioned;
 
 use std::time::Duration;

@@ -20,11 +20,11 @@ use tokio::time::{sleep, timeout};
 
 use super::{acquire, client, identity, open, replayed, table, url};
 
-type Tx = Lent<PostgresTransaction>;
+pub(super) type Tx = Lent<PostgresTransaction>;
 
 /// What the work of these tests fails with.
 #[derive(Debug)]
-enum Failure {
+pub(super) enum Failure {
     Database(tokio_postgres::Error),
     Refused,
 }
@@ -54,19 +54,19 @@ impl From<tokio_postgres::Error> for Failure {
 }
 
 /// A store, a table of effects beside its records, and a connection to look at both.
-struct Bench {
-    store: Arc<PostgresStore>,
-    effects: Arc<str>,
-    look: tokio_postgres::Client,
+pub(super) struct Bench {
+    pub(super) store: Arc<PostgresStore>,
+    pub(super) effects: Arc<str>,
+    pub(super) look: tokio_postgres::Client,
 }
 
 impl Bench {
-    async fn at(url: &str) -> Self {
+    pub(super) async fn at(url: &str) -> Self {
         Self::through(url, url).await
     }
 
     /// The store by one URL, the looks by another.
-    async fn through(url: &str, direct: &str) -> Self {
+    pub(super) async fn through(url: &str, direct: &str) -> Self {
         let look = client(direct).await;
         let effects = table();
         look.batch_execute(&format!("CREATE TABLE {effects} (key text NOT NULL)"))
@@ -79,22 +79,22 @@ impl Bench {
         }
     }
 
-    fn guard(&self, policy: Policy) -> Guard<Arc<PostgresStore>> {
+    pub(super) fn guard(&self, policy: Policy) -> Guard<Arc<PostgresStore>> {
         Guard::new(self.store.clone(), policy)
     }
 
-    async fn effects(&self, key: &str) -> i64 {
+    pub(super) async fn effects(&self, key: &str) -> i64 {
         let sql = format!("SELECT count(*) FROM {} WHERE key = $1", self.effects);
         self.look.query_one(&sql, &[&key]).await.unwrap().get(0)
     }
 
-    async fn state(&self, key: &str) -> Option<StateKind> {
+    pub(super) async fn state(&self, key: &str) -> Option<StateKind> {
         let entry = self.store.get(identity(key).digest()).await.unwrap();
         entry.map(|entry| entry.record.state.kind())
     }
 
     /// Work that has its effect and ends.
-    fn effect(
+    pub(super) fn effect(
         &self,
         key: &str,
     ) -> impl Fn(TransactInfo, Tx) -> futures::Done + Clone + Send + Sync + 'static {
@@ -109,13 +109,14 @@ impl Bench {
     }
 }
 
-mod futures {
+pub(super) mod futures {
     use std::pin::Pin;
 
-    pub(super) type Done = Pin<Box<dyn Future<Output = Result<String, super::Failure>> + Send>>;
+    pub(in super::super) type Done =
+        Pin<Box<dyn Future<Output = Result<String, super::Failure>> + Send>>;
 }
 
-fn insert(effects: &str) -> String {
+pub(super) fn insert(effects: &str) -> String {
     format!("INSERT INTO {effects} (key) VALUES ($1)")
 }
 
@@ -134,15 +135,15 @@ where
     guard.transact(&identity(key), asked, options, work).await
 }
 
-fn asked() -> Fingerprint {
+pub(super) fn asked() -> Fingerprint {
     Fingerprint::of(b"body")
 }
 
-fn at(isolation: Isolation) -> TransactOptions {
+pub(super) fn at(isolation: Isolation) -> TransactOptions {
     TransactOptions::default().with_isolation(isolation)
 }
 
-fn policy() -> Policy {
+pub(super) fn policy() -> Policy {
     Policy::default().with_on_lapse(OnLapse::Retry)
 }
 
@@ -482,7 +483,7 @@ async fn an_attempt_past_its_lease_commits_nothing() {
 }
 
 /// Makes commits of transactions that had an effect take a second.
-async fn slow_commits(bench: &Bench) {
+pub(super) async fn slow_commits(bench: &Bench) {
     let effects = &bench.effects;
     let sql = format!(
         "CREATE FUNCTION {effects}_slow() RETURNS trigger LANGUAGE plpgsql AS
@@ -494,7 +495,7 @@ async fn slow_commits(bench: &Bench) {
 }
 
 /// Waits for a commit under way, and does what `sql` does with its process's number.
-async fn when_committing(bench: &Bench, sql: &str) -> i32 {
+pub(super) async fn when_committing(bench: &Bench, sql: &str) -> i32 {
     let find = "SELECT pid FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'active'";
     loop {
         if let Some(row) = bench.look.query_opt(find, &[]).await.unwrap() {

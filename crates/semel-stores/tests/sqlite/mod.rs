@@ -10,6 +10,7 @@ mod opening;
 mod processes;
 mod steps;
 mod transact;
+mod transact_steps;
 mod transaction;
 mod versioned;
 mod waits;

@@ -15,16 +15,16 @@ use tokio::time::{sleep, timeout};
 
 use super::{acquire, file, foreign, identity, open, replayed, request};
 
-type Tx = Lent<SqliteTransaction>;
+pub(super) type Tx = Lent<SqliteTransaction>;
 
-struct Bench {
+pub(super) struct Bench {
     _directory: TempDir,
-    path: PathBuf,
-    store: Arc<SqliteStore>,
+    pub(super) path: PathBuf,
+    pub(super) store: Arc<SqliteStore>,
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (directory, path) = file();
         let store = Arc::new(open(&path));
         foreign(&path)
@@ -53,24 +53,24 @@ impl Bench {
         guard.transact(&identity(key), asked, options, work).await
     }
 
-    async fn state(&self, key: &str) -> Option<StateKind> {
+    pub(super) async fn state(&self, key: &str) -> Option<StateKind> {
         let entry = self.store.get(identity(key).digest()).await.unwrap();
         entry.map(|entry| entry.record.state.kind())
     }
 }
 
-fn orders(path: &Path, key: &str) -> i64 {
+pub(super) fn orders(path: &Path, key: &str) -> i64 {
     let sql = "SELECT count(*) FROM orders WHERE what = ?1";
     foreign(path)
         .query_row(sql, [key], |row| row.get(0))
         .unwrap()
 }
 
-fn policy() -> Policy {
+pub(super) fn policy() -> Policy {
     Policy::default().with_on_lapse(OnLapse::Retry)
 }
 
-async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<String> {
+pub(super) async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<String> {
     tx.call(move |on| on.execute("INSERT INTO orders VALUES (?1)", [key]))
         .await?;
     Ok(key.to_owned())

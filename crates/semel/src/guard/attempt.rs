@@ -6,8 +6,8 @@ use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ pub struct Attempt<S> {
     pub(super) identity: IdentityDigest,
     pub(super) token: Token,
     number: u32,
-    // Whether renewals wait for the end of a transaction; none where there is none.
-    pub(super) still: Option<Arc<AtomicBool>>,
+    // Whether renewals wait for the end of a transaction; not there where there is none.
+    pub(super) still: OnceLock<Arc<AtomicBool>>,
     // Counted on our own clock from before the claim was sent, so never later than the store's.
     renewed: Instant,
 }
@@ -78,7 +78,7 @@ impl<S: Store> Attempt<S> {
             identity,
             token: acquired.token,
             number: acquired.attempt,
-            still: None,
+            still: OnceLock::new(),
             renewed: claimed,
         }
     }
@@ -94,6 +94,12 @@ impl<S: Store> Attempt<S> {
     /// The steps of this attempt: results kept one by one, so that the next attempt goes on after the
     /// last.
     pub fn steps(&self) -> Steps<S> {
+        let still = self.still.get_or_init(Arc::default);
+        self.no_steps().held_still_by(still.clone())
+    }
+
+    /// For work that is not in steps.
+    pub(super) fn no_steps(&self) -> Steps<S> {
         Steps::new(
             self.guard.clone(),
             self.identity,
@@ -124,7 +130,7 @@ impl<S: Store> Attempt<S> {
         let lease = self.guard.policy().lease();
         loop {
             sleep_until(self.renewed + lease / 3).await;
-            let still = self.still.as_ref();
+            let still = self.still.get();
             while still.is_some_and(|still| still.load(Ordering::SeqCst)) {
                 sleep(lease / 10).await;
             }
@@ -300,15 +306,15 @@ pub(crate) async fn caught<F: Future>(work: F) -> Result<F::Output, Box<dyn Any 
 }
 
 /// Asks a store that fails again, with the same token, for up to 5 s and no longer than the lease.
-pub(super) async fn insist<S: Store, F: Future<Output = Result<Fenced, StoreError>>>(
+pub(super) async fn insist<S: Store, T, F: Future<Output = Result<T, StoreError>>>(
     guard: &Guard<S>,
     step: impl Fn() -> F,
-) -> Result<Fenced, StoreError> {
+) -> Result<T, StoreError> {
     let mut backoff = FIRST_BACKOFF;
     let mut until = None;
     loop {
         let error = match step().await {
-            Ok(fenced) => return Ok(fenced),
+            Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
         guard.observe(Event::StoreError);

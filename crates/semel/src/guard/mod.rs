@@ -40,6 +40,7 @@ mod seal;
 mod steps;
 mod together;
 mod transact;
+mod transact_step;
 
 use std::fmt;
 use std::future::Future;

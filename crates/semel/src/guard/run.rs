@@ -218,7 +218,10 @@ impl<S: Store> Guard<S> {
                 return unprotected(work(steps)).await;
             }
         };
-        let mut steps = attempt.steps();
+        let mut steps = match left {
+            Some(_) => attempt.steps(),
+            None => attempt.no_steps(),
+        };
         if let Some(left) = &left
             && let Err(source) = steps.count_in(left.clone()).await
         {

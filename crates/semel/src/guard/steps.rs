@@ -4,7 +4,7 @@
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sha2::{Digest as _, Sha256};
 
@@ -23,17 +23,20 @@ use crate::{
 ///
 /// Between its effect and the keeping of its result a step can be lost as a whole attempt can; then
 /// it runs again. Its [`StepKey`] is the same each time: pass it on as the idempotency key of the
-/// service that the step calls.
+/// service that the step calls. A step that writes to the store's own database is better run with
+/// [`transact`](Self::transact): that one is never lost.
 pub struct Steps<S> {
-    guard: Guard<S>,
-    identity: IdentityDigest,
+    pub(super) guard: Guard<S>,
+    pub(super) identity: IdentityDigest,
     // None for a call without protection, of which nothing is kept.
-    token: Option<Token>,
+    pub(super) token: Option<Token>,
     number: u32,
     // Read at the first step of an attempt that is not the first.
     kept: Option<Progress>,
     taken: usize,
     left: Option<Arc<AtomicUsize>>,
+    // Told while renewals are to wait for a transaction.
+    pub(super) still: Option<Arc<AtomicBool>>,
 }
 
 /// The key of one step: the same in every attempt on an identity, different for every other step.
@@ -41,7 +44,8 @@ pub struct Steps<S> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StepKey([u8; 32]);
 
-/// Why a step has no result.
+/// Why a step has no result. A transaction that the step ran in is rolled back, unless the variant
+/// says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError<E> {
@@ -58,6 +62,9 @@ pub enum StepError<E> {
         /// The name kept.
         kept: Box<str>,
     },
+    /// The work has not given its transaction back: it was not committed.
+    #[error("step {0:?} kept its transaction, which is not committed")]
+    TransactionKept(Box<str>),
     /// What was kept is not of the type asked for. Nothing ran.
     #[error("what is kept of step {0:?} is not of the type asked for")]
     Decode(Box<str>),
@@ -75,7 +82,9 @@ pub enum StepError<E> {
         /// Whether the step ran in this attempt.
         ran: bool,
     },
-    /// The store failed before the step ran; or after it, where `ran` says so.
+    /// The store failed before the step ran; or after it, where `ran` says so. A transaction was
+    /// not committed, unless the source is of kind [`Unknown`](crate::StoreErrorKind::Unknown): then
+    /// nobody knows, until the record can be read. The next attempt reads it.
     #[error("the store failed{}", if *ran { " after the step ran: its result may not be kept" } else { "" })]
     Store {
         /// Whether the step ran in this attempt.
@@ -100,6 +109,14 @@ impl<S: Store> Steps<S> {
             kept: None,
             taken: 0,
             left: None,
+            still: None,
+        }
+    }
+
+    pub(super) fn held_still_by(self, still: Arc<AtomicBool>) -> Self {
+        Self {
+            still: Some(still),
+            ..self
         }
     }
 
@@ -127,32 +144,43 @@ impl<S: Store> Steps<S> {
         W: Future<Output = Result<T, E>>,
     {
         let progress = self.progress().await?;
-        if let Some((kept, result)) = progress.steps().nth(self.taken) {
-            if kept != name {
-                return Err(StepError::Changed {
-                    place: self.taken,
-                    asked: name.into(),
-                    kept: kept.into(),
-                });
-            }
-            let value = decode(result).ok_or_else(|| StepError::Decode(name.into()))?;
-            self.take();
-            self.guard.observe(Event::StepReplayed);
+        if let Some(value) = self.replayed(&progress, name)? {
             return Ok(value);
         }
         let key = StepKey::of(&self.identity, self.taken, name);
         let value = work(key).await.map_err(StepError::Failed)?;
-        let too_large = |source| StepError::TooLarge {
-            name: name.into(),
-            source,
-        };
-        let outcome = value.to_outcome();
-        let step = FinishedStep::new(name, outcome.as_bytes()).map_err(too_large)?;
-        let next = progress.with(&step).map_err(too_large)?;
+        let (step, next) = finished(&progress, name, &value)?;
         self.keep(&step, progress.as_bytes().len()).await?;
-        self.kept = Some(next);
-        self.take();
+        self.finish(next);
         Ok(value)
+    }
+
+    /// The result of the next step, where an earlier attempt finished it.
+    pub(super) fn replayed<T: Value, E>(
+        &mut self,
+        progress: &Progress,
+        name: &str,
+    ) -> Result<Option<T>, StepError<E>> {
+        let Some((kept, result)) = progress.steps().nth(self.taken) else {
+            return Ok(None);
+        };
+        if kept != name {
+            return Err(StepError::Changed {
+                place: self.taken,
+                asked: name.into(),
+                kept: kept.into(),
+            });
+        }
+        let value = decode(result).ok_or_else(|| StepError::Decode(name.into()))?;
+        self.take();
+        self.guard.observe(Event::StepReplayed);
+        Ok(Some(value))
+    }
+
+    /// Goes on after a step that is kept now, as the last of `all`.
+    pub(super) fn finish(&mut self, all: Progress) {
+        self.kept = Some(all);
+        self.take();
     }
 
     /// Counts in `left` the finished steps that are not asked for, from now on.
@@ -180,7 +208,7 @@ impl<S: Store> Steps<S> {
         }
     }
 
-    async fn progress<E>(&mut self) -> Result<Progress, StepError<E>> {
+    pub(super) async fn progress<E>(&mut self) -> Result<Progress, StepError<E>> {
         if let Some(kept) = &self.kept {
             return Ok(kept.clone());
         }
@@ -221,6 +249,22 @@ impl<S: Store> Steps<S> {
             Err(source) => Err(StepError::Store { ran: true, source }),
         }
     }
+}
+
+/// A step as it is kept, and all that are kept with it.
+pub(super) fn finished<T: Value, E>(
+    progress: &Progress,
+    name: &str,
+    value: &T,
+) -> Result<(FinishedStep, Progress), StepError<E>> {
+    let too_large = |source| StepError::TooLarge {
+        name: name.into(),
+        source,
+    };
+    let outcome = value.to_outcome();
+    let step = FinishedStep::new(name, outcome.as_bytes()).map_err(too_large)?;
+    let next = progress.with(&step).map_err(too_large)?;
+    Ok((step, next))
 }
 
 fn decode<T: Value>(result: &[u8]) -> Option<T> {

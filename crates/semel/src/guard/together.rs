@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::future::{Future, pending};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ impl<S: Transactional> Together<S> {
     ) -> Self {
         let still = Arc::new(AtomicBool::new(false));
         let attempts = attempts.into_iter().map(|(place, mut attempt)| {
-            attempt.still = Some(still.clone());
+            attempt.still = OnceLock::from(still.clone());
             (place, attempt)
         });
         Self {
@@ -81,7 +81,7 @@ impl<S: Transactional> Together<S> {
     /// Gives one up to whoever settles it.
     pub(crate) fn take(&mut self, place: usize) -> Option<Attempt<S>> {
         let mut attempt = self.attempts.remove(&place)?;
-        attempt.still = None;
+        attempt.still = OnceLock::new();
         Some(attempt)
     }
 

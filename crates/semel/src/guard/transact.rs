@@ -116,7 +116,7 @@ impl<S: Transactional> Attempt<S> {
     /// Begins transactions for this attempt, inside [`hold`](Self::hold), which has the attempt
     /// itself.
     pub fn opening(&mut self) -> Opening<S> {
-        let still = self.still.get_or_insert_with(Arc::default);
+        let still = self.still.get_or_init(Arc::default);
         still.store(false, Ordering::SeqCst);
         Opening {
             guard: self.guard.clone(),

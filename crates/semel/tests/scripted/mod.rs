@@ -54,10 +54,11 @@ impl Scripted {
 
 type Completion = (IdentityDigest, Token, Outcome, Retention);
 
-/// What is committed with a transaction: completions, and lines of the ledger.
+/// What is committed with a transaction: completions, steps, and lines of the ledger.
 #[derive(Default)]
 pub(crate) struct Work {
     completions: Vec<Completion>,
+    steps: Vec<(IdentityDigest, Token, FinishedStep, usize)>,
     pub(crate) lines: Vec<String>,
 }
 
@@ -120,12 +121,28 @@ impl Transactional for Scripted {
         Ok(Fenced::Applied)
     }
 
+    async fn keep_step_in(
+        &self,
+        work: &mut Work,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced, TransactionError> {
+        work.steps.push((*identity, *token, step.clone(), kept));
+        Ok(Fenced::Applied)
+    }
+
     async fn commit(&self, work: Work) -> Result<(), TransactionError> {
         let fate = self.fates.lock().unwrap().pop_front();
         let fate = fate.unwrap_or(Fate::Commits);
         if let Fate::Commits | Fate::Lost { committed: true } = fate {
             for (identity, token, outcome, retention) in work.completions {
                 let done = self.memory.complete(&identity, &token, &outcome, retention);
+                assert_eq!(done.await.unwrap(), Fenced::Applied);
+            }
+            for (identity, token, step, kept) in work.steps {
+                let done = self.memory.keep_step(&identity, &token, &step, kept);
                 assert_eq!(done.await.unwrap(), Fenced::Applied);
             }
             self.ledger.lock().unwrap().extend(work.lines);
@@ -147,8 +164,8 @@ impl Transactional for Scripted {
         error.is::<Conflict>()
     }
 
-    fn renews_beside(_: Isolation) -> bool {
-        true
+    fn renews_beside(isolation: Isolation) -> bool {
+        isolation == Isolation::ReadCommitted
     }
 }
 

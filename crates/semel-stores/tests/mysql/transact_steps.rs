@@ -1,0 +1,253 @@
+//! Steps in a transaction each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use semel::guard::{Guard, Policy, Ran, RunError, StepError, Steps, TransactInfo, TransactOptions};
+use semel::store::{Fenced, OnLapse, Refusal, Store as _};
+use semel::transaction::{Isolation, Transactional as _};
+use semel::{Fingerprint, FinishedStep, StateKind};
+use semel_stores::MysqlStore;
+use semel_testkit::proxy::Proxy;
+use semel_testkit::servers::Server as _;
+use sqlx::{AssertSqlSafe, Executor as _};
+use tokio::sync::Barrier;
+use tokio::time::{sleep, timeout};
+
+use super::transact::{Bench, Error, Tx, at, committing, execute, policy};
+use super::{acquire, acquired, ask, common, identity, link, options, own, request};
+
+type InSteps = Result<Ran<String>, RunError<StepError<Error>>>;
+
+/// Runs these statements, each of them in a step.
+async fn steps_of(
+    store: Arc<MysqlStore>,
+    policy: Policy,
+    key: &str,
+    statements: [String; 2],
+) -> InSteps {
+    let (guard, asked) = (Guard::new(store, policy), Fingerprint::of(b"request"));
+    let work = |mut steps: Steps<Arc<MysqlStore>>| async move {
+        let mut done = String::new();
+        for (name, sql) in ["1", "2"].into_iter().zip(statements) {
+            let effect = |_, tx| execute(tx, sql.clone());
+            let options = TransactOptions::default();
+            done = steps.transact(name, options, effect).await?;
+        }
+        Ok::<_, StepError<Error>>(done)
+    };
+    guard.run_in_steps(&identity(key), asked, work).await
+}
+
+fn inserts(bench: &Bench, key: &str) -> [String; 2] {
+    ["1", "2"].map(|step| bench.insert(&format!("{key}-{step}")))
+}
+
+async fn there(bench: &Bench, key: &str) -> [i64; 2] {
+    [
+        bench.effects(&format!("{key}-1")).await,
+        bench.effects(&format!("{key}-2")).await,
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_and_its_effect_are_committed_together_and_once() {
+    let bench = Bench::at(&common().await).await;
+    let run = |statements| steps_of(bench.store.clone(), policy(), "k", statements);
+    let [first, _] = inserts(&bench, "k");
+    let failed = run([first, "SELECT nonsense".into()]).await;
+    let Err(RunError::Failed(StepError::Failed(_))) = failed else {
+        panic!("{failed:?}");
+    };
+    assert_eq!(there(&bench, "k").await, [1, 0]);
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+    let ran = run(inserts(&bench, "k")).await;
+    assert_eq!(ran.unwrap(), Ran::First("done".into()));
+    let ran = run(inserts(&bench, "k")).await;
+    assert_eq!(ran.unwrap(), Ran::Replayed("done".into()));
+    assert_eq!(there(&bench, "k").await, [1, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_past_its_lease_commits_nothing() {
+    let bench = Bench::at(&common().await).await;
+    let step = FinishedStep::new("1", b"the zombie's").unwrap();
+    for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead] {
+        let key = format!("{isolation:?}");
+        let id = identity(&key);
+        let short = request(Duration::ZERO, OnLapse::Retry);
+        let zombie = acquired(bench.store.claim(&id, &short).await.unwrap()).token;
+        let mut tx = bench.store.begin(isolation).await.unwrap();
+        let effect = bench.insert(&format!("{key}-1"));
+        tx.execute(AssertSqlSafe(effect)).await.unwrap();
+        // Its snapshot is older than what takes it over.
+        let look = tx.execute("SELECT COUNT(*) FROM mysql.innodb_index_stats");
+        look.await.unwrap();
+        let next = steps_of(bench.store.clone(), policy(), &key, inserts(&bench, &key));
+        assert_eq!(next.await.unwrap(), Ran::First("done".into()));
+        let kept = bench
+            .store
+            .keep_step_in(&mut tx, id.digest(), &zombie, &step, 0);
+        assert_eq!(
+            kept.await.unwrap(),
+            Fenced::Refused(Refusal::Superseded),
+            "{key}"
+        );
+        bench.store.rollback(tx).await;
+        assert_eq!(there(&bench, &key).await, [1, 1]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_there_already_is_none_of_this_transaction() {
+    let bench = Bench::at(&common().await).await;
+    let (id, token) = (identity("k"), acquire(&bench.store, "k").await);
+    let step = FinishedStep::new("one", b"result").unwrap();
+    for wanted in [Fenced::Applied, Refusal::OtherSteps.into()] {
+        let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+        tx.execute(AssertSqlSafe(bench.insert("k"))).await.unwrap();
+        let kept = bench
+            .store
+            .keep_step_in(&mut tx, id.digest(), &token, &step, 0);
+        assert_eq!(kept.await.unwrap(), wanted);
+        if wanted == Fenced::Applied {
+            bench.store.commit(tx).await.unwrap();
+        } else {
+            bench.store.rollback(tx).await;
+        }
+    }
+    assert_eq!(bench.effects("k").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
+    let server = own(&[]).await;
+    let proxy = Proxy::start(server.address()).unwrap();
+    let bench = Bench::through(&server.url_through(proxy.address()), &server.url()).await;
+    let (mut look, mut blocker) = (link(&server.url()).await, link(&server.url()).await);
+    for (key, killed) in [("committed", false), ("not-committed", true)] {
+        let runs = Arc::new(AtomicU32::new(0));
+        let (begun, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let guard = Guard::new(bench.store.clone(), policy());
+        let ran = {
+            let (sql, runs) = (bench.insert(key), runs.clone());
+            let (begun, go) = (begun.clone(), go.clone());
+            let steps = |mut steps: Steps<Arc<MysqlStore>>| async move {
+                let effect = |info: TransactInfo, tx: Tx| {
+                    let (sql, begun, go) = (sql.clone(), begun.clone(), go.clone());
+                    runs.fetch_add(1, Ordering::Relaxed);
+                    async move {
+                        let done = execute(tx, sql).await?;
+                        if info.again == 0 {
+                            begun.wait().await;
+                            go.wait().await;
+                        }
+                        Ok::<_, Error>(done)
+                    }
+                };
+                let options = TransactOptions::default();
+                steps.transact("effect", options, effect).await
+            };
+            tokio::spawn(async move {
+                let asked = Fingerprint::of(b"request");
+                guard.run_in_steps(&identity(key), asked, steps).await
+            })
+        };
+        begun.wait().await;
+        for stage in ["START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT"] {
+            ask(&mut blocker, format!("BACKUP STAGE {stage}")).await;
+        }
+        go.wait().await;
+        let id = timeout(Duration::from_secs(20), committing(&mut look)).await;
+        if killed {
+            ask(&mut look, format!("KILL {}", id.unwrap())).await;
+        } else {
+            proxy.cut();
+        }
+        sleep(Duration::from_millis(300)).await;
+        ask(&mut blocker, "BACKUP STAGE END").await;
+        let ran = timeout(Duration::from_secs(30), ran).await;
+        let ran = ran.unwrap().unwrap();
+        assert_eq!(ran.unwrap(), Ran::First("done".into()), "{key}");
+        assert_eq!(bench.effects(key).await, 1, "{key}");
+        println!("{key}: ran {} times", runs.load(Ordering::Relaxed));
+    }
+}
+
+#[test]
+fn a_client_that_dies_anywhere_leaves_each_step_whole() {
+    let looking = tokio::runtime::Runtime::new().unwrap();
+    let bench = looking.block_on(async { Bench::at(&common().await).await });
+    let brief = policy().with_lease(Duration::from_millis(200));
+    let mut whole = 0;
+    for round in 0..16_u64 {
+        let key = format!("key-{round}");
+        let dying = tokio::runtime::Runtime::new().unwrap();
+        let options = options(&bench.url).table(&bench.records).unwrap();
+        let store = dying.block_on(async { Arc::new(options.open().await.unwrap()) });
+        let (name, statements) = (key.clone(), inserts(&bench, &key));
+        dying.spawn(async move { drop(steps_of(store, brief, &name, statements).await) });
+        std::thread::sleep(Duration::from_micros(1500 * round));
+        // Its tasks end wherever they are, and its connections with them.
+        dying.shutdown_background();
+        looking.block_on(async {
+            sleep(Duration::from_millis(250)).await;
+            let entry = bench.store.get(identity(&key).digest()).await.unwrap();
+            let kept = entry.map_or(0, |entry| match entry.record.state.kind() {
+                StateKind::Completed => 2,
+                _ => entry.record.progress.steps().count(),
+            });
+            let wanted = [i64::from(kept > 0), i64::from(kept > 1)];
+            assert_eq!(there(&bench, &key).await, wanted, "{key}");
+            whole += u32::from(kept == 2);
+            let ran = steps_of(bench.store.clone(), brief, &key, inserts(&bench, &key));
+            assert_eq!(ran.await.unwrap().into_inner(), "done");
+            assert_eq!(there(&bench, &key).await, [1, 1], "{key}");
+        });
+    }
+    assert!(whole < 16);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_of_steps_run_again() {
+    let bench = Bench::at(&common().await).await;
+    for key in ["a", "b"] {
+        ask(&mut link(&bench.url).await, bench.insert(key)).await;
+    }
+    let met = Arc::new(Barrier::new(2));
+    let callers = [["a", "b"], ["b", "a"]].map(|order| {
+        let guard = Guard::new(bench.store.clone(), policy());
+        let (met, effects) = (met.clone(), bench.effects.clone());
+        let steps = move |mut steps: Steps<Arc<MysqlStore>>| async move {
+            let effect = |info: TransactInfo, mut tx: Tx| {
+                let (met, effects) = (met.clone(), effects.clone());
+                async move {
+                    for (step, name) in order.into_iter().enumerate() {
+                        let sql =
+                            format!("SELECT name FROM {effects} WHERE name='{name}' FOR UPDATE");
+                        tx.execute(AssertSqlSafe(sql)).await?;
+                        if step == 0 && info.again == 0 {
+                            met.wait().await;
+                        }
+                    }
+                    Ok::<_, Error>(info.again.to_string())
+                }
+            };
+            let options = at(Isolation::RepeatableRead);
+            steps.transact("both", options, effect).await
+        };
+        tokio::spawn(async move {
+            let asked = Fingerprint::of(b"request");
+            let id = identity(&order.concat());
+            let ran = guard.run_in_steps(&id, asked, steps);
+            ran.await.unwrap().into_inner()
+        })
+    });
+    let mut again = Vec::new();
+    for caller in callers {
+        again.push(caller.await.unwrap());
+    }
+    again.sort();
+    assert_eq!(again, ["0", "1"]);
+}

@@ -1,0 +1,280 @@
+//! Steps in a transaction each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use semel::guard::{Begin, Guard, Ran, RunError, StepError, Steps, TransactInfo, TransactOptions};
+use semel::store::{Fenced, Refusal, Store as _};
+use semel::transaction::{Isolation, Transactional as _};
+use semel::{FinishedStep, StateKind};
+use semel_stores::PostgresStore;
+use semel_testkit::proxy::Proxy;
+use semel_testkit::servers::{Postgres, Server as _};
+use tokio::sync::Barrier;
+use tokio::time::{sleep, timeout};
+
+use super::transact::{
+    Bench, Failure, Tx, asked, at, insert, policy, slow_commits, when_committing,
+};
+use super::{acquire, identity, open, url};
+
+type InSteps = Result<Ran<String>, RunError<StepError<Failure>>>;
+
+/// Two steps, each of which has an effect; the second fails where it is told to.
+async fn two_steps(
+    guard: Guard<Arc<PostgresStore>>,
+    effects: Arc<str>,
+    key: String,
+    fails: bool,
+) -> InSteps {
+    let id = identity(&key);
+    let sql = insert(&effects);
+    let work = |mut steps: Steps<Arc<PostgresStore>>| async move {
+        let mut done = Vec::new();
+        for step in ["1", "2"] {
+            let (sql, name) = (&sql, format!("{key}-{step}"));
+            let effect = |_, tx: Tx| {
+                let name = name.clone();
+                async move {
+                    tx.execute(sql, &[&name]).await?;
+                    if fails && step == "2" {
+                        return Err(Failure::Refused);
+                    }
+                    Ok(name)
+                }
+            };
+            let options = TransactOptions::default();
+            let result: String = steps.transact(step, options, effect).await?;
+            done.push(result);
+        }
+        Ok::<_, StepError<Failure>>(done.join(" "))
+    };
+    guard.run_in_steps(&id, asked(), work).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_and_its_effect_are_committed_together_and_once() {
+    let bench = Bench::at(&url()).await;
+    let run = |fails| {
+        two_steps(
+            bench.guard(policy()),
+            bench.effects.clone(),
+            "k".into(),
+            fails,
+        )
+    };
+    let failed = run(true).await;
+    let Err(RunError::Failed(StepError::Failed(Failure::Refused))) = failed else {
+        panic!("{failed:?}");
+    };
+    assert_eq!(
+        (bench.effects("k-1").await, bench.effects("k-2").await),
+        (1, 0)
+    );
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+    assert_eq!(run(false).await.unwrap(), Ran::First("k-1 k-2".into()));
+    assert_eq!(run(false).await.unwrap(), Ran::Replayed("k-1 k-2".into()));
+    assert_eq!(
+        (bench.effects("k-1").await, bench.effects("k-2").await),
+        (1, 1)
+    );
+}
+
+type Attempt = semel::guard::Attempt<Arc<PostgresStore>>;
+
+async fn attempt(guard: &Guard<Arc<PostgresStore>>, key: &str) -> Attempt {
+    match guard.begin(&identity(key), asked()).await.unwrap() {
+        Begin::Acquired(attempt) => attempt,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_past_its_lease_commits_nothing() {
+    let bench = Bench::at(&url()).await;
+    for isolation in [Isolation::ReadCommitted, Isolation::Serializable] {
+        let key = format!("{isolation:?}");
+        let (bench, key, sql) = (&bench, &key, &insert(&bench.effects));
+        let effect = async |tx: &Tx| tx.execute(sql, &[key]).await;
+        let brief = bench.guard(policy().with_lease(Duration::from_millis(100)));
+        let zombie = attempt(&brief, key).await;
+        sleep(Duration::from_millis(200)).await;
+        let mut steps = zombie.steps();
+        let late = steps.transact("1", at(isolation), |info, tx: Tx| async move {
+            effect(&tx).await?;
+            if info.again == 0 {
+                // Taken over while its own transaction is open.
+                let next = attempt(&bench.guard(policy()), key).await;
+                let mut steps = next.steps();
+                let won = steps.transact("1", at(isolation), |_, tx: Tx| async move {
+                    effect(&tx).await?;
+                    Ok::<_, Failure>("the next one's".to_owned())
+                });
+                assert_eq!(won.await.unwrap(), "the next one's");
+            }
+            Ok::<_, Failure>("the zombie's".to_owned())
+        });
+        let late = late.await;
+        assert!(
+            matches!(late, Err(StepError::Superseded { ran: true })),
+            "{late:?}"
+        );
+        assert_eq!(bench.effects(key).await, 1);
+        let entry = bench.store.get(identity(key).digest()).await.unwrap();
+        assert_eq!(entry.unwrap().record.progress.steps().count(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_there_already_is_none_of_this_transaction() {
+    let bench = Bench::at(&url()).await;
+    let token = acquire(&bench.store, "k").await.token;
+    let step = FinishedStep::new("one", b"result").unwrap();
+    for (round, wanted) in [Fenced::Applied, Refusal::OtherSteps.into()]
+        .into_iter()
+        .enumerate()
+    {
+        let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+        tx.execute(&insert(&bench.effects), &[&"k"]).await.unwrap();
+        let id = identity("k");
+        let kept = bench
+            .store
+            .keep_step_in(&mut tx, id.digest(), &token, &step, 0)
+            .await;
+        assert_eq!(kept.unwrap(), wanted, "{round}");
+        if wanted == Fenced::Applied {
+            bench.store.commit(tx).await.unwrap();
+        } else {
+            bench.store.rollback(tx).await;
+        }
+    }
+    assert_eq!(bench.effects("k").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let bench = Bench::through(&server.url_through(proxy.address()), &server.url()).await;
+    slow_commits(&bench).await;
+    for (key, terminated) in [("committed", false), ("not-committed", true)] {
+        let runs = Arc::new(AtomicU32::new(0));
+        let (guard, work, counted) = (bench.guard(policy()), bench.effect(key), runs.clone());
+        let ran = tokio::spawn(async move {
+            let steps = |mut steps: Steps<Arc<PostgresStore>>| async move {
+                let options = TransactOptions::default();
+                let effect = |info, tx| {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    work(info, tx)
+                };
+                steps.transact("effect", options, effect).await
+            };
+            guard.run_in_steps(&identity(key), asked(), steps).await
+        });
+        if terminated {
+            when_committing(&bench, "SELECT pg_terminate_backend($1)").await;
+        } else {
+            // The commit goes on at the server while the record is read back.
+            when_committing(&bench, "").await;
+            proxy.cut();
+        }
+        let ran = timeout(Duration::from_secs(20), ran)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(ran.unwrap(), Ran::First(key.to_owned()));
+        assert_eq!(bench.effects(key).await, 1, "{key}");
+        let wanted = if terminated { 2 } else { 1 };
+        assert_eq!(runs.load(Ordering::Relaxed), wanted, "{key}");
+    }
+}
+
+#[test]
+fn a_client_that_dies_anywhere_leaves_each_step_whole() {
+    let url = url();
+    let looking = tokio::runtime::Runtime::new().unwrap();
+    let bench = looking.block_on(Bench::at(&url));
+    let short = policy().with_lease(Duration::from_millis(200));
+    let (mut half, mut whole) = (0, 0);
+    for round in 0..20_u64 {
+        let key = format!("key-{round}");
+        let dying = tokio::runtime::Runtime::new().unwrap();
+        let ready = dying.block_on(async { Arc::new(open(&url).await) });
+        let guard = Guard::new(ready, short);
+        let (effects, name) = (bench.effects.clone(), key.clone());
+        dying.spawn(async move { drop(two_steps(guard, effects, name, false).await) });
+        std::thread::sleep(Duration::from_micros(1500 * round));
+        // Its tasks end wherever they are, and its connections with them.
+        dying.shutdown_background();
+        looking.block_on(async {
+            sleep(Duration::from_millis(250)).await;
+            let entry = bench.store.get(identity(&key).digest()).await.unwrap();
+            let kept = entry.map_or(0, |entry| match entry.record.state.kind() {
+                StateKind::Completed => 2,
+                _ => entry.record.progress.steps().count(),
+            });
+            for (step, name) in ["1", "2"].into_iter().enumerate() {
+                let there = bench.effects(&format!("{key}-{name}")).await;
+                assert_eq!(there, i64::from(step < kept), "{key} {name}");
+            }
+            half += u32::from(kept == 1);
+            whole += u32::from(kept == 2);
+            let ran = two_steps(
+                bench.guard(short),
+                bench.effects.clone(),
+                key.clone(),
+                false,
+            );
+            assert_eq!(ran.await.unwrap().into_inner(), format!("{key}-1 {key}-2"));
+            for name in ["1", "2"] {
+                assert_eq!(bench.effects(&format!("{key}-{name}")).await, 1);
+            }
+        });
+    }
+    println!("of 20, {half} died after one step and {whole} after both");
+    assert!(whole < 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_of_steps_run_again() {
+    let bench = Bench::at(&url()).await;
+    for key in ["a", "b"] {
+        let put = insert(&bench.effects);
+        bench.look.execute(&put, &[&key]).await.unwrap();
+    }
+    let met = Arc::new(Barrier::new(2));
+    let callers = [["a", "b"], ["b", "a"]].map(|order| {
+        let (guard, met) = (bench.guard(policy()), met.clone());
+        let sql: Arc<str> = format!("UPDATE {} SET key = key WHERE key = $1", bench.effects).into();
+        tokio::spawn(async move {
+            let id = identity(&order.concat());
+            let steps = |mut steps: Steps<Arc<PostgresStore>>| async move {
+                let options = TransactOptions::default();
+                let effect = |info: TransactInfo, tx: Tx| {
+                    let (sql, met) = (sql.clone(), met.clone());
+                    async move {
+                        tx.execute(&*sql, &[&order[0]]).await?;
+                        if info.again == 0 {
+                            met.wait().await;
+                        }
+                        tx.execute(&*sql, &[&order[1]]).await?;
+                        Ok::<_, Failure>(info.again.to_string())
+                    }
+                };
+                steps.transact("both", options, effect).await
+            };
+            guard
+                .run_in_steps(&id, asked(), steps)
+                .await
+                .unwrap()
+                .into_inner()
+        })
+    });
+    let mut again = Vec::new();
+    for caller in callers {
+        again.push(caller.await.unwrap());
+    }
+    again.sort();
+    assert_eq!(again, ["0", "1"]);
+}

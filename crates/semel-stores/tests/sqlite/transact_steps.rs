@@ -1,0 +1,177 @@
+//! Steps in a transaction each.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::guard::{Begin, Guard, Ran, RunError, StepError, Steps, TransactOptions};
+use semel::store::{Fenced, Refusal, Store as _};
+use semel::transaction::{Isolation, Transactional as _};
+use semel::{Fingerprint, FinishedStep, StateKind};
+use semel_stores::SqliteStore;
+use tokio::time::sleep;
+
+use super::transact::{Bench, Tx, order, orders, policy};
+use super::{acquire, identity, open};
+
+type InSteps = Result<Ran<String>, RunError<StepError<rusqlite::Error>>>;
+
+fn asked() -> Fingerprint {
+    Fingerprint::of(b"request")
+}
+
+/// Two steps, each of which has an effect; the second fails where it is told to.
+async fn two_steps(guard: Guard<Arc<SqliteStore>>, key: String, fails: bool) -> InSteps {
+    let id = identity(&key);
+    let work = |mut steps: Steps<Arc<SqliteStore>>| async move {
+        let mut done = Vec::new();
+        for step in ["1", "2"] {
+            let name = format!("{key}-{step}");
+            let effect = |_, mut tx: Tx| {
+                let name = name.clone();
+                async move {
+                    tx.call(move |on| {
+                        on.execute("INSERT INTO orders VALUES (?1)", [&name])?;
+                        if fails && step == "2" {
+                            on.execute("SELECT nonsense", [])?;
+                        }
+                        Ok(name)
+                    })
+                    .await
+                }
+            };
+            let options = TransactOptions::default();
+            let result: String = steps.transact(step, options, effect).await?;
+            done.push(result);
+        }
+        Ok::<_, StepError<rusqlite::Error>>(done.join(" "))
+    };
+    guard.run_in_steps(&id, asked(), work).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_and_its_effect_are_committed_together_and_once() {
+    let bench = Bench::new();
+    let run = |fails| {
+        let guard = Guard::new(bench.store.clone(), policy());
+        two_steps(guard, "k".into(), fails)
+    };
+    let failed = run(true).await;
+    let Err(RunError::Failed(StepError::Failed(_))) = failed else {
+        panic!("{failed:?}");
+    };
+    let there = || (orders(&bench.path, "k-1"), orders(&bench.path, "k-2"));
+    assert_eq!(there(), (1, 0));
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+    assert_eq!(run(false).await.unwrap(), Ran::First("k-1 k-2".into()));
+    assert_eq!(run(false).await.unwrap(), Ran::Replayed("k-1 k-2".into()));
+    assert_eq!(there(), (1, 1));
+}
+
+/// No renewal comes beside a transaction of SQLite's. Nobody else gets at the record either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_longer_than_its_lease_is_committed_and_one_past_it_is_not() {
+    let bench = Bench::new();
+    let guard = Guard::new(
+        bench.store.clone(),
+        policy().with_lease(Duration::from_millis(200)),
+    );
+    let begin = async |key: &str| match guard.begin(&identity(key), asked()).await.unwrap() {
+        Begin::Acquired(attempt) => attempt,
+        other => panic!("{other:?}"),
+    };
+    let long = |_, mut tx: Tx| async move {
+        sleep(Duration::from_millis(500)).await;
+        tx.call(|on| on.execute("INSERT INTO orders VALUES ('long')", []))
+            .await
+            .map(|_| ())
+    };
+    let mut attempt = begin("long").await;
+    let mut steps = attempt.steps();
+    let options = TransactOptions::default();
+    let held = attempt.hold(steps.transact("1", options, long)).await;
+    held.unwrap();
+    assert_eq!(orders(&bench.path, "long"), 1);
+
+    let zombie = begin("late").await;
+    sleep(Duration::from_millis(300)).await;
+    let next = begin("late").await;
+    let won = next
+        .steps()
+        .transact("1", options, |_, tx| order(tx, "late"))
+        .await;
+    assert_eq!(won.unwrap(), "late");
+    let late = zombie
+        .steps()
+        .transact("1", options, |_, tx| order(tx, "late"))
+        .await;
+    assert!(
+        matches!(late, Err(StepError::Superseded { ran: true })),
+        "{late:?}"
+    );
+    assert_eq!(orders(&bench.path, "late"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_there_already_is_none_of_this_transaction() {
+    let bench = Bench::new();
+    let token = acquire(&bench.store, "k").await.token;
+    let step = FinishedStep::new("one", b"result").unwrap();
+    for wanted in [Fenced::Applied, Refusal::OtherSteps.into()] {
+        let mut tx = bench.store.begin(Isolation::Serializable).await.unwrap();
+        let put = tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []));
+        put.await.unwrap();
+        let id = identity("k");
+        let kept = bench
+            .store
+            .keep_step_in(&mut tx, id.digest(), &token, &step, 0);
+        assert_eq!(kept.await.unwrap(), wanted);
+        if wanted == Fenced::Applied {
+            bench.store.commit(tx).await.unwrap();
+        } else {
+            bench.store.rollback(tx).await;
+        }
+    }
+    assert_eq!(orders(&bench.path, "k"), 1);
+}
+
+#[test]
+fn a_client_that_dies_anywhere_leaves_each_step_whole() {
+    let looking = tokio::runtime::Runtime::new().unwrap();
+    let bench = looking.block_on(async { Bench::new() });
+    let brief = policy().with_lease(Duration::from_millis(200));
+    let dies = |path: &Path, key: &str, after: Duration| {
+        let dying = tokio::runtime::Runtime::new().unwrap();
+        let (path, key): (PathBuf, String) = (path.into(), key.into());
+        let store = dying.block_on(async { Arc::new(open(&path)) });
+        let guard = Guard::new(store, brief);
+        dying.spawn(async move { drop(two_steps(guard, key, false).await) });
+        std::thread::sleep(after);
+        dying.shutdown_background();
+    };
+    let mut whole = 0;
+    for round in 0..12_u64 {
+        let key = format!("key-{round}");
+        dies(&bench.path, &key, Duration::from_micros(700 * round));
+        looking.block_on(async {
+            sleep(Duration::from_millis(250)).await;
+            let entry = bench.store.get(identity(&key).digest()).await.unwrap();
+            let kept = entry.map_or(0, |entry| match entry.record.state.kind() {
+                StateKind::Completed => 2,
+                _ => entry.record.progress.steps().count(),
+            });
+            for (step, name) in ["1", "2"].into_iter().enumerate() {
+                let there = orders(&bench.path, &format!("{key}-{name}"));
+                assert_eq!(there, i64::from(step < kept), "{key} {name}");
+            }
+            whole += u32::from(kept == 2);
+            let guard = Guard::new(bench.store.clone(), brief);
+            let ran = two_steps(guard, key.clone(), false).await;
+            assert_eq!(ran.unwrap().into_inner(), format!("{key}-1 {key}-2"));
+            for name in ["1", "2"] {
+                assert_eq!(orders(&bench.path, &format!("{key}-{name}")), 1);
+            }
+        });
+    }
+    assert!(whole < 12);
+}
