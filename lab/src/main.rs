@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, crash, lost, power, torture};
+use semel_lab::{controls, crash, events, lost, power, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -52,6 +52,13 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             lost::worker::run(&arguments.next().context("no settings")?)?;
             Ok(true)
         }
+        Some("events") => storm(events::Storm::Events, arguments),
+        Some("versioned") => storm(events::Storm::Versioned, arguments),
+        // Not for people: a consumer of these.
+        Some(events::consumer::COMMAND) => {
+            events::consumer::run()?;
+            Ok(true)
+        }
         Some("controls") => {
             let names: Vec<String> = arguments.collect();
             let program = std::env::current_exe()?;
@@ -84,12 +91,22 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
             crash::USAGE,
             lost::USAGE,
+            events::USAGE,
             controls::USAGE,
             power::USAGE
         ),
     }
+}
+
+fn storm(storm: events::Storm, arguments: impl Iterator<Item = String>) -> Result<bool> {
+    let options = events::Options::parse(storm, arguments)?;
+    let program = std::env::current_exe()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let report = runtime.block_on(events::run(&options, &program))?;
+    report.print()?;
+    Ok(report.passed())
 }

@@ -1,13 +1,15 @@
-//! Short crash matrices on every database, and the planted bugs that they must catch. Each starts a
-//! server of its own; one that is not installed is a failure.
+//! Short crash matrices on every database, and the planted bugs that they must catch. They share
+//! a server of each kind; one that is not installed is a failure.
 
 use std::process::Command;
 
+use semel_testkit::servers::{Kind, shared};
 use serde_json::Value;
 
-fn matrix(arguments: &[&str]) -> (bool, Value) {
+fn matrix(database: &'static str, arguments: &[&str]) -> (bool, Value) {
     let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
         .arg("crash-matrix")
+        .args(on(database))
         .args(arguments)
         .output()
         .expect("the lab runs");
@@ -19,11 +21,24 @@ fn matrix(arguments: &[&str]) -> (bool, Value) {
     (output.status.success(), report)
 }
 
-fn survives(database: &str, work: &str) {
-    let run = [
-        "--db", database, "--work", work, "--kills", "60", "--seed", "7",
-    ];
-    let (passed, report) = matrix(&run);
+/// On a server that these tests share, where there is one.
+fn on(database: &'static str) -> Vec<String> {
+    let url = match database {
+        "postgres" => Some(shared(Kind::Postgres).expect("PostgreSQL starts")),
+        "mysql" => Some(shared(Kind::MariaDb).expect("MariaDB starts")),
+        _ => None,
+    };
+    let store = url.map(|url| ["--store".to_owned(), url]);
+    let database = ["--db", database].map(String::from);
+    database
+        .into_iter()
+        .chain(store.into_iter().flatten())
+        .collect()
+}
+
+fn survives(database: &'static str, work: &str) {
+    let run = ["--work", work, "--kills", "60", "--seed", "7"];
+    let (passed, report) = matrix(database, &run);
     assert!(passed, "{report}");
     assert_eq!(report["kills"], 60);
     for none in [
@@ -83,11 +98,9 @@ fn steps_on_mysql() {
 }
 
 /// The bug is found, by what it does wrong.
-fn is_caught(database: &str, bug: &str, by: &str) {
-    let run = [
-        "--db", database, "--kills", "40", "--seed", "7", "--bug", bug,
-    ];
-    let (passed, report) = matrix(&run);
+fn is_caught(database: &'static str, bug: &str, by: &str) {
+    let run = ["--kills", "40", "--seed", "7", "--bug", bug];
+    let (passed, report) = matrix(database, &run);
     assert!(!passed, "{report}");
     let found = match by {
         "reruns" => &report["steps"][by],

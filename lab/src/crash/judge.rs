@@ -7,8 +7,8 @@ use semel::store::ListQuery;
 use semel::{StateKind, Store};
 
 use super::board::Found;
-use super::point::Point;
 use super::payments::{Payment, Service};
+use super::point::Point;
 use super::steps::{self, Line, STEPS};
 use super::transaction::{ACCOUNTS, BALANCE, Effect, Tables};
 use crate::base::{self, Base};
@@ -50,7 +50,10 @@ impl Verdict {
             ("wrong balances", self.wrong_balances),
             ("records left in flight", self.left_in_flight),
             ("finished steps that were run again", self.reruns),
-            ("killed attempts that left what cannot be", self.wrong_leftovers),
+            (
+                "killed attempts that left what cannot be",
+                self.wrong_leftovers,
+            ),
         ]
     }
 
@@ -74,11 +77,17 @@ impl Verdict {
     fn leftovers(&mut self, found: &Found, there: &HashMap<i64, Vec<String>>) {
         for (point, key, fence) in &found.killed {
             let answer = Effect::of(*key).answer(fence.cast_signed());
-            let left = there.get(key).is_some_and(|effects| effects.contains(&answer));
+            let left = there
+                .get(key)
+                .is_some_and(|effects| effects.contains(&answer));
             *self.left.entry(*point).or_default() += usize::from(left);
             if point.leaves().is_some_and(|wanted| left != wanted) {
                 self.wrong_leftovers += 1;
-                let what = if left { "left its effects" } else { "left nothing" };
+                let what = if left {
+                    "left its effects"
+                } else {
+                    "left nothing"
+                };
                 self.say(format!("killed at {}, key {key} {what}", point.name()));
             }
         }

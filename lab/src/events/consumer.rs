@@ -1,0 +1,352 @@
+//! The process that is killed: it takes deliveries, and acknowledges what its inbox gives a receipt
+//! for.
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use semel::guard::TransactOptions;
+use semel::inbox::{Event, Inbox, InboxError, Receipt};
+use semel::store::OnLapse;
+use semel::transaction::{Isolation, Lent, Transactional as _};
+use semel::versioned::VersionedIn;
+use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::apply::{Tables, apply};
+use super::broker::{Delivery, Kind};
+use super::bugs::Bug;
+use super::options::Storm;
+use super::plan::Happening;
+use crate::base::{Base, Database};
+use crate::crash::failpoints::Failpoints;
+use crate::crash::point::Point;
+use crate::crash::pointed::Pointed;
+use crate::versioned;
+
+/// The hidden subcommand.
+pub const COMMAND: &str = "events-consumer";
+
+/// How many deliveries a consumer has in hand, by turns one at a time and in batches.
+const SLOTS: usize = 4;
+const BATCH: usize = 16;
+
+/// What a consumer is told first.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub(super) storm: Storm,
+    pub(super) database: Database,
+    pub(super) url: String,
+    /// What tells this run's events and tables from those of others.
+    pub(super) run: String,
+    pub(super) seed: u64,
+    pub(super) lease: Duration,
+    pub(super) batches: bool,
+    pub(super) bug: Option<Bug>,
+}
+
+/// What the parent tells a consumer: a line of JSON each.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// To one of its slots.
+    Deliver(usize, Vec<Delivery>),
+    /// Come to this point, the so-many-th time that it is passed.
+    Arm(Point, u32),
+}
+
+/// What a consumer tells the parent.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// A slot takes at most so many deliveries.
+    Pull(usize, usize),
+    /// Needs no further delivery.
+    Acknowledge(u64, Kind),
+    /// Is to be delivered again.
+    Refuse {
+        message: u64,
+        after_ms: u64,
+        why: String,
+    },
+    /// It is there.
+    At(Point),
+}
+
+fn say(what: &Said) {
+    let line = serde_json::to_string(what).expect("plain data is JSON");
+    let mut out = std::io::stdout().lock();
+    // A parent that does not listen is gone.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// The consumer's process. Its input ends with its parent, and so does it.
+///
+/// # Errors
+/// Where the store cannot be opened.
+pub fn run() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let done = runtime.block_on(async {
+        let mut orders = BufReader::new(tokio::io::stdin()).lines();
+        let settings = orders.next_line().await?.context("no settings")?;
+        let settings: Settings = serde_json::from_str(&settings)?;
+        match settings.database {
+            Database::Postgres => obey::<PostgresStore>(settings, orders).await,
+            Database::Sqlite => obey::<SqliteStore>(settings, orders).await,
+            Database::Mysql => obey::<MysqlStore>(settings, orders).await,
+        }
+    });
+    // A thread that reads the input would keep it waiting.
+    runtime.shutdown_background();
+    done
+}
+
+type Orders = tokio::io::Lines<BufReader<tokio::io::Stdin>>;
+
+async fn obey<B: Base + VersionedIn>(settings: Settings, mut orders: Orders) -> Result<()> {
+    let consumer = Arc::new(Consumer::<B>::open(settings).await?);
+    let mut slots: Vec<UnboundedSender<Vec<Delivery>>> = Vec::new();
+    for number in 0..SLOTS {
+        let (slot, deliveries) = unbounded_channel();
+        slots.push(slot);
+        tokio::spawn(work(consumer.clone(), number, deliveries));
+    }
+    while let Some(order) = orders.next_line().await? {
+        match serde_json::from_str(&order)? {
+            Order::Arm(point, nth) => consumer.points.arm(Some((point, nth))),
+            Order::Deliver(slot, deliveries) => {
+                let slot = slots.get(slot).context("there is no such slot")?;
+                slot.send(deliveries).context("a slot ended")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn work<B: Base + VersionedIn>(
+    consumer: Arc<Consumer<B>>,
+    slot: usize,
+    mut deliveries: UnboundedReceiver<Vec<Delivery>>,
+) {
+    let most = if consumer.settings.batches { BATCH } else { 1 };
+    loop {
+        say(&Said::Pull(slot, most));
+        let Some(delivered) = deliveries.recv().await else {
+            return;
+        };
+        consumer.handle(&delivered).await;
+    }
+}
+
+/// A consumer's insides.
+#[derive(Debug)]
+pub(crate) struct Consumer<B: Base> {
+    settings: Settings,
+    inbox: Inbox<Pointed<Arc<B>>>,
+    pub(crate) store: Arc<B>,
+    pub(crate) points: Arc<Failpoints>,
+    pub(crate) tables: Tables,
+}
+
+impl<B: Base + VersionedIn> Consumer<B> {
+    async fn open(settings: Settings) -> Result<Self> {
+        let points = Arc::new(Failpoints::new(|point, _| say(&Said::At(point))));
+        let store = B::open(&settings.url).await.context("a consumer's store")?;
+        let store = Arc::new(store);
+        let pointed = Pointed::new(store.clone(), points.clone());
+        Ok(Self {
+            inbox: Inbox::new(pointed, "lab").with_lease(settings.lease),
+            tables: Tables::of(&settings.run),
+            settings,
+            store,
+            points,
+        })
+    }
+
+    pub(crate) fn run(&self) -> &str {
+        &self.settings.run
+    }
+
+    pub(crate) fn overwrites(&self) -> bool {
+        self.settings.bug == Some(Bug::Overwrites)
+    }
+
+    fn happening(&self, delivery: &Delivery) -> Happening {
+        Happening::of(self.settings.seed, delivery.event)
+    }
+
+    fn event(&self, delivery: &Delivery) -> Event {
+        let number = delivery.event.to_string();
+        let body = format!("event {number}");
+        Event::new(format!("lab-{}", self.run()), number, body).with_delivery(delivery.times)
+    }
+
+    async fn handle(&self, delivered: &[Delivery]) {
+        let (inside, outside): (Vec<Delivery>, Vec<Delivery>) = delivered
+            .iter()
+            .partition(|delivery| self.is_inside(&self.happening(delivery)));
+        match inside.as_slice() {
+            _ if self.settings.bug == Some(Bug::NoInbox) => self.plainly(&inside).await,
+            _ if self.settings.bug == Some(Bug::CommitsApart) => self.apart(&inside).await,
+            [] => {}
+            [one] if !self.settings.batches => self.one(one).await,
+            several => self.batch(several).await,
+        }
+        for delivery in &outside {
+            let told = versioned::update(self, &self.happening(delivery)).await;
+            match told {
+                Ok(kind) => say(&Said::Acknowledge(delivery.message, kind)),
+                Err(why) => refuse(delivery, Duration::from_millis(20), why),
+            }
+        }
+    }
+
+    /// Whether the inbox's transaction has the effect: not where a record's version alone is to see
+    /// to it, as it does for every other asset.
+    fn is_inside(&self, event: &Happening) -> bool {
+        self.settings.storm == Storm::Events || event.asset.is_multiple_of(2)
+    }
+
+    async fn one(&self, delivery: &Delivery) {
+        let work = self.work();
+        let happening = self.happening(delivery);
+        let receipt = self
+            .inbox
+            .transact(&self.event(delivery), options(delivery), move |_, tx| {
+                work(tx, vec![happening])
+            })
+            .await;
+        tell(delivery, receipt);
+    }
+
+    async fn batch(&self, delivered: &[Delivery]) {
+        let events: Vec<Event> = delivered.iter().map(|one| self.event(one)).collect();
+        let (work, seed) = (self.work(), self.settings.seed);
+        let receipts = self
+            .inbox
+            .transact_batch(&events, TransactOptions::default(), move |fresh, tx| {
+                let number = |event: &Event| event.id().parse().unwrap_or(u64::MAX);
+                let fresh = fresh.events.iter();
+                let events = fresh.map(|(event, _)| Happening::of(seed, number(event)));
+                work(tx, events.collect())
+            })
+            .await;
+        for (delivery, receipt) in delivered.iter().zip(receipts) {
+            tell(delivery, receipt);
+        }
+    }
+
+    /// Of a planted bug.
+    async fn plainly(&self, delivered: &[Delivery]) {
+        for delivery in delivered {
+            match alone(self.store.clone(), self.work(), self.happening(delivery)).await {
+                Ok(()) => say(&Said::Acknowledge(delivery.message, Kind::Duplicate)),
+                Err(why) => refuse(delivery, Duration::ZERO, why),
+            }
+        }
+    }
+
+    /// Of a planted bug.
+    async fn apart(&self, delivered: &[Delivery]) {
+        let inbox = self.inbox.clone().with_on_lapse(OnLapse::Retry);
+        for delivery in delivered {
+            let (store, work, points) = (self.store.clone(), self.work(), self.points.clone());
+            let (event, happening) = (self.event(delivery), self.happening(delivery));
+            let receipt = inbox.receive(&event, async move |_| {
+                alone(store, work, happening).await?;
+                for point in [Point::Completing, Point::BeforeCommit, Point::Committed] {
+                    points.pass(point).await;
+                }
+                anyhow::Ok(())
+            });
+            tell(delivery, receipt.await);
+        }
+    }
+
+    /// What happens to an event's asset.
+    fn work(&self) -> impl Fn(Lent<B::Transaction>, Vec<Happening>) -> Working<B> + Send + use<B> {
+        let (tables, points) = (self.tables.clone(), self.points.clone());
+        let (store, run) = (self.store.clone(), self.run().to_owned());
+        let (storm, overwrites) = (self.settings.storm, self.overwrites());
+        move |tx, events| {
+            let (tables, points) = (tables.clone(), points.clone());
+            let (store, run) = (store.clone(), run.clone());
+            Box::pin(async move {
+                match storm {
+                    Storm::Events => apply::<B>(tx, tables, events, &points)
+                        .await
+                        .map_err(Failed::Driver),
+                    Storm::Versioned => {
+                        let change = versioned::Change {
+                            store,
+                            run,
+                            tables,
+                            overwrites,
+                        };
+                        change.all(tx, events, &points).await
+                    }
+                }
+            })
+        }
+    }
+}
+
+type Working<B> = Pin<Box<dyn Future<Output = Result<(), Failed<<B as Base>::Error>>> + Send>>;
+
+/// In a transaction that nobody completes anything in.
+async fn alone<B: Base>(
+    store: Arc<B>,
+    work: impl Fn(Lent<B::Transaction>, Vec<Happening>) -> Working<B>,
+    event: Happening,
+) -> Result<(), anyhow::Error> {
+    let tx = store.begin(Isolation::ReadCommitted).await?;
+    let (lent, loan) = Lent::new(tx);
+    work(lent, vec![event]).await?;
+    let tx = loan.take_back().context("the transaction is gone")?;
+    store.commit(tx).await?;
+    Ok(())
+}
+
+/// Why an event's work failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failed<E: std::error::Error + 'static> {
+    #[error("a statement failed")]
+    Driver(#[source] E),
+    #[error("a versioned record was not written")]
+    Write(#[from] semel::versioned::WriteError),
+    #[error("a versioned record was not read")]
+    Read(#[from] semel::StoreError),
+}
+
+/// Every isolation level gets its share.
+fn options(delivery: &Delivery) -> TransactOptions {
+    TransactOptions::default().with_isolation(match delivery.event % 4 {
+        0 | 1 => Isolation::ReadCommitted,
+        2 => Isolation::RepeatableRead,
+        _ => Isolation::Serializable,
+    })
+}
+
+/// The broker is told only once there is a receipt.
+fn tell<E: Display>(delivery: &Delivery, receipt: Result<Receipt, InboxError<E>>) {
+    match receipt {
+        Ok(Receipt::Handled) => say(&Said::Acknowledge(delivery.message, Kind::Handled)),
+        Ok(Receipt::Duplicate) => say(&Said::Acknowledge(delivery.message, Kind::Duplicate)),
+        // Nobody takes what is set aside, so nothing is.
+        Ok(Receipt::SetAside) => refuse(delivery, Duration::ZERO, "set aside"),
+        Err(error) => refuse(delivery, error.retry_after(), error),
+    }
+}
+
+fn refuse(delivery: &Delivery, after: Duration, why: impl Display) {
+    say(&Said::Refuse {
+        message: delivery.message,
+        after_ms: u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
+        why: why.to_string(),
+    });
+}

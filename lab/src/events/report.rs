@@ -1,0 +1,119 @@
+//! What a run says of itself.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::broker::Counts;
+use super::driver::POINTS;
+use super::judge::Verdict;
+use super::options::{Options, Storm};
+use crate::crash::point::Point;
+
+/// What came of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    db: &'static str,
+    storm: Storm,
+    seed: u64,
+    events: u64,
+    /// Of these events, planned: 3 to 10 of each.
+    messages: usize,
+    /// With those that came again because nobody acknowledged them.
+    deliveries: usize,
+    redelivered: usize,
+    kills: usize,
+    handled: usize,
+    applied: usize,
+    double_effects: usize,
+    lost_effects: usize,
+    violations: usize,
+    by_point: BTreeMap<&'static str, usize>,
+    refused: BTreeMap<String, usize>,
+    seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bug: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failed_because: Vec<String>,
+    #[serde(skip)]
+    details: Vec<String>,
+}
+
+impl Report {
+    pub(super) fn new(
+        options: &Options,
+        counts: Counts,
+        hits: &BTreeMap<Point, usize>,
+        verdict: Verdict,
+        seconds: f64,
+    ) -> Self {
+        let kills = hits.values().sum();
+        let mut failed_because = Vec::new();
+        let faults = [
+            ("double effects", verdict.double_effects),
+            ("lost effects", verdict.lost_effects),
+            ("violations", verdict.violations),
+            (
+                "events that two were told to have handled",
+                counts.handled_twice,
+            ),
+            (
+                "messages that nobody acknowledged",
+                counts.messages - counts.acknowledged,
+            ),
+        ];
+        for (what, count) in faults {
+            if count > 0 {
+                failed_because.push(format!("{count} {what}"));
+            }
+        }
+        if kills < options.kills {
+            failed_because.push(format!("{kills} kills instead of {}", options.kills));
+        }
+        let by_point = POINTS
+            .iter()
+            .map(|point| (point.name(), hits.get(point).copied().unwrap_or_default()));
+        Self {
+            db: options.database.name(),
+            storm: options.storm,
+            seed: options.seed,
+            events: options.events,
+            messages: counts.messages,
+            deliveries: counts.delivered,
+            redelivered: counts.redelivered,
+            kills,
+            handled: counts.handled,
+            applied: verdict.applied,
+            double_effects: verdict.double_effects,
+            lost_effects: verdict.lost_effects,
+            violations: verdict.violations,
+            by_point: by_point.collect(),
+            refused: counts.refusals,
+            seconds: (seconds * 10.0).round() / 10.0,
+            bug: options.bug.map(super::Bug::name),
+            failed_because,
+            details: verdict.details,
+        }
+    }
+
+    pub(super) fn fail(&mut self, why: String) {
+        self.failed_because.push(why);
+    }
+
+    /// Whether nothing is wrong.
+    pub const fn passed(&self) -> bool {
+        self.failed_because.is_empty()
+    }
+
+    /// Prints it: what is wrong to standard error, JSON as the last line of standard output.
+    ///
+    /// # Errors
+    /// Where it cannot be put into JSON.
+    pub fn print(&self) -> anyhow::Result<()> {
+        for line in &self.details {
+            eprintln!("{line}");
+        }
+        println!("{}", serde_json::to_string(self)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Short storms of events on every database, and the planted bugs that they must catch. They share
+//! a server of each kind; one that is not installed is a failure.
+
+use std::process::Command;
+
+use semel_testkit::servers::{Kind, shared};
+use serde_json::Value;
+
+fn storm(command: &str, database: &'static str, arguments: &[&str]) -> (bool, Value) {
+    let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
+        .arg(command)
+        .args(on(database))
+        .args(arguments)
+        .output()
+        .expect("the lab runs");
+    let out = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    println!("{out}\n{errors}");
+    let last = out.lines().last().expect("the report is the last line");
+    let report = serde_json::from_str(last).expect("the report is JSON");
+    (output.status.success(), report)
+}
+
+/// On a server that these tests share, where there is one.
+fn on(database: &'static str) -> Vec<String> {
+    let url = match database {
+        "postgres" => Some(shared(Kind::Postgres).expect("PostgreSQL starts")),
+        "mysql" => Some(shared(Kind::MariaDb).expect("MariaDB starts")),
+        _ => None,
+    };
+    let store = url.map(|url| ["--store".to_owned(), url]);
+    let database = ["--db", database].map(String::from);
+    database
+        .into_iter()
+        .chain(store.into_iter().flatten())
+        .collect()
+}
+
+fn survives(command: &str, database: &'static str) {
+    let run = ["--events", "500", "--kills", "20", "--seed", "7"];
+    let (passed, report) = storm(command, database, &run);
+    assert!(passed, "{report}");
+    assert_eq!(
+        (&report["kills"], &report["applied"]),
+        (&20.into(), &500.into())
+    );
+    for none in ["double_effects", "lost_effects", "violations"] {
+        assert_eq!(report[none], 0, "{none}: {report}");
+    }
+    // What the killed had in hand came again.
+    assert!(report["redelivered"].as_u64() > Some(0), "{report}");
+}
+
+#[test]
+fn events_on_postgres() {
+    survives("events", "postgres");
+}
+
+#[test]
+fn events_on_sqlite() {
+    survives("events", "sqlite");
+}
+
+#[test]
+fn events_on_mysql() {
+    survives("events", "mysql");
+}
+
+#[test]
+fn versioned_on_postgres() {
+    survives("versioned", "postgres");
+}
+
+#[test]
+fn versioned_on_sqlite() {
+    survives("versioned", "sqlite");
+}
+
+#[test]
+fn versioned_on_mysql() {
+    survives("versioned", "mysql");
+}
+
+/// The bug is found, by what it does wrong.
+fn is_caught(command: &str, bug: &str, by: &[&str]) {
+    let run = [
+        "--events", "300", "--kills", "20", "--seed", "7", "--bug", bug,
+    ];
+    let (passed, report) = storm(command, "sqlite", &run);
+    assert!(!passed, "{report}");
+    for by in by {
+        assert!(report[by].as_u64() > Some(0), "{bug} has no {by}: {report}");
+    }
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    is_caught("events", "no-inbox", &["double_effects", "violations"]);
+    is_caught("events", "commits-apart", &["double_effects", "violations"]);
+    is_caught("versioned", "overwrites", &["lost_effects", "violations"]);
+}
