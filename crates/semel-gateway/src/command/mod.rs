@@ -26,7 +26,7 @@ fn fail(code: u8, message: impl Display) -> ExitCode {
 }
 
 /// An error with its causes, as one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -23,6 +23,7 @@ use semel::guard::{
 };
 use tokio::time::Instant;
 
+use crate::command::with_causes;
 use crate::metrics::Metrics;
 
 /// What every request of the gateway is claimed as; the layer's name for it.
@@ -197,10 +198,12 @@ impl Observer for Watching {
         self.0.reconcile_question(answer);
         match news {
             Reconciled::Failed(error) => {
-                tracing::warn!(%identity, %fence, question, answer, "reconcile: {error}");
+                let why = with_causes(*error);
+                tracing::warn!(%identity, %fence, question, answer, "reconcile: {why}");
             }
             Reconciled::Store(error) => {
-                tracing::warn!(%identity, %fence, question, answer, "reconcile: store: {error}");
+                let why = with_causes(*error);
+                tracing::warn!(%identity, %fence, question, answer, "reconcile: store: {why}");
             }
             _ => tracing::info!(%identity, %fence, question, answer, "reconcile"),
         }

@@ -274,6 +274,11 @@ async fn an_endpoint_that_is_not_there_leaves_it_unknown() {
     );
     let name = "semel_reconcile_questions_total{answer=\"failed\"}";
     assert_eq!(metric(&gateway, name).await, 3);
+    assert!(
+        gateway.log().contains("Connection refused"),
+        "{}",
+        gateway.log()
+    );
 }
 
 /// No client asks again: the gateway finds out by itself.
