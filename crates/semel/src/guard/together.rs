@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::future::{Future, pending};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -52,7 +52,11 @@ pub(crate) enum Tried<T, E> {
     /// The work kept the transaction.
     Kept,
     /// All was rolled back by the database.
-    NotCommitted(StoreError),
+    NotCommitted {
+        source: StoreError,
+        /// For the sake of others, and the bound is reached.
+        conflict: bool,
+    },
     /// Nobody knows whether it is committed.
     Unknown(StoreError),
 }
@@ -165,8 +169,13 @@ impl<S: Transactional> Together<S> {
                     pause(again).await;
                     again += 1;
                 }
-                Sealed::Conflict(source) | Sealed::Failed(source) => {
-                    return Tried::NotCommitted(certain(source));
+                Sealed::Conflict(source) => {
+                    let (source, conflict) = (certain(source), true);
+                    return Tried::NotCommitted { source, conflict };
+                }
+                Sealed::Failed(source) => {
+                    let (source, conflict) = (certain(source), false);
+                    return Tried::NotCommitted { source, conflict };
                 }
                 Sealed::Unknown(source) => {
                     self.forget(places);

@@ -230,7 +230,7 @@ async fn settle<S: Transactional, T, E: StdError>(
         }
         Tried::NotBegun { ran, source } => RunError::Store { ran, source },
         Tried::Kept => RunError::TransactionKept,
-        Tried::NotCommitted(source) => RunError::Store { ran: true, source },
+        Tried::NotCommitted { source, .. } => RunError::Store { ran: true, source },
     };
     if let Some(attempt) = attempt {
         attempt.abandon().await.ok();

@@ -251,7 +251,7 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     self.release(&part).await;
                     self.answer(&part, || Err(InboxError::TransactionKept));
                 }
-                Tried::Failed { .. } | Tried::Panicked(_) | Tried::NotCommitted(_)
+                Tried::Failed { .. } | Tried::Panicked(_) | Tried::NotCommitted { .. }
                     if part.len() > 1 =>
                 {
                     let (first, second) = part.split_at(part.len() / 2);
@@ -311,7 +311,15 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     attempt: attempt_number,
                 })
             }
-            Tried::NotCommitted(source) => {
+            // The commit was refused: a constraint that is checked at the end is the event's fault.
+            Tried::NotCommitted {
+                source,
+                conflict: false,
+            } => {
+                let failed = inbox.failed(event, attempt, &text(&source)).await;
+                failed.told(|_| store(true, &source))
+            }
+            Tried::NotCommitted { source, .. } => {
                 inbox.release(attempt).await;
                 Err(store(true, &source))
             }

@@ -44,7 +44,8 @@ impl<S: Store> Inbox<S> {
             .map_err(unreached)?;
         let attempt = match begun {
             Begin::Acquired(attempt) => attempt,
-            Begin::Completed(outcome) if outcome.kind() == OutcomeKind::Failure => {
+            // Omitted: of a failure the text may be too large for the store, of a success there is none.
+            Begin::Completed(outcome) if outcome.kind() != OutcomeKind::Success => {
                 return Ok(Claimed::Before(Receipt::SetAside));
             }
             // Expired: handled so long ago that only a tombstone is left of it.

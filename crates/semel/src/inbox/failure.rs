@@ -4,7 +4,7 @@
 //! minute, unless steps are finished under it: then after seven days. So an attempt that fails keeps
 //! a step before it gives the event back. One that ends without a word (its process died) releases
 //! nothing, and its record stays and counts it. What is subtracted are attempts that ended for no
-//! fault of the event's, each of which keeps a step of another name: the database was away.
+//! fault of the event's, each of which keeps a step of another name: there was no transaction to be had.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -164,3 +164,16 @@ async fn long_texts_of_many_attempts_have_room() {
     assert_eq!((poison.attempts, poison.errors.len()), (200, 200));
     assert!(poison.errors.iter().all(|text| text.starts_with('é')));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_text_too_large_for_the_store_is_set_aside_all_the_same() {
+    let taken = Taken::default();
+    let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
+    let inbox = taken.inbox(inbox).with_max_attempts(1);
+    for _ in 0..2 {
+        let work = |_| async { Err::<(), _>("x".repeat(5000)) };
+        let answer = inbox.receive(&event("a"), work).await;
+        assert_eq!(answer.unwrap(), Receipt::SetAside);
+    }
+    assert_eq!(taken.all().len(), 1);
+}

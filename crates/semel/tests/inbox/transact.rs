@@ -205,9 +205,10 @@ async fn conflicts_run_all_of_them_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_the_database_do_not_count() {
+async fn conflicts_do_not_count() {
     let taken = Taken::default();
-    let mut bench = Bench::new(&[Fate::Fails; 9]);
+    // Nine deliveries, none of which gets through in nine runs.
+    let mut bench = Bench::new(&[Fate::Conflicts; 9 * 9]);
     bench.inbox = taken.inbox(bench.inbox).with_max_attempts(2);
     for _ in 0..9 {
         assert_eq!(short(&[bench.one(&event("a")).await]), "e");
@@ -216,7 +217,7 @@ async fn failures_of_the_database_do_not_count() {
     assert_eq!(bench.one(&event("a")).await.unwrap(), Receipt::Handled);
     assert_eq!(taken.all().len(), 0);
 
-    // Nor do conflicts, however many.
+    // Nor those that the work meets.
     let inbox = taken.inbox(Inbox::new(Arc::new(Scripted::new(&[])), "c"));
     let inbox = inbox.with_max_attempts(2);
     for _ in 0..4 {
@@ -229,6 +230,19 @@ async fn failures_of_the_database_do_not_count() {
         assert!(matches!(answer, Err(InboxError::Failed { .. })));
     }
     assert_eq!(taken.all().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_is_refused_is_the_events_fault() {
+    let taken = Taken::default();
+    let mut bench = Bench::new(&[Fate::Fails; 2]);
+    bench.inbox = taken.inbox(bench.inbox).with_max_attempts(2);
+    assert_eq!(short(&[bench.one(&event("a")).await]), "e");
+    advance(LATER).await;
+    assert_eq!(short(&[bench.one(&event("a")).await]), "S");
+    let poison = &taken.all()[0];
+    assert_eq!((poison.attempts, poison.errors.len()), (2, 2));
+    assert!(bench.ledger().is_empty());
 }
 
 /// Takes the claim of an event over, as another consumer does once its lease is over.

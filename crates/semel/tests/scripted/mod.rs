@@ -181,6 +181,9 @@ impl Store for Scripted {
         self.memory.renew(identity, token, lease).await
     }
     async fn complete(&self, identity: &IdentityDigest, token: &Token, outcome: &Outcome, retention: Retention) -> Result<Fenced> {
+        if outcome.as_bytes().len() > self.largest {
+            return Err(error(StoreErrorKind::TooLarge));
+        }
         self.memory.complete(identity, token, outcome, retention).await
     }
     async fn keep_step(&self, identity: &IdentityDigest, token: &Token, step: &FinishedStep, kept: usize) -> Result<Fenced> {
