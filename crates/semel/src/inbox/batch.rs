@@ -221,6 +221,8 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
             if part.is_empty() {
                 continue;
             }
+            // Those that wait too: the parts before may have taken long.
+            self.held.renew().await;
             let mut run = {
                 let (events, work) = (self.fresh(&part), &mut *work);
                 move |again, transaction| {
@@ -257,7 +259,6 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.push_front(second.to_vec());
                     parts.push_front(first.to_vec());
-                    self.held.renew().await;
                 }
                 failed => {
                     let answer = self.alone(part[0], failed).await;

@@ -9,7 +9,7 @@ use semel::guard::TransactOptions;
 use semel::inbox::{Event, Fresh, Inbox, InboxError, Reason, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLapse, Store as _};
-use semel::transaction::Lent;
+use semel::transaction::{Isolation, Lent};
 use semel::{Fingerprint, StateKind, StoreErrorKind};
 use tokio::time::advance;
 
@@ -314,6 +314,39 @@ async fn all_leases_are_renewed_while_the_work_runs() {
     assert_eq!(short(&bench.batch(&events("c b a x")).await), "iiiH");
     assert_eq!(short(&slow.await.unwrap()), "HHH");
     assert_eq!(bench.runs(), ["3", "x"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_none_are_renewed_beside_a_transaction_they_are_between_two() {
+    let bench = Bench::new(&[]);
+    let there = bench.inbox.clone();
+    let slow = tokio::spawn(async move {
+        let work = move |fresh: Fresh, tx: Tx| async move {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            drop(tx);
+            if fresh.events.iter().any(|(event, _)| event.id() == "f") {
+                return Err(Failure(None));
+            }
+            Ok(())
+        };
+        let options = TransactOptions::default().with_isolation(Isolation::Serializable);
+        there
+            .transact_batch(&events("a b c f"), options, work)
+            .await
+    });
+    // All four; a and b; c and f; c; and then f, which ends after 100 s.
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    assert_eq!(short(&bench.batch(&events("a b c f")).await), "DDDi");
+    assert_eq!(short(&slow.await.unwrap()), "HHHf");
+}
+
+#[tokio::test(start_paused = true)]
+async fn completions_come_in_the_order_of_digests() {
+    let bench = Bench::new(&[]);
+    let all = events("a b c d e f g h");
+    assert_eq!(short(&bench.batch(&all).await), "HHHHHHHH");
+    let completed = bench.inbox.store().completed.lock().unwrap().clone();
+    assert!(completed.is_sorted() && completed.len() == 8);
 }
 
 #[tokio::test(start_paused = true)]

@@ -36,6 +36,8 @@ pub(crate) struct Scripted {
     pub(crate) deaf: AtomicBool,
     /// What was committed beside the records, in its order.
     pub(crate) ledger: Mutex<Vec<String>>,
+    /// What was completed, in its order.
+    pub(crate) completed: Mutex<Vec<IdentityDigest>>,
 }
 
 impl Scripted {
@@ -48,6 +50,7 @@ impl Scripted {
             rolled_back: AtomicU32::new(0),
             deaf: false.into(),
             ledger: Mutex::default(),
+            completed: Mutex::default(),
         }
     }
 }
@@ -116,6 +119,7 @@ impl Transactional for Scripted {
         if entry.is_none_or(|entry| entry.record.token != *token) {
             return Ok(Refusal::Superseded.into());
         }
+        self.completed.lock().unwrap().push(*identity);
         let completion = (*identity, *token, outcome.clone(), retention);
         work.completions.push(completion);
         Ok(Fenced::Applied)
