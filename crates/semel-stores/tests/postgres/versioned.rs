@@ -7,7 +7,8 @@ use semel::guard::{Guard, Policy, Ran, RunError, TransactOptions};
 use semel::store::{Nonce, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::versioned::{
-    Expected, NaturalKey, Version, Versioned, VersionedIn as _, VersionedStore as _, WriteError,
+    Expected, NaturalKey, Retries, Version, Versioned, VersionedIn as _, VersionedStore as _,
+    WriteError, update,
 };
 use semel::{Fingerprint, Scope, StoreErrorKind};
 use semel_stores::{OpenError, OpenOptions, PostgresOptions, Schema, migrate};
@@ -213,6 +214,43 @@ async fn a_write_is_committed_with_its_operation() {
     }
     let found = store.read(&account).await.unwrap().unwrap();
     assert_eq!((found.version, &*found.value), (Version(1), &b"100"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thirty_two_writers_lose_nothing_within_the_default_bound() {
+    const CROWD: u64 = 32;
+    const EACH: u64 = 5;
+    let store = Arc::new(open(&url()).await);
+    let start = Arc::new(Barrier::new(CROWD as usize));
+    let writers: Vec<_> = (0..CROWD)
+        .map(|_| {
+            let (store, start) = (store.clone(), start.clone());
+            tokio::spawn(async move {
+                start.wait().await;
+                let mut most = 0;
+                for _ in 0..EACH {
+                    let mut tries = 0;
+                    let add = |found: Option<&Versioned>| {
+                        tries += 1;
+                        Ok::<_, WriteError>((number(found) + 1).to_string().into())
+                    };
+                    update(&*store, &key("sum"), Retries::default(), add)
+                        .await
+                        .unwrap();
+                    most = most.max(tries);
+                }
+                most
+            })
+        })
+        .collect();
+    let mut most = 0;
+    for writer in writers {
+        most = most.max(writer.await.unwrap());
+    }
+    println!("{} updates by {CROWD}: {most} tries at most", CROWD * EACH);
+    let found = store.read(&key("sum")).await.unwrap().unwrap();
+    assert_eq!(number(Some(&found)), CROWD * EACH);
+    assert_eq!(found.version, Version(CROWD * EACH));
 }
 
 /// Transfers between two records in either direction, in transactions that meet: what the database
