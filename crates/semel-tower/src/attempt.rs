@@ -84,7 +84,6 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        parts.extensions.insert(self.identity.clone());
         let begun = {
             let about = || Some(format!("{} {}", parts.method, parts.uri.path()).into());
             let begin = self
@@ -95,6 +94,7 @@ impl<S: Store> Run<S> {
         let mut attempt = match begun {
             Ok(Begin::Acquired(attempt)) => attempt,
             Ok(Begin::Unprotected(_)) => {
+                parts.extensions.insert(self.identity.clone());
                 let request = Request::from_parts(parts, B::from(body));
                 let answer = inner.call(request).await;
                 client
@@ -110,6 +110,7 @@ impl<S: Store> Run<S> {
                 return;
             }
         };
+        parts.extensions.insert(self.identity.clone());
         if let Some(transactions) = &self.transactions {
             let run = self.transacted(&**transactions, attempt, inner, &parts, &body, client);
             return run.await;
