@@ -82,9 +82,9 @@ fn versioned_on_mysql() {
 }
 
 /// The bug is found, by what it does wrong.
-fn is_caught(command: &str, bug: &str, by: &[&str]) {
+fn is_caught(command: &str, bug: &str, events: &str, kills: &str, by: &[&str]) {
     let run = [
-        "--events", "300", "--kills", "20", "--seed", "7", "--bug", bug,
+        "--events", events, "--kills", kills, "--seed", "7", "--bug", bug,
     ];
     let (passed, report) = storm(command, "sqlite", &run);
     assert!(!passed, "{report}");
@@ -95,7 +95,9 @@ fn is_caught(command: &str, bug: &str, by: &[&str]) {
 
 #[test]
 fn planted_bugs_are_caught() {
-    is_caught("events", "no-inbox", &["double_effects", "violations"]);
-    is_caught("events", "commits-apart", &["double_effects", "violations"]);
-    is_caught("versioned", "overwrites", &["lost_effects", "violations"]);
+    let doubled = ["double_effects", "violations"];
+    is_caught("events", "no-inbox", "50", "0", &doubled);
+    is_caught("events", "commits-apart", "300", "20", &doubled);
+    let lost = ["lost_effects", "violations"];
+    is_caught("versioned", "overwrites", "300", "20", &lost);
 }
