@@ -27,7 +27,7 @@ fn a_storm_of_deliveries_with_kills_comes_to_the_same() {
     let expected = once(&all);
     assert_eq!(
         expected.matches(" after 12 events: ").count(),
-        20,
+        12,
         "{expected}"
     );
     assert_eq!(
