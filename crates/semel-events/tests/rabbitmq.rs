@@ -93,7 +93,7 @@ impl Here {
 async fn consume(here: &Here, ledger: &Ledger) {
     let (channel, inbox) = (here.channel().await, ledger.inbox());
     let mut messages = here.consumer(&channel).await;
-    while let Ok(Some(message)) = timeout(Duration::from_secs(2), messages.next()).await {
+    while let Ok(Some(message)) = timeout(Duration::from_millis(1200), messages.next()).await {
         let delivery = here.source().delivery(message.unwrap()).unwrap();
         let settled = delivery
             .settle(ledger.write(&inbox, delivery.event()))
