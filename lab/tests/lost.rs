@@ -78,6 +78,13 @@ fn postgres() {
     holds("postgres", 2 * KEYS);
 }
 
+/// A store without a clock of its own.
+#[cfg(feature = "nats")]
+#[test]
+fn nats() {
+    holds("nats", 2 * KEYS);
+}
+
 /// What the run would miss if it looked at nothing.
 #[test]
 fn planted_bugs_are_caught() {
