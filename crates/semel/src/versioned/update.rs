@@ -22,11 +22,11 @@ pub struct Retries {
 }
 
 impl Default for Retries {
-    /// 16 tries, up to 5 ms at first and up to 1 s at most. Enough for 32 writers who do nothing but
+    /// 32 tries, up to 5 ms at first and up to 1 s at most. Enough for 32 writers who do nothing but
     /// write the same record.
     fn default() -> Self {
         Self {
-            tries: 16,
+            tries: 32,
             pause: Duration::from_millis(5),
             longest: Duration::from_secs(1),
         }
