@@ -48,6 +48,7 @@ fn survives(database: &'static str, work: &str) {
         "wrong_answers",
         "wrong_balances",
         "left_in_flight",
+        "wrong_leftovers",
     ] {
         assert_eq!(report[none], 0, "{none}: {report}");
     }
@@ -57,7 +58,7 @@ fn survives(database: &'static str, work: &str) {
         points.values().all(|hits| hits.as_u64() > Some(0)),
         "{report}"
     );
-    if work == "steps" {
+    if work != "transaction" {
         assert_eq!(report["steps"]["reruns"], 0);
         // Without them the keys of the steps would not have been needed.
         assert!(
@@ -95,6 +96,21 @@ fn steps_on_sqlite() {
 #[test]
 fn steps_on_mysql() {
     survives("mysql", "steps");
+}
+
+#[test]
+fn mixed_steps_on_postgres() {
+    survives("postgres", "mixed");
+}
+
+#[test]
+fn mixed_steps_on_sqlite() {
+    survives("sqlite", "mixed");
+}
+
+#[test]
+fn mixed_steps_on_mysql() {
+    survives("mysql", "mixed");
 }
 
 /// The bug is found, by what it does wrong.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::point::Point;
+use super::point::{Point, Work};
 
 /// What one worker is to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,20 @@ pub(super) struct Found {
     pub(super) refusals: BTreeMap<String, usize>,
 }
 
+impl Found {
+    /// The same with one half of each answer, and with the other.
+    pub(super) fn split(&self, split: fn(&str) -> (String, String)) -> (Self, Self) {
+        let (mut one, mut other) = (self.clone(), self.clone());
+        for (key, answers) in &self.answers {
+            let halves = answers.iter().map(|answer| split(answer));
+            let (ones, others): (Vec<_>, Vec<_>) = halves.unzip();
+            one.answers.insert(*key, ones);
+            other.answers.insert(*key, others);
+        }
+        (one, other)
+    }
+}
+
 /// A point that is missed as often in a row is one that nobody can come to.
 const MISSES: usize = 50;
 
@@ -71,7 +85,7 @@ impl Inner {
 
 impl Board {
     /// With so many kills at each of these points, in an order that the seed decides.
-    pub(super) fn new(points: &[Point], kills: usize, seed: u64) -> Self {
+    pub(super) fn new(points: &[Point], work: Work, kills: usize, seed: u64) -> Self {
         let mut chance = fastrand::Rng::with_seed(seed);
         let killing: Vec<Point> = points
             .iter()
@@ -80,7 +94,7 @@ impl Board {
             .collect();
         let mut planned: Vec<(Point, u32)> = Vec::new();
         for (turn, point) in killing.iter().cycle().take(kills).enumerate() {
-            let place = (turn / killing.len()) as u32 % point.places();
+            let place = (turn / killing.len()) as u32 % point.places(work);
             planned.push((*point, place));
         }
         // What kills nobody comes as often as what does.

@@ -9,7 +9,7 @@ use semel::{StateKind, Store};
 use super::board::Found;
 use super::payments::{Payment, Service};
 use super::point::Point;
-use super::steps::{self, Line, STEPS};
+use super::steps::{self, Line};
 use super::transaction::{ACCOUNTS, BALANCE, Effect, Tables};
 use crate::base::{self, Base};
 
@@ -38,6 +38,19 @@ impl Verdict {
         if self.details.len() < SHOWN {
             self.details.push(what);
         }
+    }
+
+    /// Of the other half of the same run.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        // The same keys lack their answers in both halves.
+        self.missing_answers = self.missing_answers.max(other.missing_answers);
+        self.effects += other.effects;
+        self.double_effects += other.double_effects;
+        self.lost_effects += other.lost_effects;
+        self.wrong_answers += other.wrong_answers;
+        self.reruns += other.reruns;
+        self.details.extend(other.details);
+        self
     }
 
     /// What is wrong at all.
@@ -75,7 +88,8 @@ impl Verdict {
 
     /// What killed attempts left: all of their transaction or nothing, as the point says.
     fn leftovers(&mut self, found: &Found, there: &HashMap<i64, Vec<String>>) {
-        for (point, key, fence) in &found.killed {
+        let inside = found.killed.iter().filter(|(point, ..)| point.is_inside());
+        for (point, key, fence) in inside {
             let answer = Effect::of(*key).answer(fence.cast_signed());
             let left = there
                 .get(key)
@@ -149,8 +163,13 @@ pub(super) async fn transactions<B: Base>(
     Ok(verdict)
 }
 
-/// Judges a run of steps.
-pub(super) fn steps(service: &Service, log: &[Line], found: &Found) -> Result<Verdict> {
+/// Judges a run of steps, those at these places being the service's.
+pub(super) fn steps(
+    service: &Service,
+    log: &[Line],
+    found: &Found,
+    places: &[u32],
+) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     verdict.answers(found);
     let taken = service.taken()?;
@@ -162,8 +181,9 @@ pub(super) fn steps(service: &Service, log: &[Line], found: &Found) -> Result<Ve
         }
     }
     for (key, answers) in &found.answers {
-        let paid: Option<Vec<&str>> = (0..STEPS)
-            .map(|place| Some(taken.get(&Payment::of(*key, place))?.first()?.as_str()))
+        let paid: Option<Vec<&str>> = places
+            .iter()
+            .map(|place| Some(taken.get(&Payment::of(*key, *place))?.first()?.as_str()))
             .collect();
         let paid = paid.map(|paid| paid.join(" "));
         let is = |answer: &String| Some(answer) == paid.as_ref();

@@ -75,7 +75,7 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
     let run = Arc::new(Run {
         program: program.into(),
         place,
-        board: Board::new(&points, options.kills, options.seed),
+        board: Board::new(&points, options.work, options.kills, options.seed),
         settings,
     });
     let begun = Instant::now();
@@ -118,15 +118,21 @@ async fn judged<B: Base>(
     settings: &Settings,
     found: &Found,
 ) -> Result<(Verdict, Option<report::Steps>)> {
-    match settings.work {
-        Work::Transaction => Ok((judge::transactions(store, tables, found).await?, None)),
-        Work::Steps => {
-            let verdict = judge::steps(service, &judge::read(&settings.log)?, found)?;
-            let steps = report::Steps {
-                reruns: verdict.reruns,
-                repeats_honoured: service.repeats(),
-            };
-            Ok((verdict, Some(steps)))
-        }
+    if settings.work == Work::Transaction {
+        return Ok((judge::transactions(store, tables, found).await?, None));
     }
+    let log = judge::read(&settings.log)?;
+    let verdict = match settings.work {
+        Work::Mixed => {
+            let (inside, outside) = found.split(steps::split);
+            let inside = judge::transactions(store, tables, &inside).await?;
+            inside.and(judge::steps(service, &log, &outside, &steps::OUTSIDE)?)
+        }
+        _ => judge::steps(service, &log, found, &steps::ALL)?,
+    };
+    let steps = report::Steps {
+        reruns: verdict.reruns,
+        repeats_honoured: service.repeats(),
+    };
+    Ok((verdict, Some(steps)))
 }

@@ -10,7 +10,7 @@ use crate::base::Database;
 
 /// The command's usage.
 pub const USAGE: &str = "crash-matrix --db postgres|sqlite|mysql [--store URL] \
-     [--work transaction|steps] [--kills N] [--seed S] [--processes N] [--lease DURATION] \
+     [--work transaction|steps|mixed] [--kills N] [--seed S] [--processes N] [--lease DURATION] \
      [--bug NAME]";
 
 /// How a run goes.
@@ -79,7 +79,8 @@ fn work(name: &str) -> Result<Work> {
     match name {
         "transaction" => Ok(Work::Transaction),
         "steps" => Ok(Work::Steps),
-        _ => bail!("--work is transaction or steps, not {name:?}"),
+        "mixed" => Ok(Work::Mixed),
+        _ => bail!("--work is transaction, steps or mixed, not {name:?}"),
     }
 }
 

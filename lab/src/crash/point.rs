@@ -12,6 +12,8 @@ pub enum Work {
     Transaction,
     /// Steps that call a service outside.
     Steps,
+    /// Steps outside, and one between them whose effects are in a transaction with its result.
+    Mixed,
 }
 
 /// How a worker dies at a point, or what it loses there.
@@ -91,7 +93,7 @@ points! {
     Begun = "begun" Stand in Transaction,
     /// Between two statements of the work.
     BetweenStatements = "between-statements" Stand in Transaction,
-    /// After the work, before the statement that completes the record.
+    /// After the work, before the statement that completes the record, or keeps the step.
     BeforeCompleting = "before-completing" Stand in Transaction,
     /// After that statement.
     Completing = "completing" Stand in Transaction,
@@ -139,10 +141,15 @@ impl Point {
     /// Those that this work comes by on this database.
     pub fn of(work: Work, database: Database) -> Vec<Self> {
         let comes_by = |point: &Self| {
-            point.only_in().is_none_or(|only| only == work)
+            (work == Work::Mixed || point.only_in().is_none_or(|only| only == work))
                 && (database.is_server() || !point.strike().on_the_wire())
         };
         Self::ALL.iter().copied().filter(comes_by).collect()
+    }
+
+    /// Whether it is one of a transaction's.
+    pub const fn is_inside(self) -> bool {
+        matches!(self.only_in(), Some(Work::Transaction))
     }
 
     /// What an attempt that is killed there leaves of its transaction: all of it, nothing, or
@@ -160,7 +167,11 @@ impl Point {
     }
 
     /// In how many places of one attempt it is.
-    pub const fn places(self) -> u32 {
+    pub const fn places(self, work: Work) -> u32 {
+        let outside = match work {
+            Work::Mixed => super::steps::STEPS - 1,
+            _ => super::steps::STEPS,
+        };
         match self {
             Self::BetweenStatements => super::transaction::STATEMENTS - 1,
             Self::BetweenSteps => super::steps::STEPS - 1,
@@ -170,7 +181,7 @@ impl Point {
             | Self::WhileKeeping
             | Self::KeepLost
             | Self::KeepLate
-            | Self::Kept => super::steps::STEPS,
+            | Self::Kept => outside,
             _ => 1,
         }
     }

@@ -156,10 +156,13 @@ impl<S: Transactional> Transactional for Pointed<S> {
         step: &FinishedStep,
         kept: usize,
     ) -> Result<Fenced, TransactionError> {
-        let kept = self
+        self.points.pass(Point::BeforeCompleting).await;
+        let done = self
             .inner
-            .keep_step_in(transaction, identity, token, step, kept);
-        kept.await
+            .keep_step_in(transaction, identity, token, step, kept)
+            .await?;
+        self.points.pass(Point::Completing).await;
+        Ok(done)
     }
 
     async fn commit(&self, transaction: S::Transaction) -> Result<(), TransactionError> {

@@ -1,26 +1,53 @@
-//! Work in steps: three calls of a service outside, each under the key that its step gives it.
+//! Work in steps: three calls of a service outside, each under the key that its step gives it; or
+//! two of them, and between them a step that is one transaction with its effects.
 //!
 //! What a worker does is written to a file that all append to, one `write` a line: that a step is
 //! called, and that it was kept. A kill can lose neither.
 
+use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use semel::IdentityDigest;
-use semel::guard::{Ran, RunError, StepError};
+use semel::guard::{Ran, RunError, StepError, TransactInfo, TransactOptions};
 use semel::store::Fence;
 
 use super::bugs::Bug;
 use super::payments::{Client, Payment};
-use super::point::Point;
+use super::point::{Point, Work};
+use super::transaction::{Effect, isolation, write};
 use super::worker::Worker;
 use crate::base::Base;
 
 /// The steps' names, in their order.
 pub(super) const NAMES: [&str; 3] = ["charge", "reserve", "ship"];
 pub(super) const STEPS: u32 = 3;
+/// The places of the service's, where all steps are, and where one has a transaction.
+pub(super) const ALL: [u32; 3] = [0, 1, 2];
+pub(super) const OUTSIDE: [u32; 2] = [0, 2];
+/// The place of that one.
+const INSIDE: usize = 1;
+
+/// The answer of mixed steps: the transaction's part, and what the service answered.
+pub(super) fn split(answer: &str) -> (String, String) {
+    let words: Vec<&str> = answer.split(' ').collect();
+    match words.as_slice() {
+        [charge, inside @ .., ship] => (inside.join(" "), format!("{charge} {ship}")),
+        _ => (answer.into(), answer.into()),
+    }
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failed<E: Error + 'static> {
+    #[error("the service was not reached")]
+    Call(#[from] io::Error),
+    #[error("a statement failed")]
+    Driver(#[source] E),
+}
 
 /// What was done, as the file says it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,11 +109,13 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<Line>> {
 pub(super) async fn ask<B: Base>(
     worker: &Worker<B>,
     key: i64,
-) -> Result<Ran<String>, RunError<StepError<io::Error>>> {
+) -> Result<Ran<String>, RunError<StepError<Failed<B::Error>>>> {
     let identity = worker.identity(key);
     let digest = *identity.digest();
     let (points, log) = (worker.points.clone(), worker.log.clone());
     let (client, bug) = (Client::of(worker.settings.payments), worker.settings.bug);
+    let (mixed, tables) = (worker.settings.work == Work::Mixed, worker.tables.clone());
+    let (effect, again) = (Effect::of(key), worker.again.clone());
     let asked = worker.fingerprint(key);
     let run = worker
         .guard
@@ -97,6 +126,22 @@ pub(super) async fn ask<B: Base>(
                 if place > 0 {
                     points.pass(Point::BetweenSteps).await;
                 }
+                if mixed && place == INSIDE {
+                    let inside = |info: TransactInfo, tx| {
+                        points.attempt(info.fence.0);
+                        again.store(info.again, Ordering::Relaxed);
+                        let statements = tables.statements(&effect, info.fence.0, info.number);
+                        let points = points.clone();
+                        async move {
+                            let written = write::<B>(tx, statements, &points).await;
+                            written.map_err(Failed::Driver)?;
+                            Ok(effect.answer(info.fence.0.cast_signed()))
+                        }
+                    };
+                    let options = TransactOptions::default().with_isolation(isolation(key));
+                    parts.push(steps.transact(name, options, inside).await?);
+                    continue;
+                }
                 let (points, log) = (&points, Arc::clone(&log));
                 let call = async |step_key: String| {
                     log.called(&digest, name, fence);
@@ -105,7 +150,7 @@ pub(super) async fn ask<B: Base>(
                     let payment = Payment::of(key, place as u32);
                     let paid = client.pay(&step_key, &payment).await?;
                     points.pass(Point::Called).await;
-                    Ok(paid)
+                    Ok::<_, Failed<B::Error>>(paid)
                 };
                 let mut early = None;
                 let part: String = steps

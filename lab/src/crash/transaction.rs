@@ -86,7 +86,7 @@ impl Tables {
         base::execute(store, &tables).await
     }
 
-    fn statements(&self, effect: &Effect, fence: u64, attempt: u32) -> [String; 3] {
+    pub(super) fn statements(&self, effect: &Effect, fence: u64, attempt: u32) -> [String; 3] {
         let Self { ledger, accounts } = self;
         let Effect {
             key,
@@ -103,7 +103,7 @@ impl Tables {
 }
 
 /// Every isolation level gets its share of the keys.
-const fn isolation(key: i64) -> Isolation {
+pub(super) const fn isolation(key: i64) -> Isolation {
     match key % 4 {
         0 | 1 => Isolation::ReadCommitted,
         2 => Isolation::RepeatableRead,
@@ -137,7 +137,7 @@ pub(super) async fn ask<B: Base>(
     transact.await
 }
 
-async fn write<B: Base>(
+pub(super) async fn write<B: Base>(
     mut tx: Lent<B::Transaction>,
     statements: [String; 3],
     points: &Arc<Failpoints>,

@@ -176,7 +176,7 @@ impl<B: Base> Worker<B> {
                 let name = fastrand::u64(1..);
                 self.renamed.store(name, Ordering::Relaxed);
             },
-            Work::Steps => told(steps::ask(self, key).await.map_err(Why::of)),
+            Work::Steps | Work::Mixed => told(steps::ask(self, key).await.map_err(Why::of)),
         }
     }
 }
