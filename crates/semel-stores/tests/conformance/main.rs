@@ -30,7 +30,7 @@ use semel::conformance::{CASES, Case, Factory, run};
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Most cases sleep most of the time.
-    arguments.test_threads.get_or_insert(8);
+    arguments.test_threads.get_or_insert(16);
     let stores: Vec<Vec<Trial>> = Vec::from([
         #[cfg(feature = "dynamodb")]
         dynamodb::all(),
@@ -47,8 +47,18 @@ fn main() -> ExitCode {
         #[cfg(feature = "sqlite")]
         sqlite::all(),
     ]);
-    let trials = stores.into_iter().flatten().collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    libtest_mimic::run(&arguments, in_turn(stores)).exit_code()
+}
+
+/// One of each store after the other, so that no server has all of them at once.
+fn in_turn(stores: Vec<Vec<Trial>>) -> Vec<Trial> {
+    let mut stores: Vec<_> = stores.into_iter().map(Vec::into_iter).collect();
+    let mut trials = Vec::new();
+    while !stores.is_empty() {
+        trials.extend(stores.iter_mut().filter_map(Iterator::next));
+        stores.retain(|store| store.len() > 0);
+    }
+    trials
 }
 
 /// Every case on one store.
