@@ -19,7 +19,7 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! use semel::inbox::{Event, Inbox, Receipt};
 //! use semel::memory::MemoryStore;
 //! use semel_events::{Delivery, TellError, Verdict};

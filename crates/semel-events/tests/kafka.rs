@@ -110,4 +110,5 @@ async fn consumers_die_partitions_move_and_each_event_is_applied_once() {
     }
     assert!(kills > 1, "{kills}");
     assert_eq!(ledger.lines(), names);
+    assert!(ledger.taken().is_empty());
 }

@@ -45,6 +45,7 @@ impl Ledger {
     }
 
     /// The same, where an event that fails twice is set aside.
+    #[cfg(any(feature = "nats", feature = "rabbitmq"))]
     pub(crate) fn strict_inbox(&self) -> Inbox<SqliteStore> {
         let taken = self.taken.clone();
         let take = move |poison| {
@@ -114,6 +115,7 @@ pub(crate) fn names(count: usize) -> Vec<String> {
 }
 
 /// A name that no other test has.
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
 pub(crate) fn unique() -> String {
     format!("test-{:016x}", chance(u64::MAX))
 }

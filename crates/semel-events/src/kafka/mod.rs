@@ -12,7 +12,7 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! use semel::inbox::Inbox;
 //! use semel::memory::MemoryStore;
 //! use semel_events::kafka::{Commit, Message, Offsets};
