@@ -190,6 +190,10 @@ impl Life {
         timeout(PATIENCE, met)
             .await
             .context("a fault on the wire met nothing")?;
+        if at.strike() == Strike::Swallow {
+            // What met it may have been the answer to an earlier renewal.
+            sleep(Duration::from_millis(25)).await;
+        }
         let goes_on = matches!(at.strike(), Strike::Cut | Strike::CutThenStand);
         if goes_on {
             proxy.set(Fault::None);

@@ -1,11 +1,12 @@
 //! The worker's side of the points: it says where it is, and stands still.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use super::point::{Point, Strike};
 
@@ -64,9 +65,14 @@ pub(crate) struct Failpoints {
     say: fn(Point, u64),
     fence: AtomicU64,
     armed: Mutex<Option<(Point, u32)>>,
-    // An answer was cut off: asking what became of it is a point of its own.
+    // An answer is to be cut off; and it was: asking what became of it is a point of its own.
+    cutting: AtomicBool,
     cut: AtomicBool,
     go: Notify,
+    // Renewals go on beside a transaction. Where an answer is to be lost on the wire, theirs must
+    // not be taken for it: they read-lock this, and such a transaction locks it.
+    renewals: Arc<RwLock<()>>,
+    hushed: Mutex<Option<OwnedRwLockWriteGuard<()>>>,
 }
 
 impl Failpoints {
@@ -76,8 +82,11 @@ impl Failpoints {
             say,
             fence: AtomicU64::default(),
             armed: Mutex::default(),
+            cutting: AtomicBool::default(),
             cut: AtomicBool::default(),
             go: Notify::new(),
+            renewals: Arc::default(),
+            hushed: Mutex::default(),
         }
     }
 
@@ -85,6 +94,8 @@ impl Failpoints {
     pub(crate) fn arm(&self, point: Option<(Point, u32)>) {
         *self.armed.lock() = point;
         self.fence.store(0, Ordering::SeqCst);
+        self.unhush();
+        self.cutting.store(false, Ordering::SeqCst);
         self.cut.store(false, Ordering::SeqCst);
     }
 
@@ -130,9 +141,37 @@ impl Failpoints {
             Strike::Swallow | Strike::Hold | Strike::Cut => self.go.notified().await,
             Strike::CutThenStand => {
                 self.go.notified().await;
-                self.cut.store(true, Ordering::SeqCst);
+                self.cutting.store(true, Ordering::SeqCst);
             }
         }
+    }
+
+    /// A transaction begins: where it is to lose an answer on the wire, no renewal is under way
+    /// from now on.
+    pub(super) async fn hush(&self) {
+        // Left by one that did not begin.
+        self.unhush();
+        let armed = *self.armed.lock();
+        if armed.is_some_and(|(point, _)| point.is_inside() && point.strike().on_the_wire()) {
+            let hushed = self.renewals.clone().write_owned().await;
+            *self.hushed.lock() = Some(hushed);
+        }
+    }
+
+    /// It ended.
+    pub(super) fn unhush(&self) {
+        self.hushed.lock().take();
+    }
+
+    /// As long as this is held, a renewal is under way.
+    pub(super) async fn renewal(&self) -> OwnedRwLockReadGuard<()> {
+        self.renewals.clone().read_owned().await
+    }
+
+    /// The answer to a commit was lost.
+    pub(super) fn lost(&self) {
+        let cutting = self.cutting.load(Ordering::SeqCst);
+        self.cut.store(cutting, Ordering::SeqCst);
     }
 
     /// Stands still where the answer was cut off before.

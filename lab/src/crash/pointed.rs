@@ -8,7 +8,7 @@ use semel::store::{
     Retention, Token, Waited,
 };
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
 
 use super::failpoints::Failpoints;
 use super::point::Point;
@@ -16,13 +16,16 @@ use super::point::Point;
 /// The store, and the points around each of its calls.
 #[derive(Debug)]
 pub(crate) struct Pointed<S> {
-    inner: S,
+    inner: Arc<S>,
     points: Arc<Failpoints>,
 }
 
 impl<S> Pointed<S> {
-    pub(crate) const fn new(inner: S, points: Arc<Failpoints>) -> Self {
-        Self { inner, points }
+    pub(crate) fn new(inner: S, points: Arc<Failpoints>) -> Self {
+        Self {
+            inner: Arc::new(inner),
+            points,
+        }
     }
 
     pub(crate) const fn points(&self) -> &Arc<Failpoints> {
@@ -49,7 +52,17 @@ impl<S: Store> Store for Pointed<S> {
         lease: Duration,
     ) -> Result<Fenced> {
         self.points.find_out().await;
-        self.inner.renew(identity, token, lease).await
+        let (inner, identity, token) = (self.inner.clone(), *identity, *token);
+        let renewal = self.points.renewal().await;
+        // To its end, also where nobody waits for it any more.
+        let renewed = tokio::spawn(async move {
+            let _renewal = renewal;
+            inner.renew(&identity, &token, lease).await
+        });
+        renewed.await.unwrap_or_else(|_| {
+            let what = "the renewal ended with its runtime";
+            Err(StoreError::new(StoreErrorKind::Unknown, what))
+        })
     }
 
     async fn complete(
@@ -126,6 +139,7 @@ impl<S: Transactional> Transactional for Pointed<S> {
     type Transaction = S::Transaction;
 
     async fn begin(&self, isolation: Isolation) -> Result<S::Transaction, TransactionError> {
+        self.points.hush().await;
         let begun = self.inner.begin(isolation).await?;
         self.points.pass(Point::Begun).await;
         Ok(begun)
@@ -172,13 +186,19 @@ impl<S: Transactional> Transactional for Pointed<S> {
         self.points.pass(Point::CommitLate).await;
         self.points.pass(Point::CommitCut).await;
         self.points.pass(Point::ReadingBack).await;
-        self.inner.commit(transaction).await?;
+        let committed = self.inner.commit(transaction).await;
+        self.points.unhush();
+        if let Err(TransactionError::Unknown(_)) = &committed {
+            self.points.lost();
+        }
+        committed?;
         self.points.pass(Point::Committed).await;
         Ok(())
     }
 
     async fn rollback(&self, transaction: S::Transaction) {
         self.inner.rollback(transaction).await;
+        self.points.unhush();
     }
 
     fn is_conflict(error: &(dyn std::error::Error + 'static)) -> bool {
