@@ -1,6 +1,7 @@
 //! On PostgreSQL.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use semel::inbox::Receipt;
 use semel::transaction::Lent;
@@ -86,7 +87,8 @@ async fn an_event_costs_what_a_transaction_costs_and_a_batch_little_more() {
         server.url_through(proxy.address())
     );
     let here = Here::through(&through, &server.url()).await;
-    let inbox = inbox(here.open().await);
+    // No renewal is to come between.
+    let inbox = inbox(here.open().await).with_lease(Duration::from_secs(300));
     let trips = async |ids: &[&str], receipt: Receipt| {
         let before = proxy.round_trips();
         if let [id] = ids {

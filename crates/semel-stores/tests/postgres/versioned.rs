@@ -218,10 +218,10 @@ async fn a_write_is_committed_with_its_operation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thirty_two_writers_lose_nothing_within_the_default_bound() {
-    const CROWD: u64 = 32;
-    const EACH: u64 = 5;
+    const CROWD: usize = 32;
+    const EACH: usize = 5;
     let store = Arc::new(open(&url()).await);
-    let start = Arc::new(Barrier::new(CROWD as usize));
+    let start = Arc::new(Barrier::new(CROWD));
     let writers: Vec<_> = (0..CROWD)
         .map(|_| {
             let (store, start) = (store.clone(), start.clone());
@@ -249,8 +249,9 @@ async fn thirty_two_writers_lose_nothing_within_the_default_bound() {
     }
     println!("{} updates by {CROWD}: {most} tries at most", CROWD * EACH);
     let found = store.read(&key("sum")).await.unwrap().unwrap();
-    assert_eq!(number(Some(&found)), CROWD * EACH);
-    assert_eq!(found.version, Version(CROWD * EACH));
+    let updates = (CROWD * EACH) as u64;
+    assert_eq!(number(Some(&found)), updates);
+    assert_eq!(found.version, Version(updates));
 }
 
 /// Transfers between two records in either direction, in transactions that meet: what the database
