@@ -39,8 +39,8 @@ const RESENDS: usize = 3;
 /// So many connections are busy before steps queue.
 const USUAL: usize = 2;
 
-/// How long a step waits in the queue before one connection more is used: those at work may be held
-/// up by a lock, or by a slow disk.
+/// How long a step waits in the queue before one connection more is used, and then twice as long, and
+/// so on: those at work may be held up by a lock, or by a slow disk.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 /// The connections of one store.
@@ -185,21 +185,27 @@ impl Pool {
             }
         };
         if let Some((mut waiting, fate)) = waiting {
-            if let Ok(answer) = timeout(PATIENCE, &mut waiting).await {
-                return answer.unwrap_or_else(|_| Err(Failed::Lost(late("the step was given up"))));
-            }
-            let more = if fate.is_open() {
-                self.take(&mut self.0.state.lock(), self.0.connections)
-            } else {
-                None
-            };
-            if let Some(slot) = more {
-                self.0.runtime.spawn(group::drain(slot));
+            let mut patience = PATIENCE;
+            // Once would not do: the connection that this step asks for may be taken by another one
+            // that is before it, and held up as well.
+            while fate.is_open() && Instant::now() + patience < deadline {
+                if let Ok(answer) = timeout(patience, &mut waiting).await {
+                    return answer.unwrap_or_else(|_| Err(given_up()));
+                }
+                patience *= 2;
+                let more = if fate.is_open() {
+                    self.take(&mut self.0.state.lock(), self.0.connections)
+                } else {
+                    None
+                };
+                if let Some(slot) = more {
+                    self.0.runtime.spawn(group::drain(slot));
+                }
             }
             return match timeout_at(deadline, waiting).await {
                 Ok(Ok(answer)) => answer,
                 // The task that had it is gone with its runtime.
-                Ok(Err(_)) => Err(Failed::Lost(late("the step was given up"))),
+                Ok(Err(_)) => Err(given_up()),
                 Err(_) if fate.settle(Fate::GIVEN_UP) => Err(Failed::Unsent(StoreError::new(
                     StoreErrorKind::NotApplied,
                     "no connection to PostgreSQL came free in time",
@@ -271,6 +277,10 @@ pub(super) fn late(message: &str) -> StoreError {
 
 pub(super) fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Closed, "the postgres store was closed")
+}
+
+fn given_up() -> Failed {
+    Failed::Lost(late("the step was given up"))
 }
 
 /// The same error with another kind.
