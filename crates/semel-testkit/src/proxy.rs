@@ -44,6 +44,7 @@ struct Shared {
     // Counts how often all connections were cut.
     cuts: watch::Sender<u64>,
     round_trips: AtomicU64,
+    answered: AtomicU64,
     connections: AtomicU64,
     hits: AtomicU64,
 }
@@ -61,6 +62,7 @@ impl Proxy {
             fault: watch::Sender::new(Fault::None),
             cuts: watch::Sender::new(0),
             round_trips: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             hits: AtomicU64::new(0),
         });
@@ -113,6 +115,11 @@ impl Proxy {
     /// one caller and one connection these are round trips.
     pub fn round_trips(&self) -> u64 {
         self.shared.round_trips.load(Ordering::SeqCst)
+    }
+
+    /// How many bytes the server answered.
+    pub fn answered_bytes(&self) -> u64 {
+        self.shared.answered.load(Ordering::SeqCst)
     }
 
     /// How many connections were made.
@@ -190,7 +197,10 @@ async fn forward(
                 shared.round_trips.fetch_add(1, Ordering::SeqCst);
             }
             Way::Request => {}
-            Way::Answer => answered.store(true, Ordering::SeqCst),
+            Way::Answer => {
+                answered.store(true, Ordering::SeqCst);
+                shared.answered.fetch_add(read as u64, Ordering::SeqCst);
+            }
         }
         let hole = |fault: &Fault| *fault == Fault::Blackhole;
         if hole(&fault.borrow_and_update()) {
