@@ -108,6 +108,44 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 /// assert_eq!(ran, Ran::First("1".to_owned()));
 /// # Ok(()) }
 /// ```
+///
+/// One step of an attempt in a transaction, and a versioned record changed in it:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("app.db");
+/// use std::sync::Arc;
+///
+/// use semel::guard::{Guard, Policy, Ran, StepError, TransactOptions};
+/// use semel::versioned::{Expected, NaturalKey, Version, VersionedIn as _, VersionedStore as _};
+/// use semel::{Fingerprint, Identity, Key, Scope};
+/// use semel_stores::{Schema, SqliteOptions};
+///
+/// let store = Arc::new(SqliteOptions::new().schema(Schema::Create).open(&path)?);
+/// let guard = Guard::new(store.clone(), Policy::default());
+/// let identity = Identity::new(Scope::new(["tenant-1"]), "repair", Key::new("ticket-4711")?);
+/// let pump = NaturalKey::new(Scope::new(["tenant-1", "assets"]), "pump-7");
+/// let (writer, asset) = (store.clone(), pump.clone());
+/// let ran = guard
+///     .run_in_steps(&identity, Fingerprint::of(b"pump-7"), |mut steps| async move {
+///         steps
+///             .transact("take out", TransactOptions::default(), move |_, mut tx| {
+///                 let (store, pump) = (writer.clone(), asset.clone());
+///                 async move {
+///                     store.write_in(&mut tx, &pump, Expected::Absent, "out".into()).await?;
+///                     Ok::<_, semel::versioned::WriteError>(())
+///                 }
+///             })
+///             .await?;
+///         Ok::<_, StepError<semel::versioned::WriteError>>("taken out".to_owned())
+///     })
+///     .await?;
+/// assert_eq!(ran, Ran::First("taken out".to_owned()));
+/// assert_eq!(store.read(&pump).await?.map(|pump| pump.version), Some(Version(1)));
+/// # Ok(()) }
+/// ```
 pub struct SqliteTransaction {
     // Not there while a closure has it, and after one that nobody waited for.
     link: Option<Link>,

@@ -25,6 +25,41 @@ use crate::{
 /// it runs again. Its [`StepKey`] is the same each time: pass it on as the idempotency key of the
 /// service that the step calls. A step that writes to the store's own database is better run with
 /// [`transact`](Self::transact): that one is never lost.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+///
+/// use semel::guard::{Guard, Policy, Ran, StepError};
+/// use semel::memory::MemoryStore;
+/// use semel::{Fingerprint, Identity, Key, Scope};
+///
+/// static CHARGED: AtomicU32 = AtomicU32::new(0);
+/// let guard = Guard::new(MemoryStore::default(), Policy::default());
+/// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
+/// let attempt = |carrier_answers: bool| {
+///     guard.run_in_steps(&identity, Fingerprint::of(b"3 apples"), move |mut steps| async move {
+///         // `key` is the same in every attempt: the payment service is given it.
+///         let charge: String = steps
+///             .step("charge", |key| async move {
+///                 assert_eq!(key.to_string().len(), 64);
+///                 Ok(format!("charge {}", CHARGED.fetch_add(1, SeqCst)))
+///             })
+///             .await?;
+///         let parcel: String = steps
+///             .step("ship", |_| async move {
+///                 if carrier_answers { Ok("parcel 1".into()) } else { Err("the carrier is away") }
+///             })
+///             .await?;
+///         Ok::<String, StepError<&str>>(format!("{charge}, {parcel}"))
+///     })
+/// };
+/// assert!(attempt(false).await.is_err());
+/// assert_eq!(attempt(true).await?, Ran::First("charge 0, parcel 1".to_owned()));
+/// assert_eq!(CHARGED.load(SeqCst), 1);
+/// # Ok(()) }
+/// ```
 pub struct Steps<S> {
     pub(super) guard: Guard<S>,
     pub(super) identity: IdentityDigest,
