@@ -156,7 +156,7 @@ impl<S: Transactional> Guard<S> {
     ///
     /// # Errors
     /// See [`RunError`]. With [`Store`](RunError::Store) nothing was committed, unless the work ran
-    /// and the source is of kind [`Unknown`](StoreErrorKind::Unknown).
+    /// and the source is of kind [`Unknown`](crate::StoreErrorKind::Unknown).
     pub async fn transact<T, E, F, W>(
         &self,
         identity: &Identity,
