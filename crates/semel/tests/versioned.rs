@@ -132,11 +132,7 @@ impl VersionedStore for Faulty {
         value: Bytes,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: false,
-        };
+        let change = Change::write(expected, writer);
         self.apply(key, change, value).await
     }
 
@@ -146,11 +142,7 @@ impl VersionedStore for Faulty {
         expected: Expected,
         writer: Nonce,
     ) -> Result<(), WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: true,
-        };
+        let change = Change::delete(expected, writer);
         self.apply(key, change, Bytes::new()).await.map(drop)
     }
 }

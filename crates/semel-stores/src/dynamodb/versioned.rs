@@ -144,11 +144,7 @@ impl VersionedStore for DynamoDbStore {
         value: Bytes,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: false,
-        };
+        let change = Change::write(expected, writer);
         self.change(key, change, Some(value)).await
     }
 
@@ -158,11 +154,7 @@ impl VersionedStore for DynamoDbStore {
         expected: Expected,
         writer: Nonce,
     ) -> Result<(), WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: true,
-        };
+        let change = Change::delete(expected, writer);
         self.change(key, change, None).await.map(drop)
     }
 }

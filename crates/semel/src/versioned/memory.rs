@@ -102,11 +102,7 @@ impl VersionedStore for MemoryVersioned {
     ) -> Result<Version, WriteError> {
         key.check()?;
         check_value(&value, MAX_VALUE)?;
-        let change = Change {
-            expected,
-            writer,
-            deletes: false,
-        };
+        let change = Change::write(expected, writer);
         self.apply(key, &change, &value)
     }
 
@@ -116,11 +112,7 @@ impl VersionedStore for MemoryVersioned {
         expected: Expected,
         writer: Nonce,
     ) -> Result<(), WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: true,
-        };
+        let change = Change::delete(expected, writer);
         self.apply(key, &change, &Bytes::new()).map(drop)
     }
 }

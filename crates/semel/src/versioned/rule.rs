@@ -38,6 +38,26 @@ pub struct Change {
     pub deletes: bool,
 }
 
+impl Change {
+    /// One that writes the record.
+    pub const fn write(expected: Expected, writer: Nonce) -> Self {
+        Self {
+            expected,
+            writer,
+            deletes: false,
+        }
+    }
+
+    /// One that takes the record away.
+    pub const fn delete(expected: Expected, writer: Nonce) -> Self {
+        Self {
+            expected,
+            writer,
+            deletes: true,
+        }
+    }
+}
+
 /// What becomes of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {

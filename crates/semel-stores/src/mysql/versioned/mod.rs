@@ -185,11 +185,7 @@ impl VersionedStore for MysqlStore {
         value: Bytes,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: false,
-        };
+        let change = Change::write(expected, writer);
         self.change(key, change, Some(value)).await
     }
 
@@ -199,11 +195,7 @@ impl VersionedStore for MysqlStore {
         expected: Expected,
         writer: Nonce,
     ) -> Result<(), WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: true,
-        };
+        let change = Change::delete(expected, writer);
         self.change(key, change, None).await.map(drop)
     }
 }

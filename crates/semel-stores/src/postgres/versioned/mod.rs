@@ -169,11 +169,7 @@ impl VersionedStore for PostgresStore {
         value: Bytes,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: false,
-        };
+        let change = Change::write(expected, writer);
         self.change(key, change, Some(value)).await
     }
 
@@ -183,11 +179,7 @@ impl VersionedStore for PostgresStore {
         expected: Expected,
         writer: Nonce,
     ) -> Result<(), WriteError> {
-        let change = Change {
-            expected,
-            writer,
-            deletes: true,
-        };
+        let change = Change::delete(expected, writer);
         self.change(key, change, None).await.map(drop)
     }
 }
