@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{ClaimRequest, Nonce, OnLapse};
+use semel::store::{ClaimRequest, Nonce, OnLost};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope};
 use semel_bench_load::{answer, key};
 
@@ -21,6 +21,6 @@ pub(crate) fn request(fingerprint: Fingerprint) -> ClaimRequest {
         nonce: Nonce::random().expect("the system has randomness"),
         fingerprint,
         lease: Duration::from_secs(30),
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     }
 }

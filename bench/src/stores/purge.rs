@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use semel::store::Retention;
 use semel::purge::Purger;
+use semel::store::Retention;
 use semel::{AnyStore, Store as _};
 use semel_testkit::servers::{Kind, start};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::Authority;
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use tracing::Level;
 
 use crate::args::{RECONCILE, SETTINGS, Setting};
@@ -35,8 +35,8 @@ pub struct Config {
     /// How long a duplicate waits for the attempt in flight.
     pub wait: Duration,
     /// What becomes of a lost attempt.
-    pub on_lost: OnLapse,
-    /// Whom to ask about lost attempts, under [`OnLapse::Reconcile`].
+    pub on_lost: OnLost,
+    /// Whom to ask about lost attempts, under [`OnLost::Reconcile`].
     pub reconcile: Option<Settings>,
     /// The largest body that is read whole, in bytes.
     pub max_body: usize,
@@ -389,7 +389,7 @@ impl Reader<'_> {
     }
 
     /// Whom to ask about lost attempts; nobody, unless that is the policy.
-    fn reconcile(&mut self, on_lost: Option<OnLapse>) -> Option<Settings> {
+    fn reconcile(&mut self, on_lost: Option<OnLost>) -> Option<Settings> {
         let url = self.read("reconciler", values::endpoint);
         let attempts = self.read("reconcile.attempts", values::count);
         let pause = self.read("reconcile.pause", values::positive);
@@ -397,12 +397,12 @@ impl Reader<'_> {
         let every = self.read("reconcile.every", values::positive);
         let given = self.sources.given.contains_key("reconciler");
         match (on_lost, given) {
-            (Some(OnLapse::Reconcile), false) => self.errors.push(
+            (Some(OnLost::Reconcile), false) => self.errors.push(
                 "--on-lost reconcile needs --reconciler: who is asked what happened? For instance \
                  http://127.0.0.1:9100/reconcile"
                     .to_owned(),
             ),
-            (Some(OnLapse::Hold | OnLapse::Retry), true) => {
+            (Some(OnLost::Hold | OnLost::Retry), true) => {
                 let message = "--reconciler is asked with --on-lost reconcile only";
                 self.errors.push(message.to_owned());
             }

@@ -27,7 +27,7 @@ pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> Idem
     let mut policy = Policy::default()
         .with_lease(config.lease)
         .with_retention(Retention::new(config.ttl))
-        .with_on_lapse(config.on_lost)
+        .with_on_lost(config.on_lost)
         .with_key_required(config.require_key)
         // A panic in the proxy may come after the request was sent.
         .with_on_panic(OnPanic::Unknown);

@@ -8,7 +8,7 @@ use http::Uri;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme};
 use semel::guard::Policy;
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use tracing::Level;
 
 pub(crate) fn upstream(value: &str) -> Result<Authority, String> {
@@ -110,11 +110,11 @@ pub(crate) fn size(value: &str) -> Result<usize, String> {
     }
 }
 
-pub(crate) fn on_lost(value: &str) -> Result<OnLapse, String> {
+pub(crate) fn on_lost(value: &str) -> Result<OnLost, String> {
     match value {
-        "hold" => Ok(OnLapse::Hold),
-        "retry" => Ok(OnLapse::Retry),
-        "reconcile" => Ok(OnLapse::Reconcile),
+        "hold" => Ok(OnLost::Hold),
+        "retry" => Ok(OnLost::Retry),
+        "reconcile" => Ok(OnLost::Reconcile),
         _ => Err(format!("`{value}` is none of hold, retry and reconcile")),
     }
 }

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use semel::guard::TransactOptions;
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use semel::transaction::{Lent, Transactional};
 use semel_lambda::{BoxError, Dispatcher, Envelope, EventContext, Function, Inbox};
 use semel_stores::sqlite::rusqlite::{self, Connection};
@@ -148,7 +148,7 @@ async fn run<S: Transactional>(store: S, dispatcher: Dispatcher<S>) -> Result<()
     let mut inbox = Inbox::new(store, "rehearsal").with_lease(millis("LEASE_MS", 30_000));
     if set("RETRY") {
         // Right for tasks as well: the ledger refuses stale fences.
-        inbox = inbox.with_on_lapse(OnLapse::Retry);
+        inbox = inbox.with_on_lost(OnLost::Retry);
     }
     let mut dispatcher = dispatcher.on("task", task);
     if set("OTHERWISE") {

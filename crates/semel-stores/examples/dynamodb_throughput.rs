@@ -8,7 +8,7 @@ mod measure {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention, Store as _};
+    use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store as _};
     use semel::{AnyStore, Fingerprint, Identity, Key, Outcome, Scope};
     use semel_stores::{OpenOptions, open};
 
@@ -24,7 +24,7 @@ mod measure {
             nonce: Nonce::random()?,
             fingerprint: Fingerprint::of(b"request"),
             lease: Duration::from_secs(30),
-            on_lapse: OnLapse::Hold,
+            on_lost: OnLost::Hold,
         };
         Ok(store.claim(identity, &request).await?)
     }

@@ -13,7 +13,7 @@ mod nats {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{Claim, ClaimRequest, Nonce, OnLapse, Retention};
+    use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
     use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Store};
     use semel_stores::{NatsOptions, NatsStore, Schema};
 
@@ -68,7 +68,7 @@ mod nats {
             nonce: Nonce::random().expect("random bytes"),
             fingerprint: Fingerprint::of(b"request"),
             lease: Duration::from_secs(30),
-            on_lapse: OnLapse::Hold,
+            on_lost: OnLost::Hold,
         }
     }
 

@@ -17,7 +17,7 @@ mod file {
     use std::sync::mpsc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{Claim, ClaimRequest, Nonce, OnLapse, Retention};
+    use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
     use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
     use semel_stores::{FileOptions, FileStore};
 
@@ -125,7 +125,7 @@ mod file {
                             nonce: Nonce::random().expect("random bytes"),
                             fingerprint: Fingerprint::of(key.as_bytes()),
                             lease: Duration::from_secs(30),
-                            on_lapse: OnLapse::Hold,
+                            on_lost: OnLost::Hold,
                         };
                         let sent = Instant::now();
                         let Claim::Acquired(acquired) =

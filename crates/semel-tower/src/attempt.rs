@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Response, response};
 use http_body::{Body as HttpBody, SizeHint};
 use http_body_util::BodyExt as _;
-use semel::guard::{Attempt, Begin, Guard, Settled, StoreDown};
+use semel::guard::{Attempt, Begin, Guard, OnStoreError, Settled};
 use semel::{
     Fingerprint, Identity, Outcome, OutcomeKind, State, Store, StoreError, StoreErrorKind,
 };
@@ -312,7 +312,7 @@ impl<S: Store> Run<S> {
                      again with the same key to learn what is known of it.",
                 ))
             }
-            Recorded::Failed if self.guard.policy().store_down() == StoreDown::RunMarked => {
+            Recorded::Failed if self.guard.policy().on_store_error() == OnStoreError::FailOpen => {
                 self.unprotected(head, body)
             }
             Recorded::Failed => {

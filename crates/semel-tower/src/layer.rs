@@ -9,10 +9,10 @@ use bytes::Bytes;
 use http::header::HeaderName;
 use http::{request, response};
 use semel::guard::{
-    Guard, InFlight, Observer, OnPanic, Policy, ReconcileOptions, Reconciler, StoreDown,
+    Guard, InFlight, Observer, OnPanic, OnStoreError, Policy, ReconcileOptions, Reconciler,
     TransactOptions,
 };
-use semel::store::{OnLapse, Retention};
+use semel::store::{OnLost, Retention};
 use semel::transaction::Transactional;
 use semel::{Fingerprint, KeyRule, Scope, Store};
 use tower_layer::Layer;
@@ -94,9 +94,9 @@ impl<S: Store> IdempotencyLayer<S> {
     }
 
     /// What happens to a request whose earlier attempt was lost (protocol rule R7).
-    /// [`OnLapse::Hold`] unless set: 409 `outcome-unknown`, and nothing runs.
-    pub fn with_on_lapse(self, on_lapse: OnLapse) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_on_lapse(on_lapse))
+    /// [`OnLost::Hold`] unless set: 409 `outcome-unknown`, and nothing runs.
+    pub fn with_on_lost(self, on_lost: OnLost) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_on_lost(on_lost))
     }
 
     /// What a panic of the inner service leaves. [`OnPanic::Release`] unless set.
@@ -104,10 +104,10 @@ impl<S: Store> IdempotencyLayer<S> {
         self.guarded(|layer| layer.policy = layer.policy.with_on_panic(on_panic))
     }
 
-    /// What happens when the store cannot be used (R9). [`StoreDown::Refuse`] unless set; with
-    /// [`StoreDown::RunMarked`] answers carry `Idempotency-Protected: false`.
-    pub fn with_store_down(self, store_down: StoreDown) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_store_down(store_down))
+    /// What happens when the store cannot be used (R9). [`OnStoreError::FailClosed`] unless set; with
+    /// [`OnStoreError::FailOpen`] answers carry `Idempotency-Protected: false`.
+    pub fn with_on_store_error(self, on_store_error: OnStoreError) -> Self {
+        self.guarded(|layer| layer.policy = layer.policy.with_on_store_error(on_store_error))
     }
 
     /// Whether requests without a key are refused with 400 `missing-key`. Of methods that RFC 9110
@@ -133,7 +133,7 @@ impl<S: Store> IdempotencyLayer<S> {
         self.guarded(|layer| layer.observer = Some(observer))
     }
 
-    /// Who is asked what became of a lost attempt, under [`OnLapse::Reconcile`]: by requests, and
+    /// Who is asked what became of a lost attempt, under [`OnLost::Reconcile`]: by requests, and
     /// by a [`Background`](semel::guard::Background) over the layer's [`guard`](Self::guard). Where
     /// it says that the operation happened it gives the answer: see
     /// [`outcome_of_response`](crate::outcome_of_response). While nobody knows, requests are

@@ -18,9 +18,9 @@
 //!    with `Idempotency-Replayed: true`; rejections and 5xx are not recorded, and the next request
 //!    runs ([`Disposition::of_status`]).
 //! 7. An attempt that was lost is never run again silently: 409 `outcome-unknown`, until somebody
-//!    resolves it or the [policy](IdempotencyLayer::with_on_lapse) says otherwise.
+//!    resolves it or the [policy](IdempotencyLayer::with_on_lost) says otherwise.
 //! 8. Without the store nothing runs: 503 `store-unavailable`, unless the
-//!    [policy](IdempotencyLayer::with_store_down) says otherwise, and then the answer says so.
+//!    [policy](IdempotencyLayer::with_on_store_error) says otherwise, and then the answer says so.
 //! 9. Answers too large to keep, and streams, reach the first client whole; retries get status and
 //!    fields with `Idempotency-Body-Omitted: true`. They never run again.
 //! 10. Answers of the layer itself are problem details (RFC 9457) with a stable `code`, and show
@@ -41,8 +41,8 @@
 //! prefix, and `/v1/orders` and `/v2/orders` would look the same.
 //!
 //! What the service does is done at most once for a recorded answer; across a crash it is
-//! at-most-once under [`OnLapse::Hold`](semel::store::OnLapse::Hold) (the default) and
-//! at-least-once under [`OnLapse::Retry`](semel::store::OnLapse::Retry). Records live as long as
+//! at-most-once under [`OnLost::Hold`](semel::store::OnLost::Hold) (the default) and
+//! at-least-once under [`OnLost::Retry`](semel::store::OnLost::Retry). Records live as long as
 //! the store keeps them: [`MemoryStore`](semel::memory::MemoryStore) forgets on restart.
 //!
 //! # Example

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use crate::store::{
-    Acquired, Claim, ClaimRequest, Fence, OnLapse, Refusal, Resolution, Retention, Token, Verdict,
+    Acquired, Claim, ClaimRequest, Fence, OnLost, Refusal, Resolution, Retention, Token, Verdict,
 };
 use crate::{Fingerprint, FinishedStep, Outcome, Progress, Timestamp};
 
@@ -240,7 +240,7 @@ pub fn claim(
             fence: record.token.fence,
             remaining: now.until(record.lease_until),
         }),
-        State::InFlight | State::Unknown if request.on_lapse == OnLapse::Retry => {
+        State::InFlight | State::Unknown if request.on_lost == OnLost::Retry => {
             next(record, request, now, floor)
         }
         State::InFlight => Decision {

@@ -139,7 +139,7 @@ pub struct Token {
 
 /// What a claim does with a record whose lease lapsed, or whose outcome is unknown (R7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum OnLapse {
+pub enum OnLost {
     /// Take it over and run again: for operations whose effect is safe to repeat, or fenced.
     Retry,
     /// Answer "unknown" until somebody resolves it.
@@ -159,7 +159,7 @@ pub struct ClaimRequest {
     /// How long the claim is held without renewal.
     pub lease: Duration,
     /// What to do with a lapsed lease, decided in the same atomic step.
-    pub on_lapse: OnLapse,
+    pub on_lost: OnLost,
 }
 
 /// How long an outcome is kept, counted from its completion by the store's clock.

@@ -12,7 +12,7 @@ use semel::guard::{
     Reconciler, RunError,
 };
 use semel::memory::{Limits, MemoryStore};
-use semel::store::{OnLapse, Retention};
+use semel::store::{OnLost, Retention};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, StateKind, Store as _};
 use tokio::time::{Instant, sleep};
 
@@ -291,9 +291,9 @@ impl Reconciler for Ledger {
 #[tokio::test(start_paused = true)]
 async fn r7_a_lapsed_lease_is_held_retried_or_reconciled() {
     let lease = Duration::from_secs(1);
-    let run = async |on_lapse, finding| {
+    let run = async |on_lost, finding| {
         let store = store();
-        let policy = Policy::default().with_lease(lease).with_on_lapse(on_lapse);
+        let policy = Policy::default().with_lease(lease).with_on_lost(on_lost);
         let guard = guard(&store, policy).with_reconciler(Arc::new(Ledger(finding)));
         // An attempt that nobody settles: its process died.
         drop(guard.begin(&identity("k"), asked()).await.unwrap());
@@ -306,26 +306,24 @@ async fn r7_a_lapsed_lease_is_held_retried_or_reconciled() {
     };
     let still = || Finding::StillUnknown;
     assert!(matches!(
-        run(OnLapse::Hold, still()).await,
+        run(OnLost::Hold, still()).await,
         Err(RunError::Unknown)
     ));
     assert_eq!(
-        run(OnLapse::Retry, still()).await.unwrap(),
+        run(OnLost::Retry, still()).await.unwrap(),
         Ran::First("attempt 2".into())
     );
     assert!(matches!(
-        run(OnLapse::Reconcile, still()).await,
+        run(OnLost::Reconcile, still()).await,
         Err(RunError::Unknown)
     ));
     assert_eq!(
-        run(OnLapse::Reconcile, Finding::DidNotHappen)
-            .await
-            .unwrap(),
+        run(OnLost::Reconcile, Finding::DidNotHappen).await.unwrap(),
         Ran::First("attempt 2".into())
     );
     let happened = Finding::Happened(Outcome::success(b"from the ledger"));
     assert_eq!(
-        run(OnLapse::Reconcile, happened).await.unwrap(),
+        run(OnLost::Reconcile, happened).await.unwrap(),
         Ran::Replayed("from the ledger".into())
     );
 }
@@ -336,7 +334,7 @@ async fn r4_a_stale_attempt_is_told() {
     let seen = Arc::new(Seen::default());
     let policy = Policy::default()
         .with_lease(Duration::from_secs(1))
-        .with_on_lapse(OnLapse::Retry)
+        .with_on_lost(OnLost::Retry)
         .with_retention(Retention::API);
     let guard = guard(&store, policy).with_observer(seen.clone());
     let semel::guard::Begin::Acquired(paused) = guard.begin(&identity("k"), asked()).await.unwrap()

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLapse, Retention, Store, Token, Waited,
+    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, Store, Token, Waited,
 };
 use semel::{Fingerprint, Identity, Key, ManualClock, Outcome, Scope, Timestamp};
 use shuttle::future::{block_on, spawn};
@@ -49,7 +49,7 @@ fn request(caller: u8) -> ClaimRequest {
         nonce: Nonce::from_bytes([caller; 16]),
         fingerprint: Fingerprint::of(b"the request"),
         lease: SECOND,
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
     }
 }
 

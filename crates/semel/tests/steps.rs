@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use semel::guard::{Guard, OnPanic, Policy, Ran, RunError, StepError, StepKey, Steps};
 use semel::memory::MemoryStore;
-use semel::store::{OnLapse, Store as _};
+use semel::store::{OnLost, Store as _};
 use semel::{Fingerprint, Identity, Key, Progress, Scope};
 
 type Store = Arc<MemoryStore>;
@@ -21,7 +21,7 @@ fn identity() -> Identity {
 fn guard() -> Guard<Store> {
     let policy = Policy::default()
         .with_lease(Duration::from_secs(1))
-        .with_on_lapse(OnLapse::Retry)
+        .with_on_lost(OnLost::Retry)
         .with_on_panic(OnPanic::Unknown);
     Guard::new(Arc::new(MemoryStore::default()), policy)
 }

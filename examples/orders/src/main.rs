@@ -17,7 +17,7 @@ use deadpool_postgres::{Manager, Pool};
 use reqwest::Url;
 use semel::Store as _;
 use semel::guard::TransactOptions;
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_tower::IdempotencyLayer;
 use tokio::net::TcpListener;
@@ -122,7 +122,7 @@ async fn once(args: &Args) -> anyhow::Result<IdempotencyLayer<PostgresStore>> {
         .with_lease(args.lease)
         .with_wait(WAIT)
         // Each part of placing an order may be done again: a lost attempt is simply resumed.
-        .with_on_lapse(OnLapse::Retry)
+        .with_on_lost(OnLost::Retry)
         .with_transactions(TransactOptions::default()))
 }
 

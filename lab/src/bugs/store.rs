@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLapse, Page, Probe,
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe,
     Purged, Refusal, Resolution, Result, Retention, Token, Waited,
 };
 use semel::{
@@ -86,7 +86,7 @@ impl Buggy {
                 Ok(Claim::Acquired(Acquired { token, attempt: 1 }))
             }),
             Bug::CallersClock => match claim? {
-                Claim::InFlight { .. } if self.early && request.on_lapse == OnLapse::Retry => {
+                Claim::InFlight { .. } if self.early && request.on_lost == OnLost::Retry => {
                     self.seize(identity, request).await
                 }
                 claim => Ok(claim),
@@ -267,7 +267,7 @@ impl Store for Buggy {
             }
             Bug::HoldReruns => {
                 let request = ClaimRequest {
-                    on_lapse: OnLapse::Retry,
+                    on_lost: OnLost::Retry,
                     ..*request
                 };
                 self.inner.claim(identity, &request).await

@@ -5,8 +5,8 @@
 //! that the store did says that the earlier attempt may be followed by another. What may:
 //! the attempt was abandoned, or resolved as "did not happen" (the resolver answers for that); its
 //! outcome was completed and its retention and tombstone are over; and, only where the policy is
-//! to retry, its lease lapsed or it was marked unknown. Under `OnLapse::Hold` a second effect
-//! before a resolution is always one too many. Under `OnLapse::Retry` a takeover after a genuine
+//! to retry, its lease lapsed or it was marked unknown. Under `OnLost::Hold` a second effect
+//! before a resolution is always one too many. Under `OnLost::Retry` a takeover after a genuine
 //! lapse is legal; effects are then passed with their fence, and what the older attempt does later
 //! is refused, and so is not among these.
 //!

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use semel::guard::{Guard, Policy, Ran, RunError};
-use semel::store::{Claim, ClaimRequest, Nonce, OnLapse, Retention};
+use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
 use semel::{Fingerprint, FinishedStep, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ impl<B: Base> Worker<B> {
         );
         let policy = Policy::default()
             .with_lease(settings.lease)
-            .with_on_lapse(OnLapse::Retry);
+            .with_on_lost(OnLost::Retry);
         Ok(Self {
             tables: Tables::of(&settings.run),
             guard: Guard::new(store, policy),
@@ -131,7 +131,7 @@ impl<B: Base> Worker<B> {
             nonce: Nonce::random()?,
             fingerprint: Fingerprint::of(b""),
             lease: self.settings.lease,
-            on_lapse: OnLapse::Retry,
+            on_lost: OnLost::Retry,
         };
         let Claim::Acquired(acquired) = store.claim(&identity, &request).await? else {
             bail!("a new identity is not acquired");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use semel::guard::TransactOptions;
 use semel::inbox::{Event, Inbox, InboxError, Receipt};
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::versioned::VersionedIn;
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
@@ -253,7 +253,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
 
     /// Of a planted bug.
     async fn apart(&self, delivered: &[Delivery]) {
-        let inbox = self.inbox.clone().with_on_lapse(OnLapse::Retry);
+        let inbox = self.inbox.clone().with_on_lost(OnLost::Retry);
         for delivery in delivered {
             let (store, work, points) = (self.store.clone(), self.work(), self.points.clone());
             let (event, happening) = (self.event(delivery), self.happening(delivery));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLapse, Page, Probe,
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe,
     Purged, Refusal, Resolution, Result, Retention, Token, Waited,
 };
 use semel::{
@@ -168,7 +168,7 @@ impl Store for Recorder {
             nonce: number_of(request.nonce),
             print: print_of(request.fingerprint),
             lease: nanos(request.lease),
-            retry: request.on_lapse == OnLapse::Retry,
+            retry: request.on_lost == OnLost::Retry,
         };
         self.write(call, self.store.claim(identity, request), claimed)
             .await

@@ -20,7 +20,7 @@ use semel::guard::{
     Answered, AttemptInfo, Background, Case, Finding, Guard, Policy, Ran, ReconcileOptions,
     Reconciler, RunError, Value,
 };
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _};
 use semel_stores::OpenOptions;
 use serde::{Deserialize, Serialize};
@@ -65,14 +65,15 @@ pub fn run(settings: &str) -> Result<()> {
 async fn obey(settings: Settings) -> Result<()> {
     let store = open(&settings).await?;
     let ledger = Ledger::new(&settings.ledger, settings.bug.as_deref() != Some(NO_FENCE));
-    let policy = Policy::default().with_lease(settings.lease).with_on_lapse(
-        match settings.policy.as_str() {
-            "hold" => OnLapse::Hold,
-            "retry" => OnLapse::Retry,
-            "reconcile" => OnLapse::Reconcile,
-            other => bail!("there is no policy {other:?}"),
-        },
-    );
+    let policy =
+        Policy::default()
+            .with_lease(settings.lease)
+            .with_on_lost(match settings.policy.as_str() {
+                "hold" => OnLost::Hold,
+                "retry" => OnLost::Retry,
+                "reconcile" => OnLost::Reconcile,
+                other => bail!("there is no policy {other:?}"),
+            });
     let books = Arc::new(Books(ledger.clone()));
     let guard = Guard::new(store, policy).with_reconciler(books);
     if settings.policy == "reconcile" {

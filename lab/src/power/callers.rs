@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention};
+use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention};
 use semel::{
     AnyStore, Fingerprint, Identity, Key, Outcome, Scope, Store as _, StoreError, StoreErrorKind,
 };
@@ -199,7 +199,7 @@ pub(super) async fn claim(store: &AnyStore, key: u64) -> Result<Claim, StoreErro
         nonce: Nonce::random()?,
         fingerprint: Fingerprint::of(&key.to_le_bytes()),
         lease: Duration::from_mins(10),
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     };
     store.claim(&identity(key)?, &request).await
 }

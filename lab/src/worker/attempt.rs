@@ -77,7 +77,7 @@ impl Worker {
             nonce: Nonce::random()?,
             fingerprint: fingerprint(key, other),
             lease: self.settings.lease,
-            on_lapse: self.traits(key).on_lapse,
+            on_lost: self.traits(key).on_lost,
         })
     }
 

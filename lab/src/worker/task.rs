@@ -209,7 +209,7 @@ impl Task {
         let policy = Policy::default()
             .with_lease(worker.settings.lease)
             .with_retention(traits.retention)
-            .with_on_lapse(traits.on_lapse)
+            .with_on_lost(traits.on_lost)
             .with_in_flight(wait);
         let guard = Guard::new(worker.store.clone(), policy);
         let (fails, long) = (self.odds(10), self.odds(10));

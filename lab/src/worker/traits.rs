@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{OnLapse, Retention};
+use semel::store::{OnLost, Retention};
 
 use crate::history::{KeyIndex, digest};
 
@@ -10,7 +10,7 @@ use crate::history::{KeyIndex, digest};
 #[derive(Debug, Clone, Copy)]
 pub struct Traits {
     /// What claims do with a lapse.
-    pub on_lapse: OnLapse,
+    pub on_lost: OnLost,
     /// How long outcomes are kept: from less than a lease, so that keys begin anew many times in a
     /// run, to longer than any run.
     pub retention: Retention,
@@ -23,10 +23,10 @@ impl Traits {
     /// Of this key, in runs with this lease.
     pub fn of(key: KeyIndex, lease: Duration) -> Self {
         let bits = digest(&key.to_le_bytes());
-        let on_lapse = match bits & 3 {
-            0 | 1 => OnLapse::Retry,
-            2 => OnLapse::Hold,
-            _ => OnLapse::Reconcile,
+        let on_lost = match bits & 3 {
+            0 | 1 => OnLost::Retry,
+            2 => OnLost::Hold,
+            _ => OnLost::Reconcile,
         };
         let replay = match bits >> 2 & 7 {
             0 => Duration::from_hours(1),
@@ -39,9 +39,9 @@ impl Traits {
             _ => Duration::ZERO,
         };
         Self {
-            on_lapse,
+            on_lost,
             retention: Retention::new(replay).with_tombstone(tombstone),
-            fenced: on_lapse == OnLapse::Retry || bits >> 8 & 1 == 0,
+            fenced: on_lost == OnLost::Retry || bits >> 8 & 1 == 0,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use semel::store::{ClaimRequest, Fence, OnLapse, Token};
+use semel::store::{ClaimRequest, Fence, OnLost, Token};
 use semel::{FinishedStep, Identity, Record, State, StateKind, Timestamp};
 
 use super::item::{
@@ -202,7 +202,7 @@ pub(super) fn claim(identity: &Identity, request: &ClaimRequest, record: &Record
     );
     update.value("released", item::state(StateKind::Released));
     let mut unknown = "";
-    if request.on_lapse == OnLapse::Retry {
+    if request.on_lost == OnLost::Retry {
         update.value("unknown", item::state(StateKind::Unknown));
         unknown = " OR (#fence < :fence AND #state = :unknown AND #fingerprint = :fingerprint)";
     }

@@ -146,7 +146,7 @@ fn slim(row: &Row) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use semel::store::{ClaimRequest, Fence, OnLapse};
+    use semel::store::{ClaimRequest, Fence, OnLost};
     use semel::{Fingerprint, record};
 
     use super::*;
@@ -156,7 +156,7 @@ mod tests {
             nonce: Nonce::from_bytes([nonce; 16]),
             fingerprint: Fingerprint::of(b""),
             lease,
-            on_lapse: OnLapse::Hold,
+            on_lost: OnLost::Hold,
         };
         let now = Timestamp::from_micros(7);
         Row {

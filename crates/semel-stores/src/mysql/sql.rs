@@ -12,9 +12,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind};
-use semel::store::{
-    ClaimRequest, Label, ListQuery, OnLapse, Resolution, Retention, Token, Verdict,
-};
+use semel::store::{ClaimRequest, Label, ListQuery, OnLost, Resolution, Retention, Token, Verdict};
 use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Timestamp};
 
 use crate::common::scope;
@@ -127,11 +125,11 @@ impl Table {
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
         );
-        let retry = match request.on_lapse {
-            OnLapse::Retry => {
+        let retry = match request.on_lost {
+            OnLost::Retry => {
                 format!(" OR fingerprint={fingerprint} AND (state={UNKNOWN} OR {lapsed})")
             }
-            OnLapse::Hold | OnLapse::Reconcile => String::new(),
+            OnLost::Hold | OnLost::Reconcile => String::new(),
         };
         // The attempt is 1 only where the record was past its retention; nothing of it stays then.
         let _ = write!(
@@ -155,7 +153,7 @@ impl Table {
             fence = NextFence("claimed_at"),
             lease = Later("claimed_at", request.lease),
         );
-        if request.on_lapse != OnLapse::Retry {
+        if request.on_lost != OnLost::Retry {
             let _ = write!(
                 sql,
                 "UPDATE `{records}` SET {unknown} \

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use semel::record::{self, Step as Write};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLapse, Page, Purged,
+    Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
     Refusal, Resolution, Result, Retention, Token, Verdict,
 };
 use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, Timestamp};
@@ -92,7 +92,7 @@ pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
 pub(super) fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
     let mut step = claim_new(identity, request);
     step.kind = Kind::Claim;
-    let retry = request.on_lapse == OnLapse::Retry;
+    let retry = request.on_lost == OnLost::Retry;
     step.params.push(Param::Bool(retry));
     step
 }

@@ -34,7 +34,7 @@ use std::time::Duration;
 use redis::Cmd;
 use semel::record::{self, Record};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, OnLapse, Page, Probe,
+    Acquired, Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, OnLost, Page, Probe,
     Purged, Resolution, Result, Retention, Token, Verdict, Waited,
 };
 use semel::{
@@ -134,9 +134,9 @@ impl Store for RedisStore {
                         nonce_text(&request.nonce).as_bytes(),
                         &request.fingerprint.to_bytes(),
                         micros(request.lease).as_bytes(),
-                        match request.on_lapse {
-                            OnLapse::Retry => b"1",
-                            OnLapse::Hold | OnLapse::Reconcile => b"0",
+                        match request.on_lost {
+                            OnLost::Retry => b"1",
+                            OnLost::Hold | OnLost::Reconcile => b"0",
                         },
                         row::label(identity).as_bytes(),
                         inner.listener.channel().as_bytes(),

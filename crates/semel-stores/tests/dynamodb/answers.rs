@@ -116,7 +116,7 @@ async fn claimed(answers: &[Answer]) -> (Result<Claim>, u64) {
     let answer = store
         .claim(
             &identity("secret-key-of-mine"),
-            &request(LONG, OnLapse::Hold),
+            &request(LONG, OnLost::Hold),
         )
         .await;
     let taken = *server.taken.lock();

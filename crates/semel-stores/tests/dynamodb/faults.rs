@@ -36,7 +36,7 @@ async fn the_winner_of_a_lost_answer_is_the_winner() {
     .enumerate()
     {
         let one = identity(&format!("key {n}"));
-        let mine = request(LONG, OnLapse::Hold);
+        let mine = request(LONG, OnLost::Hold);
         let before = proxy.hits();
         proxy.set(fault);
         let error = store.claim(&one, &mine).await.unwrap_err();
@@ -56,7 +56,7 @@ async fn the_winner_of_a_lost_answer_is_the_winner() {
                 .unwrap(),
         );
         assert!(matches!(
-            claim(&store, &one, &request(LONG, OnLapse::Hold)).await,
+            claim(&store, &one, &request(LONG, OnLost::Hold)).await,
             Claim::Completed { .. }
         ));
     }
@@ -67,7 +67,7 @@ async fn one_cut_is_not_noticed() {
     let (_server, proxy, store) = behind_proxy(Duration::from_secs(30)).await;
     for n in 0..10 {
         let one = identity(&format!("key {n}"));
-        let token = acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await).token;
+        let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
         proxy.cut();
         applied(
             store
@@ -86,7 +86,7 @@ async fn a_reader_knows_that_nothing_happened() {
     let error = store.get(identity("one").digest()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
     let error = store
-        .claim(&identity("one"), &request(LONG, OnLapse::Hold))
+        .claim(&identity("one"), &request(LONG, OnLost::Hold))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
@@ -99,12 +99,12 @@ async fn a_server_that_is_gone_is_said_and_one_that_forgot_too() {
     let server = DynamoDb::start().unwrap();
     let store = create(options(&server.url())).await;
     let one = identity("one");
-    acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await);
+    acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await);
     server.nodes()[0].kill();
     // The first may have met the connection that was open.
-    let _ = store.claim(&one, &request(LONG, OnLapse::Hold)).await;
+    let _ = store.claim(&one, &request(LONG, OnLost::Hold)).await;
     let error = store
-        .claim(&one, &request(LONG, OnLapse::Hold))
+        .claim(&one, &request(LONG, OnLost::Hold))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
@@ -112,14 +112,14 @@ async fn a_server_that_is_gone_is_said_and_one_that_forgot_too() {
     server.nodes()[0].start().unwrap();
     // This emulator keeps nothing: its table is gone.
     let error = store
-        .claim(&one, &request(LONG, OnLapse::Hold))
+        .claim(&one, &request(LONG, OnLost::Hold))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
     assert!(error.to_string().contains("semel migrate"), "{error}");
     create(options(&server.url())).await;
     // The same handle goes on.
-    acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await);
+    acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await);
 }
 
 /// A server that stands still for longer than a lease, under load of two handles.
@@ -150,7 +150,7 @@ async fn a_pause_longer_than_a_lease() {
                 rounds += 1;
                 let key = (caller + rounds) % KEYS;
                 let one = identity(&format!("key {key}"));
-                match store.claim(&one, &request(lease, OnLapse::Retry)).await {
+                match store.claim(&one, &request(lease, OnLost::Retry)).await {
                     Ok(Claim::Acquired(won)) => {
                         let none = Retention::new(Duration::ZERO);
                         // Counted as the effect: the fenced completion that is acknowledged.
@@ -208,7 +208,7 @@ async fn a_pause_longer_than_a_lease() {
         create(options(&server.url())).await,
     );
     let fresh = identity("fresh");
-    let (first, second) = (request(LONG, OnLapse::Retry), request(LONG, OnLapse::Retry));
+    let (first, second) = (request(LONG, OnLost::Retry), request(LONG, OnLost::Retry));
     let both = tokio::join!(claim(&left, &fresh, &first), claim(&right, &fresh, &second));
     let won = [&both.0, &both.1].map(|c| matches!(c, Claim::Acquired(_)));
     assert_eq!(won.iter().filter(|won| **won).count(), 1);

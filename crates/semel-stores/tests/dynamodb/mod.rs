@@ -21,7 +21,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention, Store};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope};
 use semel_stores::{DynamoDbOptions, DynamoDbStore, Schema};
 use semel_testkit::servers::{Kind, shared};
@@ -68,12 +68,12 @@ fn identity(name: &str) -> Identity {
     Identity::new(Scope::new(["test"]), "op", Key::new(name).unwrap())
 }
 
-fn request(lease: Duration, on_lapse: OnLapse) -> ClaimRequest {
+fn request(lease: Duration, on_lost: OnLost) -> ClaimRequest {
     ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"the request"),
         lease,
-        on_lapse,
+        on_lost,
     }
 }
 

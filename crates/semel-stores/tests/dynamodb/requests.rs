@@ -18,7 +18,7 @@ async fn cost<T>(server: &DynamoDb, step: impl Future<Output = T>) -> (u64, T) {
 async fn every_step_is_one_request() {
     let server = DynamoDb::start().unwrap();
     let store = create(options(&server.url())).await;
-    let (one, mine) = (identity("one"), request(LONG, OnLapse::Hold));
+    let (one, mine) = (identity("one"), request(LONG, OnLost::Hold));
     let answer = outcome();
     let digest = one.digest();
 
@@ -27,7 +27,7 @@ async fn every_step_is_one_request() {
     assert_eq!(requests, 1, "claim");
     let (requests, again) = cost(&server, claim(&store, &one, &mine)).await;
     assert_eq!((requests, acquired(again).token), (1, token), "claim again");
-    let rival = request(LONG, OnLapse::Retry);
+    let rival = request(LONG, OnLost::Retry);
     let (requests, refused) = cost(&server, claim(&store, &one, &rival)).await;
     assert!(matches!(refused, Claim::InFlight { .. }));
     assert_eq!(requests, 1, "claim of what is in flight");
@@ -56,7 +56,7 @@ async fn every_step_is_one_request() {
     let (requests, unknown) = cost(&server, claim(&store, &one, &mine)).await;
     assert!(matches!(unknown, Claim::Unknown { .. }));
     assert_eq!(requests, 1, "claim of what is unknown");
-    let retry = request(LONG, OnLapse::Retry);
+    let retry = request(LONG, OnLost::Retry);
     let (requests, third) = cost(&server, claim(&store, &one, &retry)).await;
     let third = acquired(third);
     assert_eq!((requests, third.attempt), (1, 3), "claim of an unknown one");
@@ -85,18 +85,18 @@ async fn what_a_lapse_and_a_resolution_cost() {
     let all = ["taken", "held", "resolved", "late"].map(identity);
     let mut fences = Vec::new();
     for identity in &all {
-        let first = claim(&store, identity, &request(short, OnLapse::Hold)).await;
+        let first = claim(&store, identity, &request(short, OnLost::Hold)).await;
         fences.push(acquired(first).token.fence);
     }
     late.get(all[3].digest()).await.unwrap();
     tokio::time::sleep(short * 2).await;
     let [taken, held, resolved, unseen] = all;
 
-    let takeover = request(LONG, OnLapse::Retry);
+    let takeover = request(LONG, OnLost::Retry);
     let (requests, claimed) = cost(&server, claim(&store, &taken, &takeover)).await;
     assert_eq!((requests, acquired(claimed).attempt), (1, 2), "takeover");
     let (requests, claimed) =
-        cost(&server, claim(&store, &held, &request(LONG, OnLapse::Hold))).await;
+        cost(&server, claim(&store, &held, &request(LONG, OnLost::Hold))).await;
     assert!(matches!(claimed, Claim::Unknown { .. }));
     assert_eq!(requests, 1, "a lapse found under Hold");
     let resolution = Resolution {
@@ -123,7 +123,7 @@ async fn a_release_that_does_not_know_of_finished_steps_takes_two() {
     let store = create(options(&server.url())).await;
     let other = create(options(&server.url())).await;
     let one = identity("one");
-    let token = acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await).token;
+    let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let step = FinishedStep::new("charge", b"").unwrap();
     applied(
         store
@@ -144,7 +144,7 @@ async fn a_claim_on_what_is_past_its_retention_takes_two() {
     let server = DynamoDb::start().unwrap();
     let store = create(options(&server.url())).await;
     let one = identity("one");
-    let token = acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await).token;
+    let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
     applied(
         store
@@ -153,7 +153,7 @@ async fn a_claim_on_what_is_past_its_retention_takes_two() {
             .unwrap(),
     );
     let (requests, claimed) =
-        cost(&server, claim(&store, &one, &request(LONG, OnLapse::Hold))).await;
+        cost(&server, claim(&store, &one, &request(LONG, OnLost::Hold))).await;
     assert_eq!((requests, acquired(claimed).attempt), (2, 1));
 }
 
@@ -163,7 +163,7 @@ async fn purging_is_left_to_the_table_unless_asked_for() {
     let store = create(options(&server.url())).await;
     let scanning = create(options(&server.url()).purging(Purging::Scan)).await;
     let one = identity("one");
-    let token = acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await).token;
+    let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
     applied(
         store

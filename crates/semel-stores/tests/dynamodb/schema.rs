@@ -178,7 +178,7 @@ async fn a_probe_says_when_nothing_is_deleted() {
     );
     // Then purging is what removes records, without being told.
     let one = identity("one");
-    let token = acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await).token;
+    let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
     applied(
         store
@@ -194,7 +194,7 @@ async fn an_operator_reads_a_record() {
     let url = url();
     let store = create(options(&url)).await;
     let one = identity("8e03978e-40d5-43dd-bc93-6894a57f9324");
-    let token = acquired(claim(&store, &one, &request(LONG, OnLapse::Hold)).await).token;
+    let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let answer = Outcome::builder(semel::OutcomeKind::Success)
         .code(201)
         .body(b"{}");

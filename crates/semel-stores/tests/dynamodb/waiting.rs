@@ -13,7 +13,7 @@ async fn delays(completing: &Arc<DynamoDbStore>, waiting: &Arc<DynamoDbStore>) -
     let mut delays = Vec::new();
     for n in 0..7 {
         let one = identity(&format!("key {n}"));
-        let token = acquired(claim(&**completing, &one, &request(LONG, OnLapse::Hold)).await).token;
+        let token = acquired(claim(&**completing, &one, &request(LONG, OnLost::Hold)).await).token;
         let (store, digest) = (waiting.clone(), *one.digest());
         let waiter = tokio::spawn(async move {
             let waited = store.wait(&digest, token.fence, LONG).await.unwrap();
@@ -54,7 +54,7 @@ async fn wakes() {
 async fn closing_ends_waits() {
     let store = Arc::new(store().await);
     let one = identity("one");
-    let token = acquired(claim(&*store, &one, &request(LONG, OnLapse::Hold)).await).token;
+    let token = acquired(claim(&*store, &one, &request(LONG, OnLost::Hold)).await).token;
     let (waiting, digest) = (store.clone(), *one.digest());
     let waiter = tokio::spawn(async move { waiting.wait(&digest, token.fence, LONG).await });
     tokio::time::sleep(Duration::from_millis(50)).await;

@@ -7,7 +7,7 @@ mod life;
 
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention, Token};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{FileOptions, FileStore};
 
@@ -20,7 +20,7 @@ pub(crate) fn request() -> ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"body"),
         lease: Duration::from_secs(60),
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Acquired, Claim, Fenced, OnLapse};
+use semel::store::{Acquired, Claim, Fenced, OnLost};
 use semel::{Store as _, StoreError, StoreErrorKind};
 use semel_stores::MysqlStore;
 use semel_testkit::proxy::{Fault, Proxy};
@@ -56,7 +56,7 @@ async fn work(
     let mut done = Vec::new();
     while !stop.load(Ordering::SeqCst) {
         let key = format!("key-{worker}-{}", done.len());
-        let (identity, request) = (identity(&key), request(LONG, OnLapse::Hold));
+        let (identity, request) = (identity(&key), request(LONG, OnLost::Hold));
         let claim = until(&met, || store.claim(&identity, &request)).await;
         let Acquired { token, attempt } = acquired(claim);
         // Its own first try, whose answer was lost, is no rival.
@@ -191,7 +191,7 @@ async fn a_lost_answer_is_unknown_and_the_same_step_again_is_fine() {
                 $step.await.unwrap()
             }};
         }
-        let (key, first) = (identity("key"), request(LONG, OnLapse::Hold));
+        let (key, first) = (identity("key"), request(LONG, OnLost::Hold));
         let won = acquired(lost!(store.claim(&key, &first)));
         assert_eq!(won.attempt, 1);
         let token = won.token;
@@ -250,7 +250,7 @@ async fn paused_for_longer_than_a_lease() {
             round += 1;
             let key = round % 4;
             let (identity, lease) = (identity(&format!("key-{key}")), Duration::from_millis(400));
-            let request = request(lease, OnLapse::Retry);
+            let request = request(lease, OnLost::Retry);
             let claim = until(&met, || store.claim(&identity, &request)).await;
             if let Claim::Acquired(acquired) = claim {
                 won.push((key, acquired));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Fenced, OnLapse, Purged, Retention};
+use semel::store::{Fenced, OnLost, Purged, Retention};
 use semel::{Outcome, Store as _, StoreErrorKind};
 use semel_stores::{MysqlOptions, Schema};
 use semel_testkit::servers::Server as _;
@@ -115,7 +115,7 @@ async fn purging_goes_on_beside_claims() {
         filling.spawn(async move {
             for number in 0..150 {
                 let key = identity(&format!("old-{caller}-{number}"));
-                let claim = store.claim(&key, &request(LONG, OnLapse::Hold)).await;
+                let claim = store.claim(&key, &request(LONG, OnLost::Hold)).await;
                 let token = acquired(claim.unwrap()).token;
                 let retention = Retention::new(Duration::from_millis(1));
                 let outcome = Outcome::success(&[7; 1000]);

@@ -15,7 +15,7 @@ mod versioned;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention, Token};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store, StoreError};
 use semel_stores::{MysqlOptions, MysqlStore, Schema};
 use semel_testkit::servers::{Kind, MariaDb, shared};
@@ -72,19 +72,19 @@ fn identity(key: &str) -> Identity {
     )
 }
 
-fn request(lease: Duration, on_lapse: OnLapse) -> ClaimRequest {
+fn request(lease: Duration, on_lost: OnLost) -> ClaimRequest {
     ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"request"),
         lease,
-        on_lapse,
+        on_lost,
     }
 }
 
 const LONG: Duration = Duration::from_secs(60);
 
 async fn claim(store: &MysqlStore, key: &str) -> Result<Claim, StoreError> {
-    let request = request(LONG, OnLapse::Hold);
+    let request = request(LONG, OnLost::Hold);
     store.claim(&identity(key), &request).await
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions, Value};
-use semel::store::{Claim, Fenced, ListQuery, OnLapse, Refusal, Retention, Store as _};
+use semel::store::{Claim, Fenced, ListQuery, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind};
 use semel_stores::{MysqlStore, MysqlTransaction};
@@ -79,7 +79,7 @@ impl Bench {
 }
 
 pub(super) fn policy() -> Policy {
-    Policy::default().with_on_lapse(OnLapse::Retry)
+    Policy::default().with_on_lost(OnLost::Retry)
 }
 
 pub(super) fn at(isolation: Isolation) -> TransactOptions {
@@ -177,7 +177,7 @@ async fn an_attempt_past_its_lease_commits_nothing() {
     let bench = Bench::at(&common().await).await;
     for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead] {
         let key = format!("{isolation:?}");
-        let short = request(Duration::ZERO, OnLapse::Retry);
+        let short = request(Duration::ZERO, OnLost::Retry);
         let id = identity(&key);
         let zombie = acquired(bench.store.claim(&id, &short).await.unwrap());
         let mut tx = bench.store.begin(isolation).await.unwrap();

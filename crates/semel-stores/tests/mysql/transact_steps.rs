@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{Guard, Policy, Ran, RunError, StepError, Steps, TransactInfo, TransactOptions};
-use semel::store::{Fenced, OnLapse, Refusal, Store as _};
+use semel::store::{Fenced, OnLost, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{Fingerprint, FinishedStep, StateKind};
 use semel_stores::MysqlStore;
@@ -76,7 +76,7 @@ async fn a_step_past_its_lease_commits_nothing() {
     for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead] {
         let key = format!("{isolation:?}");
         let id = identity(&key);
-        let short = request(Duration::ZERO, OnLapse::Retry);
+        let short = request(Duration::ZERO, OnLost::Retry);
         let zombie = acquired(bench.store.claim(&id, &short).await.unwrap()).token;
         let mut tx = bench.store.begin(isolation).await.unwrap();
         let effect = bench.insert(&format!("{key}-1"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Nonce, OnLapse, Resolution, Verdict};
+use semel::store::{Claim, Fenced, Nonce, OnLost, Resolution, Verdict};
 use semel::{Outcome, Store as _};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::Server as _;
@@ -33,7 +33,7 @@ async fn every_step_is_one_round_trip() {
             answer
         }};
     }
-    let first = request(LONG, OnLapse::Hold);
+    let first = request(LONG, OnLost::Hold);
     let won = trips!("claim", store.claim(&key, &first));
     let Claim::Acquired(won) = won else {
         panic!("{won:?}")
@@ -73,13 +73,13 @@ async fn every_step_is_one_round_trip() {
     let done = trips!("resolve", store.resolve(other.digest(), &resolution));
     assert_eq!(done, Fenced::Applied);
 
-    let lapsing = request(Duration::from_millis(1), OnLapse::Retry);
+    let lapsing = request(Duration::from_millis(1), OnLost::Retry);
     let key = identity("lapsing");
     store.claim(&key, &lapsing).await.unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let taken = trips!(
         "take over",
-        store.claim(&key, &request(LONG, OnLapse::Retry))
+        store.claim(&key, &request(LONG, OnLost::Retry))
     );
     assert!(matches!(taken, Claim::Acquired(a) if a.attempt == 2));
 }

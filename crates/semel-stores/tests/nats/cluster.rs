@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use semel::store::{Claim, Fenced, OnLapse, Retention, Store as _, Token};
+use semel::store::{Claim, Fenced, OnLost, Retention, Store as _, Token};
 use semel::{Identity, Outcome, StoreErrorKind};
 use semel_stores::NatsStore;
 use semel_testkit::servers::{Nats, Node, Server as _};
@@ -62,7 +62,7 @@ impl Ledger {
 /// Claims and completes one identity, repeating what failed, until somebody's outcome is seen.
 async fn once(store: &NatsStore, n: usize, identity: &Identity, ledger: &Ledger, on: &AtomicBool) {
     let mut asked = semel::store::ClaimRequest {
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
         ..request(LONG)
     };
     while on.load(Ordering::SeqCst) {

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Result, Retention, Token,
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Result, Retention, Token,
 };
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{NatsOptions, NatsStore, Schema};
@@ -44,7 +44,7 @@ fn request(lease: Duration) -> ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"request"),
         lease,
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, OnLapse, Retention, Store as _};
+use semel::store::{Claim, Fenced, OnLost, Retention, Store as _};
 use semel::{FinishedStep, Outcome};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Nats, Server as _};
@@ -180,7 +180,7 @@ async fn no_claim_is_lost_to_a_purge() {
                 while tokio::time::Instant::now() < until {
                     let store = &stores[caller % 2];
                     let hold = semel::store::ClaimRequest {
-                        on_lapse: OnLapse::Hold,
+                        on_lost: OnLost::Hold,
                         ..request(LONG)
                     };
                     match store.claim(&identity, &hold).await.unwrap() {

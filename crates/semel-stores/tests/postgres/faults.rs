@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use semel::store::{Claim, ClaimRequest, Fence, Fenced, OnLapse, Retention, Store as _, Token};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, OnLost, Retention, Store as _, Token};
 use semel::{Outcome, StoreError, StoreErrorKind};
 use semel_stores::PostgresStore;
 use semel_testkit::proxy::{Fault, Proxy};
@@ -295,7 +295,7 @@ async fn a_server_paused_past_a_lease_has_one_winner() {
             tokio::spawn(async move {
                 let key = format!("held-{}", n % 4);
                 let request = ClaimRequest {
-                    on_lapse: OnLapse::Retry,
+                    on_lost: OnLost::Retry,
                     ..request()
                 };
                 let end = Instant::now() + Duration::from_secs(30);

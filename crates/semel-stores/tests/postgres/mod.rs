@@ -18,9 +18,7 @@ mod versioned;
 
 use std::time::Duration;
 
-use semel::store::{
-    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLapse, Retention, Token,
-};
+use semel::store::{Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, Token};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_testkit::servers::{Kind, shared};
@@ -66,7 +64,7 @@ fn request() -> ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"body"),
         lease: Duration::from_secs(60),
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     }
 }
 

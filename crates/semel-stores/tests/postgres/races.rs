@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::Outcome;
-use semel::store::{Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention, Store as _};
+use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel_stores::PostgresStore;
 
 use super::{acquire, acquire_as, complete, forged, identity, open, replayed, request, url};
@@ -131,7 +131,7 @@ async fn purging_beside_claims_removes_only_what_may_go() {
                 let mut last = None;
                 for _ in 0..50 {
                     let request = ClaimRequest {
-                        on_lapse: OnLapse::Retry,
+                        on_lost: OnLost::Retry,
                         ..request()
                     };
                     let acquired = acquire_as(&store, &key, &request).await;

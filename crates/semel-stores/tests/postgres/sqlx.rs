@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::store::{
-    Claim, ClaimRequest, Fenced, Nonce, OnLapse, Refusal, Retention, Store as _, Token, Waited,
+    Claim, ClaimRequest, Fenced, Nonce, OnLost, Refusal, Retention, Store as _, Token, Waited,
 };
 use semel::{FinishedStep, Identity, Key, Outcome, Scope, StateKind, StoreErrorKind};
 use semel_stores::postgres::SqlxSteps;
@@ -125,7 +125,7 @@ async fn a_stale_attempt_is_refused_and_leaves_nothing() {
     let app = App::new(&url).await;
     let brief = || ClaimRequest {
         lease: Duration::ZERO,
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
         ..request()
     };
     let stale = acquire_as(&store, "key", &brief()).await.token;

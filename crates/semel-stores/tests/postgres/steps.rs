@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Nonce, OnLapse};
+use semel::store::{Claim, Fenced, Nonce, OnLost};
 use semel::store::{ListQuery, Refusal, Resolution, Retention, Store as _, Verdict};
 use semel::{Identity, Key, Outcome, Scope, StateKind, StoreErrorKind};
 use semel_stores::PostgresStore;
@@ -318,7 +318,7 @@ async fn settled_records_are_listed_past_a_stretch() {
         }
         assert_eq!(found, wanted, "in {pages} pages");
     }
-    let _ = (table, OnLapse::Hold);
+    let _ = (table, OnLost::Hold);
 }
 
 #[test]

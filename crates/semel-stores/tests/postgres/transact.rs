@@ -9,7 +9,7 @@ use semel::guard::{
     Guard, InFlight, OnFailure, Policy, Ran, RunError, TransactInfo, TransactOptions, Value,
 };
 use semel::store::Fenced;
-use semel::store::{ListQuery, OnLapse, Refusal, Retention, Store as _};
+use semel::store::{ListQuery, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
 use semel_stores::{PostgresStore, PostgresTransaction};
@@ -144,7 +144,7 @@ pub(super) fn at(isolation: Isolation) -> TransactOptions {
 }
 
 pub(super) fn policy() -> Policy {
-    Policy::default().with_on_lapse(OnLapse::Retry)
+    Policy::default().with_on_lost(OnLost::Retry)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::redis::from_redis_value;
-use semel::store::{ClaimRequest, ListQuery, OnLapse};
+use semel::store::{ClaimRequest, ListQuery, OnLost};
 use semel::{StateKind, Store as _};
 use semel_testkit::servers::{RedisCluster, Server as _};
 use tokio::time::sleep;
@@ -134,7 +134,7 @@ async fn a_record_is_one_wherever_its_slot_is_while_it_moves() {
     let rivals = async {
         for _ in 0..50 {
             let asked = ClaimRequest {
-                on_lapse: OnLapse::Retry,
+                on_lost: OnLost::Retry,
                 ..request()
             };
             let answer = store.claim(&identity, &asked).await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Fenced, OnLapse};
+use semel::store::{Claim, ClaimRequest, Fenced, OnLost};
 use semel::{Store as _, StoreErrorKind};
 use semel_stores::RedisStore;
 use semel_testkit::proxy::{Fault, Proxy};
@@ -232,7 +232,7 @@ async fn a_pause_longer_than_the_lease_leaves_one_winner() {
             let (store, identity) = (stores[n % 2].clone(), identity.clone());
             rivals.spawn(async move {
                 let asked = ClaimRequest {
-                    on_lapse: OnLapse::Retry,
+                    on_lost: OnLost::Retry,
                     ..request()
                 };
                 let first = store.claim(&identity, &asked).await;

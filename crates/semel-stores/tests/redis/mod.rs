@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention, Token};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, Store as _, StoreError,
     StoreErrorKind,
@@ -48,7 +48,7 @@ fn request() -> ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"payload"),
         lease: LEASE,
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     }
 }
 

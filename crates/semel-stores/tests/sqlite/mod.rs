@@ -18,7 +18,7 @@ mod waits;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Retention, Token};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 use tempfile::TempDir;
@@ -55,7 +55,7 @@ fn request() -> ClaimRequest {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"request"),
         lease: LONG,
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     }
 }
 

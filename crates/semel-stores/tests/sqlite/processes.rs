@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention};
 use semel::{Outcome, Store};
 
 use super::{LONG, complete, file, identity, open, replayed, request};
@@ -188,7 +188,7 @@ async fn a_process_stopped_past_its_lease_is_refused() {
     signal("-STOP");
     tokio::time::sleep(LEASE * 2).await;
     let takeover = ClaimRequest {
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
         ..request()
     };
     let claim = store.claim(&identity("key"), &takeover).await.unwrap();

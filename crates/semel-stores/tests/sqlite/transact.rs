@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions};
-use semel::store::{Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention, Store as _};
+use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
 use semel_stores::{SqliteStore, SqliteTransaction};
@@ -67,7 +67,7 @@ pub(super) fn orders(path: &Path, key: &str) -> i64 {
 }
 
 pub(super) fn policy() -> Policy {
-    Policy::default().with_on_lapse(OnLapse::Retry)
+    Policy::default().with_on_lost(OnLost::Retry)
 }
 
 pub(super) async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<String> {
@@ -158,7 +158,7 @@ async fn an_attempt_past_its_lease_commits_nothing() {
     let bench = Bench::new();
     let short = ClaimRequest {
         lease: Duration::ZERO,
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
         ..request()
     };
     let claim = bench.store.claim(&identity("k"), &short).await.unwrap();

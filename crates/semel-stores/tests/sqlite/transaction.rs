@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fenced, OnLapse, Refusal, Retention, Token, Waited,
+    Acquired, Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Token, Waited,
 };
 use semel::{Outcome, StateKind, Store, StoreErrorKind};
 use semel_stores::SqliteStore;
@@ -91,7 +91,7 @@ async fn of_two_attempts_past_the_lease_one_has_its_effect() {
     let store = open(&path);
     let brief = ClaimRequest {
         lease: Duration::ZERO,
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
         ..request()
     };
     let mut tokens = Vec::new();

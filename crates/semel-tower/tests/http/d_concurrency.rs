@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use axum::response::IntoResponse as _;
 use http::StatusCode;
-use semel::guard::{Finding, OnPanic, StoreDown};
+use semel::guard::{Finding, OnPanic, OnStoreError};
 use semel::store::{
-    ClaimRequest, Fenced, Nonce, OnLapse, Resolution, Retention, Store as _, Verdict,
+    ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _, Verdict,
 };
 use semel::{Outcome, OutcomeKind};
 use semel_tower::{Disposition, IdempotencyLayer};
@@ -162,7 +162,7 @@ fn gated<S: semel::Store>(layer: IdempotencyLayer<S>) -> (App, Arc<[Semaphore; 2
 #[tokio::test]
 async fn row_40_a_stale_owner_overwrites_nothing_and_replays_the_winner() {
     let (store, clock) = clocked();
-    let layer = IdempotencyLayer::new(store).with_on_lapse(OnLapse::Retry);
+    let layer = IdempotencyLayer::new(store).with_on_lost(OnLost::Retry);
     let (app, gates) = gated(layer);
     let stale = start(&app, Call::order()).await;
     // The store's clock runs away from the attempt, as after a long pause of its process.
@@ -179,7 +179,7 @@ async fn row_40_a_stale_owner_overwrites_nothing_and_replays_the_winner() {
 #[tokio::test]
 async fn row_40_a_stale_owner_that_ends_first_is_told_that_nothing_was_recorded() {
     let (store, clock) = clocked();
-    let layer = IdempotencyLayer::new(store).with_on_lapse(OnLapse::Retry);
+    let layer = IdempotencyLayer::new(store).with_on_lost(OnLost::Retry);
     let (app, gates) = gated(layer);
     let stale = start(&app, Call::order()).await;
     clock.advance(60 * SECOND);
@@ -262,7 +262,7 @@ async fn crashed(store: &Memory) {
         nonce: Nonce::random().unwrap(),
         fingerprint,
         lease: 30 * SECOND,
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     };
     store.claim(&identity, &request).await.unwrap();
 }
@@ -291,7 +291,7 @@ async fn row_43_after_a_crash_the_outcome_is_unknown_and_nothing_runs() {
 async fn row_43_unless_the_policy_is_to_run_again() {
     let store = Memory::default();
     crashed(&store).await;
-    let app = App::orders(layer_over(&store).with_on_lapse(OnLapse::Retry));
+    let app = App::orders(layer_over(&store).with_on_lost(OnLost::Retry));
     sleep(31 * SECOND).await;
     app.send(Call::order()).await.assert_first(201);
     assert!(app.send(Call::order()).await.is_replay());
@@ -314,7 +314,7 @@ async fn row_43_or_to_ask_a_reconciler() {
     let store = Memory::default();
     crashed(&store).await;
     let layer = layer_over(&store)
-        .with_on_lapse(OnLapse::Reconcile)
+        .with_on_lost(OnLost::Reconcile)
         .with_reconciler(Arc::new(AskTheLedger));
     let app = App::orders(layer);
     sleep(31 * SECOND).await;
@@ -344,7 +344,7 @@ async fn row_43_who_may_not_know_either() {
     let clueless = Arc::new(Clueless::default());
     let options = semel::guard::ReconcileOptions::in_line().with_attempts(2);
     let layer = layer_over(&store)
-        .with_on_lapse(OnLapse::Reconcile)
+        .with_on_lost(OnLost::Reconcile)
         .with_reconciler(clueless.clone())
         .with_reconcile_options(options);
     let app = App::orders(layer);
@@ -391,7 +391,7 @@ async fn row_45_without_the_store_nothing_runs() {
 async fn row_45_unless_the_policy_is_to_run_and_say_so() {
     let store = Memory::default();
     store.close().await.unwrap();
-    let app = App::orders(layer_over(&store).with_store_down(StoreDown::RunMarked));
+    let app = App::orders(layer_over(&store).with_on_store_error(OnStoreError::FailOpen));
     for _ in 0..2 {
         let answer = app.send(Call::order()).await;
         answer.assert_first(201);
@@ -426,7 +426,7 @@ async fn row_45_an_answer_that_was_not_recorded_is_never_passed_off_as_recorded(
     let store = Memory::default();
     let app = losing_the_store(
         &store,
-        layer_over(&store).with_store_down(StoreDown::RunMarked),
+        layer_over(&store).with_on_store_error(OnStoreError::FailOpen),
     );
     let answer = app.send(Call::order()).await;
     answer.assert_first(201);

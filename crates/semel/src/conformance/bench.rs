@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::expect::{acquired, applied};
 use super::{Failure, LONG};
-use crate::store::{Acquired, Claim, ClaimRequest, Entry, Nonce, OnLapse, Retention, Store, Token};
+use crate::store::{Acquired, Claim, ClaimRequest, Entry, Nonce, OnLost, Retention, Store, Token};
 use crate::{AnyStore, Fingerprint, Identity, IdentityDigest, Key, ManualClock, Outcome, Scope};
 
 /// One case's store and surroundings, made by a [`Factory`](super::Factory).
@@ -241,13 +241,9 @@ impl Bench {
     }
 
     /// Claims an attempt's identity once more, under a new nonce.
-    pub(super) async fn rival(
-        &self,
-        attempt: &Attempt,
-        on_lapse: OnLapse,
-    ) -> Result<Claim, Failure> {
+    pub(super) async fn rival(&self, attempt: &Attempt, on_lost: OnLost) -> Result<Claim, Failure> {
         let request = ClaimRequest {
-            on_lapse,
+            on_lost,
             ..request()?
         };
         Ok(self.store.claim(&attempt.identity, &request).await?)
@@ -318,7 +314,7 @@ pub(super) fn request() -> Result<ClaimRequest, Failure> {
         nonce: Nonce::random()?,
         fingerprint: Fingerprint::of(b"the request"),
         lease: LONG,
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
     })
 }
 

@@ -6,7 +6,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, in_flight, mismatch};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::State;
-use crate::store::{ClaimRequest, Fence, OnLapse, Retention, Store as _};
+use crate::store::{ClaimRequest, Fence, OnLost, Retention, Store as _};
 use crate::{Fingerprint, Outcome, Timestamp};
 
 cases! { "claim";
@@ -79,14 +79,14 @@ async fn own_nonce_is_acquired_again(bench: &Bench) -> Result<(), Failure> {
 
 async fn own_nonce_is_acquired_after_a_lapse(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
-    for on_lapse in [OnLapse::Hold, OnLapse::Reconcile, OnLapse::Retry] {
+    for on_lost in [OnLost::Hold, OnLost::Reconcile, OnLost::Retry] {
         let request = ClaimRequest {
-            on_lapse,
+            on_lost,
             ..attempt.request
         };
         let again = acquired(bench.store().claim(&attempt.identity, &request).await?)?;
-        ensure_eq!(again.token, attempt.token, "token under {on_lapse:?}");
-        ensure_eq!(again.attempt, 1, "attempt under {on_lapse:?}");
+        ensure_eq!(again.token, attempt.token, "token under {on_lost:?}");
+        ensure_eq!(again.attempt, 1, "attempt under {on_lost:?}");
     }
     Ok(())
 }
@@ -94,9 +94,9 @@ async fn own_nonce_is_acquired_after_a_lapse(bench: &Bench) -> Result<(), Failur
 async fn second_claim_is_in_flight(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.attempt().await?;
     let before = bench.entry(attempt.digest()).await?;
-    for on_lapse in [OnLapse::Hold, OnLapse::Reconcile, OnLapse::Retry] {
-        let (fence, remaining) = in_flight(bench.rival(&attempt, on_lapse).await?)?;
-        ensure_eq!(fence, attempt.token.fence, "fence under {on_lapse:?}");
+    for on_lost in [OnLost::Hold, OnLost::Reconcile, OnLost::Retry] {
+        let (fence, remaining) = in_flight(bench.rival(&attempt, on_lost).await?)?;
+        ensure_eq!(fence, attempt.token.fence, "fence under {on_lost:?}");
         ensure!(
             remaining <= LONG && remaining > LONG / 2,
             "{remaining:?} of a lease of {LONG:?} remain"
@@ -109,10 +109,10 @@ async fn second_claim_is_in_flight(bench: &Bench) -> Result<(), Failure> {
 /// Claims with another fingerprint under every policy, and wants a mismatch that changes nothing.
 async fn mismatches(bench: &Bench, attempt: &Attempt) -> Result<(), Failure> {
     let before = bench.entry(attempt.digest()).await?;
-    for on_lapse in [OnLapse::Hold, OnLapse::Reconcile, OnLapse::Retry] {
+    for on_lost in [OnLost::Hold, OnLost::Reconcile, OnLost::Retry] {
         let other = ClaimRequest {
             fingerprint: Fingerprint::of(b"another request"),
-            on_lapse,
+            on_lost,
             ..request()?
         };
         mismatch(bench.store().claim(&attempt.identity, &other).await?)?;
@@ -192,7 +192,7 @@ async fn attempts_are_counted(bench: &Bench) -> Result<(), Failure> {
     ensure_eq!(second.attempt, 2, "attempt after a release");
     bench.pass(bench.short()).await;
 
-    let third = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let third = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure_eq!(third.attempt, 3, "attempt after a takeover");
     let record = bench.entry(attempt.digest()).await?.record;
     ensure_eq!(record.attempt, 3, "attempt in the record");
@@ -207,7 +207,7 @@ async fn attempts_are_counted(bench: &Bench) -> Result<(), Failure> {
 async fn longest_lease_and_retention(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.attempt_for(Duration::MAX).await?;
     let store = bench.store();
-    in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    in_flight(bench.rival(&attempt, OnLost::Retry).await?)?;
     applied(
         store
             .renew(attempt.digest(), &attempt.token, Duration::MAX)
@@ -221,7 +221,7 @@ async fn longest_lease_and_retention(bench: &Bench) -> Result<(), Failure> {
             .await?,
     )?;
     ensure_eq!(
-        completed(bench.rival(&attempt, OnLapse::Retry).await?)?.0,
+        completed(bench.rival(&attempt, OnLost::Retry).await?)?.0,
         outcome,
         "outcome"
     );

@@ -4,7 +4,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, refused, settled};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::{State, StateKind};
-use crate::store::{OnLapse, Refusal, Retention, Store as _};
+use crate::store::{OnLost, Refusal, Retention, Store as _};
 use crate::{Outcome, OutcomeKind, StoreErrorKind};
 
 cases! { "complete";
@@ -58,9 +58,9 @@ async fn replays(bench: &Bench, outcome: &Outcome) -> Result<(), Failure> {
 async fn outcome_is_replayed(bench: &Bench) -> Result<(), Failure> {
     let outcome = Outcome::success(b"kept");
     let attempt = bench.completed(&outcome, Retention::new(LONG)).await?;
-    for on_lapse in [OnLapse::Hold, OnLapse::Retry, OnLapse::Reconcile] {
-        let (replayed, remaining) = completed(bench.rival(&attempt, on_lapse).await?)?;
-        ensure_eq!(replayed, outcome, "outcome under {on_lapse:?}");
+    for on_lost in [OnLost::Hold, OnLost::Retry, OnLost::Reconcile] {
+        let (replayed, remaining) = completed(bench.rival(&attempt, on_lost).await?)?;
+        ensure_eq!(replayed, outcome, "outcome under {on_lost:?}");
         ensure!(
             remaining <= LONG && remaining > LONG / 2,
             "{remaining:?} of a retention of {LONG:?} remain"
@@ -144,7 +144,7 @@ async fn large_outcome_or_too_large(bench: &Bench) -> Result<(), Failure> {
         }
         Err(e) => return Err(e.into()),
     };
-    let (replayed, _) = completed(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let (replayed, _) = completed(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure!(replayed == kept, "wanted {kept:?}, found {replayed:?}");
     Ok(())
 }

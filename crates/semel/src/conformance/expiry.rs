@@ -6,7 +6,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, expired, in_flight, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::Record;
-use crate::store::{ClaimRequest, OnLapse, Retention, Store as _};
+use crate::store::{ClaimRequest, OnLost, Retention, Store as _};
 use crate::{Fingerprint, Outcome};
 
 cases! { "expiry";
@@ -59,13 +59,13 @@ async fn retention_is_half_open(bench: &Bench) -> Result<(), Failure> {
     if bench.is_manual() {
         let instant = Duration::from_micros(1);
         bench.pass(replay - instant).await;
-        let (_, remaining) = completed(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        let (_, remaining) = completed(bench.rival(&attempt, OnLost::Hold).await?)?;
         ensure_eq!(remaining, instant, "what remains just before the end");
         bench.pass(instant).await;
     } else {
         bench.pass(replay).await;
     }
-    let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(next.attempt, 1, "attempt");
     Ok(())
 }
@@ -79,7 +79,7 @@ async fn counted_from_completion(bench: &Bench) -> Result<(), Failure> {
     ensure_eq!(kept_for(&record), Some(retention.replay), "retention");
     ensure_eq!(record.expires_at.until(record.purge_at), LONG, "tombstone");
     if bench.is_manual() {
-        completed(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        completed(bench.rival(&attempt, OnLost::Hold).await?)?;
     }
     Ok(())
 }
@@ -91,7 +91,7 @@ async fn replays_do_not_prolong(bench: &Bench) -> Result<(), Failure> {
     let before = bench.entry(attempt.digest()).await?;
     for _ in 0..3 {
         bench.pass(bench.short()).await;
-        bench.rival(&attempt, OnLapse::Retry).await?;
+        bench.rival(&attempt, OnLost::Retry).await?;
         let again = bench
             .store()
             .complete(attempt.digest(), &attempt.token, &outcome, retention);
@@ -99,7 +99,7 @@ async fn replays_do_not_prolong(bench: &Bench) -> Result<(), Failure> {
     }
     ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
     bench.pass(bench.short()).await;
-    expired(bench.rival(&attempt, OnLapse::Hold).await?)
+    expired(bench.rival(&attempt, OnLost::Hold).await?)
 }
 
 async fn swept_or_not(bench: &Bench) -> Result<(), Failure> {
@@ -130,12 +130,12 @@ async fn swept_or_not(bench: &Bench) -> Result<(), Failure> {
 async fn no_retention(bench: &Bench) -> Result<(), Failure> {
     let nothing = Retention::new(Duration::ZERO);
     let attempt = bench.completed(&Outcome::void(), nothing).await?;
-    acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
 
     let attempt = bench
         .completed(&Outcome::void(), nothing.with_tombstone(LONG))
         .await?;
-    expired(bench.rival(&attempt, OnLapse::Hold).await?)
+    expired(bench.rival(&attempt, OnLost::Hold).await?)
 }
 
 async fn tombstone_says_expired(bench: &Bench) -> Result<(), Failure> {
@@ -149,18 +149,18 @@ async fn tombstone_says_expired(bench: &Bench) -> Result<(), Failure> {
         fingerprint: Fingerprint::of(b"another request"),
         ..request()?
     };
-    expired(bench.rival(&lasting, OnLapse::Hold).await?)?;
-    expired(bench.rival(&lasting, OnLapse::Retry).await?)?;
+    expired(bench.rival(&lasting, OnLost::Hold).await?)?;
+    expired(bench.rival(&lasting, OnLost::Retry).await?)?;
     expired(bench.store().claim(&lasting.identity, &other).await?)?;
     if bench.is_manual() {
         let instant = Duration::from_micros(1);
         bench.pass(tombstone - instant).await;
-        expired(bench.rival(&ending, OnLapse::Hold).await?)?;
+        expired(bench.rival(&ending, OnLost::Hold).await?)?;
         bench.pass(instant).await;
     } else {
         bench.pass(tombstone).await;
     }
-    acquired(bench.rival(&ending, OnLapse::Hold).await?)?;
+    acquired(bench.rival(&ending, OnLost::Hold).await?)?;
     Ok(())
 }
 
@@ -187,7 +187,7 @@ async fn stays(bench: &Bench, attempt: &Attempt) -> Result<(), Failure> {
 async fn running_is_never_purged(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
     stays(bench, &attempt).await?;
-    let next = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure_eq!(next.attempt, 2, "attempt");
     Ok(())
 }
@@ -195,12 +195,12 @@ async fn running_is_never_purged(bench: &Bench) -> Result<(), Failure> {
 async fn unknown_is_never_purged(bench: &Bench) -> Result<(), Failure> {
     let marked = bench.unknown().await?;
     stays(bench, &marked).await?;
-    unknown(bench.rival(&marked, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&marked, OnLost::Hold).await?)?;
 
     let found = bench.lapsed().await?;
-    unknown(bench.rival(&found, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&found, OnLost::Hold).await?)?;
     stays(bench, &found).await?;
-    unknown(bench.rival(&found, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&found, OnLost::Hold).await?)?;
     Ok(())
 }
 
@@ -212,10 +212,10 @@ async fn replayed_is_never_purged(bench: &Bench) -> Result<(), Failure> {
     let running = bench.attempt().await?;
     bench.pass(bench.short()).await;
     purge_all(bench).await?;
-    let (replayed, _) = completed(bench.rival(&kept, OnLapse::Hold).await?)?;
+    let (replayed, _) = completed(bench.rival(&kept, OnLost::Hold).await?)?;
     ensure_eq!(replayed, outcome, "outcome");
-    expired(bench.rival(&buried, OnLapse::Hold).await?)?;
-    in_flight(bench.rival(&running, OnLapse::Hold).await?)?;
+    expired(bench.rival(&buried, OnLost::Hold).await?)?;
+    in_flight(bench.rival(&running, OnLost::Hold).await?)?;
     Ok(())
 }
 
@@ -261,7 +261,7 @@ async fn purge_is_complete(bench: &Bench) -> Result<(), Failure> {
     let store = bench.store();
     let released = bench.attempt().await?;
     applied(store.abandon(released.digest(), &released.token).await?)?;
-    let next = acquired(bench.rival(&released, OnLapse::Hold).await?)?;
+    let next = acquired(bench.rival(&released, OnLost::Hold).await?)?;
     let brief = Retention::new(bench.short());
     bench.complete(&released, &next.token, brief).await?;
 

@@ -7,7 +7,7 @@ use super::expect::{acquired, applied, completed, in_flight, settled, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{State, StateKind};
-use crate::store::{ClaimRequest, OnLapse, Refusal, Retention, Store as _};
+use crate::store::{ClaimRequest, OnLost, Refusal, Retention, Store as _};
 
 cases! { "lease";
     lapsed_under_retry_is_taken_over [R1 R7]
@@ -34,7 +34,7 @@ cases! { "lease";
 
 async fn lapsed_under_retry_is_taken_over(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
-    let second = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let second = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure!(
         second.token.fence > attempt.token.fence,
         "the fence went from {} to {}",
@@ -42,15 +42,15 @@ async fn lapsed_under_retry_is_taken_over(bench: &Bench) -> Result<(), Failure> 
         second.token.fence
     );
     ensure_eq!(second.attempt, 2, "attempt");
-    let (fence, _) = in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let (fence, _) = in_flight(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure_eq!(fence, second.token.fence, "fence of the holder");
     Ok(())
 }
 
-async fn held(bench: &Bench, on_lapse: OnLapse) -> Result<(), Failure> {
+async fn held(bench: &Bench, on_lost: OnLost) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
     for _ in 0..3 {
-        let fence = unknown(bench.rival(&attempt, on_lapse).await?)?;
+        let fence = unknown(bench.rival(&attempt, on_lost).await?)?;
         ensure_eq!(fence, attempt.token.fence, "fence");
         bench.pass(bench.short()).await;
     }
@@ -62,11 +62,11 @@ async fn held(bench: &Bench, on_lapse: OnLapse) -> Result<(), Failure> {
 }
 
 async fn lapsed_under_hold_is_unknown(bench: &Bench) -> Result<(), Failure> {
-    held(bench, OnLapse::Hold).await
+    held(bench, OnLost::Hold).await
 }
 
 async fn lapsed_under_reconcile_is_unknown(bench: &Bench) -> Result<(), Failure> {
-    held(bench, OnLapse::Reconcile).await
+    held(bench, OnLost::Reconcile).await
 }
 
 async fn lease_ends_where_it_says(bench: &Bench) -> Result<(), Failure> {
@@ -77,22 +77,22 @@ async fn lease_ends_where_it_says(bench: &Bench) -> Result<(), Failure> {
     if bench.is_manual() {
         let instant = Duration::from_micros(1);
         bench.pass(lease - instant).await;
-        let (_, remaining) = in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+        let (_, remaining) = in_flight(bench.rival(&attempt, OnLost::Retry).await?)?;
         ensure_eq!(remaining, instant, "what remains just before the end");
         bench.pass(instant).await;
     } else {
         bench.pass(lease).await;
     }
-    acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     Ok(())
 }
 
 async fn no_lease_lapses_at_once(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.attempt_for(Duration::ZERO).await?;
-    let second = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let second = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure!(second.token.fence > attempt.token.fence, "the fence grows");
     let attempt = bench.attempt_for(Duration::ZERO).await?;
-    unknown(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&attempt, OnLost::Hold).await?)?;
     Ok(())
 }
 
@@ -111,7 +111,7 @@ async fn renewal_keeps_the_claim(bench: &Bench) -> Result<(), Failure> {
     ensure_eq!(after.token, before.token, "token");
     ensure_eq!(after.claimed_at, before.claimed_at, "time of the claim");
     bench.pass(bench.short().saturating_mul(4)).await;
-    let (fence, _) = in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let (fence, _) = in_flight(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure_eq!(fence, attempt.token.fence, "fence");
     Ok(())
 }
@@ -131,7 +131,7 @@ async fn renewal_of_a_lapsed_lease(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
     let renewed = bench.store().renew(attempt.digest(), &attempt.token, LONG);
     applied(renewed.await?)?;
-    in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    in_flight(bench.rival(&attempt, OnLost::Retry).await?)?;
     Ok(())
 }
 
@@ -164,12 +164,12 @@ async fn settling_after_a_lapse(bench: &Bench) -> Result<(), Failure> {
     let outcome = Outcome::success(b"late, and true");
     let completed_late = store.complete(late.digest(), &late.token, &outcome, Retention::new(LONG));
     applied(completed_late.await?)?;
-    let (replayed, _) = completed(bench.rival(&late, OnLapse::Retry).await?)?;
+    let (replayed, _) = completed(bench.rival(&late, OnLost::Retry).await?)?;
     ensure_eq!(replayed, outcome, "outcome");
 
     applied(store.abandon(gone.digest(), &gone.token).await?)?;
     let fresh = ClaimRequest {
-        on_lapse: OnLapse::Hold,
+        on_lost: OnLost::Hold,
         ..request()?
     };
     ensure_eq!(

@@ -6,7 +6,7 @@ use super::bench::request;
 use super::expect::{acquired, applied, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::StateKind;
-use crate::store::{Entry, ListQuery, OnLapse, Retention, Store as _};
+use crate::store::{Entry, ListQuery, OnLost, Retention, Store as _};
 use crate::{IdentityDigest, Outcome};
 
 cases! { "listing";
@@ -83,7 +83,7 @@ async fn by_state(bench: &Bench) -> Result<(), Failure> {
     applied(abandoned.await?)?;
     let retention = Retention::new(LONG);
     let found = bench.lapsed().await?;
-    unknown(bench.rival(&found, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&found, OnLost::Hold).await?)?;
     let records = [
         (StateKind::InFlight, bench.attempt().await?),
         (StateKind::InFlight, bench.lapsed().await?),

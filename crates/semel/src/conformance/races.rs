@@ -8,7 +8,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, in_flight};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::store::{
-    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLapse, Resolution, Retention, Store as _,
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _,
     Verdict,
 };
 use crate::{AnyStore, Outcome};
@@ -44,14 +44,14 @@ const CROWD: usize = 64;
 async fn crowd(
     bench: &Bench,
     attempt: &Attempt,
-    on_lapse: OnLapse,
+    on_lost: OnLost,
 ) -> Result<(Vec<Acquired>, Vec<Claim>), Failure> {
     let answers = bench
         .together(CROWD, |_, store| {
             let identity = attempt.identity.clone();
             async move {
                 let request = ClaimRequest {
-                    on_lapse,
+                    on_lost,
                     ..request()?
                 };
                 Ok(store.claim(&identity, &request).await?)
@@ -72,9 +72,9 @@ async fn crowd(
 async fn one_winner(
     bench: &Bench,
     attempt: &Attempt,
-    on_lapse: OnLapse,
+    on_lost: OnLost,
 ) -> Result<Acquired, Failure> {
-    let (won, lost) = crowd(bench, attempt, on_lapse).await?;
+    let (won, lost) = crowd(bench, attempt, on_lost).await?;
     ensure_eq!(won.len(), 1, "how many of {CROWD} claims were acquired");
     for answer in lost {
         let (fence, _) = in_flight(answer)?;
@@ -95,7 +95,7 @@ async fn unclaimed(bench: &Bench) -> Result<Attempt, Failure> {
 
 async fn one_winner_of_64(bench: &Bench) -> Result<(), Failure> {
     for _ in 0..bench.rounds() {
-        let winner = one_winner(bench, &unclaimed(bench).await?, OnLapse::Hold).await?;
+        let winner = one_winner(bench, &unclaimed(bench).await?, OnLost::Hold).await?;
         ensure_eq!(winner.attempt, 1, "attempt");
     }
     Ok(())
@@ -106,7 +106,7 @@ async fn one_winner_after_release(bench: &Bench) -> Result<(), Failure> {
         let attempt = bench.attempt().await?;
         let abandoned = bench.store().abandon(attempt.digest(), &attempt.token);
         applied(abandoned.await?)?;
-        let winner = one_winner(bench, &attempt, OnLapse::Hold).await?;
+        let winner = one_winner(bench, &attempt, OnLost::Hold).await?;
         ensure_eq!(winner.attempt, 2, "attempt");
     }
     Ok(())
@@ -114,7 +114,7 @@ async fn one_winner_after_release(bench: &Bench) -> Result<(), Failure> {
 
 async fn one_winner_after_lapse(bench: &Bench) -> Result<(), Failure> {
     for attempt in bench.all_lapsed(bench.rounds()).await? {
-        let winner = one_winner(bench, &attempt, OnLapse::Retry).await?;
+        let winner = one_winner(bench, &attempt, OnLost::Retry).await?;
         ensure_eq!(winner.attempt, 2, "attempt");
     }
     Ok(())
@@ -138,7 +138,7 @@ async fn one_winner_after_expiry(bench: &Bench) -> Result<(), Failure> {
     });
     let mut result = Ok(());
     for attempt in &all {
-        result = result.and(one_winner(bench, attempt, OnLapse::Hold).await.map(|_| ()));
+        result = result.and(one_winner(bench, attempt, OnLost::Hold).await.map(|_| ()));
     }
     stop.store(true, Ordering::Relaxed);
     let purged = purging.await;
@@ -148,7 +148,7 @@ async fn one_winner_after_expiry(bench: &Bench) -> Result<(), Failure> {
 
 async fn nobody_wins_under_hold(bench: &Bench) -> Result<(), Failure> {
     for attempt in bench.all_lapsed(bench.rounds()).await? {
-        let (won, lost) = crowd(bench, &attempt, OnLapse::Hold).await?;
+        let (won, lost) = crowd(bench, &attempt, OnLost::Hold).await?;
         ensure_eq!(won.len(), 0, "how many claims were acquired");
         for answer in lost {
             let fence = super::expect::unknown(answer)?;
@@ -191,7 +191,7 @@ async fn complete(store: &AnyStore, attempt: &Attempt) -> Result<Fenced, Failure
 
 async fn takeover(store: &AnyStore, attempt: &Attempt) -> Result<Claim, Failure> {
     let request = ClaimRequest {
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
         ..request()?
     };
     Ok(store.claim(&attempt.identity, &request).await?)
@@ -287,13 +287,13 @@ async fn completion_or_resolution(bench: &Bench) -> Result<(), Failure> {
                 Side::Holder(Fenced::Applied),
                 Side::Operator(Fenced::Refused(_)),
             ] => {
-                completed(bench.rival(&attempt, OnLapse::Hold).await?)?;
+                completed(bench.rival(&attempt, OnLost::Hold).await?)?;
             }
             [
                 Side::Holder(Fenced::Refused(_)),
                 Side::Operator(Fenced::Applied),
             ] => {
-                acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+                acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
             }
             _ => return Err(Failure::new("both happened, or neither")),
         }

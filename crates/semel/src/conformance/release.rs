@@ -5,7 +5,7 @@ use super::expect::{acquired, applied, settled};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{RELEASED_FOR, State, StateKind};
-use crate::store::{OnLapse, Retention, Store as _};
+use crate::store::{OnLost, Retention, Store as _};
 
 cases! { "release";
     next_claim_runs [R1 R4]
@@ -62,7 +62,7 @@ async fn of_an_unknown_record(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.unknown().await?;
     let abandoned = bench.store().abandon(attempt.digest(), &attempt.token);
     applied(abandoned.await?)?;
-    let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(next.attempt, 2, "attempt");
     Ok(())
 }
@@ -83,7 +83,7 @@ async fn released_record_stays_60_seconds(bench: &Bench) -> Result<(), Failure> 
         bench.entry(attempt.digest()).await?;
         bench.pass(instant).await;
         ensure_eq!(store.get(attempt.digest()).await?, None, "record");
-        let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         ensure_eq!(next.attempt, 1, "attempt");
         ensure!(next.token.fence > attempt.token.fence, "the fence grows");
     }

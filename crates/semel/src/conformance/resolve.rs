@@ -8,7 +8,7 @@ use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{State, StateKind};
 use crate::store::{
-    Fence, Fenced, Nonce, OnLapse, Refusal, Resolution, Retention, Store as _, Verdict,
+    Fence, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _, Verdict,
 };
 
 cases! { "resolve";
@@ -57,8 +57,8 @@ fn it_happened() -> Verdict {
 async fn happened(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.unknown().await?;
     applied(resolve(bench, &attempt, it_happened()).await?)?;
-    for on_lapse in [OnLapse::Hold, OnLapse::Retry] {
-        let (replayed, remaining) = completed(bench.rival(&attempt, on_lapse).await?)?;
+    for on_lost in [OnLost::Hold, OnLost::Retry] {
+        let (replayed, remaining) = completed(bench.rival(&attempt, on_lost).await?)?;
         ensure_eq!(replayed, Outcome::success(b"found out"), "outcome");
         ensure!(
             remaining <= LONG && remaining > LONG / 2,
@@ -85,7 +85,7 @@ async fn did_not_happen(bench: &Bench) -> Result<(), Failure> {
         resolved.token.fence > attempt.token.fence,
         "a resolution takes a fence of its own"
     );
-    let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(next.attempt, 2, "attempt");
     ensure!(next.token.fence > resolved.token.fence, "the fence grows");
     Ok(())
@@ -102,7 +102,7 @@ async fn who_and_why_are_kept(bench: &Bench) -> Result<(), Failure> {
         audited(bench, &attempt, verdict, before, after).await?;
         // It stays with the record when the next attempt runs.
         let entry = bench.entry(attempt.digest()).await?;
-        acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         let next = bench.entry(attempt.digest()).await?;
         ensure_eq!(next.record.resolved, entry.record.resolved, "resolution");
     }
@@ -148,7 +148,7 @@ async fn repeated(bench: &Bench) -> Result<(), Failure> {
 async fn lapsed_without_a_claim(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
     applied(resolve(bench, &attempt, it_happened()).await?)?;
-    completed(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    completed(bench.rival(&attempt, OnLost::Retry).await?)?;
     Ok(())
 }
 
@@ -159,7 +159,7 @@ async fn running_is_refused(bench: &Bench) -> Result<(), Failure> {
         refused(resolve(bench, &attempt, verdict).await?, Refusal::Running)?;
     }
     ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
-    in_flight(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    in_flight(bench.rival(&attempt, OnLost::Retry).await?)?;
     Ok(())
 }
 
@@ -180,7 +180,7 @@ async fn settled_is_refused(bench: &Bench) -> Result<(), Failure> {
 
 async fn another_fence_is_refused(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.unknown().await?;
-    let next = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     let store = bench.store();
     applied(store.mark_unknown(attempt.digest(), &next.token).await?)?;
     let before = bench.entry(attempt.digest()).await?;
@@ -189,7 +189,7 @@ async fn another_fence_is_refused(bench: &Bench) -> Result<(), Failure> {
         superseded(store.resolve(attempt.digest(), &resolution).await?)?;
     }
     ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
-    unknown(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&attempt, OnLost::Hold).await?)?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use super::expect::{acquired, applied, completed, settled, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind};
 use crate::store::{
-    Claim, ClaimRequest, Fenced, Nonce, OnLapse, Refusal, Resolution, Retention, Store as _, Token,
+    Claim, ClaimRequest, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _, Token,
     Verdict,
 };
 use crate::{Fingerprint, FinishedStep, Progress};
@@ -156,7 +156,7 @@ async fn stay_through_takeover(bench: &Bench) -> Result<(), Failure> {
     let first = progress(bench, &attempt).await?;
     bench.other().get(attempt.digest()).await?;
     bench.pass(bench.short()).await;
-    let next = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure_eq!(progress(bench, &attempt).await?, first, "steps");
     let ship = step("ship", b"")?;
     keep(bench, &attempt, &next.token, &ship, &first).await?;
@@ -183,7 +183,7 @@ async fn stay_through_release(bench: &Bench) -> Result<(), Failure> {
     };
     let refused = store.claim(&attempt.identity, &other).await?;
     ensure_eq!(refused, Claim::Mismatch, "a claim with another request");
-    let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(next.attempt, 2, "attempt");
     ensure_eq!(
         progress(bench, &attempt).await?,
@@ -209,7 +209,7 @@ async fn outlive_a_release(bench: &Bench) -> Result<(), Failure> {
         bench.store().purge(1_000).await?;
         ensure_eq!(progress(bench, &attempt).await?, first, "steps");
         bench.pass(RELEASED_WITH_STEPS_FOR).await;
-        let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         ensure_eq!(next.attempt, 1, "attempt");
         ensure_eq!(
             progress(bench, &attempt).await?,
@@ -241,7 +241,7 @@ async fn stay_through_resolution(bench: &Bench) -> Result<(), Failure> {
         both,
         "steps after the resolution"
     );
-    acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(
         progress(bench, &attempt).await?,
         both,
@@ -261,7 +261,7 @@ async fn end_with_completion(bench: &Bench) -> Result<(), Failure> {
     let (attempt, _) = begun(bench).await?;
     bench.complete(&attempt, &attempt.token, retention).await?;
     bench.pass(bench.short()).await;
-    acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(
         progress(bench, &attempt).await?,
         Progress::EMPTY,
@@ -274,7 +274,7 @@ async fn kept_by_the_current_token_alone(bench: &Bench) -> Result<(), Failure> {
     let (attempt, first) = begun(bench).await?;
     let (digest, store) = (attempt.digest(), bench.store());
     applied(store.abandon(digest, &attempt.token).await?)?;
-    let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     let forged = [
         attempt.token,
         Token {
@@ -323,7 +323,7 @@ async fn not_after_settling(bench: &Bench) -> Result<(), Failure> {
             settled(refused.await?, state)?;
         }
     }
-    completed(bench.rival(&done, OnLapse::Hold).await?)?;
+    completed(bench.rival(&done, OnLost::Hold).await?)?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::bench::Attempt;
 use super::expect::{acquired, applied, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
-use crate::store::{Fence, Nonce, OnLapse, Resolution, Retention, Store as _, Token, Verdict};
+use crate::store::{Fence, Nonce, OnLost, Resolution, Retention, Store as _, Token, Verdict};
 
 cases! { "tokens";
     stale_after_takeover [R4]
@@ -53,7 +53,7 @@ async fn resolve(bench: &Bench, attempt: &Attempt, verdict: Verdict) -> Result<(
 
 async fn stale_after_takeover(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
-    let next = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     changes_nothing(bench, &attempt, &attempt.token).await?;
     bench
         .complete(&attempt, &next.token, Retention::new(LONG))
@@ -65,7 +65,7 @@ async fn stale_after_release(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.attempt().await?;
     let store = bench.store();
     applied(store.abandon(attempt.digest(), &attempt.token).await?)?;
-    acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     changes_nothing(bench, &attempt, &attempt.token).await
 }
 
@@ -77,7 +77,7 @@ async fn stale_after_expiry(bench: &Bench) -> Result<(), Failure> {
         if purge {
             while bench.store().purge(1_000).await?.more {}
         }
-        acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         changes_nothing(bench, &attempt, &attempt.token).await?;
     }
     Ok(())
@@ -132,10 +132,10 @@ async fn fences_grow(bench: &Bench) -> Result<(), Failure> {
     let digest = attempt.digest();
     let mut fences = vec![attempt.token.fence];
 
-    let taken = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let taken = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     fences.push(taken.token.fence);
     applied(store.abandon(digest, &taken.token).await?)?;
-    let again = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let again = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     fences.push(again.token.fence);
     applied(store.mark_unknown(digest, &again.token).await?)?;
     let looked_into = Attempt {
@@ -145,7 +145,7 @@ async fn fences_grow(bench: &Bench) -> Result<(), Failure> {
     resolve(bench, &looked_into, Verdict::DidNotHappen).await?;
     fences.push(bench.entry(digest).await?.record.token.fence);
     for purge in [false, true] {
-        let next = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+        let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         fences.push(next.token.fence);
         let brief = Retention::new(bench.short());
         bench.complete(&attempt, &next.token, brief).await?;
@@ -154,7 +154,7 @@ async fn fences_grow(bench: &Bench) -> Result<(), Failure> {
             while store.purge(1_000).await?.more {}
         }
     }
-    let last = acquired(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let last = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     fences.push(last.token.fence);
     ensure!(
         fences.is_sorted_by(|a, b| a < b),

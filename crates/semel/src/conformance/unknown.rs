@@ -3,7 +3,7 @@
 use super::expect::{acquired, applied, completed, settled, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::{State, StateKind};
-use crate::store::{OnLapse, Retention, Store as _};
+use crate::store::{OnLost, Retention, Store as _};
 use crate::{Outcome, Timestamp};
 
 cases! { "unknown";
@@ -28,9 +28,9 @@ async fn marked_is_held(bench: &Bench) -> Result<(), Failure> {
     ensure_eq!(record.expires_at, Timestamp::MAX, "end of retention");
     ensure_eq!(record.purge_at, Timestamp::MAX, "time of purging");
     ensure!(record.settled_at.is_some(), "when it was found is kept");
-    for on_lapse in [OnLapse::Hold, OnLapse::Reconcile] {
-        let fence = unknown(bench.rival(&attempt, on_lapse).await?)?;
-        ensure_eq!(fence, attempt.token.fence, "fence under {on_lapse:?}");
+    for on_lost in [OnLost::Hold, OnLost::Reconcile] {
+        let fence = unknown(bench.rival(&attempt, on_lost).await?)?;
+        ensure_eq!(fence, attempt.token.fence, "fence under {on_lost:?}");
     }
     // Nor may the attempt that gave up start again by itself.
     let own = bench.store().claim(&attempt.identity, &attempt.request);
@@ -40,7 +40,7 @@ async fn marked_is_held(bench: &Bench) -> Result<(), Failure> {
 
 async fn marked_is_run_again_under_retry(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.unknown().await?;
-    let next = acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    let next = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     ensure_eq!(next.attempt, 2, "attempt");
     ensure!(next.token.fence > attempt.token.fence, "the fence grows");
     let record = bench.entry(attempt.digest()).await?.record;
@@ -65,13 +65,13 @@ async fn not_after_settling(bench: &Bench) -> Result<(), Failure> {
     let done = bench.completed(&Outcome::void(), retention).await?;
     let marked = store.mark_unknown(done.digest(), &done.token);
     settled(marked.await?, StateKind::Completed)?;
-    completed(bench.rival(&done, OnLapse::Hold).await?)?;
+    completed(bench.rival(&done, OnLost::Hold).await?)?;
 
     let released = bench.attempt().await?;
     applied(store.abandon(released.digest(), &released.token).await?)?;
     let marked = store.mark_unknown(released.digest(), &released.token);
     settled(marked.await?, StateKind::Released)?;
-    acquired(bench.rival(&released, OnLapse::Hold).await?)?;
+    acquired(bench.rival(&released, OnLost::Hold).await?)?;
     Ok(())
 }
 
@@ -79,7 +79,7 @@ async fn marked_after_a_lapse(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
     let marked = bench.store().mark_unknown(attempt.digest(), &attempt.token);
     applied(marked.await?)?;
-    unknown(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    unknown(bench.rival(&attempt, OnLost::Hold).await?)?;
     Ok(())
 }
 
@@ -91,7 +91,7 @@ async fn late_truth_is_welcome(bench: &Bench) -> Result<(), Failure> {
         .store()
         .complete(attempt.digest(), &attempt.token, &outcome, retention);
     applied(late.await?)?;
-    let (replayed, _) = completed(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let (replayed, _) = completed(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(replayed, outcome, "outcome");
     Ok(())
 }

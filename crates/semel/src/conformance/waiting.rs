@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::bench::{Attempt, unique};
 use super::expect::{acquired, applied, completed};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
-use crate::store::{Fence, OnLapse, Retention, Store as _, Waited};
+use crate::store::{Fence, OnLost, Retention, Store as _, Waited};
 use crate::{AnyStore, Outcome};
 
 cases! { "waiting";
@@ -131,7 +131,7 @@ async fn wakes_on_completion(bench: &Bench) -> Result<(), Failure> {
     );
     applied(done.await?)?;
     woken(waiting).await?;
-    let (replayed, _) = completed(bench.rival(&attempt, OnLapse::Hold).await?)?;
+    let (replayed, _) = completed(bench.rival(&attempt, OnLost::Hold).await?)?;
     ensure_eq!(replayed, outcome, "outcome");
     Ok(())
 }
@@ -166,7 +166,7 @@ async fn waiters_of_lapsed(
 async fn wakes_on_takeover(bench: &Bench) -> Result<(), Failure> {
     let attempt = bench.lapsed().await?;
     let waiting = waiters_of_lapsed(bench, &attempt).await;
-    acquired(bench.rival(&attempt, OnLapse::Retry).await?)?;
+    acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
     woken(waiting).await
 }
 

@@ -52,12 +52,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 
-use crate::store::{Claim, ClaimRequest, Nonce, OnLapse, Store};
+use crate::store::{Claim, ClaimRequest, Nonce, OnLost, Store};
 use crate::{Fingerprint, Identity, Outcome, StoreError, StoreErrorKind};
 
 pub use attempt::{Attempt, AttemptInfo, Settled};
 pub use observer::{Event, Observer};
-pub use policy::{InFlight, OnFailure, OnPanic, Policy, StoreDown};
+pub use policy::{InFlight, OnFailure, OnPanic, OnStoreError, Policy};
 pub use reconcile::{
     Answer, Answered, Background, Case, Finding, ReconcileOptions, Reconciled, Reconciler, Tally,
 };
@@ -85,7 +85,7 @@ struct Inner<S> {
 
 /// What one claim is made with.
 pub(crate) struct Choice<'a> {
-    pub(crate) on_lapse: OnLapse,
+    pub(crate) on_lost: OnLost,
     pub(crate) in_flight: InFlight,
     /// Says what is asked for, where a reconciler is asked: see [`Case::about`].
     pub(crate) about: &'a (dyn Fn() -> Option<Box<str>> + Sync),
@@ -184,7 +184,7 @@ impl<S: Store> Guard<S> {
     }
 
     /// The same with somebody who is asked about unknown outcomes: by callers in line under
-    /// [`OnLapse::Reconcile`], and by a [`Background`]. Set it before cloning the guard.
+    /// [`OnLost::Reconcile`], and by a [`Background`]. Set it before cloning the guard.
     #[must_use]
     pub fn with_reconciler(self, reconciler: Arc<dyn Reconciler>) -> Self {
         self.rebuild(|inner| inner.reconciler = Some(reconciler))
@@ -239,7 +239,7 @@ impl<S: Store> Guard<S> {
     ) -> Result<Begin<S>, StoreError> {
         let policy = &self.0.policy;
         let choice = Choice {
-            on_lapse: policy.on_lapse,
+            on_lost: policy.on_lost,
             in_flight: policy.in_flight,
             about,
         };
@@ -255,7 +255,7 @@ impl<S: Store> Guard<S> {
     ) -> Result<Begin<S>, StoreError> {
         let policy = &self.0.policy;
         let Choice {
-            on_lapse,
+            on_lost,
             in_flight,
             about,
         } = choice;
@@ -263,7 +263,7 @@ impl<S: Store> Guard<S> {
             nonce: Nonce::random()?,
             fingerprint,
             lease: policy.lease,
-            on_lapse,
+            on_lost,
         };
         let mut deadline = None;
         let mut asked_about = None;
@@ -271,7 +271,7 @@ impl<S: Store> Guard<S> {
             let sent = Instant::now();
             let claim = match self.claim(identity, &request).await {
                 Ok(claim) => claim,
-                Err(error) if policy.store_down == StoreDown::RunMarked => {
+                Err(error) if policy.on_store_error == OnStoreError::FailOpen => {
                     self.observe(Event::Unprotected);
                     return Ok(Begin::Unprotected(error));
                 }
@@ -303,7 +303,7 @@ impl<S: Store> Guard<S> {
                 }
                 Claim::Unknown { fence } => {
                     // Each attempt is asked about once: the answer may be that nobody knows.
-                    if on_lapse == OnLapse::Reconcile
+                    if on_lost == OnLost::Reconcile
                         && asked_about.replace(fence) != Some(fence)
                         && self.reconcile(identity, fence, about).await
                     {

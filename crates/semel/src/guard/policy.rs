@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::store::{OnLapse, Retention};
+use crate::store::{OnLost, Retention};
 
 /// What to do with a duplicate while an attempt is in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,12 +36,12 @@ pub enum OnPanic {
 
 /// What to do when the store cannot be used (R9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StoreDown {
+pub enum OnStoreError {
     /// Refuse to run: nothing happens without protection.
     #[default]
-    Refuse,
+    FailClosed,
     /// Run without protection, and say so in the answer.
-    RunMarked,
+    FailOpen,
 }
 
 /// The policies of one operation. `Policy::default()` is the careful choice in each of them.
@@ -49,11 +49,11 @@ pub enum StoreDown {
 pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) retention: Retention,
-    pub(crate) on_lapse: OnLapse,
+    pub(crate) on_lost: OnLost,
     pub(crate) in_flight: InFlight,
     pub(crate) on_failure: OnFailure,
     pub(crate) on_panic: OnPanic,
-    pub(crate) store_down: StoreDown,
+    pub(crate) on_store_error: OnStoreError,
     pub(crate) key_required: bool,
 }
 
@@ -76,11 +76,11 @@ impl Policy {
         self
     }
 
-    /// What a claim does with a lapsed lease or an unknown outcome (R7). [`OnLapse::Hold`] unless
+    /// What a claim does with a lapsed lease or an unknown outcome (R7). [`OnLost::Hold`] unless
     /// set.
     #[must_use]
-    pub const fn with_on_lapse(mut self, on_lapse: OnLapse) -> Self {
-        self.on_lapse = on_lapse;
+    pub const fn with_on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = on_lost;
         self
     }
 
@@ -105,10 +105,10 @@ impl Policy {
         self
     }
 
-    /// What happens without the store (R9). [`StoreDown::Refuse`] unless set.
+    /// What happens without the store (R9). [`OnStoreError::FailClosed`] unless set.
     #[must_use]
-    pub const fn with_store_down(mut self, store_down: StoreDown) -> Self {
-        self.store_down = store_down;
+    pub const fn with_on_store_error(mut self, on_store_error: OnStoreError) -> Self {
+        self.on_store_error = on_store_error;
         self
     }
 
@@ -130,8 +130,8 @@ impl Policy {
     }
 
     /// What happens without the store.
-    pub const fn store_down(&self) -> StoreDown {
-        self.store_down
+    pub const fn on_store_error(&self) -> OnStoreError {
+        self.on_store_error
     }
 
     /// What a panic leaves.
@@ -150,11 +150,11 @@ impl Default for Policy {
         Self {
             lease: Duration::from_secs(30),
             retention: Retention::ORDER,
-            on_lapse: OnLapse::default(),
+            on_lost: OnLost::default(),
             in_flight: InFlight::default(),
             on_failure: OnFailure::default(),
             on_panic: OnPanic::default(),
-            store_down: StoreDown::default(),
+            on_store_error: OnStoreError::default(),
             key_required: false,
         }
     }

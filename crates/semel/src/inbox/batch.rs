@@ -10,7 +10,7 @@ use crate::Outcome;
 use crate::guard::{
     Attempt, AttemptInfo, InFlight, Together, TransactInfo, TransactOptions, Tried, joined,
 };
-use crate::store::OnLapse;
+use crate::store::OnLost;
 use crate::transaction::{Lent, Transactional};
 use crate::{StoreError, StoreErrorKind};
 
@@ -187,8 +187,8 @@ impl<S: Transactional> Inbox<S> {
     }
 
     /// Nothing of an attempt that did not commit has happened.
-    fn retry_unless(&self) -> OnLapse {
-        self.on_lapse.unwrap_or(OnLapse::Retry)
+    fn retry_unless(&self) -> OnLost {
+        self.on_lost.unwrap_or(OnLost::Retry)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The claim of an event, before anything runs.
 
 use crate::guard::{Attempt, Begin, Choice, InFlight};
-use crate::store::{OnLapse, Store};
+use crate::store::{OnLost, Store};
 use crate::{OutcomeKind, StoreError};
 
 use super::failure::{History, Spent};
@@ -24,7 +24,7 @@ impl<S: Store> Inbox<S> {
     pub(super) async fn claim<E>(
         &self,
         event: &Event,
-        on_lapse: OnLapse,
+        on_lost: OnLost,
         in_flight: InFlight,
     ) -> Result<Claimed<S>, InboxError<E>> {
         let unreached = |source: StoreError| InboxError::Store { ran: false, source };
@@ -35,7 +35,7 @@ impl<S: Store> Inbox<S> {
                 &identity,
                 event.fingerprint(),
                 Choice {
-                    on_lapse,
+                    on_lost,
                     in_flight,
                     about: &|| None,
                 },

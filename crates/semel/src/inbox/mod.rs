@@ -10,7 +10,7 @@
 //!   consumer dies.
 //! * [`Inbox::transact_batch`]: the same for many events in one transaction.
 //! * [`Inbox::receive`]: effects elsewhere, on any store. Between an effect and its record a crash
-//!   is possible; what then happens the policy says ([`Inbox::with_on_lapse`]).
+//!   is possible; what then happens the policy says ([`Inbox::with_on_lost`]).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::guard::{Guard, InFlight, Observer, Policy, ReconcileOptions, Reconciler};
-use crate::store::{OnLapse, Retention, Store};
+use crate::store::{OnLost, Retention, Store};
 
 pub use batch::Fresh;
 pub use event::Event;
@@ -60,7 +60,7 @@ const MOST_ATTEMPTS: u32 = 1000;
 pub struct Inbox<S> {
     guard: Guard<S>,
     consumer: Arc<str>,
-    on_lapse: Option<OnLapse>,
+    on_lost: Option<OnLost>,
     max_attempts: u32,
     count_deliveries: bool,
     on_poison: Option<Arc<Callback>>,
@@ -74,7 +74,7 @@ impl<S: Store> Inbox<S> {
         Self {
             guard: Guard::new(store, policy),
             consumer: consumer.into(),
-            on_lapse: None,
+            on_lost: None,
             max_attempts: MAX_ATTEMPTS,
             count_deliveries: false,
             on_poison: None,
@@ -105,10 +105,10 @@ impl<S: Store> Inbox<S> {
     ///
     /// Unless set: in a transaction it is run again, because nothing of an attempt that did not
     /// commit has happened; without one it is held as [`InboxError::Unknown`], because the effect
-    /// may have happened. Set [`OnLapse::Retry`] where the effect may be repeated, or is fenced.
+    /// may have happened. Set [`OnLost::Retry`] where the effect may be repeated, or is fenced.
     #[must_use]
-    pub const fn with_on_lapse(mut self, on_lapse: OnLapse) -> Self {
-        self.on_lapse = Some(on_lapse);
+    pub const fn with_on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = Some(on_lost);
         self
     }
 
@@ -155,7 +155,7 @@ impl<S: Store> Inbox<S> {
         self
     }
 
-    /// Somebody who is asked about unknown outcomes, under [`OnLapse::Reconcile`]. See
+    /// Somebody who is asked about unknown outcomes, under [`OnLost::Reconcile`]. See
     /// [`Guard::with_reconciler`].
     #[must_use]
     pub fn with_reconciler(mut self, reconciler: Arc<dyn Reconciler>) -> Self {
@@ -199,7 +199,7 @@ impl<S> Clone for Inbox<S> {
         Self {
             guard: self.guard.clone(),
             consumer: self.consumer.clone(),
-            on_lapse: self.on_lapse,
+            on_lost: self.on_lost,
             max_attempts: self.max_attempts,
             count_deliveries: self.count_deliveries,
             on_poison: self.on_poison.clone(),

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use crate::Outcome;
 use crate::guard::{AttemptInfo, Settled, joined};
-use crate::store::{OnLapse, Store};
+use crate::store::{OnLost, Store};
 
 use super::failure::message;
 use super::{Event, Inbox, InboxError, Receipt};
@@ -16,7 +16,7 @@ impl<S: Store> Inbox<S> {
     /// An error or a panic of `work` gives the event back to be run again: `work` fails only where
     /// that is right. Between the effect and its record a crash is possible, after which the event
     /// is [`Unknown`](InboxError::Unknown), or run again, as
-    /// [`with_on_lapse`](Self::with_on_lapse) says; the attempt's fence lets a service refuse a
+    /// [`with_on_lost`](Self::with_on_lost) says; the attempt's fence lets a service refuse a
     /// stale one. If the caller is dropped, the work goes on (R11).
     ///
     /// # Errors
@@ -40,9 +40,9 @@ impl<S: Store> Inbox<S> {
         F: FnOnce(AttemptInfo) -> W,
         W: Future<Output = Result<(), E>>,
     {
-        let on_lapse = self.on_lapse.unwrap_or(OnLapse::Hold);
+        let on_lost = self.on_lost.unwrap_or(OnLost::Hold);
         let in_flight = self.guard.policy().in_flight;
-        let claimed = self.claim(event, on_lapse, in_flight).await?;
+        let claimed = self.claim(event, on_lost, in_flight).await?;
         let mut attempt = match self.unless_fresh(event, claimed).await {
             Ok(attempt) => attempt,
             Err(answer) => return answer,

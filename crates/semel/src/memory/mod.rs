@@ -426,7 +426,7 @@ impl<C> std::fmt::Debug for MemoryStore<C> {
 mod tests {
     use super::*;
     use crate::record::StateKind;
-    use crate::store::{Nonce, OnLapse};
+    use crate::store::{Nonce, OnLost};
     use crate::{Fingerprint, Key, ManualClock, Scope};
     use std::sync::Arc;
 
@@ -439,7 +439,7 @@ mod tests {
             nonce: Nonce::random().unwrap(),
             fingerprint: Fingerprint::of(b"body"),
             lease: Duration::from_secs(1),
-            on_lapse: OnLapse::Hold,
+            on_lost: OnLost::Hold,
         }
     }
 

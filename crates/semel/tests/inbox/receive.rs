@@ -7,7 +7,7 @@ use std::time::Duration;
 use semel::guard::InFlight;
 use semel::inbox::{Event, Inbox, InboxError, Receipt};
 use semel::memory::MemoryStore;
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use semel::{Fingerprint, Store as _};
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
@@ -107,7 +107,7 @@ async fn r7_an_event_whose_consumer_died_is_unknown_unless_it_may_run_again() {
     assert!(matches!(answer, Err(InboxError::Unknown)), "{answer:?}");
     assert_eq!(runs.count(), 0);
 
-    let retries = inbox.clone().with_on_lapse(OnLapse::Retry);
+    let retries = inbox.clone().with_on_lost(OnLost::Retry);
     lost(&retries, &event("b")).await;
     let answer = receive(&retries, &event("b"), &runs, false).await;
     assert_eq!(answer.unwrap(), Receipt::Handled);

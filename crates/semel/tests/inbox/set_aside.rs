@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use semel::inbox::{Event, Inbox, InboxError, Reason, Receipt};
 use semel::memory::MemoryStore;
-use semel::store::{ListQuery, OnLapse, Store as _};
+use semel::store::{ListQuery, OnLost, Store as _};
 use semel::{OutcomeKind, State, StateKind};
 use tokio::time::advance;
 
@@ -110,7 +110,7 @@ async fn a_callback_that_panics_took_nothing() {
 async fn attempts_that_end_without_a_word_count() {
     let (taken, runs) = (Taken::default(), Runs::default());
     let store = Arc::new(Scripted::new(&[]));
-    let inbox = Inbox::new(store, "billing").with_on_lapse(OnLapse::Retry);
+    let inbox = Inbox::new(store, "billing").with_on_lost(OnLost::Retry);
     let inbox = taken.inbox(inbox).with_max_attempts(3);
     for _ in 0..3 {
         lost(&inbox, &event("a")).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use semel::guard::TransactOptions;
 use semel::inbox::{Event, Fresh, Inbox, InboxError, Reason, Receipt};
 use semel::memory::MemoryStore;
-use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLapse, Store as _};
+use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLost, Store as _};
 use semel::transaction::{Isolation, Lent};
 use semel::{Fingerprint, StateKind, StoreErrorKind};
 use tokio::time::advance;
@@ -260,7 +260,7 @@ async fn steal(memory: &MemoryStore, hint: &str) {
         nonce: Nonce::random().unwrap(),
         fingerprint: Fingerprint::of(b"body of bbbb"),
         lease: Duration::from_secs(30),
-        on_lapse: OnLapse::Retry,
+        on_lost: OnLost::Retry,
     };
     let claim = memory.claim(&identity, &request).await.unwrap();
     assert!(matches!(claim, Claim::Acquired(_)));

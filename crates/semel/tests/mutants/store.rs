@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use semel::record::{self, Record, State, StateKind};
 use semel::store::{
-    Claim, ClaimRequest, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, OnLapse, Page,
+    Claim, ClaimRequest, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, OnLost, Page,
     Probe, Purged, Refusal, Resolution, Result, Retention, Store, Token, Waited,
 };
 use semel::{
@@ -105,7 +105,7 @@ impl SmallStore {
             now,
         };
         if self.has(Bug::HoldRetries) {
-            seen.request.on_lapse = OnLapse::Retry;
+            seen.request.on_lost = OnLost::Retry;
         }
         let Some(record) = &mut seen.record else {
             return seen;

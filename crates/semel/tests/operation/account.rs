@@ -7,7 +7,7 @@ use std::time::Duration;
 use semel::KeyRule;
 use semel::guard::{Begin, Policy, Ran, RunError, Settled};
 use semel::operation::{Bound, Call, Caller, KeyFrom, Operation, Part};
-use semel::store::OnLapse;
+use semel::store::OnLost;
 use semel::{Outcome, State, Store as _};
 
 use super::Bench;
@@ -96,7 +96,7 @@ async fn the_completion_goes_by_the_claim_whatever_became_of_the_account() {
     let lease = Duration::from_secs(1);
     let policy = Policy::default()
         .with_lease(lease)
-        .with_on_lapse(OnLapse::Retry);
+        .with_on_lost(OnLost::Retry);
     let bench = Bench::with(policy);
     let (reset, accounts) = (reset(&bench), Accounts::new());
     let call = Call::by(&asks("a-1")).key(Some("reset-1"));

@@ -9,7 +9,7 @@ use semel::guard::{
     Event, InFlight, Observer, OnFailure, Policy, Ran, RunError, StepError, StepKey,
 };
 use semel::operation::{KeyFrom, Operation, Part};
-use semel::store::{OnLapse, Retention};
+use semel::store::{OnLost, Retention};
 
 use super::{Bench, Count, call, first, replayed};
 
@@ -128,7 +128,7 @@ async fn a_kept_failure_is_told_to_duplicates() {
 
 #[tokio::test(start_paused = true)]
 async fn steps_go_on_where_they_ended_and_without_a_key_have_keys_of_their_own() {
-    let bench = Bench::with(Policy::default().with_on_lapse(OnLapse::Retry));
+    let bench = Bench::with(Policy::default().with_on_lost(OnLost::Retry));
     let op = Operation::new("op", [Part::USER], CLIENT).on(&bench.guard);
     let keys = Arc::new(Mutex::new(Vec::new()));
     let run = async |call, fails: bool| {

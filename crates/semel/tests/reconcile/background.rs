@@ -144,7 +144,7 @@ async fn another_attempt_is_another_case() {
     let mut background = background(&guard).with_options(options);
     assert_eq!(background.turn().await.unwrap().given_up, 1);
     // Taken over, and lost again.
-    let retrying = Guard::new(store.clone(), policy().with_on_lapse(OnLapse::Retry));
+    let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
     lost(&retrying, &identity()).await;
     assert_eq!(background.turn().await.unwrap().given_up, 1);
     let attempts: Vec<_> = script.asked().iter().map(|case| case.attempt).collect();
@@ -160,7 +160,7 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
     lost(&guard, &identity()).await;
     let reconciling = tokio::spawn(background(&guard).run());
     sleep(Duration::from_secs(1)).await;
-    let retrying = Guard::new(store.clone(), policy().with_on_lapse(OnLapse::Retry));
+    let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
     let second = retrying.begin(&identity(), asked()).await.unwrap();
     let before = record(&store).await;
     sleep(Duration::from_secs(2)).await;

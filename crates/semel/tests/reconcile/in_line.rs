@@ -191,7 +191,7 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
             tokio::spawn(async move { pay(&guard).await })
         };
         sleep(Duration::from_secs(1)).await;
-        let retrying = Guard::new(store.clone(), policy().with_on_lapse(OnLapse::Retry));
+        let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
         let Begin::Acquired(second) = retrying.begin(&identity(), asked()).await.unwrap() else {
             panic!("taken over");
         };
@@ -254,13 +254,13 @@ async fn a_late_attempt_is_refused_after_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_is_asked_under_hold_and_retry() {
-    for on_lapse in [OnLapse::Hold, OnLapse::Retry] {
+    for on_lost in [OnLost::Hold, OnLost::Retry] {
         let (store, script) = (Memory::default(), Script::new([say(happened())]));
         let guard =
-            Guard::new(store, policy().with_on_lapse(on_lapse)).with_reconciler(script.clone());
+            Guard::new(store, policy().with_on_lost(on_lost)).with_reconciler(script.clone());
         lost(&guard, &identity()).await;
         let ran = pay(&guard).await;
-        assert_eq!(ran.is_ok(), on_lapse == OnLapse::Retry);
+        assert_eq!(ran.is_ok(), on_lost == OnLost::Retry);
         assert_eq!(script.asked(), []);
     }
 }

@@ -15,7 +15,7 @@ use semel::guard::{
     Reconciler, RunError, StepKey,
 };
 use semel::memory::MemoryStore;
-use semel::store::{Fence, OnLapse, Retention};
+use semel::store::{Fence, OnLost, Retention};
 use semel::{Fingerprint, Identity, Key, Outcome, Record, Scope, Store as _};
 use tokio::time::{Instant, sleep};
 
@@ -133,7 +133,7 @@ impl Observer for Script {
 fn policy() -> Policy {
     Policy::default()
         .with_lease(LEASE)
-        .with_on_lapse(OnLapse::Reconcile)
+        .with_on_lost(OnLost::Reconcile)
         .with_retention(Retention::PAYMENT)
 }
 

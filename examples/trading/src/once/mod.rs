@@ -2,7 +2,7 @@
 //!
 //! This is the only room, beside the HTTP one, that knows of retries. It says which calls are the same,
 //! and runs each operation in one transaction with its record: after a crash both are there, or
-//! neither. So a lapsed lease may be taken over ([`OnLapse::Retry`]): what is not recorded did not
+//! neither. So a lapsed lease may be taken over ([`OnLost::Retry`]): what is not recorded did not
 //! happen.
 
 mod answer;
@@ -15,7 +15,7 @@ use rusqlite::Connection;
 use semel::guard::{Guard, InFlight, Policy, RunError};
 use semel::operation::{Bound, Call, Caller, KeyFrom, Operation, Part};
 use semel::purge::Purger;
-use semel::store::{OnLapse, Retention, Store as _};
+use semel::store::{OnLost, Retention, Store as _};
 use semel::{KeyRule, StoreError};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 
@@ -76,7 +76,7 @@ impl Trading {
         let store = SqliteOptions::new().schema(Schema::Create).open(path)?;
         let policy = Policy::default()
             .with_lease(settings.lease)
-            .with_on_lapse(OnLapse::Retry)
+            .with_on_lost(OnLost::Retry)
             .with_in_flight(InFlight::Wait(PATIENCE))
             .with_key_required(true);
         let guard = Guard::new(Arc::new(store), policy);

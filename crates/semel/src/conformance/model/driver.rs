@@ -166,7 +166,7 @@ impl Driver {
             again,
             fingerprint,
             lease,
-            on_lapse,
+            on_lost,
         } = step
         else {
             return Ok(());
@@ -178,7 +178,7 @@ impl Driver {
             nonce: earlier.map_or(fresh, |token| token.nonce),
             fingerprint: Fingerprint::of(&[fingerprint]),
             lease: Duration::from_micros(lease),
-            on_lapse,
+            on_lost,
         };
         let claim = bench.store().claim(&self.identities[identity], &request);
         let found = claim.await?;

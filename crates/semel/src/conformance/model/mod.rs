@@ -33,7 +33,7 @@ pub use row::Phase;
 pub use step::{OneToken, Step};
 
 use crate::record::StateKind;
-use crate::store::{OnLapse, Refusal};
+use crate::store::{OnLost, Refusal};
 use row::Row;
 
 /// How many identities the model knows.
@@ -65,10 +65,10 @@ impl Model {
                 again,
                 fingerprint,
                 lease,
-                on_lapse,
+                on_lost,
             } => {
                 let nonce = self.nonce(identity, again);
-                self.claim(identity, nonce, fingerprint, lease, on_lapse)
+                self.claim(identity, nonce, fingerprint, lease, on_lost)
             }
             Step::Renew {
                 identity,
@@ -182,7 +182,7 @@ impl Model {
         nonce: usize,
         fingerprint: u8,
         lease: u64,
-        on_lapse: OnLapse,
+        on_lost: OnLost,
     ) -> Answer {
         let now = self.now;
         let (mut attempt, mut created, mut steps) = (1, now, Vec::new());
@@ -209,7 +209,7 @@ impl Model {
                         let remaining = micros(row.lapses - now);
                         return Answer::InFlight { claim, remaining };
                     }
-                    _ if on_lapse == OnLapse::Retry => {}
+                    _ if on_lost == OnLost::Retry => {}
                     _ => {
                         let lapsed = row.phase == Phase::Running;
                         if let Some(row) = &mut self.subjects[identity].row

@@ -2,7 +2,7 @@
 
 use super::IDENTITIES;
 use crate::record::StateKind;
-use crate::store::OnLapse;
+use crate::store::OnLost;
 
 /// A token that a step is tried with: that of an earlier claim, as it was or with a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub enum Step {
         again: Option<usize>,
         fingerprint: u8,
         lease: u64,
-        on_lapse: OnLapse,
+        on_lost: OnLost,
     },
     /// Renews.
     Renew {
@@ -114,7 +114,7 @@ impl Step {
                 again: (b % 4 == 3).then_some(usize::from(b / 4 % 3)),
                 fingerprint: u8::from(c % 8 == 7),
                 lease: pick(&LEASES, d),
-                on_lapse: pick(&[OnLapse::Hold, OnLapse::Retry, OnLapse::Reconcile], e),
+                on_lost: pick(&[OnLost::Hold, OnLost::Retry, OnLost::Reconcile], e),
             },
             6 => Self::Renew {
                 identity,

@@ -71,7 +71,7 @@ pub type Answered<'a> =
 ///
 /// use semel::guard::{Answered, Case, Finding, Guard, Policy, Ran, Reconciler};
 /// use semel::memory::MemoryStore;
-/// use semel::store::OnLapse;
+/// use semel::store::OnLost;
 /// use semel::{Fingerprint, Identity, Key, Outcome, Scope};
 ///
 /// struct AskTheBank;
@@ -91,7 +91,7 @@ pub type Answered<'a> =
 ///     }
 /// }
 ///
-/// let policy = Policy::default().with_on_lapse(OnLapse::Reconcile);
+/// let policy = Policy::default().with_on_lost(OnLost::Reconcile);
 /// let guard = Guard::new(MemoryStore::default(), policy).with_reconciler(Arc::new(AskTheBank));
 /// let identity = Identity::new(Scope::new(["tenant-1"]), "pay", Key::new("order-4711")?);
 /// // An attempt that nobody settles: its process died.
