@@ -146,6 +146,15 @@ impl Record {
         matches!(self.state, State::InFlight) && now >= self.lease_until
     }
 
+    /// What its latest claim was answered.
+    pub const fn acquired(&self) -> Acquired {
+        Acquired {
+            token: self.token,
+            attempt: self.attempt,
+            since: self.created_at,
+        }
+    }
+
     fn settled(&self, state: State, now: Timestamp, expires: Timestamp, purge: Timestamp) -> Self {
         Self {
             state,
@@ -231,10 +240,7 @@ pub fn claim(
         }),
         // The caller's own claim, sent again by a transport that lost the answer.
         State::InFlight if record.token.nonce == request.nonce => {
-            Decision::unchanged(Claim::Acquired(Acquired {
-                token: record.token,
-                attempt: record.attempt,
-            }))
+            Decision::unchanged(Claim::Acquired(record.acquired()))
         }
         State::InFlight if now < record.lease_until => Decision::unchanged(Claim::InFlight {
             fence: record.token.fence,
@@ -302,12 +308,8 @@ fn next(record: &Record, request: &ClaimRequest, now: Timestamp, floor: Fence) -
 }
 
 const fn acquired(record: Record) -> Decision {
-    let acquired = Acquired {
-        token: record.token,
-        attempt: record.attempt,
-    };
     Decision {
-        claim: Claim::Acquired(acquired),
+        claim: Claim::Acquired(record.acquired()),
         write: Some(record),
     }
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use subtle::ConstantTimeEq as _;
 
 use crate::record::{Record, StateKind};
-use crate::{Fingerprint, FinishedStep, Identity, IdentityDigest, Outcome, Scope, StoreError};
+use crate::{
+    Fingerprint, FinishedStep, Identity, IdentityDigest, Outcome, Scope, StoreError, Timestamp,
+};
 
 /// What a store call answers.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -210,6 +212,10 @@ pub struct Acquired {
     pub token: Token,
     /// Which attempt this is, from 1. Above 1: an earlier one was released, lapsed or resolved.
     pub attempt: u32,
+    /// When this life of the identity began, by the store's clock: the record's `created_at`. The
+    /// same in every attempt until the outcome's retention ended (takeovers, retries after a release
+    /// that the store still knows); another one afterwards.
+    pub since: Timestamp,
 }
 
 /// The answer to a claim.

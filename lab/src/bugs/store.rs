@@ -12,6 +12,7 @@ use semel::store::{
 };
 use semel::{
     AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind,
+    Timestamp,
 };
 use tokio::time::sleep;
 
@@ -83,7 +84,11 @@ impl Buggy {
                     fence: Fence(1),
                     nonce: request.nonce,
                 };
-                Ok(Claim::Acquired(Acquired { token, attempt: 1 }))
+                Ok(Claim::Acquired(Acquired {
+                    token,
+                    attempt: 1,
+                    since: Timestamp::default(),
+                }))
             }),
             Bug::CallersClock => match claim? {
                 Claim::InFlight { .. } if self.early && request.on_lost == OnLost::Retry => {
@@ -169,15 +174,13 @@ impl Buggy {
         let mut memory = self.memory.lock();
         let base = memory.bases.entry(*digest).or_default();
         match claim {
-            Claim::Acquired(Acquired { token, attempt }) => {
-                if attempt == 1 {
-                    *base = token.fence.0 - 1;
+            Claim::Acquired(mut acquired) => {
+                let Fence(fence) = &mut acquired.token.fence;
+                if acquired.attempt == 1 {
+                    *base = *fence - 1;
                 }
-                let token = Token {
-                    fence: Fence(token.fence.0 - *base),
-                    nonce: token.nonce,
-                };
-                Claim::Acquired(Acquired { token, attempt })
+                *fence -= *base;
+                Claim::Acquired(acquired)
             }
             Claim::InFlight { fence, remaining } => Claim::InFlight {
                 fence: Fence(fence.0.saturating_sub(*base)),

@@ -107,7 +107,7 @@ fn fenced(answer: &Fenced) -> Answer {
 
 fn claimed(answer: &Claim) -> Answer {
     match answer {
-        Claim::Acquired(Acquired { token, attempt }) => Answer::Acquired {
+        Claim::Acquired(Acquired { token, attempt, .. }) => Answer::Acquired {
             fence: token.fence.0,
             attempt: *attempt,
         },

@@ -7,8 +7,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ReturnValue;
 use semel::record::{self, Step};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token,
-    Verdict,
+    Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token, Verdict,
 };
 use semel::{
     Fingerprint, FinishedStep, Identity, IdentityDigest, Progress, Record, State, StateKind,
@@ -225,11 +224,12 @@ impl DynamoDbStore {
     fn acquired(&self, digest: &IdentityDigest, item: &Item, now: Timestamp) -> Result<Claim> {
         let row = Reader(item).row()?;
         self.seen.judge(digest, &row, now);
-        let Record { token, attempt, .. } = row.record;
-        self.highest.fetch_max(token.fence.0, Ordering::Relaxed);
+        let acquired = row.record.acquired();
+        self.highest
+            .fetch_max(acquired.token.fence.0, Ordering::Relaxed);
         // Who waits for the attempt before.
         self.waiters.wake(digest);
-        Ok(Claim::Acquired(Acquired { token, attempt }))
+        Ok(Claim::Acquired(acquired))
     }
 
     /// A step by an attempt's own token that ends it from one of the states `from`.

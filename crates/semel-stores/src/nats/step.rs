@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use semel::record::{self, Step};
-use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result, Token};
+use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
 use semel::{
     Identity, IdentityDigest, Record, State, StateKind, StoreError, StoreErrorKind, Timestamp,
 };
@@ -306,14 +306,10 @@ impl NatsStore {
             lease: request.lease,
             entry,
         };
-        let token = Token {
-            fence: Fence(base.saturating_add(revision)),
-            nonce: request.nonce,
-        };
-        row.entry.record.token = token;
-        let attempt = row.entry.record.attempt;
+        row.entry.record.token.fence = Fence(base.saturating_add(revision));
+        let acquired = row.entry.record.acquired();
         self.shared.seen.wrote(&digest, row, sent);
-        Ok(Some(Claim::Acquired(Acquired { token, attempt })))
+        Ok(Some(Claim::Acquired(acquired)))
     }
 
     /// Writes a record at the row's revision. `false`: not stored, or not known to be.

@@ -317,9 +317,9 @@ WITH put AS (
     resolved_after = CASE WHEN NOT {gone} THEN r.resolved_after END,
     waited_for = CASE WHEN r.state = 'in-flight' AND r.waited_for = r.fence THEN -1 END
   WHERE {free}
-  RETURNING r.digest, r.state, r.fence, r.attempt, r.waited_for
+  RETURNING r.digest, r.state, r.fence, r.attempt, r.created_at, r.waited_for
 )
-SELECT p.state, p.fence, p.attempt,
+SELECT p.state, p.fence, p.attempt, p.created_at,
   CASE WHEN p.waited_for IS NOT NULL THEN pg_notify('{channel}', encode(p.digest, 'hex'))::text END,
   {now}, {entry}
 FROM (SELECT) AS one

@@ -254,6 +254,7 @@ pub(super) fn claimed_new(
             nonce: request.nonce,
         },
         attempt: 1,
+        since: row::time(row, 2)?,
     };
     Ok((Answer::Is(Claim::Acquired(acquired)), true))
 }
@@ -289,11 +290,12 @@ pub(super) fn claimed(
                     nonce: request.nonce,
                 },
                 attempt: u32::try_from(row::get::<i64>(row, 2)?).unwrap_or(u32::MAX),
+                since: row::time(row, 3)?,
             })
         };
         return Ok((Answer::Is(claim), true));
     }
-    Ok((held(row, 4, request)?, false))
+    Ok((held(row, 5, request)?, false))
 }
 
 /// What the record that was read answers to a fenced step that did not write; `judge` says what

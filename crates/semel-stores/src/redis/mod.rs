@@ -39,7 +39,7 @@ use semel::store::{
 };
 use semel::{
     AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Progress, Store, StoreError,
-    StoreErrorKind,
+    StoreErrorKind, Timestamp,
 };
 
 use self::error::Effect;
@@ -151,11 +151,16 @@ impl Store for RedisStore {
             let token = ran.fields.token()?;
             let attempt = u32::try_from(ran.fields.number()?)
                 .map_err(|_| corrupt("a record's attempt is out of range"))?;
+            let since = Timestamp::from_micros(ran.fields.number()?);
             if token.nonce != request.nonce {
                 inner.link.drop_all();
                 return Err(corrupt("an answer is about another claim than was made"));
             }
-            return ran.confirm(Claim::Acquired(Acquired { token, attempt }));
+            return ran.confirm(Claim::Acquired(Acquired {
+                token,
+                attempt,
+                since,
+            }));
         }
         let row = ran.fields.row()?;
         let now = row.now;

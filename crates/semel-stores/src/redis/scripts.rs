@@ -119,7 +119,7 @@ if gone or state == 'released' then
 elseif state then
   tell(ARGV[7])
 end
-return {ARGV[1], '1', token, number}
+return {ARGV[1], '1', token, number, created}
 ";
 
 /// `digest token lease`

@@ -58,7 +58,7 @@ async fn work(
         let key = format!("key-{worker}-{}", done.len());
         let (identity, request) = (identity(&key), request(LONG, OnLost::Hold));
         let claim = until(&met, || store.claim(&identity, &request)).await;
-        let Acquired { token, attempt } = acquired(claim);
+        let Acquired { token, attempt, .. } = acquired(claim);
         // Its own first try, whose answer was lost, is no rival.
         assert_eq!(attempt, 1);
         let applied = until(&met, || complete(&store, &key, &token)).await;
@@ -278,7 +278,7 @@ async fn paused_for_longer_than_a_lease() {
     assert!(met.unknown.load(Ordering::SeqCst) > 0);
     let mut seen: HashMap<usize, HashSet<u64>> = HashMap::new();
     let mut attempts: HashMap<usize, HashSet<u32>> = HashMap::new();
-    for (key, Acquired { token, attempt }) in &won {
+    for (key, Acquired { token, attempt, .. }) in &won {
         assert!(
             seen.entry(*key).or_default().insert(token.fence.0),
             "two winners"

@@ -52,7 +52,7 @@ async fn racer() {
         let key = format!("key-{n}");
         let me = std::process::id().to_string();
         match store.claim(&identity(&key), &request()).await.unwrap() {
-            Claim::Acquired(Acquired { token, attempt }) => {
+            Claim::Acquired(Acquired { token, attempt, .. }) => {
                 say(&format!("won {key} {} {attempt}", token.fence));
                 complete(&store, &key, &token, me.as_bytes()).await;
             }
@@ -192,7 +192,10 @@ async fn a_process_stopped_past_its_lease_is_refused() {
         ..request()
     };
     let claim = store.claim(&identity("key"), &takeover).await.unwrap();
-    let Claim::Acquired(Acquired { token, attempt: 2 }) = claim else {
+    let Claim::Acquired(Acquired {
+        token, attempt: 2, ..
+    }) = claim
+    else {
         panic!("not taken over: {claim:?}");
     };
     complete(&store, "key", &token, b"in time").await;

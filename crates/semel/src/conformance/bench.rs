@@ -11,7 +11,9 @@ use tokio::task::JoinSet;
 use super::expect::{acquired, applied};
 use super::{Failure, LONG};
 use crate::store::{Acquired, Claim, ClaimRequest, Entry, Nonce, OnLost, Retention, Store, Token};
-use crate::{AnyStore, Fingerprint, Identity, IdentityDigest, Key, ManualClock, Outcome, Scope};
+use crate::{
+    AnyStore, Fingerprint, Identity, IdentityDigest, Key, ManualClock, Outcome, Scope, Timestamp,
+};
 
 /// One case's store and surroundings, made by a [`Factory`](super::Factory).
 pub struct Bench {
@@ -174,12 +176,17 @@ impl Bench {
             lease,
             ..request()?
         };
-        let Acquired { token, attempt } = acquired(self.store.claim(&identity, &request).await?)?;
+        let Acquired {
+            token,
+            attempt,
+            since,
+        } = acquired(self.store.claim(&identity, &request).await?)?;
         ensure_first(attempt)?;
         Ok(Attempt {
             identity,
             request,
             token,
+            since,
         })
     }
 
@@ -300,6 +307,7 @@ pub(super) struct Attempt {
     pub(super) identity: Identity,
     pub(super) request: ClaimRequest,
     pub(super) token: Token,
+    pub(super) since: Timestamp,
 }
 
 impl Attempt {

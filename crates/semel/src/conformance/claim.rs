@@ -6,7 +6,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, in_flight, mismatch};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::State;
-use crate::store::{ClaimRequest, Fence, OnLost, Retention, Store as _};
+use crate::store::{Acquired, ClaimRequest, Fence, OnLost, Retention, Store as _};
 use crate::{Fingerprint, Outcome, Timestamp};
 
 cases! { "claim";
@@ -34,6 +34,10 @@ cases! { "claim";
         "after a release another request is welcome, and its fingerprint is the saved one";
     attempts_are_counted [R1 R7]
         "attempts count up across release and takeover, and the time of the first claim stays";
+    since_is_the_records_beginning [R1 R7]
+        "an acquired claim says when its record began, the same when sent again, after a release and after a takeover";
+    since_moves_with_retention [R6]
+        "past retention, purged or not, a record begins anew, later than the one before";
     longest_lease_and_retention [R6]
         "the longest lease and the longest retention that can be written are taken without overflow";
 }
@@ -56,6 +60,7 @@ async fn first_claim_is_acquired(bench: &Bench) -> Result<(), Failure> {
     ensure_eq!(record.attempt, 1, "attempt");
     ensure_eq!(record.state, State::InFlight, "state");
     ensure_eq!(record.created_at, record.claimed_at, "time of creation");
+    ensure_eq!(attempt.since, record.created_at, "beginning of the record");
     let lease = record.claimed_at.until(record.lease_until);
     ensure_eq!(lease, attempt.request.lease, "lease");
     ensure_eq!(record.settled_at, None, "time of settling");
@@ -201,6 +206,65 @@ async fn attempts_are_counted(bench: &Bench) -> Result<(), Failure> {
         record.claimed_at > created,
         "the latest claim has a time of its own"
     );
+    Ok(())
+}
+
+/// Wants the claim to have said of its record's beginning what the record says.
+async fn began(bench: &Bench, attempt: &Attempt, claim: &Acquired) -> Result<(), Failure> {
+    let record = bench.entry(attempt.digest()).await?.record;
+    ensure_eq!(record.token, claim.token, "token");
+    ensure_eq!(claim.since, record.created_at, "beginning of the record");
+    Ok(())
+}
+
+async fn since_is_the_records_beginning(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.attempt().await?;
+    let store = bench.store();
+    for store in [store, bench.other()] {
+        let again = acquired(store.claim(&attempt.identity, &attempt.request).await?)?;
+        ensure_eq!(again.since, attempt.since, "under its own nonce");
+        began(bench, &attempt, &again).await?;
+    }
+    applied(store.abandon(attempt.digest(), &attempt.token).await?)?;
+    bench.pass(Duration::from_millis(1)).await;
+
+    let brief = ClaimRequest {
+        lease: bench.short(),
+        ..request()?
+    };
+    let second = acquired(store.claim(&attempt.identity, &brief).await?)?;
+    ensure_eq!(second.since, attempt.since, "after a release");
+    began(bench, &attempt, &second).await?;
+    bench.other().get(attempt.digest()).await?;
+    bench.pass(bench.short()).await;
+
+    let third = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
+    ensure_eq!(third.since, attempt.since, "after a takeover");
+    began(bench, &attempt, &third).await?;
+    applied(store.mark_unknown(attempt.digest(), &third.token).await?)?;
+
+    let fourth = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
+    ensure_eq!(fourth.since, attempt.since, "where it was unknown");
+    began(bench, &attempt, &fourth).await
+}
+
+async fn since_moves_with_retention(bench: &Bench) -> Result<(), Failure> {
+    for purge in [false, true] {
+        let brief = Retention::new(bench.short());
+        let attempt = bench.completed(&Outcome::void(), brief).await?;
+        bench.pass(bench.short()).await;
+        if purge {
+            while bench.store().purge(1_000).await?.more {}
+        }
+        let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
+        ensure!(
+            next.since > attempt.since,
+            "a record that began at {:?} followed one of {:?} (purged: {purge})",
+            next.since,
+            attempt.since
+        );
+        began(bench, &attempt, &next).await?;
+    }
     Ok(())
 }
 

@@ -370,7 +370,7 @@ async fn retry(
 ) -> Result<Outcome, Failure> {
     loop {
         match store.claim(identity, &request()?).await? {
-            Claim::Acquired(Acquired { token, attempt }) => {
+            Claim::Acquired(Acquired { token, attempt, .. }) => {
                 tokio::task::yield_now().await;
                 if attempt % 3 != 0 {
                     applied(store.abandon(identity.digest(), &token).await?)?;

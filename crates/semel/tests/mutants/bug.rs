@@ -38,6 +38,8 @@ pub(crate) enum Bug {
     /// The first record of a page is the last one of the page before.
     PageEdgeTwice,
     ClosedWorks,
+    /// A claim says when it was made itself, not when its record was.
+    SinceIsTheClaims,
     /// A step goes behind whatever is there.
     StepsUnordered,
     /// A takeover starts from the first step.

@@ -103,6 +103,10 @@ const CAUGHT: &[(Bug, &[&str])] = &[
         ],
     ),
     (
+        Bug::SinceIsTheClaims,
+        &["claim::since_is_the_records_beginning"],
+    ),
+    (
         Bug::StepsForgotten,
         &[
             "steps::stay_through_takeover",

@@ -173,6 +173,11 @@ impl Store for SmallStore {
         ) {
             entry.record.expires_at = entry.record.expires_at.after(Duration::from_millis(1));
         }
+        if let (true, Claim::Acquired(claim)) =
+            (self.has(Bug::SinceIsTheClaims), &mut decision.claim)
+        {
+            claim.since = now;
+        }
         if let Some(mut record) = decision.write {
             if self.has(Bug::StepsForgotten) {
                 record.progress = Progress::EMPTY;

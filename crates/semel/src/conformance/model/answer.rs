@@ -13,6 +13,8 @@ pub enum Answer {
         claim: usize,
         /// Number of the attempt.
         attempt: u32,
+        /// When the record was made.
+        since: u64,
     },
     /// In flight under the claim of this number.
     InFlight {

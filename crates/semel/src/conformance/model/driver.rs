@@ -184,9 +184,21 @@ impl Driver {
         let found = claim.await?;
         let fence_of = |claim: usize| tokens.get(claim).map(|t| t.fence);
         let right = match (answer, &found) {
-            (Answer::Acquired { claim, attempt }, Claim::Acquired(acquired)) => {
+            (
+                Answer::Acquired {
+                    claim,
+                    attempt,
+                    since,
+                },
+                Claim::Acquired(acquired),
+            ) => {
                 ensure_eq!(acquired.token.nonce, request.nonce, "nonce");
                 ensure_eq!(acquired.attempt, *attempt, "attempt");
+                let began = *self
+                    .began
+                    .get_or_insert_with(|| acquired.since.as_micros().saturating_sub(*since));
+                let since = Timestamp::from_micros(began + since);
+                ensure_eq!(acquired.since, since, "beginning of the record");
                 return self.issued(identity, *claim, acquired.token);
             }
             (

@@ -202,8 +202,11 @@ impl Model {
                         return Answer::Completed { outcome, remaining };
                     }
                     Phase::Running if own => {
-                        let attempt = row.attempt;
-                        return Answer::Acquired { claim, attempt };
+                        return Answer::Acquired {
+                            claim,
+                            attempt: row.attempt,
+                            since: row.created,
+                        };
                     }
                     Phase::Running if now < row.lapses => {
                         let remaining = micros(row.lapses - now);
@@ -242,7 +245,11 @@ impl Model {
             gone: None,
             steps,
         });
-        Answer::Acquired { claim, attempt }
+        Answer::Acquired {
+            claim,
+            attempt,
+            since: created,
+        }
     }
 
     fn fenced(
