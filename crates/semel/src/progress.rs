@@ -5,6 +5,9 @@
 //!
 //! One step after the other: the name behind a 2-byte length, the result behind a 4-byte length,
 //! both lengths big-endian. Nothing at all is no step. A store appends a step's bytes to those kept.
+//!
+//! Six zero bytes, an empty name and an empty result, are no step but a mark: see
+//! [`FinishedStep::in_transaction`]. Every step takes more bytes than the mark.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,16 +35,37 @@ impl Progress {
     /// The most bytes that the steps of one record take, names and lengths among them.
     pub const MAX_BYTES: usize = 64 << 10;
 
+    /// The most bytes of a record under which no step is finished: those of the mark. See
+    /// [`is_bare`](Self::is_bare).
+    pub const BARE_BYTES: usize = MARK.len();
+
     /// Nothing finished.
     pub const EMPTY: Self = Self(None);
 
-    /// Whether no step is finished.
+    /// Whether nothing is kept.
     pub const fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
+    /// Whether no step is finished: nothing is kept, or only the mark of
+    /// [`FinishedStep::in_transaction`]. What the protocol makes of finished steps it makes of a
+    /// record that is not bare.
+    pub fn is_bare(&self) -> bool {
+        self.as_bytes().len() <= Self::BARE_BYTES
+    }
+
+    /// Whether [`FinishedStep::in_transaction`] is kept.
+    pub fn is_in_transaction(&self) -> bool {
+        self.kept().any(is_mark)
+    }
+
     /// The steps, in the order in which they were finished: names and results.
     pub fn steps(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.kept().filter(|kept| !is_mark(*kept))
+    }
+
+    /// The steps, and the mark.
+    fn kept(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let mut rest = Reader(self.as_bytes());
         // Checked when the bytes came in.
         std::iter::from_fn(move || one(&mut rest))
@@ -76,7 +100,7 @@ impl Progress {
 }
 
 impl FinishedStep {
-    /// A finished step.
+    /// A finished step. No step has an empty name: with an empty result it would be the mark.
     ///
     /// # Errors
     /// [`ProgressTooLarge`] where name and result take more than a record keeps.
@@ -94,10 +118,24 @@ impl FinishedStep {
         Ok(Self(step.into()))
     }
 
+    /// No step, but a mark that is kept like one: the attempt does its work in a transaction, and
+    /// whatever is not committed did not happen. It stays as steps do, but no step is finished by it:
+    /// a record that keeps nothing else is [bare](Progress::is_bare).
+    pub fn in_transaction() -> Self {
+        Self(MARK.into())
+    }
+
     /// The bytes that a store appends.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// The lengths of an empty name and of an empty result.
+const MARK: [u8; 6] = [0; 6];
+
+const fn is_mark((name, result): (&str, &[u8])) -> bool {
+    name.is_empty() && result.is_empty()
 }
 
 fn one<'a>(from: &mut Reader<'a>) -> Option<(&'a str, &'a [u8])> {
@@ -155,16 +193,41 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let most = Progress::MAX_BYTES - 6;
-        let step = FinishedStep::new("", &vec![0; most]).unwrap();
+        let most = Progress::MAX_BYTES - 7;
+        let step = FinishedStep::new("s", &vec![0; most]).unwrap();
         let one_more = Progress::MAX_BYTES + 1;
         assert_eq!(
-            FinishedStep::new("", &vec![0; most + 1]),
+            FinishedStep::new("s", &vec![0; most + 1]),
             Err(ProgressTooLarge { bytes: one_more })
         );
         let full = Progress::EMPTY.with(&step).unwrap();
         let bytes = Progress::MAX_BYTES + 6;
-        let empty = FinishedStep::new("", b"").unwrap();
-        assert_eq!(full.with(&empty), Err(ProgressTooLarge { bytes }));
+        let mark = FinishedStep::in_transaction();
+        assert_eq!(full.with(&mark), Err(ProgressTooLarge { bytes }));
+    }
+
+    #[test]
+    fn the_mark_is_kept_and_is_no_step() {
+        let mark = FinishedStep::in_transaction();
+        assert_eq!(mark.as_bytes(), [0; 6], "stored: it never changes");
+        let step = FinishedStep::new("s", b"").unwrap();
+        let marked = Progress::EMPTY.with(&mark).unwrap();
+        let both = marked.with(&step).unwrap();
+        let stepped = Progress::EMPTY.with(&step).unwrap();
+        for (progress, steps, bare, in_transaction) in [
+            (&Progress::EMPTY, 0, true, false),
+            (&marked, 0, true, true),
+            (&both, 1, false, true),
+            (&stepped, 1, false, false),
+            (&stepped.with(&mark).unwrap(), 1, false, true),
+        ] {
+            assert_eq!(progress.steps().count(), steps, "{progress:?}");
+            assert_eq!(progress.is_bare(), bare, "{progress:?}");
+            assert_eq!(progress.is_in_transaction(), in_transaction, "{progress:?}");
+            assert_eq!(
+                &Progress::from_bytes(progress.as_bytes()).unwrap(),
+                progress
+            );
+        }
     }
 }

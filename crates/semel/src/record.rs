@@ -181,7 +181,7 @@ impl Record {
     }
 
     fn released(&self, now: Timestamp) -> Self {
-        let end = now.after(if self.progress.is_empty() {
+        let end = now.after(if self.progress.is_bare() {
             RELEASED_FOR
         } else {
             RELEASED_WITH_STEPS_FOR
@@ -222,7 +222,7 @@ pub fn claim(
     if let State::Released = record.state {
         // Nothing happened under it: another payload is welcome (conformance row 59). But where
         // steps are finished, something did.
-        if !record.progress.is_empty() && record.fingerprint != request.fingerprint {
+        if !record.progress.is_bare() && record.fingerprint != request.fingerprint {
             return Decision::unchanged(Claim::Mismatch);
         }
         return next(record, request, now, floor);

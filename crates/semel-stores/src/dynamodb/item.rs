@@ -74,7 +74,7 @@ pub(super) struct Row {
 
 /// Finished steps of no account, for a record of which only matters that it has some.
 pub(super) fn some_steps() -> Progress {
-    let step = FinishedStep::new("", &[]);
+    let step = FinishedStep::new("some", &[]);
     step.and_then(|step| Progress::EMPTY.with(&step))
         .unwrap_or_default()
 }

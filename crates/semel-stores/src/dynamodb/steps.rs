@@ -206,7 +206,7 @@ impl DynamoDbStore {
                         Err(refusal) => return Ok(refusal.into()),
                         Ok(Some(_)) => {}
                     }
-                    steps = !row.record.progress.is_empty();
+                    steps = !row.record.progress.is_bare();
                     let in_flight = row.record.state == State::InFlight;
                     lapsed = in_flight.then_some((row, judged));
                 }
@@ -261,7 +261,7 @@ impl DynamoDbStore {
                         Ok(None) => return Ok(Fenced::Applied),
                         Err(refusal) => return Ok(refusal.into()),
                         // It has steps that were not known of, or none.
-                        Ok(Some(_)) => steps = !found.progress.is_empty(),
+                        Ok(Some(_)) => steps = !found.progress.is_bare(),
                     }
                 }
             }

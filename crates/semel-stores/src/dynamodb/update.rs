@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use semel::store::{ClaimRequest, Fence, OnLost, Token};
-use semel::{FinishedStep, Identity, Record, State, StateKind, Timestamp};
+use semel::{FinishedStep, Identity, Progress, Record, State, StateKind, Timestamp};
 
 use super::item::{
     self, ATTEMPT, CLAIMED, CREATED, EXPIRES, FENCE, FINGERPRINT, Item, KEY_HINT, LEASE,
@@ -16,6 +16,9 @@ use super::item::{
     RESOLVED_AT, RESOLVED_BEFORE, RESOLVED_BY, RESOLVED_FENCE, RESOLVED_REASON, Row, SCOPE,
     SETTLED, STATE, STATUS, STEPS, STEPS_BYTES, TTL, number,
 };
+
+/// Whether no step is finished.
+const BARE: &str = "(attribute_not_exists(#steps_bytes) OR #steps_bytes <= :bare)";
 
 /// An update expression, its condition, and what both refer to.
 #[derive(Debug, Clone, Default)]
@@ -119,10 +122,11 @@ impl Update {
     /// written only if that is as `record` has it.
     fn when_steps_as(&mut self, record: &Record) {
         if let State::Released = record.state {
-            self.when(if record.progress.is_empty() {
-                "attribute_not_exists(#steps)"
+            self.value("bare", number(Progress::BARE_BYTES as u64));
+            self.when(if record.progress.is_bare() {
+                BARE
             } else {
-                "attribute_exists(#steps)"
+                "#steps_bytes > :bare"
             });
         }
     }
@@ -200,6 +204,7 @@ pub(super) fn claim(identity: &Identity, request: &ClaimRequest, record: &Record
         number(record.created_at.as_micros()),
         "if_not_exists(#created_us, :created_us)",
     );
+    update.value("bare", number(Progress::BARE_BYTES as u64));
     update.value("released", item::state(StateKind::Released));
     let mut unknown = "";
     if request.on_lost == OnLost::Retry {
@@ -209,7 +214,7 @@ pub(super) fn claim(identity: &Identity, request: &ClaimRequest, record: &Record
     update.when(&format!(
         "attribute_not_exists(#{PK}) \
          OR (#fence < :fence AND #state = :released AND #purge_us > :claimed_us \
-         AND (attribute_not_exists(#steps) OR #fingerprint = :fingerprint)){unknown}"
+         AND ({BARE} OR #fingerprint = :fingerprint)){unknown}"
     ));
     update
 }

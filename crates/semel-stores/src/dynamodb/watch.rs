@@ -114,7 +114,7 @@ impl Sightings {
         let seen = self.seen.lock();
         let sighting = seen.young.get(digest).or_else(|| seen.old.get(digest))?;
         let row = &sighting.row;
-        (row.record.token == *token).then(|| (row.lease, !row.record.progress.is_empty()))
+        (row.record.token == *token).then(|| (row.lease, !row.record.progress.is_bare()))
     }
 
     /// Forgets a lease that this handle has ended.
@@ -138,7 +138,7 @@ fn judged(sighting: &Sighting, record: &Record, now: Timestamp) -> Record {
 /// A row as it is remembered: of its steps only that there are some.
 fn slim(row: &Row) -> Row {
     let mut slim = row.clone();
-    if !slim.record.progress.is_empty() {
+    if !slim.record.progress.is_bare() {
         slim.record.progress = some_steps();
     }
     slim

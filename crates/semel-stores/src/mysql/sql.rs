@@ -95,6 +95,15 @@ impl fmt::Display for NextFence {
     }
 }
 
+/// Whether no step is finished under the row.
+struct Bare;
+
+impl fmt::Display for Bare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LENGTH(progress)<={}", Progress::BARE_BYTES)
+    }
+}
+
 /// The names of a store's table and what belongs to it.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
@@ -148,7 +157,8 @@ impl Table {
              fence={fence},nonce={nonce},fingerprint={fingerprint},\
              lease_until={lease},settled_at=NULL,outcome=NULL,state={IN_FLIGHT},\
              expires_at={NEVER},purge_at={NEVER} WHERE digest={digest} AND (purge_at<={NOW} \
-             OR state={RELEASED} AND (progress='' OR fingerprint={fingerprint}){retry});",
+             OR state={RELEASED} AND ({bare} OR fingerprint={fingerprint}){retry});",
+            bare = Bare,
             last_attempt = u32::MAX - 1,
             fence = NextFence("claimed_at"),
             lease = Later("claimed_at", request.lease),
@@ -415,7 +425,7 @@ fn released() -> String {
         Later("settled_at", RELEASED_FOR),
         Later("settled_at", RELEASED_WITH_STEPS_FOR),
     );
-    let end = format!("IF(progress='',{end},{with_steps})");
+    let end = format!("IF({Bare},{end},{with_steps})");
     format!("state={RELEASED},settled_at={NOW},expires_at={end},purge_at={end}")
 }
 

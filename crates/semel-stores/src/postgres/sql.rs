@@ -200,10 +200,14 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
         .replace(
             "{released_for}",
             &format!(
-                "CASE WHEN r.steps = '' THEN interval '{} seconds' ELSE interval '{} seconds' END",
+                "CASE WHEN {{bare}} THEN interval '{} seconds' ELSE interval '{} seconds' END",
                 RELEASED_FOR.as_secs(),
                 RELEASED_WITH_STEPS_FOR.as_secs()
             ),
+        )
+        .replace(
+            "{bare}",
+            &format!("(octet_length(r.steps) <= {})", Progress::BARE_BYTES),
         )
         .replace("{steps_at_most}", &Progress::MAX_BYTES.to_string())
         .replace("{now}", "statement_timestamp()")
@@ -327,7 +331,7 @@ LEFT JOIN put AS p ON true
 LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
 
 /// Whether a claim writes: the record is past its retention, released, or its attempt is lost.
-const FREE: &str = "{gone} OR (r.state = 'released' AND (r.fingerprint = $3 OR r.steps = ''))
+const FREE: &str = "{gone} OR (r.state = 'released' AND (r.fingerprint = $3 OR {bare}))
     OR (r.fingerprint = $3 AND ((r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= {now})
       OR (r.state = 'unknown' AND $8)))";
 

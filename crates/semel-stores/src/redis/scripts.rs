@@ -12,7 +12,7 @@
 //! | `at` | this layout's version (`1`), the attempt's number, and in µs since 1970: created, claimed, lease until, settled (`0` for not yet), expires, purge |
 //! | `label` | operation, start of the key, and the scope's segments as netstrings: `6:orders,` |
 //! | `outcome` | its byte form, if completed |
-//! | `steps` | the byte form of the finished steps, if there are any, until it is completed |
+//! | `steps` | the byte form of the finished steps, if there are any, until it is completed; `bare-bytes` is how many of them are no step |
 //! | `resolved` | if somebody decided: when, the attempt's fence, the states before and after, by whom and why |
 //!
 //! Tokens are compared as text, so that no number of 64 bits is rounded. Arithmetic is done on µs since
@@ -75,7 +75,7 @@ local function tell(channel)
 end
 ";
 
-/// `digest nonce fingerprint lease retry label channel touch`
+/// `digest nonce fingerprint lease retry label channel touch bare-bytes`
 const CLAIM: &str = r"
 local state = r[2]
 local number, created = '1', stamp
@@ -83,8 +83,8 @@ local gone = state
 if state and now < tonumber(purge) then
   if state == 'released' then
     if r[5] ~= ARGV[3] then
-      local steps = redis.call('HGET', key, 'steps')
-      if steps then return answer('', '', steps) end
+      local steps = redis.call('HGET', key, 'steps') or ''
+      if #steps > tonumber(ARGV[9]) then return answer('', '', steps) end
     end
   elseif now >= tonumber(expires) or r[5] ~= ARGV[3] then
     return answer()
@@ -152,11 +152,11 @@ tell(ARGV[6])
 return {r[1], '1'}
 ";
 
-/// `digest token kept kept-with-steps channel`
+/// `digest token kept kept-with-steps channel bare-bytes`
 const ABANDON: &str = r"
 local state = r[2]
 if r[3] ~= ARGV[2] or (state ~= 'in-flight' and state ~= 'unknown') then return answer() end
-local till = text(now + (redis.call('HEXISTS', key, 'steps') == 1 and ARGV[4] or ARGV[3]))
+local till = text(now + (redis.call('HSTRLEN', key, 'steps') > tonumber(ARGV[6]) and ARGV[4] or ARGV[3]))
 redis.call('PERSIST', key)
 redis.call('HSET', key, 'state', 'released', 'at',
   settle(till, till))
@@ -192,7 +192,7 @@ redis.call('HSET', key, 'steps', steps .. ARGV[3])
 return {r[1], '1'}
 ";
 
-/// `digest fence nonce happened outcome replay tombstone who-and-why kept kept-with-steps channel touch`
+/// `digest fence nonce happened outcome replay tombstone who-and-why kept kept-with-steps channel touch bare-bytes`
 const RESOLVE: &str = r"
 local state = r[2]
 if not state then return answer() end
@@ -213,7 +213,7 @@ if ARGV[4] == '1' then
   redis.call('HDEL', key, 'steps')
 else
   after = 'released'
-  expires = now + (redis.call('HEXISTS', key, 'steps') == 1 and ARGV[10] or ARGV[9])
+  expires = now + (redis.call('HSTRLEN', key, 'steps') > tonumber(ARGV[13]) and ARGV[10] or ARGV[9])
   purge = text(expires)
   redis.call('PERSIST', key)
 end

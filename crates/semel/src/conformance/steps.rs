@@ -1,5 +1,7 @@
 //! The results of an attempt's finished steps: kept under the record, for whoever goes on.
 
+use std::time::Duration;
+
 use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, settled, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
@@ -25,6 +27,10 @@ cases! { "steps";
         "an attempt after a release finds them too, and only the same request may go on";
     outlive_a_release [R8]
         "a released record with finished steps is kept longer than one without";
+    mark_is_no_finished_step [R3 R8]
+        "a released record that keeps only the mark of a transaction stays 60 seconds, and welcomes another request; with a step behind it, it is as any with steps";
+    mark_is_kept [R4 R7]
+        "the mark stays through release, lapse, takeover and resolution, and is read with the record";
     stay_through_resolution [R7]
         "marking as unknown and resolving as not happened leave the steps";
     end_with_completion [R5]
@@ -43,6 +49,16 @@ fn step(name: &str, result: &[u8]) -> Result<FinishedStep, Failure> {
 
 fn behind(progress: &Progress, step: &FinishedStep) -> Result<Progress, Failure> {
     progress.with(step).map_err(|e| Failure::new(e.to_string()))
+}
+
+fn did_not_happen(about: &Token) -> Result<Resolution, Failure> {
+    Ok(Resolution {
+        verdict: Verdict::DidNotHappen,
+        by: "suite".into(),
+        reason: "asked".into(),
+        fence: about.fence,
+        nonce: Nonce::random()?,
+    })
 }
 
 /// An attempt with one finished step, and what is kept of it.
@@ -79,7 +95,8 @@ async fn kept_in_their_order(bench: &Bench) -> Result<(), Failure> {
     let every_byte: Vec<u8> = (0..=255).collect();
     let steps = [
         step("charge", b"ch_1")?,
-        step("", b"")?,
+        step("nothing", b"")?,
+        FinishedStep::in_transaction(),
         step("nul\0 'quoted' \u{1F511}", &every_byte)?,
     ];
     let mut kept = Progress::EMPTY;
@@ -220,6 +237,130 @@ async fn outlive_a_release(bench: &Bench) -> Result<(), Failure> {
     Ok(())
 }
 
+/// An attempt that keeps only the mark, and what is kept of it.
+async fn marked(bench: &Bench) -> Result<(Attempt, Progress), Failure> {
+    let attempt = bench.attempt_for(bench.short()).await?;
+    let mark = FinishedStep::in_transaction();
+    keep(bench, &attempt, &attempt.token, &mark, &Progress::EMPTY).await?;
+    bench.other().get(attempt.digest()).await?;
+    Ok((attempt, behind(&Progress::EMPTY, &mark)?))
+}
+
+/// Wants a released record to be kept for so long, and to answer another request so.
+async fn released(
+    bench: &Bench,
+    attempt: &Attempt,
+    wanted_for: Duration,
+    welcome: bool,
+) -> Result<(), Failure> {
+    let record = bench.entry(attempt.digest()).await?.record;
+    ensure_eq!(record.state.kind(), StateKind::Released, "state");
+    let kept_for = record.settled_at.map(|at| at.until(record.purge_at));
+    ensure_eq!(kept_for, Some(wanted_for), "how long it is kept");
+    let other = ClaimRequest {
+        fingerprint: Fingerprint::of(b"another request"),
+        ..request()?
+    };
+    let claim = bench.store().claim(&attempt.identity, &other).await?;
+    if welcome {
+        let next = acquired(claim)?;
+        ensure_eq!(next.attempt, record.attempt + 1, "attempt");
+        ensure_eq!(
+            progress(bench, attempt).await?,
+            record.progress,
+            "what the next attempt finds"
+        );
+    } else {
+        ensure_eq!(claim, Claim::Mismatch, "a claim with another request");
+    }
+    Ok(())
+}
+
+async fn mark_is_no_finished_step(bench: &Bench) -> Result<(), Failure> {
+    let store = bench.store();
+    let ship = step("ship", b"")?;
+    for with_step in [false, true] {
+        // Released by its own token, on the handle that kept the mark and on the other.
+        for handle in [store, bench.other()] {
+            let (attempt, mark) = marked(bench).await?;
+            if with_step {
+                keep(bench, &attempt, &attempt.token, &ship, &mark).await?;
+            }
+            applied(handle.abandon(attempt.digest(), &attempt.token).await?)?;
+            let kept_for = if with_step {
+                RELEASED_WITH_STEPS_FOR
+            } else {
+                RELEASED_FOR
+            };
+            released(bench, &attempt, kept_for, !with_step).await?;
+        }
+        // Released by a resolution: of an unknown record, and of a lapsed one.
+        for unknown in [true, false] {
+            let (attempt, mark) = marked(bench).await?;
+            if with_step {
+                keep(bench, &attempt, &attempt.token, &ship, &mark).await?;
+                bench.other().get(attempt.digest()).await?;
+            }
+            if unknown {
+                applied(store.mark_unknown(attempt.digest(), &attempt.token).await?)?;
+            } else {
+                bench.pass(bench.short()).await;
+            }
+            applied(
+                store
+                    .resolve(attempt.digest(), &did_not_happen(&attempt.token)?)
+                    .await?,
+            )?;
+            let kept_for = if with_step {
+                RELEASED_WITH_STEPS_FOR
+            } else {
+                RELEASED_FOR
+            };
+            released(bench, &attempt, kept_for, !with_step).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn mark_is_kept(bench: &Bench) -> Result<(), Failure> {
+    let (attempt, mark) = marked(bench).await?;
+    let store = bench.store();
+    let again = FinishedStep::in_transaction();
+    keep(bench, &attempt, &attempt.token, &again, &Progress::EMPTY).await?;
+    ensure_eq!(progress(bench, &attempt).await?, mark, "kept once more");
+    ensure!(
+        mark.is_in_transaction(),
+        "the mark is read with the record: {mark:?}"
+    );
+    bench.pass(bench.short()).await;
+    ensure_eq!(progress(bench, &attempt).await?, mark, "after the lease");
+    let second = acquired(bench.rival(&attempt, OnLost::Retry).await?)?;
+    ensure_eq!(progress(bench, &attempt).await?, mark, "after a takeover");
+    applied(store.abandon(attempt.digest(), &second.token).await?)?;
+    ensure_eq!(progress(bench, &attempt).await?, mark, "after a release");
+    let third = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
+    ensure_eq!(
+        progress(bench, &attempt).await?,
+        mark,
+        "in the next attempt"
+    );
+    applied(store.mark_unknown(attempt.digest(), &third.token).await?)?;
+    applied(
+        store
+            .resolve(attempt.digest(), &did_not_happen(&third.token)?)
+            .await?,
+    )?;
+    ensure_eq!(progress(bench, &attempt).await?, mark, "after a resolution");
+    let fourth = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
+    let ship = step("ship", b"")?;
+    keep(bench, &attempt, &fourth.token, &ship, &mark).await?;
+    let both = progress(bench, &attempt).await?;
+    ensure_eq!(both, behind(&mark, &ship)?, "with a step behind it");
+    let names: Vec<&str> = both.steps().map(|(name, _)| name).collect();
+    ensure_eq!(names, ["ship"], "the steps");
+    Ok(())
+}
+
 async fn stay_through_resolution(bench: &Bench) -> Result<(), Failure> {
     let (attempt, first) = begun(bench).await?;
     let store = bench.store();
@@ -228,13 +369,7 @@ async fn stay_through_resolution(bench: &Bench) -> Result<(), Failure> {
     let ship = step("ship", b"")?;
     keep(bench, &attempt, &attempt.token, &ship, &first).await?;
     let both = behind(&first, &ship)?;
-    let resolution = Resolution {
-        verdict: Verdict::DidNotHappen,
-        by: "suite".into(),
-        reason: "asked".into(),
-        fence: attempt.token.fence,
-        nonce: Nonce::random()?,
-    };
+    let resolution = did_not_happen(&attempt.token)?;
     applied(store.resolve(attempt.digest(), &resolution).await?)?;
     ensure_eq!(
         progress(bench, &attempt).await?,

@@ -42,6 +42,8 @@ pub(crate) enum Bug {
     SinceIsTheClaims,
     /// A step goes behind whatever is there.
     StepsUnordered,
+    /// The mark of a transaction counts as a finished step.
+    MarkIsAStep,
     /// A takeover starts from the first step.
     StepsForgotten,
 }

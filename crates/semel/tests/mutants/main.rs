@@ -106,6 +106,7 @@ const CAUGHT: &[(Bug, &[&str])] = &[
         Bug::SinceIsTheClaims,
         &["claim::since_is_the_records_beginning"],
     ),
+    (Bug::MarkIsAStep, &["steps::mark_is_no_finished_step"]),
     (
         Bug::StepsForgotten,
         &[

@@ -265,7 +265,15 @@ impl Store for SmallStore {
 
     async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
         self.fenced(identity, |r, now| {
-            record::abandon(r, &self.seen(r, token), now)
+            let mut next = record::abandon(r, &self.seen(r, token), now)?;
+            if let Some(next) = &mut next
+                && self.has(Bug::MarkIsAStep)
+                && !next.progress.is_empty()
+            {
+                next.expires_at = now.after(record::RELEASED_WITH_STEPS_FOR);
+                next.purge_at = next.expires_at;
+            }
+            Ok(next)
         })
     }
 

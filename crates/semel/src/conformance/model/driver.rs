@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::row::{Phase, Row};
+use super::row::{MARK, Phase, Row};
 use super::{Answer, IDENTITIES, Model, OneToken, Step};
 use crate::conformance::{Bench, Failure, ensure, ensure_eq};
 use crate::record::{Record, State};
@@ -261,8 +261,9 @@ impl Driver {
                 let token = self.token(identity, token);
                 let step = step_of(name)?;
                 let entry = store.get(digest(identity)).await?;
-                let end = entry.map_or(0, |entry| entry.record.progress.as_bytes().len());
-                let kept = end.saturating_sub(behind * step.as_bytes().len());
+                let progress = entry.map_or(Progress::EMPTY, |entry| entry.record.progress);
+                let end = progress.as_bytes().len();
+                let kept = end.saturating_sub(behind * length_of_last(&progress));
                 store
                     .keep_step(digest(identity), &token, &step, kept)
                     .await?
@@ -408,9 +409,20 @@ fn expected(row: &Row, began: u64, token: Token, found: &Record) -> Result<Recor
     })
 }
 
-// All of one length, so that places are counted in steps.
 fn step_of(name: u8) -> Result<FinishedStep, Failure> {
+    if name == MARK {
+        return Ok(FinishedStep::in_transaction());
+    }
     FinishedStep::new("step", &[name]).map_err(|e| Failure::new(e.to_string()))
+}
+
+// Only the mark ends in so many zeros: a step, in its name's number.
+fn length_of_last(progress: &Progress) -> usize {
+    let mark = FinishedStep::in_transaction();
+    match progress.as_bytes() {
+        kept if kept.ends_with(mark.as_bytes()) => mark.as_bytes().len(),
+        _ => 2 + "step".len() + 4 + 1,
+    }
 }
 
 fn progress_of(names: &[u8]) -> Result<Progress, Failure> {

@@ -224,7 +224,7 @@ impl Model {
                     }
                 }
             }
-            if !row.steps.is_empty() && row.fingerprint != fingerprint {
+            if !row.is_bare() && row.fingerprint != fingerprint {
                 return Answer::Mismatch;
             }
             (attempt, created, steps) = (row.attempt + 1, row.created, row.steps.clone());

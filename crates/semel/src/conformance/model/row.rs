@@ -40,9 +40,12 @@ pub(super) struct Row {
     pub(super) settled: Option<u64>,
     pub(super) expires: Option<u64>,
     pub(super) gone: Option<u64>,
-    /// The names of the finished steps.
+    /// The names of the finished steps, and [`MARK`].
     pub(super) steps: Vec<u8>,
 }
+
+/// Takes the place of a step's name: the mark that is none.
+pub(super) const MARK: u8 = 2;
 
 const RELEASED_FOR: u64 = 60_000_000;
 const RELEASED_WITH_STEPS_FOR: u64 = 7 * 24 * 3_600_000_000;
@@ -50,6 +53,11 @@ const RELEASED_WITH_STEPS_FOR: u64 = 7 * 24 * 3_600_000_000;
 impl Row {
     pub(super) fn is_gone(&self, now: u64) -> bool {
         self.gone.is_some_and(|at| now >= at)
+    }
+
+    /// Whether no step is finished.
+    pub(super) fn is_bare(&self) -> bool {
+        matches!(*self.steps, [] | [MARK])
     }
 
     pub(super) fn settle(
@@ -73,7 +81,7 @@ impl Row {
     }
 
     pub(super) fn free(&mut self, now: u64) {
-        let end = Some(match self.steps.is_empty() {
+        let end = Some(match self.is_bare() {
             true => now + RELEASED_FOR,
             false => now + RELEASED_WITH_STEPS_FOR,
         });

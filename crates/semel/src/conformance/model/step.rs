@@ -58,7 +58,7 @@ pub enum Step {
         replay: u64,
         tombstone: u64,
     },
-    /// Keeps a finished step behind those there are, or so many before the end.
+    /// Keeps a finished step, or the mark (2), behind those there are, or so many before the end.
     KeepStep {
         identity: usize,
         token: OneToken,
@@ -153,7 +153,7 @@ impl Step {
                 identity,
                 token,
                 behind: usize::from(c % 4 == 3),
-                name: d % 2,
+                name: d % 3,
             },
             _ => Self::Advance {
                 by: pick(&ADVANCES, b),
