@@ -16,7 +16,8 @@ use crate::{
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// Number that grows with every new claim on an identity, also across expiry. Handed downstream,
-/// it lets a service refuse a stale attempt.
+/// it lets a service refuse a stale attempt. A store gives each number to one identity only, as far
+/// as its page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Fence(pub u64);
 

@@ -21,6 +21,7 @@
 mod call;
 mod connect;
 mod errors;
+mod fences;
 mod item;
 mod options;
 mod scan;
@@ -32,7 +33,6 @@ mod versioned;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use semel::record;
@@ -49,6 +49,7 @@ use tokio::sync::OnceCell;
 pub use self::options::{DynamoDbOptions, Purging};
 
 use self::call::Table;
+use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
 use crate::common::{Driver, Gate, Poll, Running, Waiters};
@@ -79,8 +80,7 @@ pub struct DynamoDbStore {
     waiters: Arc<Waiters>,
     seen: Sightings,
     clock: Option<Arc<dyn Clock>>,
-    // The highest fence given out here: a wall clock set back does not repeat one.
-    highest: AtomicU64,
+    fences: Fences,
     purging: Purging,
     ttl_is_on: OnceCell<bool>,
     for_tests: bool,
@@ -102,8 +102,8 @@ impl DynamoDbStore {
             gate: Gate::new("DynamoDB"),
             waiters: Arc::default(),
             seen: Sightings::default(),
+            fences: Fences::new(clock.is_some()),
             clock,
-            highest: AtomicU64::new(0),
             purging,
             ttl_is_on: OnceCell::new(),
             for_tests,
@@ -117,10 +117,6 @@ impl DynamoDbStore {
             Some(clock) => clock.now(),
             None => SystemClock::new().now(),
         }
-    }
-
-    fn floor(&self) -> Fence {
-        Fence(self.highest.load(Ordering::Relaxed))
     }
 
     async fn purges_by_scan(&self) -> Result<bool> {

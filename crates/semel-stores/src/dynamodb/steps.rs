@@ -1,7 +1,6 @@
 //! The steps that change a record: each a conditional write, decided by `semel::record` on what is
 //! known of the record, and anew on what the write found.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
@@ -33,12 +32,13 @@ impl DynamoDbStore {
         // A lapse that this handle has watched: what follows from it is tried at once. Nothing is
         // answered by it alone.
         let mut known = self.seen.lapsed(digest, now).filter(|(_, judged)| {
-            let decision = record::claim(Some(judged), request, now, self.floor());
+            let decision = record::claim(Some(judged), request, now, Fence(0));
             decision.write.is_some()
         });
         for _ in 0..ROUNDS {
             let judged = known.as_ref().map(|(_, judged)| judged);
-            let decision = record::claim(judged, request, now, self.floor());
+            let floor = self.fences.floor(judged, now);
+            let decision = record::claim(judged, request, now, floor);
             let Some(record) = decision.write else {
                 return Ok(decision.claim);
             };
@@ -176,7 +176,8 @@ impl DynamoDbStore {
                 Some((_, judged)) => judged.clone(),
                 None => a_record(State::Unknown, about, steps),
             };
-            let resolved = record::resolve(Some(&found), resolution, now, self.floor());
+            let floor = self.fences.floor(Some(&found), now);
+            let resolved = record::resolve(Some(&found), resolution, now, floor);
             let Ok(Some(record)) = resolved else {
                 return Err(unsettled());
             };
@@ -188,8 +189,6 @@ impl DynamoDbStore {
                 .await?
             {
                 Written::Yes(_) => {
-                    let Fence(fence) = record.token.fence;
-                    self.highest.fetch_max(fence, Ordering::Relaxed);
                     if let Some((row, _)) = &lapsed {
                         self.seen.forget(identity, &row.record.token.nonce);
                     }
@@ -201,7 +200,7 @@ impl DynamoDbStore {
                     let row = Reader(&item).row()?;
                     now = self.now();
                     let judged = self.seen.judge(identity, &row, now);
-                    match record::resolve(Some(&judged), resolution, now, self.floor()) {
+                    match record::resolve(Some(&judged), resolution, now, Fence(0)) {
                         Ok(None) => return Ok(Fenced::Applied),
                         Err(refusal) => return Ok(refusal.into()),
                         Ok(Some(_)) => {}
@@ -224,12 +223,9 @@ impl DynamoDbStore {
     fn acquired(&self, digest: &IdentityDigest, item: &Item, now: Timestamp) -> Result<Claim> {
         let row = Reader(item).row()?;
         self.seen.judge(digest, &row, now);
-        let acquired = row.record.acquired();
-        self.highest
-            .fetch_max(acquired.token.fence.0, Ordering::Relaxed);
         // Who waits for the attempt before.
         self.waiters.wake(digest);
-        Ok(Claim::Acquired(acquired))
+        Ok(Claim::Acquired(row.record.acquired()))
     }
 
     /// A step by an attempt's own token that ends it from one of the states `from`.

@@ -86,12 +86,32 @@ impl fmt::Display for Later<'_> {
     }
 }
 
-/// The fence after the row's: not below this time.
+/// How many fences there are in as many microseconds: a power of two.
+const FENCES: u64 = 4096;
+
+/// A number that the server gives to no other statement until it gave out as many as there are
+/// [`FENCES`]. By the clock alone two records could get the same fence.
+const LANE: &str = "(UUID_SHORT()&4095)";
+
+/// The first fence of those that belong to this time.
+struct FirstFence(&'static str);
+
+impl fmt::Display for FirstFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(time) = self;
+        write!(f, "({time}-({time}&{}))", FENCES - 1)
+    }
+}
+
+/// The fence after the row's: the next one in this statement's lane, of those that belong to this
+/// time or a later one.
 struct NextFence(&'static str);
 
 impl fmt::Display for NextFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GREATEST(LEAST(fence,{})+1,{})", u64::MAX - 1, self.0)
+        let (most, last) = (u64::MAX - FENCES, FENCES - 1);
+        let least = format!("GREATEST(LEAST(fence,{most})+1,{})", FirstFence(self.0));
+        write!(f, "{least}+({LANE}+{FENCES}-({least}&{last})&{last})")
     }
 }
 
@@ -125,11 +145,12 @@ impl Table {
         // The claim's own record is not taken over, however short its lease.
         let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
         let mut sql = format!(
-            "INSERT INTO `{records}` (digest,state,fence,nonce,fingerprint,attempt,created_at,\
+            "INSERT INTO `{records}` (digest,state,created_at,fence,nonce,fingerprint,attempt,\
              claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) VALUES \
-             ({digest},{IN_FLIGHT},{NOW},{nonce},{fingerprint},1,fence,fence,{lease},{NEVER},{NEVER},\
-             {scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE digest=digest;",
-            lease = Later("fence", request.lease),
+             ({digest},{IN_FLIGHT},{NOW},{first}+{LANE},{nonce},{fingerprint},1,created_at,{lease},\
+             {NEVER},{NEVER},{scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE digest=digest;",
+            first = FirstFence("created_at"),
+            lease = Later("created_at", request.lease),
             scope = Hex(scope.as_bytes()),
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
@@ -339,12 +360,13 @@ impl Table {
         )
     }
 
-    /// Which records may be purged: takes no lock.
+    /// Which records may be purged: takes no lock. Not yet those of whose time fences are still given
+    /// out: a claim that finds nothing would not know to go above theirs.
     pub(super) fn purgeable(&self, rows: usize) -> String {
         let records = &self.records;
         format!(
-            "SELECT digest FROM `{records}` FORCE INDEX (by_purge) WHERE purge_at<={NOW} \
-             ORDER BY purge_at LIMIT {rows}"
+            "SELECT digest FROM `{records}` FORCE INDEX (by_purge) \
+             WHERE purge_at<={NOW}-{FENCES} ORDER BY purge_at LIMIT {rows}"
         )
     }
 
@@ -360,7 +382,7 @@ impl Table {
         }
         let records = &self.records;
         format!(
-            "DELETE FROM `{records}` WHERE digest IN ({list}) AND purge_at<={NOW};\
+            "DELETE FROM `{records}` WHERE digest IN ({list}) AND purge_at<={NOW}-{FENCES};\
              SELECT ROW_COUNT()"
         )
     }

@@ -12,7 +12,10 @@ use super::{error, sql};
 use crate::{Migrated, Schema};
 
 /// What each version adds to the one before, and how that is told.
-const VERSIONS: [(&str, &str); 1] = [(V1, "made the tables {records} and {records}_versioned")];
+const VERSIONS: [(&str, &str); 1] = [(
+    V1,
+    "made the tables {records} and {records}_versioned, and the sequence {records}_fences",
+)];
 
 /// The version that this program works with.
 const PRESENT: u32 = 1;
@@ -57,10 +60,13 @@ CREATE TABLE IF NOT EXISTS {records} (
   waited_for bigint
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05,
   autovacuum_analyze_scale_factor = 0.05);
+CREATE SEQUENCE IF NOT EXISTS {fences} OWNED BY {records}.fence;
 CREATE INDEX IF NOT EXISTS {index_purge} ON {records} (purge_at) WHERE purge_at < 'infinity';
 CREATE INDEX IF NOT EXISTS {index_open} ON {records} (digest) WHERE state IN ('in-flight', 'unknown');
 COMMENT ON TABLE {records} IS
   'semel: one row for each operation that is done once. Change rows with `semel records` only.';
+COMMENT ON SEQUENCE {fences} IS
+  'semel: every claim takes its fence from here. Claims move it up to the clock, in microseconds since 1970.';
 COMMENT ON COLUMN {records}.digest IS 'SHA-256 of scope, operation and key';
 COMMENT ON COLUMN {records}.scope IS 'segments; a backslash is written \\\\, NUL \\0';
 COMMENT ON COLUMN {records}.key_hint IS 'how the key begins';
@@ -94,8 +100,8 @@ pub(super) async fn look_after(client: &Client, with: &Connector, schema: Schema
         ))),
         Some(found) if found > PRESENT => Err(newer(with, found)),
         Some(0) if schema != Schema::Migrate => Err(config(format!(
-            "there is no table {}_versioned beside {0}: run `semel migrate --store …`, or open with \
-             schema=migrate",
+            "there is no table {}_versioned or no sequence {0}_fences beside {0}: run `semel migrate \
+             --store …`, or open with schema=migrate",
             with.table
         ))),
         Some(found) if schema != Schema::Migrate => Err(config(format!(
@@ -130,18 +136,21 @@ pub(super) async fn version(client: &Client, with: &Connector) -> Result<Option<
     let read = async {
         // Reading a catalogue makes the session hear of what others committed: `to_regclass` by
         // itself may answer from what it knew before.
-        let there = async |name: String| {
-            let there = "SELECT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($1))";
-            let rows = client.query_typed(there, &[(&name, Type::TEXT)]).await?;
+        let there = async |names: &[String]| {
+            let there = "SELECT count(*) = cardinality($1) FROM pg_class AS c
+                WHERE c.oid IN (SELECT to_regclass(name) FROM unnest($1) AS name)";
+            let rows = client
+                .query_typed(there, &[(&names, Type::TEXT_ARRAY)])
+                .await?;
             Ok::<_, Error>(rows.first().is_some_and(|row| row.get(0)))
         };
-        if !there(with.table.versions()).await? {
+        if !there(&[with.table.versions()]).await? {
             return Ok(None);
         }
         let text = sql::fill("SELECT max(version) FROM {versions}", &with.table);
         let rows = client.query_typed(&text, &[]).await?;
         let found = rows.first().and_then(|row| row.get::<_, Option<i32>>(0));
-        if found == Some(1) && !there(with.table.versioned()).await? {
+        if found == Some(1) && !there(&[with.table.versioned(), with.table.fences()]).await? {
             return Ok(Some(0));
         }
         Ok(found)

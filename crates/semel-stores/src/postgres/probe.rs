@@ -19,12 +19,15 @@ SELECT current_setting('server_version_num')::bigint, pg_is_in_recovery(),
   has_table_privilege(to_regclass($1), 'SELECT, INSERT, UPDATE, DELETE')
     AND has_table_privilege(to_regclass($1), 'INSERT')
     AND has_table_privilege(to_regclass($1), 'UPDATE')
-    AND has_table_privilege(to_regclass($1), 'DELETE')";
+    AND has_table_privilege(to_regclass($1), 'DELETE'),
+  has_sequence_privilege(to_regclass($2), 'UPDATE')";
 
 pub(super) async fn probe(link: &Link, with: &Connector) -> Result<Probe> {
     let client = link.client();
     let table = with.table.quoted();
-    let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 1] = [(&table, Type::TEXT)];
+    let fences = with.table.fences();
+    let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+        [(&table, Type::TEXT), (&fences, Type::TEXT)];
     let rows = migrate::bounded(with, client.query_typed(SETTINGS, &params)).await?;
     let Some(row) = rows.first() else {
         return Err(config("PostgreSQL did not say how it is set up"));
@@ -51,6 +54,12 @@ pub(super) async fn probe(link: &Link, with: &Connector) -> Result<Probe> {
     if !found.privileged {
         return Err(config(format!(
             "the user lacks a privilege on the table {}: grant SELECT, INSERT, UPDATE and DELETE",
+            with.table
+        )));
+    }
+    if !found.may_draw {
+        return Err(config(format!(
+            "the user lacks a privilege on the sequence {}_fences: grant UPDATE",
             with.table
         )));
     }
@@ -91,6 +100,7 @@ struct Found {
     unlogged: Option<bool>,
     private: bool,
     privileged: bool,
+    may_draw: bool,
 }
 
 fn read(row: &Row) -> Result<Found, tokio_postgres::Error> {
@@ -106,6 +116,7 @@ fn read(row: &Row) -> Result<Found, tokio_postgres::Error> {
         unlogged: row.try_get(8)?,
         private: row.try_get(9)?,
         privileged: row.try_get::<_, Option<bool>>(10)?.unwrap_or(false),
+        may_draw: row.try_get::<_, Option<bool>>(11)?.unwrap_or(false),
     })
 }
 

@@ -196,6 +196,9 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
             "{resolved_tombstone}",
             &after(&format!("({resolved})"), "$10"),
         )
+        .replace("{fence}", &next_fence(""))
+        .replace("{each_fence}", &next_fence("WHERE q.digest IS NOT NULL"))
+        .replace("{fences}", &table.fences())
         .replace("{micros}", "(extract(epoch FROM {now}) * 1000000)::bigint")
         .replace(
             "{released_for}",
@@ -219,6 +222,26 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
         .replace("{channel}", &table.channel())
 }
 
+/// The next number of the sequence that all of a table's fences come from: it grows whatever record
+/// it is for, and whether that one is still there.
+///
+/// The sequence follows the clock, to a second: who finds it further behind moves it there. A standby
+/// that takes over, or a backup that is restored, may lack the latest numbers; the clock's have not
+/// been given out. Who moves it holds a lock, so that it is moved once; who does not get the lock
+/// goes on with a number from behind. While it is moved, nobody can draw the million numbers between.
+///
+/// Where a statement makes several rows, `each` has to name the row: once for each then, not once for all.
+fn next_fence(each: &str) -> String {
+    const BEHIND: &str = "< {micros} - 1000000";
+    format!(
+        "(SELECT CASE WHEN NOT f.next {BEHIND} THEN f.next
+      WHEN NOT pg_try_advisory_xact_lock(hashtextextended('semel fences {{records}}', 0)) THEN f.next
+      WHEN nextval('{{fences}}') {BEHIND} THEN setval('{{fences}}', {{micros}})
+      ELSE nextval('{{fences}}') END
+    FROM (SELECT nextval('{{fences}}') AS next {each}) AS f)"
+    )
+}
+
 /// `from` later by a number of microseconds; beyond what a double says exactly (285 years), never.
 fn after(from: &str, micros: &str) -> String {
     format!(
@@ -240,7 +263,7 @@ const NO_ENTRY: &str = "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 /// was. Neither: a rival's insert committed after this statement's snapshot. Then, and where the
 /// rules say that the record is to be taken over, the claim is made in full.
 macro_rules! claim_new {
-    ($values:literal, $digest:literal, $from:literal) => {
+    ($values:literal, $fence:literal, $digest:literal, $from:literal) => {
         concat!(
             "
 WITH put AS (
@@ -249,7 +272,9 @@ WITH put AS (
   SELECT ",
             $values,
             ",
-    'in-flight', {micros}, 1, {now}, {now}, 'infinity', 'infinity'
+    'in-flight', ",
+            $fence,
+            ", 1, {now}, {now}, 'infinity', 'infinity'
   ",
             $from,
             " WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = ",
@@ -268,6 +293,7 @@ SELECT r.digest, NULL, {now}, {entry} FROM "
 const CLAIM_NEW: &str = concat!(
     claim_new!(
         "$1::bytea, $2::bytea, $3::bytea, {lease}, $5::text::text[], $6::text, $7::text",
+        "{fence}",
         "$1",
         ""
     ),
@@ -278,6 +304,7 @@ const CLAIM_NEW: &str = concat!(
 const CLAIM_MANY: &str = concat!(
     claim_new!(
         "q.digest, q.nonce, q.fingerprint, {each_lease}, q.scope::text[], q.operation, q.hint",
+        "{each_fence}",
         "q.digest",
         "FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bigint[], $5::text[], $6::text[],
     $7::text[]) AS q (digest, nonce, fingerprint, lease, scope, operation, hint)"
@@ -297,7 +324,7 @@ const CLAIM: &str = "
 WITH put AS (
   INSERT INTO {records} AS r (digest, state, fence, nonce, attempt, fingerprint, created_at,
     claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint)
-  SELECT $1, 'in-flight', {micros}, $2, 1, $3, {now},
+  SELECT $1, 'in-flight', {fence}, $2, 1, $3, {now},
     {now}, {lease}, 'infinity', 'infinity', $5::text::text[], $6, $7
   WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = $1 AND NOT ({free}))
   ON CONFLICT (digest) DO UPDATE SET
@@ -414,7 +441,7 @@ const MARK_UNKNOWN: &str = fenced!(
 const RESOLVE: &str = fenced!(
     ends,
     "state = CASE WHEN $6 THEN 'completed' ELSE 'released' END,
-    fence = greatest(r.fence + 1, {micros}), nonce = $3::bytea, settled_at = {now},
+    fence = greatest(r.fence + 1, {fence}), nonce = $3::bytea, settled_at = {now},
     expires_at = CASE WHEN $6 THEN {resolved_replay} ELSE {now} + {released_for} END,
     purge_at = CASE WHEN $6 THEN {resolved_tombstone} ELSE {now} + {released_for} END,
     code = $7::bigint::integer, outcome = $8::bytea,

@@ -57,6 +57,11 @@ impl Table {
         self.named("_versioned")
     }
 
+    /// The sequence that fences come from, quoted.
+    pub(super) fn fences(&self) -> String {
+        self.named("_fences")
+    }
+
     /// The name of an index, quoted. It lies in its table's schema.
     pub(super) fn index(&self, what: &str) -> String {
         format!("\"{}_{what}\"", self.name)

@@ -30,7 +30,12 @@ impl Factory for Redis {
         let store = store.map_err(|e| failed(e.to_string()))?;
         let other = options.open(&url).await;
         let other = other.map_err(|e| failed(e.to_string()))?;
-        Ok(Bench::new(store).with_other(other).exclusive())
+        let bench = Bench::new(store).with_other(other).exclusive();
+        Ok(match self.0 {
+            // Each master has a clock of its own, and a script sees one master.
+            Kind::RedisCluster => bench.sharded(),
+            _ => bench,
+        })
     }
 
     async fn clean(&self, _bench: Bench) -> Result<(), Failure> {

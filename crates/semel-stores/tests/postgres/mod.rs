@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "what tests measured")]
 
 mod faults;
+mod fences;
 mod pooler;
 mod probe;
 mod push;

@@ -4,6 +4,7 @@
 //! them is written at each.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -26,6 +27,7 @@ pub struct Database(Arc<Tables>);
 
 struct Tables {
     clock: SystemClock,
+    latest: AtomicU64,
     rows: Mutex<Rows>,
 }
 
@@ -39,6 +41,7 @@ impl Database {
     pub fn connect() -> Self {
         Self(Arc::new(Tables {
             clock: SystemClock::new(),
+            latest: AtomicU64::new(0),
             rows: Mutex::default(),
         }))
     }
@@ -48,7 +51,7 @@ impl Database {
         let value = self.rows().by_key.get(key).cloned();
         Ok(Read {
             value,
-            now: self.0.clock.now(),
+            now: self.now(),
         })
     }
 
@@ -85,10 +88,19 @@ impl Database {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let rows = self.rows();
         let found = rows.by_key.range((from, Bound::Unbounded)).take(limit);
-        Ok((
-            self.0.clock.now(),
-            found.map(|(_, row)| row.clone()).collect(),
-        ))
+        Ok((self.now(), found.map(|(_, row)| row.clone()).collect()))
+    }
+
+    /// The clock, which says no instant twice: fences are made of it, and no two identities get the
+    /// same one. Where your database's may, take its sequence, or another number that only grows.
+    fn now(&self) -> Timestamp {
+        let now = self.0.clock.now().as_micros();
+        let next = |latest: u64| now.max(latest + 1);
+        let before = self
+            .0
+            .latest
+            .fetch_update(Relaxed, Relaxed, |latest| Some(next(latest)));
+        Timestamp::from_micros(before.map_or(now, next))
     }
 
     fn rows(&self) -> MutexGuard<'_, Rows> {

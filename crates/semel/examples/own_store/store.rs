@@ -110,7 +110,7 @@ impl Store for OwnStore {
         for _ in 0..ATTEMPTS {
             let found = self.find(identity.digest()).await?;
             let current = found.entry.as_ref().map(|entry| &entry.record);
-            // The clock's microseconds alone keep fences growing where a record was removed.
+            // The clock alone keeps fences growing where a record was removed, and apart.
             let decision = record::claim(current, request, found.now, Fence(0));
             let Some(record) = decision.write else {
                 return Ok(decision.claim);

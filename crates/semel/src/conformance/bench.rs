@@ -24,6 +24,7 @@ pub struct Bench {
     patience: Duration,
     rounds: usize,
     exclusive: bool,
+    sharded: bool,
     scope: String,
     // Dropped after the stores: a directory, a server process.
     keep: Vec<Box<dyn Any + Send + Sync>>,
@@ -46,6 +47,7 @@ impl Bench {
             patience: Duration::from_secs(10),
             rounds: 20,
             exclusive: false,
+            sharded: false,
             scope: "conformance".into(),
             keep: Vec::new(),
         }
@@ -101,6 +103,14 @@ impl Bench {
         self
     }
 
+    /// The records lie on several servers, and each gives out fences by itself: two identities may get
+    /// the same one. The suite does not ask for more then.
+    #[must_use]
+    pub const fn sharded(mut self) -> Self {
+        self.sharded = true;
+        self
+    }
+
     /// Keeps `guard` until the bench is dropped: a temporary directory, a server's process.
     #[must_use]
     pub fn keeping(mut self, guard: impl Any + Send + Sync) -> Self {
@@ -131,6 +141,10 @@ impl Bench {
 
     pub(super) const fn is_exclusive(&self) -> bool {
         self.exclusive
+    }
+
+    pub(super) const fn is_sharded(&self) -> bool {
+        self.sharded
     }
 
     // The longest that a case may take.

@@ -1,6 +1,8 @@
 //! Tokens and fences: only the latest claim writes, and its fence is above all before it.
 
-use super::bench::Attempt;
+use std::collections::BTreeSet;
+
+use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
@@ -21,6 +23,8 @@ cases! { "tokens";
         "the right nonce with another fence changes nothing";
     fences_grow [R4 R6]
         "fences grow across release, takeover, resolution, expiry and purging";
+    fences_are_distinct [R4]
+        "64 concurrent claims of 64 identities get 64 fences, each below 2^53";
 }
 
 /// Tries every fenced step with `token`, and wants each refused without a change.
@@ -160,5 +164,35 @@ async fn fences_grow(bench: &Bench) -> Result<(), Failure> {
         fences.is_sorted_by(|a, b| a < b),
         "fences in the order of their claims: {fences:?}"
     );
+    Ok(())
+}
+
+/// The first number that a 64-bit float, and so JSON in many languages, no longer tells from the next.
+const INEXACT: Fence = Fence(1 << 53);
+
+async fn fences_are_distinct(bench: &Bench) -> Result<(), Failure> {
+    let mut given = BTreeSet::new();
+    for _ in 0..bench.rounds().div_ceil(4) {
+        let mut identities = Vec::with_capacity(64);
+        for _ in 0..64 {
+            identities.push(bench.identity("a-key-of-some-length")?);
+        }
+        let fences = bench
+            .together(identities.len(), |n, store| {
+                let identity = identities[n].clone();
+                async move {
+                    let claim = store.claim(&identity, &request()?).await?;
+                    Ok(acquired(claim)?.token.fence)
+                }
+            })
+            .await?;
+        for fence in fences {
+            ensure!(fence < INEXACT, "a fence is {fence}");
+            ensure!(
+                given.insert(fence) || bench.is_sharded(),
+                "two identities got the fence {fence}"
+            );
+        }
+    }
     Ok(())
 }

@@ -96,7 +96,9 @@ impl<C: Clock> MemoryStore<C> {
             .clamp(1, MAX_SHARDS)
             .next_power_of_two();
         Self {
-            shards: (0..shards).map(|_| Mutex::new(Shard::default())).collect(),
+            shards: (0..shards)
+                .map(|shard| Mutex::new(Shard::new(shard, shards)))
+                .collect(),
             usage: Usage::new(limits, shards),
             clock,
             purge_from: Mutex::new(0),
@@ -151,20 +153,27 @@ impl<C: Clock> MemoryStore<C> {
     fn fenced(
         &self,
         digest: &IdentityDigest,
-        step: impl FnOnce(Option<&Record>, Timestamp) -> record::Step,
+        step: impl FnOnce(Option<&Record>, Timestamp, Fence) -> record::Step,
     ) -> Result<Fenced> {
         self.open()?;
         let mut shard = self.shard(digest).lock();
         let now = self.clock.now();
-        let split = |outcome: record::Step| match outcome {
-            Ok(next) => (Fenced::Applied, next),
-            Err(refusal) => (refusal.into(), None),
-        };
-        let done = shard.update(digest, &self.usage, |record| split(step(Some(record), now)));
-        drop(shard);
-        let Some((fenced, waiters)) = done else {
+        let floor = shard.fences.floor(now);
+        let done = shard.update(digest, &self.usage, |record| {
+            match step(Some(record), now, floor) {
+                Ok(next) => {
+                    let fence = next.as_ref().map(|next| next.token.fence);
+                    ((Fenced::Applied, fence), next)
+                }
+                Err(refusal) => ((refusal.into(), None), None),
+            }
+        });
+        let Some(((fenced, fence), waiters)) = done else {
             return Ok(Refusal::Missing.into());
         };
+        // A resolution's is new.
+        shard.fences.gave(fence.unwrap_or_default());
+        drop(shard);
         wake(waiters);
         Ok(fenced)
     }
@@ -182,14 +191,14 @@ impl<C: Clock> Store for MemoryStore<C> {
         let digest = identity.digest();
         let mut shard = self.shard(digest).lock();
         let now = self.clock.now();
-        let floor = shard.floor;
+        let floor = shard.fences.floor(now);
         let known = shard.update(digest, &self.usage, |record| {
             let decision = record::claim(Some(record), request, now, floor);
             (decision.claim, decision.write)
         });
         if let Some((claim, waiters)) = known {
             if let Claim::Acquired(acquired) = &claim {
-                shard.floor = floor.max(acquired.token.fence);
+                shard.fences.gave(acquired.token.fence);
             }
             drop(shard);
             wake(waiters);
@@ -203,7 +212,7 @@ impl<C: Clock> Store for MemoryStore<C> {
         if !self.usage.has_room() {
             return Err(self.full());
         }
-        shard.floor = record.token.fence;
+        shard.fences.gave(record.token.fence);
         shard.insert(Cell::new(identity.clone(), record), &self.usage);
         drop(shard);
         // Freed outside the lock.
@@ -217,7 +226,7 @@ impl<C: Clock> Store for MemoryStore<C> {
         token: &Token,
         lease: Duration,
     ) -> Result<Fenced> {
-        self.fenced(identity, |r, now| record::renew(r, token, lease, now))
+        self.fenced(identity, |r, now, _| record::renew(r, token, lease, now))
     }
 
     async fn complete(
@@ -227,7 +236,7 @@ impl<C: Clock> Store for MemoryStore<C> {
         outcome: &Outcome,
         retention: Retention,
     ) -> Result<Fenced> {
-        self.fenced(identity, |r, now| {
+        self.fenced(identity, |r, now, _| {
             record::complete(r, token, outcome, retention, now)
         })
     }
@@ -239,21 +248,20 @@ impl<C: Clock> Store for MemoryStore<C> {
         step: &FinishedStep,
         kept: usize,
     ) -> Result<Fenced> {
-        self.fenced(identity, |r, _| record::keep_step(r, token, step, kept))
+        self.fenced(identity, |r, _, _| record::keep_step(r, token, step, kept))
     }
 
     async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, |r, now| record::abandon(r, token, now))
+        self.fenced(identity, |r, now, _| record::abandon(r, token, now))
     }
 
     async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, |r, now| record::mark_unknown(r, token, now))
+        self.fenced(identity, |r, now, _| record::mark_unknown(r, token, now))
     }
 
     async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.fenced(identity, |r, now| {
-            // The record's own fence is below its successor, whatever the shard gave out.
-            record::resolve(r, resolution, now, Fence::default())
+        self.fenced(identity, |r, now, floor| {
+            record::resolve(r, resolution, now, floor)
         })
     }
 

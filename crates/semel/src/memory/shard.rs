@@ -52,7 +52,29 @@ fn outcome_bytes(record: &Record) -> usize {
     outcome + record.progress.as_bytes().len()
 }
 
-#[derive(Default)]
+/// The fences of one shard. Each shard has numbers of its own, by what is left when they are divided
+/// by the number of shards: so no two identities get the same fence, and shards need not meet.
+pub(super) struct Fences {
+    highest: Fence,
+    shard: u64,
+    shards: u64,
+}
+
+impl Fences {
+    /// The fence below the next one: above all that this shard gave out, and not below the clock's
+    /// microseconds.
+    pub(super) fn floor(&self, now: Timestamp) -> Fence {
+        let least = (self.highest.0 + 1).max(now.as_micros());
+        let behind = (least + self.shards - self.shard) % self.shards;
+        let ahead = (self.shards - behind) % self.shards;
+        Fence(least + ahead - 1)
+    }
+
+    pub(super) fn gave(&mut self, fence: Fence) {
+        self.highest = self.highest.max(fence);
+    }
+}
+
 pub(super) struct Shard {
     // Cells lie in the table: one line of memory less to wait for than behind a pointer. It has to
     // be small, since it is moved when it grows; there are up to 256 of them.
@@ -61,8 +83,7 @@ pub(super) struct Shard {
     // says is queued again when the entry comes up.
     expiry: BinaryHeap<Reverse<(Timestamp, u64)>>,
     local: Local,
-    /// The highest fence given out.
-    pub(super) floor: Fence,
+    pub(super) fences: Fences,
 }
 
 // A digest is uniform already; the shard was chosen by its first bytes.
@@ -73,6 +94,20 @@ fn hash_of(digest: &IdentityDigest) -> u64 {
 }
 
 impl Shard {
+    /// An empty one, with its number among so many.
+    pub(super) fn new(shard: usize, shards: usize) -> Self {
+        Self {
+            table: HashTable::new(),
+            expiry: BinaryHeap::new(),
+            local: Local::default(),
+            fences: Fences {
+                highest: Fence::default(),
+                shard: shard as u64,
+                shards: shards as u64,
+            },
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
@@ -141,8 +176,6 @@ impl Shard {
             if found.get().record.is_purgeable(now) {
                 let cell = found.remove().0;
                 usage.remove(&mut self.local, cell.bytes());
-                // A resolution's fence is given out past the floor.
-                self.floor = self.floor.max(cell.record.token.fence);
                 expired.push(cell);
                 continue;
             }

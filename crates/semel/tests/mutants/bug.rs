@@ -12,6 +12,8 @@ pub(crate) enum Bug {
     FenceIgnored,
     /// Fences start from 1 for every new record.
     FenceResetOnPurge,
+    /// Fences are above the identity's own, and otherwise the clock's.
+    FencesByClock,
     /// A resolution leaves the token as it is.
     FenceKeptOnResolve,
     /// A lapsed lease is taken over whatever the policy says.

@@ -57,6 +57,7 @@ const CAUGHT: &[(Bug, &[&str])] = &[
         Bug::FenceResetOnPurge,
         &["tokens::fences_grow", "expiry::swept_or_not"],
     ),
+    (Bug::FencesByClock, &["tokens::fences_are_distinct"]),
     (Bug::FenceKeptOnResolve, &["resolve::happened"]),
     (
         Bug::HoldRetries,

@@ -139,7 +139,7 @@ impl Store for SmallStore {
         let decide = |records: &mut (Records, Fence), now| {
             let record = records.0.get(digest).map(|e| &e.record);
             let seen = self.found(record, now, request);
-            let floor = if self.has(Bug::FenceResetOnPurge) {
+            let floor = if self.has(Bug::FenceResetOnPurge) || self.has(Bug::FencesByClock) {
                 Fence(0)
             } else {
                 records.1
