@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use semel::store::{Fence, Fenced, Retention, Store as _};
 use semel::{Outcome, StoreErrorKind};
-use semel_stores::{OpenError, OpenOptions, PostgresOptions, PostgresStore, Schema, migrate};
+use semel_stores::{OpenError, OpenOptions, PostgresOptions, Schema, migrate};
 use semel_testkit::servers::{Kind, shared};
+use tokio::sync::Barrier;
 
 use super::{acquire, client, complete, identity, open, replayed, table, url};
 
@@ -24,31 +25,37 @@ async fn set(url: &str, to: &str) {
     client(url).await.batch_execute(&set).await.unwrap();
 }
 
-async fn storm(store: &Arc<PostgresStore>, name: &str) -> Vec<Fence> {
-    let tasks: Vec<_> = (0..100)
-        .map(|n| {
-            let (store, key) = (store.clone(), format!("{name}-{n}"));
-            tokio::spawn(async move { acquire(&store, &key).await.token.fence })
-        })
-        .collect();
-    let mut fences = Vec::new();
-    for task in tasks {
-        fences.push(task.await.unwrap());
-    }
-    fences
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn none_is_given_out_twice_while_the_sequence_is_moved() {
-    for _ in 0..10 {
-        // A new sequence is far behind the clock: one of the first claims moves it.
-        let url = url();
-        let (one, two) = (Arc::new(open(&url).await), Arc::new(open(&url).await));
-        let mut given = BTreeSet::new();
-        for round in 0..3 {
-            let (in_one, in_two) = (format!("one-{round}"), format!("two-{round}"));
-            let (a, b) = tokio::join!(storm(&one, &in_one), storm(&two, &in_two));
-            for fence in a.into_iter().chain(b) {
+    let url = url();
+    let mut stores = Vec::new();
+    for _ in 0..8 {
+        // Each claim is a statement of its own: several find the sequence behind.
+        let store = open(&format!("{url}&group=1")).await;
+        acquire(&store, &format!("warm-{}", stores.len())).await;
+        stores.push(Arc::new(store));
+    }
+    let mut given = BTreeSet::new();
+    for round in 1..=10 {
+        // Far behind the clock, at numbers that no round before had.
+        set(&url, &format!("{round} * 1000000")).await;
+        let start = Arc::new(Barrier::new(64));
+        let tasks: Vec<_> = (0..64)
+            .map(|n| {
+                let (store, start) = (stores[n % 8].clone(), start.clone());
+                tokio::spawn(async move {
+                    start.wait().await;
+                    let mut fences = Vec::new();
+                    for more in 0..10 {
+                        let key = format!("{round}-{n}-{more}");
+                        fences.push(acquire(&store, &key).await.token.fence);
+                    }
+                    fences
+                })
+            })
+            .collect();
+        for task in tasks {
+            for fence in task.await.unwrap() {
                 assert!(given.insert(fence), "{fence} twice");
             }
         }
