@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
+use semel::guard::Policy;
 use semel::memory::{Limits, MemoryStore};
 use semel::store::Retention;
 use semel_bench_load::answer;
@@ -105,8 +106,8 @@ pub(crate) fn serve(mut arguments: impl Iterator<Item = String>) -> Result<()> {
             records: 1 << 24,
             bytes: 1 << 36,
         });
-        let kept = Retention::new(Duration::from_secs(kept));
-        app = app.layer(IdempotencyLayer::new(store).with_retention(kept));
+        let kept = Policy::default().with_retention(Retention::new(Duration::from_secs(kept)));
+        app = app.layer(IdempotencyLayer::new(store).with_policy(kept));
     }
     // One worker: the load generator has the other processor.
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use semel::Fingerprint;
-use semel::guard::{Guard, Policy, Ran, TransactOptions};
+use semel::guard::{Done, Guard, TransactOptions};
 use semel::transaction::{Isolation, Lent, Transactional};
 use semel_bench_load::median;
 use tokio::runtime::Runtime;
@@ -83,7 +83,7 @@ impl<S: Transactional> Bench<S> {
     fn new(store: S) -> Self {
         let store = Arc::new(store);
         Self {
-            guard: Guard::new(Arc::clone(&store), Policy::default()),
+            guard: Guard::from(Arc::clone(&store)),
             store,
         }
     }
@@ -165,22 +165,21 @@ impl<S: Transactional> Bench<S> {
 
     async fn order<H: Handler<Store = S>>(&self, way: Way, index: usize) -> Result<()> {
         let asked = Fingerprint::of(b"an order");
-        let ran = match way {
+        let done = match way {
             Way::Alone => return alone::<H>(Arc::clone(&self.store), index).await.map(drop),
             Way::Apart => {
                 let store = Arc::clone(&self.store);
-                let work = |_| alone::<H>(store, index);
-                self.guard.run(&identity(index), asked, work).await?
+                let work = move |_| alone::<H>(store, index);
+                self.guard.run((&identity(index), asked), work).await?
             }
             Way::Transact => {
                 let options = TransactOptions::default();
                 let work = move |_, tx| H::order(tx, index);
-                let identity = identity(index);
-                let ran = self.guard.transact(&identity, asked, options, work);
-                ran.await?
+                let asked = (&identity(index), asked);
+                self.guard.transact(asked, options, work).await?
             }
         };
-        ensure!(matches!(ran, Ran::First(_)), "order {index} was there");
+        ensure!(matches!(done, Done::Fresh(_)), "order {index} was there");
         Ok(())
     }
 }

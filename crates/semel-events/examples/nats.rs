@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, consumer::pull, stream};
 use futures_util::StreamExt as _;
 use semel::guard::TransactOptions;
-use semel::inbox::{Event, Inbox, Poison};
+use semel::inbox::{DeadLetter, Event, Inbox};
 use semel::transaction::Lent;
 use semel_events::{Answer, Delivery as _, nats};
 use semel_stores::sqlite::rusqlite::{Connection, Error};
@@ -33,8 +33,8 @@ async fn main() -> Result<(), Failure> {
 
     let inbox = Inbox::new(store, "ledger")
         .with_max_attempts(3)
-        .with_on_poison(|poison: Poison| async move {
-            println!("set aside: {:?} after {:?}", poison.event, poison.errors);
+        .with_dead_letters(|letter: DeadLetter| async move {
+            println!("set aside: {:?} after {:?}", letter.event, letter.errors);
             Ok::<_, Failure>(())
         });
 

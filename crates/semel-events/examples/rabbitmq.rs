@@ -16,7 +16,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use semel::guard::TransactOptions;
-use semel::inbox::{Event, Inbox, Poison};
+use semel::inbox::{DeadLetter, Event, Inbox};
 use semel::transaction::Lent;
 use semel_events::{Answer, Delivery as _, rabbitmq};
 use semel_stores::sqlite::rusqlite::{self, Error};
@@ -40,8 +40,8 @@ async fn main() -> Result<(), Failure> {
     let inbox = Inbox::new(store, "ledger")
         .with_max_attempts(3)
         // The dead letters' queue has it from then on.
-        .with_on_poison(|poison: Poison| async move {
-            println!("set aside: {:?} after {:?}", poison.event, poison.errors);
+        .with_dead_letters(|letter: DeadLetter| async move {
+            println!("set aside: {:?} after {:?}", letter.event, letter.errors);
             Ok::<_, Failure>(())
         });
 

@@ -19,7 +19,7 @@ pub enum Verdict {
     /// It was handled, now or before: forget it.
     Acknowledge,
     /// It will never be handled: to the dead letters, or forgotten where there are none.
-    SetAside,
+    DeadLettered,
     /// It is to be delivered again after this time.
     Again(Duration),
 }
@@ -28,7 +28,7 @@ impl<E> From<&Answer<E>> for Verdict {
     fn from(answer: &Answer<E>) -> Self {
         match answer {
             Ok(Receipt::Handled | Receipt::Duplicate) => Self::Acknowledge,
-            Ok(Receipt::SetAside) => Self::SetAside,
+            Ok(Receipt::DeadLettered) => Self::DeadLettered,
             Err(error) => Self::Again(error.retry_after()),
         }
     }
@@ -98,7 +98,7 @@ pub async fn settle_all<D: Delivery, E: Send + Sync>(
 /// again after each error, when its [`retry_after`](InboxError::retry_after) is over.
 ///
 /// Without end where the event fails without end: set a callback for events that cannot be handled
-/// ([`Inbox::with_on_poison`](semel::inbox::Inbox::with_on_poison)).
+/// ([`Inbox::with_dead_letters`](semel::inbox::Inbox::with_dead_letters)).
 pub async fn until_settled<D, E, H>(delivery: &D, mut handle: impl FnMut() -> H) -> Settled<E>
 where
     D: Delivery,
@@ -187,7 +187,7 @@ mod tests {
         let aside = |_| async { Ok::<_, std::io::Error>(()) };
         let inbox = Inbox::new(MemoryStore::default(), "billing")
             .with_max_attempts(2)
-            .with_on_poison(aside);
+            .with_dead_letters(aside);
         let fake = fake("a");
         let fails = |_| async { Err::<(), _>("no".to_owned()) };
         for _ in 0..3 {
@@ -196,7 +196,7 @@ mod tests {
         }
         let again = Verdict::Again(Duration::from_secs(1));
         let told = fake.1.into_inner().unwrap().1;
-        assert_eq!(told, [again, Verdict::SetAside, Verdict::SetAside]);
+        assert_eq!(told, [again, Verdict::DeadLettered, Verdict::DeadLettered]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -113,7 +113,7 @@ impl crate::Delivery for Delivery {
         self.message
             .ack_with(match verdict {
                 Verdict::Acknowledge => AckKind::Ack,
-                Verdict::SetAside => AckKind::Term,
+                Verdict::DeadLettered => AckKind::Term,
                 Verdict::Again(after) => AckKind::Nak(Some(after)),
             })
             .await

@@ -155,7 +155,7 @@ impl crate::Delivery for Delivery {
         // What the channel does not take any more it delivers again.
         let open = match verdict {
             Verdict::Acknowledge => acker.ack(BasicAckOptions::default()).await?,
-            Verdict::SetAside => acker.reject(BasicRejectOptions { requeue: false }).await?,
+            Verdict::DeadLettered => acker.reject(BasicRejectOptions { requeue: false }).await?,
             Verdict::Again(Duration::ZERO) => acker.nack(BACK).await?,
             Verdict::Again(after) => {
                 give_back(acker.clone(), after);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::guard::TransactOptions;
-use semel::inbox::{Event, Inbox, Poison};
+use semel::guard::{Policy, TransactOptions};
+use semel::inbox::{DeadLetter, Event, Inbox};
 use semel::store::Nonce;
 use semel::transaction::Lent;
 use semel_events::Answer;
@@ -19,7 +19,7 @@ type Tx = Lent<SqliteTransaction>;
 #[derive(Clone)]
 pub(crate) struct Ledger {
     path: PathBuf,
-    taken: Arc<Mutex<Vec<Poison>>>,
+    taken: Arc<Mutex<Vec<DeadLetter>>>,
     _directory: Arc<TempDir>,
 }
 
@@ -41,7 +41,8 @@ impl Ledger {
     /// As another process opens it: a consumer whose claims are free soon after it died.
     pub(crate) fn inbox(&self) -> Inbox<SqliteStore> {
         let store = SqliteOptions::new().open(&self.path).unwrap();
-        Inbox::new(store, "ledger").with_lease(Duration::from_millis(500))
+        let brief = Policy::default().with_lease(Duration::from_millis(500));
+        Inbox::new(store, "ledger").with_policy(brief)
     }
 
     /// The same, where an event that fails twice is set aside.
@@ -52,7 +53,7 @@ impl Ledger {
             taken.lock().push(poison);
             async { Ok::<_, std::io::Error>(()) }
         };
-        self.inbox().with_max_attempts(2).with_on_poison(take)
+        self.inbox().with_max_attempts(2).with_dead_letters(take)
     }
 
     /// Writes the event's body into the ledger.
@@ -78,9 +79,9 @@ impl Ledger {
         inbox: &Inbox<SqliteStore>,
         events: &[Event],
     ) -> Vec<Answer<Error>> {
-        let work = |fresh: semel::inbox::Fresh, mut tx: Tx| async move {
+        let work = |new: semel::inbox::NewEvents, mut tx: Tx| async move {
             tx.call(move |on| {
-                fresh.events.iter().try_for_each(|(event, _)| {
+                new.events.iter().try_for_each(|(event, _)| {
                     let line = String::from_utf8_lossy(event.body());
                     on.execute("INSERT INTO lines VALUES (?1)", [line])
                         .map(drop)
@@ -102,7 +103,7 @@ impl Ledger {
         lines.map(Result::unwrap).collect()
     }
 
-    pub(crate) fn taken(&self) -> Vec<Poison> {
+    pub(crate) fn taken(&self) -> Vec<DeadLetter> {
         self.taken.lock().clone()
     }
 }

@@ -168,7 +168,7 @@ async fn an_event_that_cannot_be_handled_is_handed_over_and_comes_no_more() {
         settled.told.unwrap();
         receipts.push(settled.answer.ok());
     }
-    let (handled, aside) = (Some(Receipt::Handled), Some(Receipt::SetAside));
+    let (handled, aside) = (Some(Receipt::Handled), Some(Receipt::DeadLettered));
     assert_eq!(receipts, [handled, None, handled, aside]);
     assert_eq!(ledger.lines(), ["a", "b"]);
     let taken = ledger.taken();

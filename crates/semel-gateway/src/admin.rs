@@ -50,7 +50,7 @@ async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, Str
 }
 
 async fn metrics<S: Store>(State(admin): State<Arc<Admin<S>>>) -> impl IntoResponse {
-    let text = admin.metrics.text(admin.layer.guard().running());
+    let text = admin.metrics.text(admin.layer.guard());
     // The format that Prometheus asks for first, and that prometheus-client writes.
     let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, format)], text)

@@ -7,10 +7,13 @@ use http::header::{
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
+use semel::IdentityDigest;
 use semel::guard::AttemptInfo;
 
 /// Carries the fence of the attempt to the upstream.
 pub const FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
+/// Carries the name of the operation to the upstream and to the reconciler.
+pub const ID: HeaderName = HeaderName::from_static("idempotency-id");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -23,7 +26,7 @@ pub(crate) fn to_upstream(
     target: Option<&Authority>,
     upstream: &HeaderValue,
     peer: Option<IpAddr>,
-    attempt: Option<AttemptInfo>,
+    attempt: Option<&AttemptInfo>,
 ) {
     let trailers = wants_trailers(headers);
     strip_hop_by_hop(headers);
@@ -31,8 +34,10 @@ pub(crate) fn to_upstream(
     headers.remove(EXPECT);
     // Only the gateway says what attempt this is.
     headers.remove(FENCE);
+    headers.remove(ID);
     if let Some(attempt) = attempt {
         headers.insert(FENCE, HeaderValue::from(attempt.fence.0));
+        headers.insert(ID, id(&attempt.id));
     }
     // In HTTP/2 the host stands in the target.
     let host = target.and_then(|target| HeaderValue::from_str(target.as_str()).ok());
@@ -49,6 +54,11 @@ pub(crate) fn to_upstream(
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
+}
+
+/// An operation's name as a field.
+pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
+    HeaderValue::from_str(&id.to_string()).expect("digits can stand in a field")
 }
 
 /// Makes the upstream's header the one that the client gets.
@@ -105,7 +115,9 @@ fn members<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item 
 
 #[cfg(test)]
 mod tests {
-    use semel::store::Fence;
+    use semel::guard::{Asked, Begin, Guard};
+    use semel::memory::MemoryStore;
+    use semel::{Fingerprint, Identity, Key, Scope};
 
     use super::*;
 
@@ -125,8 +137,19 @@ mod tests {
         lines
     }
 
-    #[test]
-    fn a_request_loses_what_belongs_to_its_connection() {
+    async fn attempt() -> AttemptInfo {
+        let key = Key::new("k").unwrap();
+        let identity = Identity::new(Scope::anonymous(), "http", key);
+        let asked = Asked::new(identity, Fingerprint::of(b""));
+        let guard = Guard::from(MemoryStore::default());
+        match guard.begin(&asked).await {
+            Ok(Begin::Acquired(mut held)) => held.info(),
+            begun => panic!("{begun:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_loses_what_belongs_to_its_connection() {
         let mut headers = map(&[
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
@@ -138,24 +161,23 @@ mod tests {
             ("upgrade", "h2c"),
             ("expect", "100-continue"),
             ("idempotency-fence", "99"),
+            ("idempotency-id", "mine"),
             ("idempotency-key", "\"k\""),
             ("host", "shop.example"),
             ("x-forwarded-for", "10.0.0.1"),
             ("x-forwarded-proto", "https"),
         ]);
-        let attempt = AttemptInfo {
-            fence: Fence(7),
-            number: 1,
-        };
+        let attempt = attempt().await;
         let upstream = HeaderValue::from_static("127.0.0.1:9000");
         let peer = "10.0.0.2".parse().unwrap();
-        to_upstream(&mut headers, None, &upstream, Some(peer), Some(attempt));
+        to_upstream(&mut headers, None, &upstream, Some(peer), Some(&attempt));
         assert_eq!(
             lines(&headers),
             [
                 "connection: te",
                 "host: 127.0.0.1:9000",
-                "idempotency-fence: 7",
+                &format!("idempotency-fence: {}", attempt.fence),
+                &format!("idempotency-id: {}", attempt.id),
                 "idempotency-key: \"k\"",
                 "te: trailers",
                 "x-forwarded-for: 10.0.0.1",

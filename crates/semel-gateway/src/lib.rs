@@ -19,4 +19,4 @@ pub mod serve;
 pub mod stack;
 mod values;
 
-pub use headers::FENCE;
+pub use headers::{FENCE, ID};

@@ -11,7 +11,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use semel::guard::{Event, Observer, Tally};
+use semel::Store;
+use semel::guard::{Guard, Observer, Signal, Tally};
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -27,6 +28,7 @@ pub struct Metrics {
     duration: Histogram,
     in_flight: Gauge,
     running: Gauge,
+    unsettled: Gauge,
     purged: Counter,
     reconcile_questions: Family<Label, Counter>,
     reconcile_time: Histogram,
@@ -46,6 +48,7 @@ impl Metrics {
             duration: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
             in_flight: Gauge::default(),
             running: Gauge::default(),
+            unsettled: Gauge::default(),
             purged: Counter::default(),
             reconcile_questions: Family::default(),
             reconcile_time: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
@@ -53,7 +56,7 @@ impl Metrics {
             reconcile_given_up: Gauge::default(),
         };
         // A counter that is there from the start can be told from one that was lost.
-        for event in Event::ALL {
+        for event in Signal::ALL {
             drop(metrics.events.get_or_create(&[("event", event.as_str())]));
         }
         let registry = &mut metrics.registry;
@@ -88,6 +91,11 @@ impl Metrics {
             metrics.running.clone(),
         );
         registry.register(
+            "unsettled",
+            "What is known of attempts, and the store could not be told yet",
+            metrics.unsettled.clone(),
+        );
+        registry.register(
             "purged_records",
             "Records removed after their retention",
             metrics.purged.clone(),
@@ -116,8 +124,9 @@ impl Metrics {
     }
 
     /// The whole text, as Prometheus reads it.
-    pub fn text(&self, running: usize) -> String {
-        self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
+    pub fn text<S: Store>(&self, guard: &Guard<S>) -> String {
+        self.running.set(number(guard.running()));
+        self.unsettled.set(number(guard.unsettled()));
         let mut text = String::new();
         if let Err(error) = text::encode(&mut text, &self.registry) {
             tracing::error!("metrics: {error}");
@@ -146,10 +155,13 @@ impl Metrics {
     }
 
     pub(crate) fn reconcile_left(&self, tally: Tally) {
-        let number = |records| i64::try_from(records).unwrap_or(i64::MAX);
         self.reconcile_pending.set(number(tally.pending));
         self.reconcile_given_up.set(number(tally.given_up));
     }
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 impl Default for Metrics {
@@ -159,7 +171,7 @@ impl Default for Metrics {
 }
 
 impl Observer for Metrics {
-    fn on_event(&self, event: Event) {
+    fn on_signal(&self, event: Signal) {
         self.events
             .get_or_create(&[("event", event.as_str())])
             .inc();

@@ -158,7 +158,13 @@ impl Inner {
         let attempt = parts.extensions.remove::<AttemptInfo>();
         let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
         let target = parts.uri.authority();
-        headers::to_upstream(&mut parts.headers, target, &self.host, peer, attempt);
+        headers::to_upstream(
+            &mut parts.headers,
+            target,
+            &self.host,
+            peer,
+            attempt.as_ref(),
+        );
         parts.uri = self.target(&parts.uri);
         parts.version = Version::HTTP_11;
         parts.extensions.clear();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use semel::Store;
-use semel::guard::{InFlight, OnPanic, Policy};
+use semel::guard::{Guard, InFlight, Policy};
 use semel::store::Retention;
 use semel_tower::IdempotencyLayer;
 use tower::ServiceBuilder;
@@ -28,24 +28,22 @@ pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> Idem
         .with_lease(config.lease)
         .with_retention(Retention::new(config.ttl))
         .with_on_lost(config.on_lost)
-        .with_key_required(config.require_key)
-        // A panic in the proxy may come after the request was sent.
-        .with_on_panic(OnPanic::Unknown);
+        .with_key_required(config.require_key);
     if !config.wait.is_zero() {
         policy = policy.with_in_flight(InFlight::Wait(config.wait));
     }
-    let layer = IdempotencyLayer::new(store)
-        .with_policy(policy)
-        .with_observer(Arc::new(Watching(Arc::clone(&metrics))))
+    let mut guard = Guard::builder(store)
+        .policy(policy)
+        .observer(Arc::new(Watching(Arc::clone(&metrics))));
+    if let Some(settings) = &config.reconcile {
+        guard = guard
+            .reconciler(Arc::new(Endpoint::new(settings, config.max_body, metrics)))
+            .reconcile_options(settings.in_line());
+    }
+    let layer = IdempotencyLayer::new(guard.build())
         .with_max_request_body(config.max_body)
         .with_max_response_body(config.max_body)
         .with_principal_required(config.require_principal);
-    let layer = match &config.reconcile {
-        Some(settings) => layer
-            .with_reconciler(Arc::new(Endpoint::new(settings, config.max_body, metrics)))
-            .with_reconcile_options(settings.in_line()),
-        None => layer,
-    };
     match &config.scope_header {
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,

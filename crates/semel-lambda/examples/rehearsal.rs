@@ -15,7 +15,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use semel::guard::TransactOptions;
+use semel::guard::{Policy, TransactOptions};
 use semel::store::OnLost;
 use semel::transaction::{Lent, Transactional};
 use semel_lambda::{BoxError, Dispatcher, Envelope, EventContext, Function, Inbox};
@@ -145,11 +145,12 @@ async fn main() -> Result<(), BoxError> {
 }
 
 async fn run<S: Transactional>(store: S, dispatcher: Dispatcher<S>) -> Result<(), BoxError> {
-    let mut inbox = Inbox::new(store, "rehearsal").with_lease(millis("LEASE_MS", 30_000));
+    let mut policy = Policy::default().with_lease(millis("LEASE_MS", 30_000));
     if set("RETRY") {
         // Right for tasks as well: the ledger refuses stale fences.
-        inbox = inbox.with_on_lost(OnLost::Retry);
+        policy = policy.with_on_lost(OnLost::Retry);
     }
+    let inbox = Inbox::new(store, "rehearsal").with_policy(policy);
     let mut dispatcher = dispatcher.on("task", task);
     if set("OTHERWISE") {
         dispatcher = dispatcher.otherwise(other);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::guard::{AttemptInfo, TransactInfo};
+use semel::guard::AttemptInfo;
 use semel::store::Fence;
 use semel::{Clock as _, SystemClock, Timestamp};
 
@@ -30,33 +30,15 @@ impl Deadline {
 pub struct EventContext {
     envelope: Envelope,
     deadline: Deadline,
-    fence: Fence,
-    attempt: u32,
-    again: u32,
+    attempt: AttemptInfo,
 }
 
 impl EventContext {
-    pub(crate) fn new(envelope: Envelope, deadline: Deadline, info: AttemptInfo) -> Self {
+    pub(crate) const fn new(envelope: Envelope, deadline: Deadline, attempt: AttemptInfo) -> Self {
         Self {
             envelope,
             deadline,
-            fence: info.fence,
-            attempt: info.number,
-            again: 0,
-        }
-    }
-
-    pub(crate) fn in_transaction(
-        envelope: Envelope,
-        deadline: Deadline,
-        info: TransactInfo,
-    ) -> Self {
-        Self {
-            envelope,
-            deadline,
-            fence: info.fence,
-            attempt: info.number,
-            again: info.again,
+            attempt,
         }
     }
 
@@ -69,17 +51,17 @@ impl EventContext {
     /// attempt that stood still past its lease, because its sandbox did, has a smaller one than the
     /// attempt that took its place.
     pub const fn fence(&self) -> Fence {
-        self.fence
+        self.attempt.fence
     }
 
     /// Which attempt on the event this is, from 1.
     pub const fn attempt(&self) -> u32 {
-        self.attempt
+        self.attempt.number
     }
 
     /// How often the handler was run and rolled back in this attempt; 0 without a transaction.
-    pub const fn again(&self) -> u32 {
-        self.again
+    pub const fn retry(&self) -> u32 {
+        self.attempt.retry
     }
 
     /// How much is left of the invocation's time.

@@ -133,7 +133,7 @@ impl<S: Transactional> Dispatcher<S> {
     /// replaced.
     ///
     /// After a conflict with other transactions the handler runs again:
-    /// [`EventContext::again`] counts. Pass the driver's error on, or an error whose source it is.
+    /// [`EventContext::retry`] counts. Pass the driver's error on, or an error whose source it is.
     #[must_use]
     pub fn on_in_transaction<T, E, F, W>(
         mut self,
@@ -156,7 +156,7 @@ impl<S: Transactional> Dispatcher<S> {
                 let event = received.event();
                 let work = move |info, transaction| {
                     let Received { envelope, deadline } = &received;
-                    let context = EventContext::in_transaction(envelope.clone(), *deadline, info);
+                    let context = EventContext::new(envelope.clone(), *deadline, info);
                     let decoded = envelope.decode::<T>();
                     let handler = Arc::clone(&handler);
                     async move {

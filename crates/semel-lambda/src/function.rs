@@ -58,7 +58,7 @@ pub struct Failure<'a> {
 pub enum Answer {
     /// To a batch of SQS: which messages are to be delivered again.
     Batch(BatchResponse),
-    /// To one event: `{"receipt":"handled"}`, `duplicate` or `set-aside`.
+    /// To one event: `{"receipt":"handled"}`, `duplicate` or `dead-lettered`.
     Event {
         /// What became of it.
         #[serde(serialize_with = "name_of")]
@@ -70,7 +70,7 @@ fn name_of<S: serde::Serializer>(receipt: &Receipt, serializer: S) -> Result<S::
     serializer.serialize_str(match receipt {
         Receipt::Handled => "handled",
         Receipt::Duplicate => "duplicate",
-        Receipt::SetAside => "set-aside",
+        Receipt::DeadLettered => "dead-lettered",
     })
 }
 

@@ -73,7 +73,7 @@
 //! 1. An event is known by its source and the id that its source gave it. In a
 //!    [transaction](Dispatcher::on_in_transaction) of the store's database it is applied once,
 //!    wherever the sandbox dies; with effects elsewhere it is handled at most once, or again
-//!    with a higher fence, as [`Inbox::with_on_lost`] says.
+//!    with a higher fence, as [`Inbox::with_policy`] says.
 //! 2. Handled, a duplicate, set aside: it is done with. Anything else is a failure: of the message, in
 //!    a batch, and of the invocation, where the event came alone. So it is delivered again, or goes
 //!    where the queue puts what cannot be delivered. Unknown types and shapes are failures too.

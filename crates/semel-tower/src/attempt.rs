@@ -1,54 +1,55 @@
 //! A request with a key, in a task of its own: claim, run, record, answer.
 
+use std::any::Any;
+use std::future::poll_fn;
 use std::panic::resume_unwind;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT_ENCODING, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, response};
-use http_body::{Body as HttpBody, SizeHint};
-use http_body_util::BodyExt as _;
-use semel::guard::{Attempt, Begin, Guard, OnStoreError, Settled};
-use semel::{
-    Fingerprint, Identity, Outcome, OutcomeKind, State, Store, StoreError, StoreErrorKind,
-};
-use tokio::sync::{mpsc, oneshot};
+use http_body::Body as HttpBody;
+use semel::guard::{Asked, Begin, Guard, Held, OnStoreError, Settled, Transacted};
+use semel::{Identity, Outcome, OutcomeKind, State, Store, StoreError, StoreErrorKind};
+use tokio::sync::oneshot;
 use tower_service::Service;
 
-use crate::body::{Body, Chunks, Relayed};
+use crate::body::{self, Body, Content, Relayable};
 use crate::config::Config;
-use crate::policy::Disposition;
+use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
-use crate::transact::Transactions;
-
-/// How many frames of a relayed body wait for a client that reads slowly.
-pub(crate) const RELAYED_FRAMES: usize = 16;
+use crate::transact::{CommitFailure, RunAgain, Transactions};
 
 /// Where the client waits, unless it went away. Sending to one that did is no error (R11).
-pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
+type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
 
 /// What the task knows of its request.
 pub(crate) struct Run<S> {
-    pub(crate) guard: Guard<Arc<S>>,
+    pub(crate) guard: Guard<S>,
     pub(crate) config: Arc<Config>,
     pub(crate) identity: Identity,
-    pub(crate) fingerprint: Fingerprint,
+    pub(crate) asked: Asked,
     pub(crate) origin: Option<HeaderValue>,
     pub(crate) transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
-/// What is to become of the record.
-pub(crate) enum Plan {
+/// An answer of the inner service, as far as its body was read, and what becomes of the record.
+struct Answer<R: HttpBody> {
+    head: response::Parts,
+    content: Content<R>,
+    plan: Plan,
+}
+
+enum Plan {
     Keep(Outcome),
     Release,
     Unknown,
 }
 
-/// What became of it.
-pub(crate) enum Recorded {
+/// What became of the record.
+enum Recorded {
     /// As planned; or the answer says that there was no effect, and whether the store knows is
     /// second to that.
     AsPlanned,
@@ -56,17 +57,16 @@ pub(crate) enum Recorded {
     Otherwise(Outcome),
     /// Another attempt had taken over, and nobody knows more.
     Superseded,
-    /// The store could not be told.
+    /// The store could not be told yet.
     Failed,
 }
 
-/// How reading the inner service's body ended.
-pub(crate) enum Collected<B, E> {
-    Whole(Bytes, Option<HeaderMap>),
-    /// Larger than is kept: what was read, and the rest.
-    Large(Chunks, Pin<Box<B>>),
-    /// It failed after this much.
-    Broken(Chunks, E),
+/// What one call of the inner service came to.
+#[expect(clippy::large_enum_variant, reason = "an answer is what is expected")]
+enum Called<R: HttpBody, E> {
+    Answered(Answer<R>),
+    /// An error, and whether it is known that nothing ran.
+    Failed(E, Disposition),
 }
 
 impl<S: Store> Run<S> {
@@ -78,31 +78,25 @@ impl<S: Store> Run<S> {
         body: Bytes,
         client: Client<R, Inner::Error>,
     ) where
-        Inner: Service<Request<B>, Response = Response<R>>,
-        B: From<Bytes>,
-        R: HttpBody<Data = Bytes>,
+        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
+            + Clone
+            + Send,
+        B: From<Bytes> + Send,
+        R: Relayable,
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        let begun = {
-            let about = || Some(format!("{} {}", parts.method, parts.uri.path()).into());
-            let begin = self
-                .guard
-                .begin_about(&self.identity, self.fingerprint, &about);
-            begin.await
-        };
-        let mut attempt = match begun {
-            Ok(Begin::Acquired(attempt)) => attempt,
-            Ok(Begin::Unprotected(_)) => {
+        let mut held = match self.guard.begin(&self.asked).await {
+            Ok(Begin::Acquired(held)) => held,
+            // Without the database there is no transaction either.
+            Ok(Begin::Unprotected(_)) if self.transactions.is_none() => {
                 parts.extensions.insert(self.identity.clone());
-                let request = Request::from_parts(parts, B::from(body));
-                let answer = inner.call(request).await;
-                client
-                    .send(answer.map(|response| {
-                        let (head, body) = response.into_parts();
-                        self.unprotected(head, Body::inner(body))
-                    }))
-                    .ok();
+                let answer = inner.call(Request::from_parts(parts, B::from(body))).await;
+                let unprotected = |response: Response<R>| {
+                    let (head, body) = response.into_parts();
+                    self.unprotected(head, Body::inner(body))
+                };
+                client.send(answer.map(unprotected)).ok();
                 return;
             }
             begun => {
@@ -112,30 +106,130 @@ impl<S: Store> Run<S> {
         };
         parts.extensions.insert(self.identity.clone());
         if let Some(transactions) = &self.transactions {
-            let run = self.transacted(&**transactions, attempt, inner, &parts, &body, client);
-            return run.await;
+            let transactions = Arc::clone(transactions);
+            return self
+                .transacted(&*transactions, held, inner, &parts, &body, client)
+                .await;
         }
-        parts.extensions.insert(attempt.info());
+        parts.extensions.insert(held.info());
         let request = Request::from_parts(parts, B::from(body));
-        let work = async move { inner.call(request).await };
-        match attempt.hold_catching(work).await {
-            Ok(Ok(response)) => self.settle(attempt, response, client).await,
-            Ok(Err(error)) => {
-                // If the store cannot be told, the lease lapses. The error is the answer anyway.
-                attempt.abandon().await.ok();
-                client.send(Err(error)).ok();
-            }
-            Err(panic) => {
-                attempt.panicked().await.ok();
-                resume_unwind(panic);
-            }
+        match held
+            .run(async { self.called(inner.call(request).await).await })
+            .await
+        {
+            Ok(called) => self.settle(held, called, client).await,
+            Err(panic) => panicked(held, panic).await,
         }
+    }
+
+    /// The same with a transaction on offer. A handler that takes it may run again.
+    async fn transacted<Inner, B, R>(
+        &self,
+        transactions: &dyn Transactions<S>,
+        mut held: Held<S>,
+        inner: Inner,
+        parts: &Parts,
+        body: &Bytes,
+        client: Client<R, Inner::Error>,
+    ) where
+        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
+            + Clone
+            + Send,
+        B: From<Bytes> + Send,
+        R: Relayable,
+    {
+        let answered = &Mutex::new(None);
+        let mut first = Some(inner.clone());
+        let transacted = transactions.run(
+            &mut held,
+            Box::new(move |extensions| {
+                // The service that was polled takes the first call.
+                let (polled, mut spare) = (first.take(), inner.clone());
+                let mut parts = parts.clone();
+                parts.extensions.extend(extensions);
+                let request = Request::from_parts(parts, B::from(body.clone()));
+                Box::pin(async move {
+                    let answer = match polled {
+                        Some(mut polled) => polled.call(request).await,
+                        None => match poll_fn(|context| spare.poll_ready(context)).await {
+                            Ok(()) => spare.call(request).await,
+                            Err(error) => Err(error),
+                        },
+                    };
+                    let called = self.called(answer).await;
+                    let next = called.next();
+                    *answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(called);
+                    next
+                })
+            }),
+        );
+        let transacted = transacted.await;
+        let called = answered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let problem = match (transacted, called) {
+            (Transacted::NotTaken(_), Some(called)) => {
+                return self.settle(held, called, client).await;
+            }
+            // Rolled back: what an error says of the effects does not count, nor does an answer that
+            // was to be run again.
+            (
+                Transacted::RolledBack(_) | Transacted::Failed { .. },
+                Some(Called::Failed(error, _)),
+            ) => {
+                let called = Called::Failed(error, Disposition::Release);
+                return self.settle(held, called, client).await;
+            }
+            (Transacted::Failed { .. }, Some(Called::Answered(mut answer))) => {
+                answer.plan = Plan::Release;
+                return self.settle(held, Called::Answered(answer), client).await;
+            }
+            (Transacted::RolledBack(_), Some(called)) => {
+                return self.settle(held, called, client).await;
+            }
+            (Transacted::Committed(_), Some(Called::Answered(answer))) => {
+                client
+                    .send(Ok(self.answer(Recorded::AsPlanned, answer)))
+                    .ok();
+                return;
+            }
+            (Transacted::Superseded(_), _) => match self.instead().await {
+                Recorded::Otherwise(outcome) => {
+                    client.send(Ok(self.replay(&outcome))).ok();
+                    return;
+                }
+                _ => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
+                    "The operation lost its lease to another attempt, and nothing of it was \
+                     committed. Ask again with the same key to learn what became of the other.",
+                ),
+            },
+            (Transacted::Panicked(panic), _) => return panicked(held, panic).await,
+            (Transacted::Unknown(_), _) => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
+                "The operation ran, and whether it was committed could not be found out. Ask \
+                 again with the same key to learn it.",
+            ),
+            (failed, _) => {
+                held.release().await.ok();
+                let code = match failed {
+                    Transacted::NotCommitted { source, .. }
+                        if source.kind() == StoreErrorKind::Capacity =>
+                    {
+                        ProblemCode::Capacity
+                    }
+                    _ => ProblemCode::StoreUnavailable,
+                };
+                Problem::new(code)
+                    .with_detail("Nothing was committed. Ask again with the same key.")
+            }
+        };
+        client.send(Ok(self.config.problem(problem))).ok();
     }
 
     /// The answer where the inner service is not called.
     fn without_running<R: HttpBody>(
         &self,
-        begun: Result<Begin<Arc<S>>, StoreError>,
+        begun: Result<Begin<S>, StoreError>,
     ) -> Response<Body<R>> {
         let code = match begun {
             Ok(Begin::Completed(outcome)) => return self.replay(&outcome),
@@ -147,6 +241,7 @@ impl<S: Store> Run<S> {
             Ok(Begin::Expired) => ProblemCode::Expired,
             Ok(Begin::Unknown) => ProblemCode::OutcomeUnknown,
             Err(error) if error.kind() == StoreErrorKind::Capacity => ProblemCode::Capacity,
+            Ok(Begin::KeyRequired | Begin::Unkeyed) => ProblemCode::MissingKey,
             Err(_) | Ok(Begin::Acquired(_) | Begin::Unprotected(_)) => {
                 ProblemCode::StoreUnavailable
             }
@@ -154,90 +249,70 @@ impl<S: Store> Run<S> {
         self.config.problem(Problem::new(code))
     }
 
-    pub(crate) async fn settle<R, E>(
-        &self,
-        mut attempt: Attempt<Arc<S>>,
-        response: Response<R>,
-        client: Client<R, E>,
-    ) where
+    /// Reads an answer as far as it is kept.
+    async fn called<R, E>(&self, answer: Result<Response<R>, E>) -> Called<R, E>
+    where
         R: HttpBody<Data = Bytes>,
+        E: 'static,
     {
+        let response = match answer {
+            Ok(response) => response,
+            Err(error) => {
+                let disposition = self.config.classify_error(&error);
+                return Called::Failed(error, disposition);
+            }
+        };
         let (mut head, body) = response.into_parts();
         replay::strip_marks(&mut head.headers, &self.config.replay_header);
         if let Some(plan) = self.plan_by_head(&head) {
             // Nothing of the body is kept, so it goes its way untouched.
-            self.record(attempt, &plan).await;
-            client.send(Ok(self.first(head, Body::inner(body)))).ok();
-            return;
+            let content = Content::Untouched(body);
+            return Called::Answered(Answer {
+                head,
+                content,
+                plan,
+            });
         }
-        let limit = self.config.max_response_body;
-        if is_event_stream(&head.headers) || body.size_hint().lower() > limit as u64 {
-            let read = Chunks::default();
-            return self
-                .relay(attempt, head, read, Box::pin(body), client)
-                .await;
-        }
-        match attempt.hold_catching(collect(body, limit)).await {
-            Ok(Collected::Whole(data, trailers)) => {
-                let plan = self.plan(&head, Some(&data));
-                let recorded = self.record(attempt, &plan).await;
-                let body = Body::with_trailers(data, trailers);
-                client.send(Ok(self.answer(recorded, head, body))).ok();
-            }
-            Ok(Collected::Large(read, rest)) => {
-                self.relay(attempt, head, read, rest, client).await;
-            }
-            Ok(Collected::Broken(read, error)) => {
-                // The head was fine, so the operation ran. The client gets what there is of it.
-                self.record(attempt, &self.plan(&head, None)).await;
-                let (relay, coming) = mpsc::channel(1);
-                relay.try_send(Relayed::Frame(Err(error))).ok();
-                let body = Body::relayed(read.into_frames(), coming, SizeHint::new());
-                client.send(Ok(self.first(head, body))).ok();
-            }
-            Err(panic) => {
-                self.record(attempt, &self.plan(&head, None)).await;
-                resume_unwind(panic);
-            }
-        }
+        let content = match body::is_event_stream(&head.headers) {
+            true => Content::stream(body),
+            false => body::collect(body, self.config.max_response_body).await,
+        };
+        let plan = match &content {
+            Content::Whole(data, trailers) => self.plan(&head, Some(data), trailers.as_ref()),
+            // A head that is fine means that the operation ran.
+            _ => self.plan(&head, None, None),
+        };
+        Called::Answered(Answer {
+            head,
+            content,
+            plan,
+        })
     }
 
-    /// Answers with a body that is not kept, passing it on as it comes; records that it was
-    /// omitted, and only then lets it end.
-    async fn relay<R, E>(
-        &self,
-        mut attempt: Attempt<Arc<S>>,
-        head: response::Parts,
-        read: Chunks,
-        mut rest: Pin<Box<R>>,
-        client: Client<R, E>,
-    ) where
-        R: HttpBody<Data = Bytes>,
+    /// Records what an answer means, then gives it to the client.
+    async fn settle<R, E>(&self, held: Held<S>, called: Called<R, E>, client: Client<R, E>)
+    where
+        R: Relayable,
     {
-        let plan = self.plan(&head, None);
-        let (relay, coming) = mpsc::channel(RELAYED_FRAMES);
-        let size = plus(&rest.size_hint(), read.len as u64);
-        let body = Body::relayed(read.into_frames(), coming, size);
-        client.send(Ok(self.first(head, body))).ok();
-        let passed_on = attempt.hold_catching(async {
-            while let Some(frame) = rest.frame().await {
-                let broken = frame.is_err();
-                relay.send(Relayed::Frame(frame)).await.ok();
-                if broken {
-                    break;
-                }
+        match called {
+            Called::Answered(answer) => {
+                let recorded = self.record(held, &answer.plan).await;
+                client.send(Ok(self.answer(recorded, answer))).ok();
             }
-        });
-        let passed_on = passed_on.await;
-        // The client has its answer; a store that fails here is told about by the observer.
-        self.record(attempt, &plan).await;
-        if let Err(panic) = passed_on {
-            relay.send(Relayed::Panic(panic)).await.ok();
+            Called::Failed(error, disposition) => {
+                let plan = match disposition {
+                    Disposition::Release => Plan::Release,
+                    _ => Plan::Unknown,
+                };
+                // The error is the answer anyway.
+                self.record(held, &plan).await;
+                client.send(Err(error)).ok();
+            }
         }
     }
 
     /// What is to be done, where the head says that nothing is kept.
-    pub(crate) fn plan_by_head(&self, head: &response::Parts) -> Option<Plan> {
+    fn plan_by_head(&self, head: &response::Parts) -> Option<Plan> {
         match self.config.by_head(head)? {
             Disposition::KeepSuccess | Disposition::KeepFailure => None,
             Disposition::Release => Some(Plan::Release),
@@ -246,8 +321,18 @@ impl<S: Store> Run<S> {
     }
 
     /// What is to be done. Without a body, what is kept is that it was omitted.
-    pub(crate) fn plan(&self, head: &response::Parts, body: Option<&Bytes>) -> Plan {
-        let kind = match self.config.classify(head, body) {
+    fn plan(
+        &self,
+        head: &response::Parts,
+        body: Option<&Bytes>,
+        trailers: Option<&HeaderMap>,
+    ) -> Plan {
+        let body = body.filter(|_| trailers.is_none_or(replay::can_be_kept));
+        let kind = match self.config.classify(&Reply {
+            head,
+            body,
+            trailers,
+        }) {
             Disposition::Release => return Plan::Release,
             Disposition::Unknown => return Plan::Unknown,
             Disposition::KeepSuccess | Disposition::KeepFailure if body.is_none() => {
@@ -257,20 +342,20 @@ impl<S: Store> Run<S> {
             Disposition::KeepFailure => OutcomeKind::Failure,
         };
         let allowed = &self.config.allowed_replay_headers;
-        Plan::Keep(replay::outcome_of(kind, head, body, allowed))
+        Plan::Keep(replay::outcome_of(kind, head, body, trailers, allowed))
     }
 
-    pub(crate) async fn record(&self, attempt: Attempt<Arc<S>>, plan: &Plan) -> Recorded {
+    async fn record(&self, held: Held<S>, plan: &Plan) -> Recorded {
         let settled = match plan {
-            Plan::Keep(outcome) => attempt.complete(outcome).await,
-            // The inner service says that nothing happened, or that nobody knows. Where the store
-            // cannot be told, the lease lapses, and the policy says what that means.
+            Plan::Keep(outcome) => held.complete(outcome).await,
+            // The inner service says that nothing happened, or that nobody knows. The store is
+            // told in the background where it cannot be told now.
             Plan::Release => {
-                attempt.abandon().await.ok();
+                held.release().await.ok();
                 return Recorded::AsPlanned;
             }
             Plan::Unknown => {
-                attempt.mark_unknown().await.ok();
+                held.mark_unknown().await.ok();
                 return Recorded::AsPlanned;
             }
         };
@@ -282,11 +367,11 @@ impl<S: Store> Run<S> {
     }
 
     /// What is recorded in place of a refused completion.
-    pub(crate) async fn instead(&self) -> Recorded {
+    async fn instead(&self) -> Recorded {
         let entry = self.guard.store().get(self.identity.digest()).await;
         match entry.ok().flatten().map(|entry| entry.record) {
             // After a release another request may have the key (conformance row 59).
-            Some(record) if record.fingerprint != self.fingerprint => Recorded::Superseded,
+            Some(record) if record.fingerprint != self.asked.fingerprint() => Recorded::Superseded,
             Some(record) => match record.state {
                 State::Completed(outcome) => Recorded::Otherwise(outcome),
                 State::InFlight | State::Unknown | State::Released => Recorded::Superseded,
@@ -296,41 +381,32 @@ impl<S: Store> Run<S> {
     }
 
     /// What the client gets once the outcome is recorded, or is not.
-    fn answer<R: HttpBody>(
-        &self,
-        recorded: Recorded,
-        head: response::Parts,
-        body: Body<R>,
-    ) -> Response<Body<R>> {
-        match recorded {
-            Recorded::AsPlanned => self.first(head, body),
-            Recorded::Otherwise(outcome) => self.replay(&outcome),
-            Recorded::Superseded => {
-                self.config
-                    .problem(Problem::new(ProblemCode::OutcomeUnknown).with_detail(
-                    "The operation ran, but lost its lease, and its answer was not recorded. Ask \
-                     again with the same key to learn what is known of it.",
-                ))
+    fn answer<R>(&self, recorded: Recorded, answer: Answer<R>) -> Response<Body<R>>
+    where
+        R: Relayable,
+    {
+        let problem = match recorded {
+            Recorded::AsPlanned => {
+                return self.first(answer.head, answer.content.into_body(&self.guard));
             }
+            Recorded::Otherwise(outcome) => return self.replay(&outcome),
             Recorded::Failed if self.guard.policy().on_store_error() == OnStoreError::FailOpen => {
-                self.unprotected(head, body)
+                return self.unprotected(answer.head, answer.content.into_body(&self.guard));
             }
-            Recorded::Failed => {
-                self.config
-                    .problem(Problem::new(ProblemCode::StoreUnavailable).with_detail(
-                    "The operation ran, and its answer could not be recorded. Ask again with the \
-                     same key to learn what is known of it.",
-                ))
-            }
-        }
+            Recorded::Superseded => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
+                "The operation ran, but lost its lease, and its answer was not recorded. Ask again \
+                 with the same key to learn what is known of it.",
+            ),
+            Recorded::Failed => Problem::new(ProblemCode::StoreUnavailable).with_detail(
+                "The operation ran, and its answer is not recorded yet. Ask again with the same \
+                 key to get it.",
+            ),
+        };
+        self.config.problem(problem)
     }
 
     /// The inner service's own answer.
-    pub(crate) fn first<R: HttpBody>(
-        &self,
-        mut head: response::Parts,
-        body: Body<R>,
-    ) -> Response<Body<R>> {
+    fn first<R: HttpBody>(&self, mut head: response::Parts, body: Body<R>) -> Response<Body<R>> {
         replay::expose(&mut head.headers, &self.config.replay_header);
         Response::from_parts(head, body)
     }
@@ -345,49 +421,36 @@ impl<S: Store> Run<S> {
         self.first(head, body)
     }
 
-    pub(crate) fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
+    fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
         self.config.replay(outcome, self.origin.as_ref())
     }
 }
 
-/// Reads a body of at most `limit` bytes.
-pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(
-    body: R,
-    limit: usize,
-) -> Collected<R, R::Error> {
-    let mut body = Box::pin(body);
-    let mut read = Chunks::default();
-    let mut trailers: Option<HeaderMap> = None;
-    while let Some(frame) = body.frame().await {
-        let frame = match frame {
-            Ok(frame) => frame,
-            Err(error) => return Collected::Broken(read, error),
+/// Whatever the store says, the panic is what the client's task must see.
+async fn panicked<S: Store>(held: Held<S>, panic: Box<dyn Any + Send>) {
+    held.panicked().await.ok();
+    resume_unwind(panic)
+}
+
+impl<R: HttpBody, E> Called<R, E> {
+    /// What its transaction records. An answer that is no success is kept beside it, unless the
+    /// handler says otherwise; the error: run it again.
+    fn next(&self) -> Result<Option<Outcome>, ()> {
+        let Self::Answered(answer) = self else {
+            return Ok(None);
         };
-        match frame.into_data() {
-            Ok(data) => {
-                read.push(data);
-                if read.len > limit {
-                    return Collected::Large(read, body);
-                }
-            }
-            Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
+        let extensions = &answer.head.extensions;
+        if extensions.get::<RunAgain>().is_some() {
+            return Err(());
         }
+        Ok(match &answer.plan {
+            Plan::Keep(outcome)
+                if outcome.kind() != OutcomeKind::Failure
+                    || extensions.get::<CommitFailure>().is_some() =>
+            {
+                Some(outcome.clone())
+            }
+            _ => None,
+        })
     }
-    Collected::Whole(read.join(), trailers)
-}
-
-pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
-    headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok()?.split(';').next())
-        .is_some_and(|essence| essence.trim().eq_ignore_ascii_case("text/event-stream"))
-}
-
-pub(crate) fn plus(rest: &SizeHint, read: u64) -> SizeHint {
-    let mut size = SizeHint::new();
-    if let Some(upper) = rest.upper() {
-        size.set_upper(upper.saturating_add(read));
-    }
-    size.set_lower(rest.lower().saturating_add(read));
-    size
 }

@@ -10,8 +10,11 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
+use http::header::CONTENT_TYPE;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError};
+use semel::Store;
+use semel::guard::{Guard, catch_panic};
 use tokio::sync::mpsc;
 
 /// What errors of request bodies are made into, to be looked at.
@@ -46,7 +49,7 @@ pin_project_lite::pin_project! {
 }
 
 /// What the attempt's task passes on of a body.
-pub(crate) enum Relayed<E> {
+enum Relayed<E> {
     Frame(Result<Frame<Bytes>, E>),
     Panic(Box<dyn Any + Send>),
 }
@@ -71,7 +74,7 @@ impl<R: HttpBody> Body<R> {
         }
     }
 
-    pub(crate) fn relayed(
+    fn relayed(
         read: VecDeque<Frame<Bytes>>,
         coming: mpsc::Receiver<Relayed<R::Error>>,
         size: SizeHint,
@@ -209,11 +212,119 @@ fn failed(error: &(dyn StdError + 'static)) -> Read {
     Read::Failed
 }
 
+/// The body of a response, as far as it was read.
+pub(crate) enum Content<R: HttpBody> {
+    /// Not kept, and not looked at.
+    Untouched(R),
+    Whole(Bytes, Option<HeaderMap>),
+    /// Larger than is kept, or a stream: what was read, and the rest.
+    Large(Chunks, Pin<Box<R>>),
+    /// It failed after this much.
+    Broken(Chunks, R::Error),
+}
+
+impl<R: HttpBody> Content<R> {
+    /// Of which nothing is read.
+    pub(crate) fn stream(body: R) -> Self {
+        Self::Large(Chunks::default(), Box::pin(body))
+    }
+}
+
+/// A body that a task of its own can pass on.
+pub(crate) trait Relayable: HttpBody<Data = Bytes, Error: Send> + Send + 'static {}
+
+impl<R: HttpBody<Data = Bytes, Error: Send> + Send + 'static> Relayable for R {}
+
+impl<R: Relayable> Content<R> {
+    pub(crate) fn into_body<S: Store>(self, guard: &Guard<S>) -> Body<R> {
+        match self {
+            Self::Untouched(body) => Body::inner(body),
+            Self::Whole(data, trailers) => Body::with_trailers(data, trailers),
+            Self::Broken(read, error) => {
+                let (relay, coming) = mpsc::channel(1);
+                relay.try_send(Relayed::Frame(Err(error))).ok();
+                Body::relayed(read.into_frames(), coming, SizeHint::new())
+            }
+            Self::Large(read, rest) => {
+                let (relay, coming) = mpsc::channel(RELAYED_FRAMES);
+                let size = plus(&rest.size_hint(), read.len as u64);
+                guard.spawn(pass_on(rest, relay));
+                Body::relayed(read.into_frames(), coming, size)
+            }
+        }
+    }
+}
+
+/// Passes on a body that is recorded already. It is read to its end also where the client goes away:
+/// the inner service may do its work while it writes (R11).
+async fn pass_on<R>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relayed<R::Error>>)
+where
+    R: HttpBody<Data = Bytes>,
+{
+    let passed_on = catch_panic(async {
+        while let Some(frame) = rest.frame().await {
+            let broken = frame.is_err();
+            relay.send(Relayed::Frame(frame)).await.ok();
+            if broken {
+                break;
+            }
+        }
+    });
+    if let Err(panic) = passed_on.await {
+        relay.send(Relayed::Panic(panic)).await.ok();
+    }
+}
+
+/// How many frames of a relayed body wait for a client that reads slowly.
+const RELAYED_FRAMES: usize = 16;
+
+/// Reads a body of at most `limit` bytes; of a larger one no more than shows that it is.
+pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(body: R, limit: usize) -> Content<R> {
+    if body.size_hint().lower() > limit as u64 {
+        return Content::stream(body);
+    }
+    let mut body = Box::pin(body);
+    let mut read = Chunks::default();
+    let mut trailers: Option<HeaderMap> = None;
+    while let Some(frame) = body.frame().await {
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) => return Content::Broken(read, error),
+        };
+        match frame.into_data() {
+            Ok(data) => {
+                read.push(data);
+                if read.len > limit {
+                    return Content::Large(read, body);
+                }
+            }
+            Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
+        }
+    }
+    Content::Whole(read.join(), trailers)
+}
+
+pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok()?.split(';').next())
+        .is_some_and(|essence| essence.trim().eq_ignore_ascii_case("text/event-stream"))
+}
+
+fn plus(rest: &SizeHint, read: u64) -> SizeHint {
+    let mut size = SizeHint::new();
+    if let Some(upper) = rest.upper() {
+        size.set_upper(upper.saturating_add(read));
+    }
+    size.set_lower(rest.lower().saturating_add(read));
+    size
+}
+
 /// Pieces of a body; joined without copying where there is only one.
 #[derive(Default)]
 pub(crate) struct Chunks {
     chunks: VecDeque<Bytes>,
-    pub(crate) len: usize,
+    len: usize,
 }
 
 impl Chunks {
@@ -233,7 +344,7 @@ impl Chunks {
         whole.freeze()
     }
 
-    pub(crate) fn into_frames(self) -> VecDeque<Frame<Bytes>> {
+    fn into_frames(self) -> VecDeque<Frame<Bytes>> {
         self.chunks.into_iter().map(Frame::data).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Everything that the layer's setters set, but for the policies that the guard follows.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -14,12 +15,13 @@ use semel::{Fingerprint, Identity, Key, KeyRule, Outcome};
 use crate::body::Body;
 use crate::fingerprint::{self, BodyForm};
 use crate::header::{self, HeaderError, Syntax};
-use crate::policy::Disposition;
+use crate::policy::{self, Disposition, Reply};
 use crate::problem::{Docs, Problem, ProblemCode};
 use crate::replay;
 use crate::scope::ScopeRule;
 
-pub(crate) type Classifier = dyn Fn(&response::Parts, Option<&Bytes>) -> Disposition + Send + Sync;
+pub(crate) type Classifier = dyn Fn(&Reply<'_>) -> Disposition + Send + Sync;
+pub(crate) type ErrorClassifier = dyn Fn(&dyn Any) -> Option<Disposition> + Send + Sync;
 pub(crate) type Fingerprinter = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 pub(crate) type OperationName = dyn Fn(&Parts) -> String + Send + Sync;
 
@@ -38,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) replay_header: HeaderName,
     pub(crate) allowed_replay_headers: Vec<HeaderName>,
     pub(crate) classifier: Option<Arc<Classifier>>,
+    pub(crate) error_classifier: Option<Arc<ErrorClassifier>>,
     pub(crate) docs: Docs,
 }
 
@@ -65,6 +68,7 @@ impl Default for Config {
             replay_header: replay::REPLAYED,
             allowed_replay_headers: Vec::new(),
             classifier: None,
+            error_classifier: None,
             docs: Docs::default(),
         }
     }
@@ -111,6 +115,14 @@ impl Config {
         }
     }
 
+    pub(crate) fn missing_key(&self) -> Problem {
+        Problem::new(ProblemCode::MissingKey).with_detail(format!(
+            "Send `{}` with a key that is new for each operation, and the same for its retries. \
+             Nothing was run.",
+            self.key_header
+        ))
+    }
+
     pub(crate) fn too_large(&self) -> Problem {
         Problem::new(ProblemCode::TooLarge).with_detail(format!(
             "A request with a key is read whole before it is run, and may have {} bytes. Nothing was run.",
@@ -133,21 +145,28 @@ impl Config {
     }
 
     /// What a response means, where its head alone says so.
-    pub(crate) fn by_head(&self, parts: &response::Parts) -> Option<Disposition> {
-        let stated = parts.extensions.get::<Disposition>().copied();
+    pub(crate) fn by_head(&self, head: &response::Parts) -> Option<Disposition> {
+        let stated = head.extensions.get::<Disposition>().copied();
         stated.or_else(|| match self.classifier {
-            None => Some(Disposition::of_status(parts.status)),
+            None => policy::by_head(head),
             Some(_) => None,
         })
     }
 
-    /// What a response means. `body` is `None` where it was too large to read, a stream, or broken.
-    pub(crate) fn classify(&self, parts: &response::Parts, body: Option<&Bytes>) -> Disposition {
-        let stated = parts.extensions.get::<Disposition>().copied();
+    /// What a response means.
+    pub(crate) fn classify(&self, reply: &Reply<'_>) -> Disposition {
+        let stated = reply.head.extensions.get::<Disposition>().copied();
         stated.unwrap_or_else(|| match &self.classifier {
-            Some(classify) => classify(parts, body),
-            None => Disposition::of_status(parts.status),
+            Some(classify) => classify(reply),
+            None => Disposition::of(reply),
         })
+    }
+
+    /// What an error of the inner service means.
+    pub(crate) fn classify_error(&self, error: &dyn Any) -> Disposition {
+        let classify = self.error_classifier.as_ref();
+        let classified = classify.and_then(|classify| classify(error));
+        classified.unwrap_or_else(|| Disposition::of_error(error))
     }
 }
 

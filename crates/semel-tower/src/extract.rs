@@ -4,14 +4,17 @@ use std::convert::Infallible;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use axum_core::body::Body;
 use axum_core::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum_core::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::StatusCode;
 use http::request::Parts;
-use semel::guard::TransactInfo;
+use http_body_util::Empty;
+use semel::guard::AttemptInfo;
 use semel::transaction::{Lent, TransactionError};
 
-use crate::transact::TransactionHandle;
+use crate::transact::{TransactionHandle, Unkeyed};
 
 /// A transaction `T` (as `PostgresTransaction`) that the handler takes as an argument, with axum: begun when the handler is
 /// called, and given back when this is dropped. `Option<InTransaction<T>>` where requests come
@@ -19,8 +22,8 @@ use crate::transact::TransactionHandle;
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use axum::{Router, routing::post};
-/// use http::StatusCode;
+/// use axum::{Router, http::StatusCode, routing::post};
+/// use semel::guard::Policy;
 /// use semel::guard::TransactOptions;
 /// use semel_stores::{PostgresOptions, PostgresTransaction};
 /// use semel_tower::{IdempotencyLayer, InTransaction};
@@ -36,26 +39,26 @@ use crate::transact::TransactionHandle;
 ///
 /// let store = PostgresOptions::from_url("postgres://app@localhost/app")?.open().await?;
 /// let layer = IdempotencyLayer::new(store)
-///     .with_key_required(true)
+///     .with_policy(Policy::default().with_key_required(true))
 ///     .with_transactions(TransactOptions::default());
 /// let app: Router = Router::new().route("/orders", post(order)).layer(layer);
 /// # Ok(()) }
 /// ```
 pub struct InTransaction<T> {
     transaction: Lent<T>,
-    info: TransactInfo,
+    info: AttemptInfo,
 }
 
 impl<T: Send> InTransaction<T> {
     /// What the handler may know of its attempt.
-    pub const fn info(&self) -> TransactInfo {
-        self.info
+    pub const fn info(&self) -> &AttemptInfo {
+        &self.info
     }
 
     async fn of(handle: &TransactionHandle<T>) -> Result<Self, TransactionError> {
         Ok(Self {
             transaction: handle.begin().await?,
-            info: handle.info(),
+            info: handle.info().clone(),
         })
     }
 }
@@ -84,9 +87,12 @@ impl<T> fmt::Debug for InTransaction<T> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionRejection {
-    /// 500: there is no layer with transactions, or the request has no key.
-    #[error("the request has no transaction: it has no key, or no layer offers one")]
+    /// 500: there is no layer with transactions.
+    #[error("the request has no transaction: no layer offers one")]
     Missing,
+    /// 400 `missing-key`: the request has no key, and therefore no transaction.
+    #[error("the request has no transaction: it has no key")]
+    MissingKey(Box<Response>),
     /// 503: it could not be begun.
     #[error("the transaction could not be begun")]
     Failed(#[from] TransactionError),
@@ -95,6 +101,7 @@ pub enum TransactionRejection {
 impl IntoResponse for TransactionRejection {
     fn into_response(self) -> Response {
         let status = match self {
+            Self::MissingKey(response) => return *response,
             Self::Missing => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
@@ -102,12 +109,24 @@ impl IntoResponse for TransactionRejection {
     }
 }
 
+fn handle<T: Send + 'static>(parts: &Parts) -> Result<TransactionHandle<T>, TransactionRejection> {
+    if let Some(handle) = parts.extensions.get::<TransactionHandle<T>>() {
+        return Ok(handle.clone());
+    }
+    Err(match parts.extensions.get::<Unkeyed>() {
+        Some(Unkeyed(config)) => {
+            let problem = config.problem::<Empty<Bytes>>(config.missing_key());
+            TransactionRejection::MissingKey(Box::new(problem.map(Body::new)))
+        }
+        None => TransactionRejection::Missing,
+    })
+}
+
 impl<T: Send + 'static, State: Sync> FromRequestParts<State> for InTransaction<T> {
     type Rejection = TransactionRejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &State) -> Result<Self, Self::Rejection> {
-        let handle = parts.extensions.get::<TransactionHandle<T>>().cloned();
-        let handle = handle.ok_or(TransactionRejection::Missing)?;
+        let handle = handle(parts)?;
         Ok(Self::of(&handle).await?)
     }
 }
@@ -130,8 +149,7 @@ impl<T: Send + 'static, State: Sync> FromRequestParts<State> for TransactionHand
     type Rejection = TransactionRejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &State) -> Result<Self, Self::Rejection> {
-        let handle = parts.extensions.get::<Self>().cloned();
-        handle.ok_or(TransactionRejection::Missing)
+        handle(parts)
     }
 }
 

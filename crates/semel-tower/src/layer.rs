@@ -1,18 +1,14 @@
 //! The layer and its settings.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HeaderName;
-use http::{request, response};
-use semel::guard::{
-    Guard, InFlight, Observer, OnPanic, OnStoreError, Policy, ReconcileOptions, Reconciler,
-    TransactOptions,
-};
-use semel::store::{OnLost, Retention};
+use http::request;
+use semel::guard::{Guard, Policy, TransactOptions};
 use semel::transaction::Transactional;
 use semel::{Fingerprint, KeyRule, Scope, Store};
 use tower_layer::Layer;
@@ -20,7 +16,7 @@ use tower_layer::Layer;
 use crate::config::{Config, Operation};
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
-use crate::policy::Disposition;
+use crate::policy::{Disposition, Reply};
 use crate::problem;
 use crate::service::Idempotency;
 use crate::transact::Transactions;
@@ -31,35 +27,24 @@ use crate::transact::Transactions;
 /// one store: give each an `Arc` of it.
 #[must_use = "a layer does nothing until it is put around a service"]
 pub struct IdempotencyLayer<S> {
-    store: Arc<S>,
-    policy: Policy,
-    observer: Option<Arc<dyn Observer>>,
-    reconciler: Option<Arc<dyn Reconciler>>,
-    reconcile_options: ReconcileOptions,
-    guard: Guard<Arc<S>>,
+    guard: Guard<S>,
     config: Arc<Config>,
     transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
 impl<S: Store> IdempotencyLayer<S> {
-    /// A layer over this store, with the default of every setting.
-    pub fn new(store: S) -> Self {
-        let store = Arc::new(store);
-        let policy = Policy::default();
+    /// A layer over a store, or over a [`Guard`] with an observer, a reconciler or a policy of its
+    /// own. Several layers may share one: give each a clone.
+    pub fn new(guard: impl Into<Guard<S>>) -> Self {
         Self {
-            guard: Guard::new(Arc::clone(&store), policy),
-            store,
-            policy,
-            observer: None,
-            reconciler: None,
-            reconcile_options: ReconcileOptions::in_line(),
+            guard: guard.into(),
             config: Arc::default(),
             transactions: None,
         }
     }
 
-    /// The guard that runs the attempts. Its settings are those made so far: ask last.
-    pub const fn guard(&self) -> &Guard<Arc<S>> {
+    /// The guard that runs the attempts.
+    pub const fn guard(&self) -> &Guard<S> {
         &self.guard
     }
 
@@ -69,51 +54,17 @@ impl<S: Store> IdempotencyLayer<S> {
         self.guard.drain().await;
     }
 
-    /// Sets all policies at once. What becomes of a failure is not among them here: a
+    /// Lease, retention, waiting, and what becomes of lost attempts, panics and requests without a
+    /// key. The guard's unless set. What an error means is not in it here: a
     /// [`Disposition`] says so.
-    pub fn with_policy(self, policy: Policy) -> Self {
-        self.guarded(|layer| layer.policy = policy)
-    }
-
-    /// How long a claim is held without renewal; a running attempt renews it. 30 s unless set.
-    pub fn with_lease(self, lease: Duration) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_lease(lease))
-    }
-
-    /// How long answers are replayed, counted from completion. [`Retention::ORDER`] (24 h) unless
-    /// set.
-    pub fn with_retention(self, retention: Retention) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_retention(retention))
-    }
-
-    /// Lets a duplicate wait for the attempt in flight, at most this long, before it is answered
-    /// `in-flight`. Answered at once unless set.
-    pub fn with_wait(self, at_most: Duration) -> Self {
-        let in_flight = InFlight::Wait(at_most);
-        self.guarded(|layer| layer.policy = layer.policy.with_in_flight(in_flight))
-    }
-
-    /// What happens to a request whose earlier attempt was lost (protocol rule R7).
-    /// [`OnLost::Hold`] unless set: 409 `outcome-unknown`, and nothing runs.
-    pub fn with_on_lost(self, on_lost: OnLost) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_on_lost(on_lost))
-    }
-
-    /// What a panic of the inner service leaves. [`OnPanic::Release`] unless set.
-    pub fn with_on_panic(self, on_panic: OnPanic) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_on_panic(on_panic))
-    }
-
-    /// What happens when the store cannot be used (R9). [`OnStoreError::FailClosed`] unless set; with
-    /// [`OnStoreError::FailOpen`] answers carry `Idempotency-Protected: false`.
-    pub fn with_on_store_error(self, on_store_error: OnStoreError) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_on_store_error(on_store_error))
-    }
-
-    /// Whether requests without a key are refused with 400 `missing-key`. Of methods that RFC 9110
-    /// (section 9.2.2) calls idempotent no key is ever required. They run plainly unless set (R13).
-    pub fn with_key_required(self, required: bool) -> Self {
-        self.guarded(|layer| layer.policy = layer.policy.with_key_required(required))
+    ///
+    /// Of methods that RFC 9110 (section 9.2.2) calls idempotent no key is ever required. Under
+    /// [`OnLost::Reconcile`](semel::store::OnLost::Reconcile) the guard's
+    /// [`Reconciler`](semel::guard::Reconciler) gives the answer: see
+    /// [`outcome_of_response`](crate::outcome_of_response).
+    pub fn with_policy(mut self, policy: Policy) -> Self {
+        self.guard = self.guard.with_policy(policy);
+        self
     }
 
     /// Offers the handler a transaction of the store's database, in which its effects and the
@@ -126,26 +77,6 @@ impl<S: Store> IdempotencyLayer<S> {
     {
         self.transactions = Some(Arc::new(options));
         self
-    }
-
-    /// Who is told of everything that happens, for metrics.
-    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
-        self.guarded(|layer| layer.observer = Some(observer))
-    }
-
-    /// Who is asked what became of a lost attempt, under [`OnLost::Reconcile`]: by requests, and
-    /// by a [`Background`](semel::guard::Background) over the layer's [`guard`](Self::guard). Where
-    /// it says that the operation happened it gives the answer: see
-    /// [`outcome_of_response`](crate::outcome_of_response). While nobody knows, requests are
-    /// answered 409 `outcome-unknown`.
-    pub fn with_reconciler(self, reconciler: Arc<dyn Reconciler>) -> Self {
-        self.guarded(|layer| layer.reconciler = Some(reconciler))
-    }
-
-    /// How often a request has the reconciler asked before it is answered `outcome-unknown`, and
-    /// how long each question may take. [`ReconcileOptions::in_line`] unless set.
-    pub fn with_reconcile_options(self, options: ReconcileOptions) -> Self {
-        self.guarded(|layer| layer.reconcile_options = options)
     }
 
     /// The field that carries the key. `Idempotency-Key` unless set.
@@ -251,15 +182,25 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.allowed_replay_headers = names.into_iter().collect())
     }
 
-    /// Decides what becomes of a response, in place of [`Disposition::of_status`]. The body is
-    /// `None` where it is a stream, broken, or larger than is kept.
+    /// Decides what becomes of a response, in place of [`Disposition::of`].
     ///
     /// Answers that wrap failures in a 200, like those of GraphQL and JSON-RPC, need this.
     pub fn with_classifier(
         self,
-        classify: impl Fn(&response::Parts, Option<&Bytes>) -> Disposition + Send + Sync + 'static,
+        classify: impl Fn(&Reply<'_>) -> Disposition + Send + Sync + 'static,
     ) -> Self {
         self.configured(|config| config.classifier = Some(Arc::new(classify)))
+    }
+
+    /// Decides whether an error of the inner service means that nothing ran
+    /// ([`Disposition::Release`]) or that nobody knows (all others). Errors of another type than `E`
+    /// are as [`Disposition::of_error`] says.
+    pub fn with_error_classifier<E: 'static>(
+        self,
+        classify: impl Fn(&E) -> Disposition + Send + Sync + 'static,
+    ) -> Self {
+        let classify = move |error: &dyn Any| error.downcast_ref().map(&classify);
+        self.configured(|config| config.error_classifier = Some(Arc::new(classify)))
     }
 
     /// An absolute URI to which a problem's code is appended, and which makes its `type`. A section
@@ -276,21 +217,6 @@ impl<S: Store> IdempotencyLayer<S> {
 
     fn configured(mut self, set: impl FnOnce(&mut Config)) -> Self {
         set(Arc::make_mut(&mut self.config));
-        self
-    }
-
-    fn guarded(mut self, set: impl FnOnce(&mut Self)) -> Self {
-        set(&mut self);
-        let mut guard = Guard::new(Arc::clone(&self.store), self.policy);
-        if let Some(observer) = &self.observer {
-            guard = guard.with_observer(Arc::clone(observer));
-        }
-        if let Some(reconciler) = &self.reconciler {
-            guard = guard
-                .with_reconciler(Arc::clone(reconciler))
-                .with_reconcile_options(self.reconcile_options.clone());
-        }
-        self.guard = guard;
         self
     }
 }
@@ -311,11 +237,6 @@ impl<S, Inner> Layer<Inner> for IdempotencyLayer<S> {
 impl<S> Clone for IdempotencyLayer<S> {
     fn clone(&self) -> Self {
         Self {
-            store: Arc::clone(&self.store),
-            policy: self.policy,
-            observer: self.observer.clone(),
-            reconciler: self.reconciler.clone(),
-            reconcile_options: self.reconcile_options.clone(),
             guard: self.guard.clone(),
             config: Arc::clone(&self.config),
             transactions: self.transactions.clone(),
@@ -326,7 +247,7 @@ impl<S> Clone for IdempotencyLayer<S> {
 impl<S> fmt::Debug for IdempotencyLayer<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdempotencyLayer")
-            .field("policy", &self.policy)
+            .field("guard", &self.guard)
             .field("config", &self.config)
             .finish_non_exhaustive()
     }

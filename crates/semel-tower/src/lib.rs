@@ -7,10 +7,10 @@
 //! and replays it from then on.
 //!
 //! 1. Safe methods, and requests without a key, go straight through: no store call, no allocation.
-//!    [`with_key_required`](IdempotencyLayer::with_key_required) refuses the latter with 400.
+//!    A [policy](semel::guard::Policy::with_key_required) refuses the latter with 400.
 //! 2. A malformed key is refused with 400, never ignored, before the body is read.
 //! 3. Of requests with one key and one content one runs; the others are answered 409 `in-flight`
-//!    with `Retry-After`, or [wait](IdempotencyLayer::with_wait).
+//!    with `Retry-After`, or [wait](semel::guard::Policy::with_in_flight).
 //! 4. Another content (method, path, query, media type, body) under the same key is answered 422
 //!    `mismatch` at once, and changes nothing.
 //! 5. A client that goes away does not stop an attempt; its lease is renewed as long as it runs.
@@ -18,9 +18,9 @@
 //!    with `Idempotency-Replayed: true`; rejections and 5xx are not recorded, and the next request
 //!    runs ([`Disposition::of_status`]).
 //! 7. An attempt that was lost is never run again silently: 409 `outcome-unknown`, until somebody
-//!    resolves it or the [policy](IdempotencyLayer::with_on_lost) says otherwise.
+//!    resolves it or the [policy](semel::guard::Policy::with_on_lost) says otherwise.
 //! 8. Without the store nothing runs: 503 `store-unavailable`, unless the
-//!    [policy](IdempotencyLayer::with_on_store_error) says otherwise, and then the answer says so.
+//!    [policy](semel::guard::Policy::with_on_store_error) says otherwise, and then the answer says so.
 //! 9. Answers too large to keep, and streams, reach the first client whole; retries get status and
 //!    fields with `Idempotency-Body-Omitted: true`. They never run again.
 //! 10. Answers of the layer itself are problem details (RFC 9457) with a stable `code`, and show
@@ -98,7 +98,6 @@ mod replay;
 mod scope;
 mod service;
 mod transact;
-mod transacted;
 
 pub use body::Body;
 #[cfg(feature = "axum")]
@@ -107,9 +106,9 @@ pub use fingerprint::BodyForm;
 pub use future::ResponseFuture;
 pub use header::Syntax;
 pub use layer::IdempotencyLayer;
-pub use policy::Disposition;
+pub use policy::{Disposition, Reply};
 pub use problem::{Problem, ProblemCode};
 pub use replay::{BODY_OMITTED, PROTECTED, outcome_of_response};
 pub use semel::guard::AttemptInfo;
 pub use service::Idempotency;
-pub use transact::{RunAgain, TransactionHandle};
+pub use transact::{CommitFailure, RunAgain, TransactionHandle};

@@ -1,6 +1,12 @@
 //! Which requests take a key, and which responses are kept.
 
-use http::{Method, StatusCode};
+use std::any::Any;
+use std::error::Error as StdError;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Method, StatusCode, response};
+use tower::load_shed::error::Overloaded;
 
 /// What becomes of the record once the inner service has answered.
 ///
@@ -31,22 +37,68 @@ pub enum Disposition {
     Unknown,
 }
 
+/// A response of the inner service, as far as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reply<'a> {
+    /// Status and fields.
+    pub head: &'a response::Parts,
+    /// `None` where it was a stream, broken, or larger than is kept.
+    pub body: Option<&'a Bytes>,
+    /// The fields behind the body, where there are any.
+    pub trailers: Option<&'a HeaderMap>,
+}
+
 impl Disposition {
+    /// What a response means where nobody says otherwise: its [status](Self::of_status), but
+    ///
+    /// * of gRPC the `grpc-status`, mapped as the status codes of HTTP are: 0, `NOT_FOUND`,
+    ///   `ALREADY_EXISTS` and `FAILED_PRECONDITION` are kept, `CANCELLED`, `DEADLINE_EXCEEDED` and none
+    ///   at all are unknown, all others are released;
+    /// * a 422 with which axum's extractors refuse a body is released: the handler did not run.
+    pub fn of(reply: &Reply<'_>) -> Self {
+        let Reply {
+            head,
+            body,
+            trailers,
+        } = *reply;
+        if is_grpc(head) {
+            let status = trailers
+                .and_then(grpc_status)
+                .or_else(|| grpc_status(&head.headers));
+            return match (status, body) {
+                (Some(0), _) => Self::KeepSuccess,
+                (Some(5 | 6 | 9), _) => Self::KeepFailure,
+                (Some(1 | 4), _) | (None, Some(_)) => Self::Unknown,
+                (Some(_), _) => Self::Release,
+                // What was not read to its end did run.
+                (None, None) => Self::of_status(head.status),
+            };
+        }
+        match head.status == StatusCode::UNPROCESSABLE_ENTITY
+            && body.is_some_and(|b| is_rejection(b))
+        {
+            true => Self::Release,
+            false => Self::of_status(head.status),
+        }
+    }
+
     /// What a status means where nobody says otherwise.
     ///
     /// | status | disposition |
     /// |---|---|
     /// | 2xx, 3xx | kept as a success |
-    /// | 400, 401, 403, 405, 406, 407, 408, 411, 413, 414, 415, 417, 421, 425, 426, 428, 429, 431 | released: refused before anything happened |
+    /// | 408, 502, 504 | unknown: whoever answers gave up waiting for the one who works |
+    /// | 400, 401, 403, 405, 406, 407, 411, 413, 414, 415, 417, 421, 425, 426, 428, 429, 431 | released: refused before anything happened |
     /// | every other 4xx, for instance 402, 404, 409, 410, 412, 422 | kept as a failure |
-    /// | 1xx, 5xx and unassigned | released |
+    /// | 1xx, other 5xx and unassigned | released |
     pub const fn of_status(status: StatusCode) -> Self {
         match status.as_u16() {
             200..=399 => Self::KeepSuccess,
+            408 | 502 | 504 => Self::Unknown,
             400
             | 401
             | 403
-            | 405..=408
+            | 405..=407
             | 411
             | 413..=415
             | 417
@@ -60,6 +112,52 @@ impl Disposition {
             _ => Self::Release,
         }
     }
+
+    /// What an error of the inner service means where nobody says otherwise: unknown, unless it says
+    /// that nothing ran, as tower's load shedding does.
+    pub fn of_error(error: &dyn Any) -> Self {
+        let boxed = error.downcast_ref::<Box<dyn StdError + Send + Sync>>();
+        let first = match boxed {
+            Some(error) => Some(&**error as &(dyn StdError + 'static)),
+            None => error.downcast_ref::<Overloaded>().map(|error| error as _),
+        };
+        let mut causes = std::iter::successors(first, |&error| error.source());
+        match causes.any(|error| error.is::<Overloaded>()) {
+            true => Self::Release,
+            false => Self::Unknown,
+        }
+    }
+}
+
+/// What a response means, where its head alone says so.
+pub(crate) fn by_head(head: &response::Parts) -> Option<Disposition> {
+    let is_open = is_grpc(head) && grpc_status(&head.headers).is_none();
+    (!is_open).then(|| {
+        Disposition::of(&Reply {
+            head,
+            body: None,
+            trailers: None,
+        })
+    })
+}
+
+fn is_grpc(head: &response::Parts) -> bool {
+    let kind = head.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
+    head.status == StatusCode::OK && kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
+}
+
+fn grpc_status(fields: &HeaderMap) -> Option<u16> {
+    fields.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+/// The texts with which axum's `Json` and `Form` refuse a body that is well-formed but not of the
+/// handler's type. Nothing else in such a response says that the handler did not run.
+fn is_rejection(body: &[u8]) -> bool {
+    const TEXTS: [&[u8]; 2] = [
+        b"Failed to deserialize the JSON body into the target type",
+        b"Failed to deserialize form body",
+    ];
+    TEXTS.iter().any(|text| body.starts_with(text))
 }
 
 /// Safe methods go past the layer (RFC 9110, section 9.2.1).
@@ -89,10 +187,13 @@ mod tests {
             assert_eq!(of(status), Disposition::KeepFailure, "{status}");
         }
         for status in [
-            101, 400, 401, 403, 405, 406, 407, 408, 411, 413, 414, 415, 417, 421, 425, 426, 428,
-            429, 431, 500, 502, 503, 504, 599, 700,
+            101, 400, 401, 403, 405, 406, 407, 411, 413, 414, 415, 417, 421, 425, 426, 428, 429,
+            431, 500, 501, 503, 599, 700,
         ] {
             assert_eq!(of(status), Disposition::Release, "{status}");
+        }
+        for status in [408, 502, 504] {
+            assert_eq!(of(status), Disposition::Unknown, "{status}");
         }
     }
 }

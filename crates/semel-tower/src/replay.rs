@@ -69,7 +69,7 @@ pub fn outcome_of_response(parts: &response::Parts, body: Option<&Bytes>) -> Out
         (_, 400..) => OutcomeKind::Failure,
         _ => OutcomeKind::Success,
     };
-    outcome_of(kind, parts, body, &[])
+    outcome_of(kind, parts, body, None, &[])
 }
 
 /// What is kept of a response. `body` is `None` where it is omitted.
@@ -77,10 +77,16 @@ pub(crate) fn outcome_of(
     kind: OutcomeKind,
     parts: &response::Parts,
     body: Option<&Bytes>,
+    trailers: Option<&HeaderMap>,
     allowed: &[HeaderName],
 ) -> Outcome {
     let nominated = nominated(&parts.headers);
     let mut outcome = Outcome::builder(kind).code(parts.status.as_u16());
+    for (name, value) in trailers.filter(|_| body.is_some()).into_iter().flatten() {
+        if is_kept(name, allowed) {
+            outcome = outcome.field(&format!("{TRAILER_MARK}{name}"), value.as_bytes());
+        }
+    }
     for (name, value) in &parts.headers {
         if is_kept(name, allowed) && !nominated.iter().any(|n| n == name) {
             outcome = outcome.field(name.as_str(), value.as_bytes());
@@ -90,6 +96,19 @@ pub(crate) fn outcome_of(
         Some(body) if has_body(parts.status) => outcome.body(body),
         _ => outcome.void(),
     }
+}
+
+/// Before the name of a field behind the body. No field's name has a colon in it.
+const TRAILER_MARK: &str = "trailer:";
+/// The most bytes of trailers that are kept with an answer.
+const MOST_TRAILERS: usize = 8 << 10;
+
+/// Whether these trailers are kept; where they are not, neither is the body.
+pub(crate) fn can_be_kept(trailers: &HeaderMap) -> bool {
+    let bytes = trailers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len());
+    bytes.sum::<usize>() <= MOST_TRAILERS
 }
 
 fn is_kept(name: &HeaderName, allowed: &[HeaderName]) -> bool {
@@ -141,18 +160,27 @@ pub(crate) fn response_of<R: HttpBody>(
         Err(_) if body.is_some() => StatusCode::OK,
         Err(_) => StatusCode::NO_CONTENT,
     };
-    let mut response = Response::new(Body::whole(body.unwrap_or_default()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
+    let (mut head, mut trailers) = (HeaderMap::new(), HeaderMap::new());
     for (name, value) in outcome.fields() {
-        if omitted && describes_body(name) {
-            continue;
-        }
+        let (fields, name) = match name.strip_prefix(TRAILER_MARK) {
+            Some(name) => (&mut trailers, name),
+            None if omitted && describes_body(name) => continue,
+            None => (&mut head, name),
+        };
         let name = HeaderName::from_bytes(name.as_bytes());
         if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value)) {
-            headers.append(name, value);
+            fields.append(name, value);
         }
     }
+    // HTTP/1.1 sends those only that are announced (RFC 9110, section 6.6.2).
+    for name in trailers.keys() {
+        head.append(TRAILER, HeaderValue::from(name.clone()));
+    }
+    let trailers = (!trailers.is_empty()).then_some(trailers);
+    let mut response = Response::new(Body::with_trailers(body.unwrap_or_default(), trailers));
+    *response.status_mut() = status;
+    *response.headers_mut() = head;
+    let headers = response.headers_mut();
     if !admits(headers, origin) {
         headers.remove(ACCESS_CONTROL_ALLOW_ORIGIN);
         headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD};
 use http::{Method, Request, Response};
 use http_body::Body as HttpBody;
-use semel::guard::{Event, Guard};
+use semel::guard::{Asked, Guard, Signal};
+use semel::store::OnLost;
 use semel::{Identity, Store};
 use tokio::sync::oneshot;
 use tower_service::Service;
@@ -19,12 +20,13 @@ use crate::config::{self, Config};
 use crate::future::ResponseFuture;
 use crate::problem::{Problem, ProblemCode};
 use crate::transact::Transactions;
+use crate::transact::Unkeyed;
 use crate::{policy, replay};
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) makes.
 pub struct Idempotency<Inner, S> {
     inner: Inner,
-    guard: Guard<Arc<S>>,
+    guard: Guard<S>,
     config: Arc<Config>,
     transactions: Option<Arc<dyn Transactions<S>>>,
 }
@@ -32,7 +34,7 @@ pub struct Idempotency<Inner, S> {
 impl<Inner, S> Idempotency<Inner, S> {
     pub(crate) const fn new(
         inner: Inner,
-        guard: Guard<Arc<S>>,
+        guard: Guard<S>,
         config: Arc<Config>,
         transactions: Option<Arc<dyn Transactions<S>>>,
     ) -> Self {
@@ -64,7 +66,7 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if policy::is_safe(request.method()) {
             let preflight = self
                 .asks_for_key(&request)
@@ -74,14 +76,15 @@ where
         let key = match self.config.key(request.headers()) {
             Ok(Some(key)) => key,
             Ok(None) if self.requires_key(request.method()) => {
-                return self.refuse(Problem::new(ProblemCode::MissingKey).with_detail(format!(
-                    "Send `{}` with a key that is new for each operation, and the same for its \
-                     retries. Nothing was run.",
-                    self.config.key_header
-                )));
+                return self.refuse(self.config.missing_key());
             }
             Ok(None) => {
-                self.guard.observe(Event::Unkeyed);
+                self.guard.signal(Signal::Unkeyed);
+                if self.transactions.is_some() {
+                    request
+                        .extensions_mut()
+                        .insert(Unkeyed(Arc::clone(&self.config)));
+                }
                 return ResponseFuture::direct(self.inner.call(request), None);
             }
             Err(error) => {
@@ -161,7 +164,7 @@ impl<Inner: std::fmt::Debug, S> std::fmt::Debug for Idempotency<Inner, S> {
 /// A request with a key.
 struct Once<Inner, S> {
     inner: Inner,
-    guard: Guard<Arc<S>>,
+    guard: Guard<S>,
     config: Arc<Config>,
     transactions: Option<Arc<dyn Transactions<S>>>,
     identity: Identity,
@@ -170,7 +173,7 @@ struct Once<Inner, S> {
 impl<Inner, S: Store> Once<Inner, S> {
     async fn answer<B, R>(self, request: Request<B>) -> Result<Response<Body<R>>, Inner::Error>
     where
-        Inner: Service<Request<B>, Response = Response<R>> + Send + 'static,
+        Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
         Inner::Future: Send + 'static,
         Inner::Error: Send + 'static,
         B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
@@ -194,13 +197,20 @@ impl<Inner, S: Store> Once<Inner, S> {
             }
         };
         let (client, answered) = oneshot::channel();
+        let mut asked = Asked::new(identity.clone(), config.fingerprint(&parts, &body));
+        if guard.policy().on_lost() == Some(OnLost::Reconcile) {
+            asked = asked.about(format!("{} {}", parts.method, parts.uri.path()));
+        }
+        if transactions.is_some() {
+            asked = asked.transaction_offered();
+        }
         let run = Run {
             origin: config::origin(&parts.headers),
             guard: guard.clone(),
             config: Arc::clone(&config),
             transactions,
             identity,
-            fingerprint: config.fingerprint(&parts, &body),
+            asked,
         };
         // From the claim on in a task of its own: a client that goes away neither stops an attempt
         // (R11) nor leaves behind a claim that nobody runs.

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use http::request::Parts;
-use semel::guard::{Attempt, Committed, Guard, Opening, TransactInfo, TransactOptions};
-use semel::transaction::{Lent, Loan, TransactionError, Transactional};
-use semel::{Outcome, Store, StoreError, StoreErrorKind};
+use http::Extensions;
+use semel::guard::{AttemptInfo, Held, Opening, TransactOptions, Transacted};
+use semel::transaction::{Lent, TransactionError, Transactional};
+use semel::{Outcome, Store};
+
+use crate::config::Config;
 
 /// Offers the handler a transaction `T` of the store's database, for instance a
 /// `PostgresTransaction`. Stands among the request's extensions
@@ -18,19 +19,19 @@ use semel::{Outcome, Store, StoreError, StoreErrorKind};
 /// A handler that does not begin it is served as without. One that does has its answer committed
 /// with its effects: before the answer goes out, where it is one to be kept; any other answer rolls
 /// back.
-pub struct TransactionHandle<T>(Arc<Handle<T>>);
-
-struct Handle<T> {
-    begin: Box<dyn Fn() -> Boxed<'static, Result<T, TransactionError>> + Send + Sync>,
-    info: TransactInfo,
-    taken: AtomicBool,
-    // None when the answer is there.
-    loan: Mutex<Option<Loan<T>>>,
+pub struct TransactionHandle<T> {
+    opening: Arc<dyn Begin<T>>,
+    info: AttemptInfo,
 }
 
-impl<T> Handle<T> {
-    fn loan(&self) -> MutexGuard<'_, Option<Loan<T>>> {
-        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+/// Hides the store of an [`Opening`].
+trait Begin<T>: Send + Sync {
+    fn begin(&self) -> Boxed<'_, Result<Lent<T>, TransactionError>>;
+}
+
+impl<S: Transactional> Begin<S::Transaction> for Opening<S> {
+    fn begin(&self) -> Boxed<'_, Result<Lent<S::Transaction>, TransactionError>> {
+        Box::pin(Self::begin(self))
     }
 }
 
@@ -41,28 +42,21 @@ impl<T: Send> TransactionHandle<T> {
     /// # Errors
     /// Those of the store; and where it was begun before, or the answer is there already.
     pub async fn begin(&self) -> Result<Lent<T>, TransactionError> {
-        let refused = |why: &str| {
-            TransactionError::NotCommitted(StoreError::new(StoreErrorKind::NotApplied, why))
-        };
-        if self.0.taken.swap(true, Ordering::SeqCst) {
-            return Err(refused("the request's transaction was begun before"));
-        }
-        let transaction = (self.0.begin)().await?;
-        match &*self.0.loan() {
-            Some(loan) => Ok(loan.lend(transaction)),
-            None => Err(refused("the request was answered")),
-        }
+        self.opening.begin().await
     }
 
     /// What the handler may know of its attempt: it may run again, after a conflict.
-    pub fn info(&self) -> TransactInfo {
-        self.0.info
+    pub const fn info(&self) -> &AttemptInfo {
+        &self.info
     }
 }
 
 impl<T> Clone for TransactionHandle<T> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self {
+            opening: Arc::clone(&self.opening),
+            info: self.info.clone(),
+        }
     }
 }
 
@@ -72,110 +66,59 @@ impl<T> fmt::Debug for TransactionHandle<T> {
     }
 }
 
-/// Among an answer's extensions: the database rolled the transaction back for the sake of others,
-/// and the handler is to be run again. The last time the answer goes to the client.
+/// Among an answer's extensions: the database rolled the transaction back because of a conflict, and
+/// the handler is to be run again. The last time the answer goes to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RunAgain;
 
-/// Makes the offer for each request; hides that the store is [`Transactional`] from a service that
-/// is for every store.
-pub(crate) trait Transactions<S>: Send + Sync {
-    fn offer(
-        &self,
-        attempt: &mut Attempt<Arc<S>>,
-        again: u32,
-        parts: &mut Parts,
-    ) -> Box<dyn Offer<S>>;
+/// Among an answer's extensions: what the handler wrote is committed together with its kept failure
+/// (see [`Disposition`](crate::Disposition)). Unless it says so, a failure rolls back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CommitFailure;
 
-    fn retries(&self) -> u32;
-}
+/// Among the extensions of a request that has no key, and therefore no transaction.
+#[derive(Clone)]
+#[cfg_attr(
+    not(feature = "axum"),
+    expect(dead_code, reason = "read by the extractor")
+)]
+pub(crate) struct Unkeyed(pub(crate) Arc<Config>);
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What was offered to one call of the handler.
-pub(crate) trait Offer<S>: Send {
-    /// Whether the handler took it. If not, it no longer can.
-    fn taken(&self) -> bool;
+/// Calls the handler with these extensions of its request; answers what is to be committed.
+pub(crate) type Call<'a> =
+    dyn FnMut(Extensions) -> Boxed<'a, Result<Option<Outcome>, ()>> + Send + 'a;
 
-    fn commit<'a>(
-        self: Box<Self>,
-        attempt: Attempt<Arc<S>>,
-        outcome: &'a Outcome,
-    ) -> Boxed<'a, Committed<Arc<S>>>;
-
-    fn roll_back(self: Box<Self>, guard: Guard<Arc<S>>) -> Boxed<'static, ()>;
+/// Runs the handler with a transaction on offer; hides that the store is [`Transactional`] from a
+/// service that is for every store.
+pub(crate) trait Transactions<S: Store>: Send + Sync {
+    fn run<'a>(
+        &'a self,
+        held: &'a mut Held<S>,
+        call: Box<Call<'a>>,
+    ) -> Boxed<'a, Transacted<Option<Outcome>, ()>>;
 }
 
 impl<S: Transactional> Transactions<S> for TransactOptions {
-    fn offer(
-        &self,
-        attempt: &mut Attempt<Arc<S>>,
-        again: u32,
-        parts: &mut Parts,
-    ) -> Box<dyn Offer<S>> {
-        let (opening, isolation) = (Arc::new(attempt.opening()), self.isolation());
-        let begin = move || -> Boxed<'static, _> {
-            let opening: Arc<Opening<_>> = Arc::clone(&opening);
-            Box::pin(async move { opening.begin(isolation).await })
+    fn run<'a>(
+        &'a self,
+        held: &'a mut Held<S>,
+        mut call: Box<Call<'a>>,
+    ) -> Boxed<'a, Transacted<Option<Outcome>, ()>> {
+        let attempt = held.info();
+        let call = move |retry, opening: Opening<S>| {
+            let mut info = attempt.clone();
+            info.retry = retry;
+            let mut extensions = Extensions::new();
+            extensions.insert(info.clone());
+            extensions.insert(TransactionHandle::<S::Transaction> {
+                opening: Arc::new(opening),
+                info,
+            });
+            call(extensions)
         };
-        let handle = TransactionHandle(Arc::new(Handle::<S::Transaction> {
-            begin: Box::new(begin),
-            info: TransactInfo {
-                fence: attempt.info().fence,
-                number: attempt.info().number,
-                again,
-            },
-            taken: AtomicBool::new(false),
-            loan: Mutex::new(Some(Loan::none())),
-        }));
-        parts.extensions.insert(handle.clone());
-        Box::new(Offered::<S>(handle))
-    }
-
-    fn retries(&self) -> u32 {
-        Self::retries(self)
-    }
-}
-
-struct Offered<S: Transactional>(TransactionHandle<S::Transaction>);
-
-impl<S: Transactional> Offered<S> {
-    fn take_back(&self) -> Option<S::Transaction> {
-        let loan = self.0.0.loan().take();
-        loan?.take_back()
-    }
-}
-
-impl<S: Transactional> Offer<S> for Offered<S> {
-    fn taken(&self) -> bool {
-        self.0.0.taken.swap(true, Ordering::SeqCst)
-    }
-
-    fn commit<'a>(
-        self: Box<Self>,
-        attempt: Attempt<Arc<S>>,
-        outcome: &'a Outcome,
-    ) -> Boxed<'a, Committed<Arc<S>>> {
-        Box::pin(async move {
-            match self.take_back() {
-                Some(transaction) => attempt.commit(transaction, outcome).await,
-                None => Committed::Failed(
-                    attempt,
-                    StoreError::new(
-                        StoreErrorKind::NotApplied,
-                        "the handler kept its transaction, or could not begin it",
-                    ),
-                ),
-            }
-        })
-    }
-
-    fn roll_back(self: Box<Self>, guard: Guard<Arc<S>>) -> Boxed<'static, ()> {
-        Box::pin(async move {
-            if let Some(transaction) = self.take_back() {
-                guard.store().rollback(transaction).await;
-            }
-        })
+        Box::pin(held.transact(*self, call, |()| true, Clone::clone))
     }
 }
 

@@ -74,6 +74,6 @@ fn r13_what_goes_past_the_layer_allocates_nothing() {
 fn fresh_and_replayed_requests_allocate_a_bounded_number_of_times() {
     let fresh = allocations(&Method::POST, [Some("a"), Some("b")]);
     let replayed = allocations(&Method::POST, [Some("a"), Some("a")]);
-    assert!(fresh <= 22, "{fresh}");
-    assert!(replayed <= 13, "{replayed}");
+    // Of the fresh ones two are the task that renews the lease.
+    assert!(fresh <= 24 && replayed <= 12, "{fresh}, {replayed}");
 }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
-use semel::guard::TransactOptions;
+use semel::guard::{Policy, TransactOptions};
 use semel::memory::MemoryStore;
 use semel::store::Nonce;
 use semel::versioned::{
@@ -359,7 +359,7 @@ async fn a_write_in_the_requests_transaction() {
         }
     };
     let layer = IdempotencyLayer::new(store.clone())
-        .with_key_required(true)
+        .with_policy(Policy::default().with_key_required(true))
         .with_transactions(TransactOptions::default());
     let app = Router::new().route("/notes", post(write)).layer(layer);
     let post = async |fields: &[(&str, &str)]| send(&app, Method::POST, "/notes", fields).await;

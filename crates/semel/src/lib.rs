@@ -19,6 +19,7 @@
 //! | check a store of one's own | `conformance`, behind the feature of that name |
 
 mod any;
+mod backoff;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod entry;
@@ -32,16 +33,19 @@ pub mod memory;
 pub mod operation;
 mod outcome;
 mod progress;
+mod protocol;
 pub mod purge;
 pub mod record;
 pub mod store;
 mod sync;
 mod time;
 pub mod transaction;
+mod value;
 pub mod versioned;
 mod wire;
 
 pub use any::AnyStore;
+pub use backoff::Backoff;
 pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintBuilder};
 pub use identity::{Identity, IdentityDigest, Scope};
@@ -51,3 +55,6 @@ pub use progress::{FinishedStep, Progress, ProgressTooLarge};
 pub use record::{Record, State, StateKind};
 pub use store::Store;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
+#[cfg(feature = "json")]
+pub use value::Json;
+pub use value::Value;

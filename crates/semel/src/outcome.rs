@@ -63,6 +63,9 @@ impl Outcome {
     /// The version of the byte form that this program writes.
     pub const VERSION: u8 = 1;
 
+    /// The code of a failure of which only the text is kept, as a guard keeps an error.
+    pub(crate) const TEXT: u16 = 1;
+
     /// The most fields an outcome can have.
     pub const MAX_FIELDS: usize = u16::MAX as usize;
 
@@ -92,6 +95,18 @@ impl Outcome {
     /// A failure that is kept, with this body.
     pub fn failure(body: &[u8]) -> Self {
         Self::builder(OutcomeKind::Failure).body(body)
+    }
+
+    /// The same as a success or a failure; what is omitted stays so.
+    pub(crate) fn with_kind(&self, kind: OutcomeKind) -> Self {
+        let mut encoded = self.encoded.to_vec();
+        if self.kind() != OutcomeKind::Omitted {
+            encoded[1] = if kind == OutcomeKind::Failure { 2 } else { 1 };
+        }
+        Self {
+            encoded: encoded.into(),
+            ..self.clone()
+        }
     }
 
     /// The same code and fields, marked as done with the body omitted.

@@ -7,7 +7,8 @@
 //! both lengths big-endian. Nothing at all is no step. A store appends a step's bytes to those kept.
 //!
 //! Six zero bytes, an empty name and an empty result, are no step but a mark: see
-//! [`FinishedStep::in_transaction`]. Every step takes more bytes than the mark.
+//! [`FinishedStep::in_transaction`]. So is an empty name with a result of one byte:
+//! [`FinishedStep::keys_given`]. Every step takes more bytes than the first mark.
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,7 +57,8 @@ impl Progress {
 
     /// Whether [`FinishedStep::in_transaction`] is kept.
     pub fn is_in_transaction(&self) -> bool {
-        self.kept().any(is_mark)
+        self.kept()
+            .any(|(name, result)| name.is_empty() && result.is_empty())
     }
 
     /// The steps, in the order in which they were finished: names and results.
@@ -64,7 +66,7 @@ impl Progress {
         self.kept().filter(|kept| !is_mark(*kept))
     }
 
-    /// The steps, and the mark.
+    /// The steps, and the marks.
     fn kept(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let mut rest = Reader(self.as_bytes());
         // Checked when the bytes came in.
@@ -100,7 +102,7 @@ impl Progress {
 }
 
 impl FinishedStep {
-    /// A finished step. No step has an empty name: with an empty result it would be the mark.
+    /// A finished step. With an empty name and a result of at most one byte it would be a mark.
     ///
     /// # Errors
     /// [`ProgressTooLarge`] where name and result take more than a record keeps.
@@ -125,6 +127,12 @@ impl FinishedStep {
         Self(MARK.into())
     }
 
+    /// No step, but a mark: the attempt gave step keys to its work before it released the identity.
+    /// The record is kept as one with finished steps, so that the next attempt has the same keys.
+    pub fn keys_given() -> Self {
+        Self([0, 0, 0, 0, 0, 1, b'k'].into())
+    }
+
     /// The bytes that a store appends.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -135,7 +143,7 @@ impl FinishedStep {
 const MARK: [u8; 6] = [0; 6];
 
 const fn is_mark((name, result): (&str, &[u8])) -> bool {
-    name.is_empty() && result.is_empty()
+    name.is_empty() && result.len() <= 1
 }
 
 fn one<'a>(from: &mut Reader<'a>) -> Option<(&'a str, &'a [u8])> {

@@ -126,10 +126,11 @@ mod tests {
         for n in 0..10 {
             let key = Key::new(&n.to_string()).unwrap();
             let identity = Identity::new(Scope::anonymous(), "send", key);
-            let sent = guard.run(&identity, Fingerprint::of(b""), |_| async {
-                Ok::<_, std::io::Error>(())
-            });
-            sent.await.unwrap();
+            let sent = |_| async { Ok::<_, std::io::Error>(()) };
+            guard
+                .run((&identity, Fingerprint::of(b"")), sent)
+                .await
+                .unwrap();
         }
         let purger = Purger::new(store).with_slice(3);
         assert_eq!(purger.once().await.unwrap(), 0);

@@ -16,7 +16,8 @@
 
 use std::time::Duration;
 
-use crate::store::{
+pub use crate::protocol::StateKind;
+use crate::protocol::{
     Acquired, Claim, ClaimRequest, Fence, OnLost, Refusal, Resolution, Retention, Token, Verdict,
 };
 use crate::{Fingerprint, FinishedStep, Outcome, Progress, Timestamp};
@@ -38,39 +39,6 @@ pub enum State {
     Completed(Outcome),
     /// The attempt ended without an effect; the next claim is free to run.
     Released,
-}
-
-/// The name of a [`State`], without what it holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum StateKind {
-    /// See [`State::InFlight`].
-    InFlight,
-    /// See [`State::Unknown`].
-    Unknown,
-    /// See [`State::Completed`].
-    Completed,
-    /// See [`State::Released`].
-    Released,
-}
-
-impl StateKind {
-    /// All of them, in the order of a record's life.
-    pub const ALL: [Self; 4] = [
-        Self::InFlight,
-        Self::Unknown,
-        Self::Completed,
-        Self::Released,
-    ];
-
-    /// The name as operators see it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InFlight => "in-flight",
-            Self::Unknown => "unknown",
-            Self::Completed => "completed",
-            Self::Released => "released",
-        }
-    }
 }
 
 impl State {
@@ -324,7 +292,7 @@ fn unknown(record: &Record, now: Timestamp) -> Record {
 }
 
 /// A write that a fenced step asks for: the new record, or nothing where it was done before.
-pub type Step = Result<Option<Record>, Refusal>;
+pub type Transition = Result<Option<Record>, Refusal>;
 
 fn current<'a>(record: Option<&'a Record>, token: &Token) -> Result<&'a Record, Refusal> {
     let record = record.ok_or(Refusal::Missing)?;
@@ -343,7 +311,12 @@ const fn settled(record: &Record) -> Refusal {
 ///
 /// # Errors
 /// [`Refusal`] where the token is not current or the record is no longer in flight.
-pub fn renew(record: Option<&Record>, token: &Token, lease: Duration, now: Timestamp) -> Step {
+pub fn renew(
+    record: Option<&Record>,
+    token: &Token,
+    lease: Duration,
+    now: Timestamp,
+) -> Transition {
     let record = current(record, token)?;
     match record.state {
         State::InFlight => Ok(Some(Record {
@@ -365,7 +338,7 @@ pub fn complete(
     outcome: &Outcome,
     retention: Retention,
     now: Timestamp,
-) -> Step {
+) -> Transition {
     let record = current(record, token)?;
     match &record.state {
         State::InFlight | State::Unknown => Ok(Some(record.completed(outcome, retention, now))),
@@ -378,7 +351,7 @@ pub fn complete(
 ///
 /// # Errors
 /// [`Refusal`] where the token is not current, or the record is completed.
-pub fn abandon(record: Option<&Record>, token: &Token, now: Timestamp) -> Step {
+pub fn abandon(record: Option<&Record>, token: &Token, now: Timestamp) -> Transition {
     let record = current(record, token)?;
     match record.state {
         State::InFlight | State::Unknown => Ok(Some(record.released(now))),
@@ -392,7 +365,12 @@ pub fn abandon(record: Option<&Record>, token: &Token, now: Timestamp) -> Step {
 ///
 /// # Errors
 /// [`Refusal`] where the token is not current, the record is settled, or other steps are kept.
-pub fn keep_step(record: Option<&Record>, token: &Token, step: &FinishedStep, kept: usize) -> Step {
+pub fn keep_step(
+    record: Option<&Record>,
+    token: &Token,
+    step: &FinishedStep,
+    kept: usize,
+) -> Transition {
     let record = current(record, token)?;
     match record.state {
         State::InFlight | State::Unknown => {}
@@ -423,7 +401,7 @@ pub fn keep_step(record: Option<&Record>, token: &Token, step: &FinishedStep, ke
 ///
 /// # Errors
 /// [`Refusal`] where the token is not current, or the record is settled.
-pub fn mark_unknown(record: Option<&Record>, token: &Token, now: Timestamp) -> Step {
+pub fn mark_unknown(record: Option<&Record>, token: &Token, now: Timestamp) -> Transition {
     let record = current(record, token)?;
     match record.state {
         State::InFlight => Ok(Some(unknown(record, now))),
@@ -444,7 +422,7 @@ pub fn resolve(
     resolution: &Resolution,
     now: Timestamp,
     floor: Fence,
-) -> Step {
+) -> Transition {
     let record = record.ok_or(Refusal::Missing)?;
     if record.resolved.is_some() && record.token.nonce == resolution.nonce {
         return Ok(None);

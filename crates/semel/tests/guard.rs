@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::guard::{
-    Answered, Case, Event, Finding, Guard, InFlight, Observer, OnFailure, OnPanic, Policy, Ran,
-    Reconciler, RunError,
+    Answered, Asked, Begin, Case, Done, Finding, Guard, InFlight, Observer, OnError, OnPanic,
+    Policy, Reconciler, RunError, Settled, Signal,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{OnLost, Retention};
@@ -26,8 +26,8 @@ fn identity(key: &str) -> Identity {
     Identity::new(Scope::new(["tenant"]), "op", Key::new(key).unwrap())
 }
 
-fn asked() -> Fingerprint {
-    Fingerprint::of(b"asked")
+fn asked(key: &str) -> Asked {
+    Asked::new(identity(key), Fingerprint::of(b"asked"))
 }
 
 fn guard(store: &Memory, policy: Policy) -> Guard<Memory> {
@@ -39,10 +39,10 @@ async fn ok<T>(value: T) -> Result<T, Infallible> {
 }
 
 #[derive(Default)]
-struct Seen(Mutex<Vec<Event>>);
+struct Seen(Mutex<Vec<Signal>>);
 
 impl Observer for Seen {
-    fn on_event(&self, event: Event) {
+    fn on_signal(&self, event: Signal) {
         self.0.lock().unwrap().push(event);
     }
 }
@@ -58,7 +58,7 @@ async fn r1_of_64_callers_one_runs_and_63_replay() {
             let (guard, runs) = (guard.clone(), runs.clone());
             tokio::spawn(async move {
                 guard
-                    .run(&identity("k"), asked(), |_| async move {
+                    .run(asked("k"), move |_| async move {
                         sleep(Duration::from_secs(2)).await;
                         ok(format!("run {}", runs.fetch_add(1, Ordering::SeqCst))).await
                     })
@@ -70,12 +70,12 @@ async fn r1_of_64_callers_one_runs_and_63_replay() {
     let mut first = 0;
     for caller in callers {
         match caller.await.unwrap() {
-            Ran::First(answer) => {
+            Done::Fresh(answer) => {
                 first += 1;
                 assert_eq!(answer, "run 0");
             }
-            Ran::Replayed(answer) => assert_eq!(answer, "run 0"),
-            Ran::Unprotected(_) => panic!("the store is up"),
+            Done::Replayed(answer) => assert_eq!(answer, "run 0"),
+            Done::Unprotected(_) => panic!("the store is up"),
         }
     }
     assert_eq!((first, runs.load(Ordering::SeqCst)), (1, 1));
@@ -86,12 +86,15 @@ async fn a_long_attempt_keeps_its_lease_and_duplicates_are_refused_throughout() 
     let store = store();
     let seen = Arc::new(Seen::default());
     let policy = Policy::default().with_lease(Duration::from_secs(1));
-    let guard = guard(&store, policy).with_observer(seen.clone());
+    let guard = Guard::builder(store.clone())
+        .policy(policy)
+        .observer(seen.clone())
+        .build();
     let running = tokio::spawn({
         let guard = guard.clone();
         async move {
             guard
-                .run(&identity("k"), asked(), |_| async {
+                .run(asked("k"), |_| async {
                     sleep(Duration::from_secs(10)).await;
                     ok(()).await
                 })
@@ -100,18 +103,18 @@ async fn a_long_attempt_keeps_its_lease_and_duplicates_are_refused_throughout() 
     });
     for _ in 0..19 {
         sleep(Duration::from_millis(500)).await;
-        let duplicate = guard.run(&identity("k"), asked(), |_| ok(())).await;
+        let duplicate = guard.run(asked("k"), |_| ok(())).await;
         assert!(
             matches!(duplicate, Err(RunError::InFlight { retry_after }) if retry_after <= Duration::from_secs(1))
         );
     }
-    assert_eq!(running.await.unwrap().unwrap(), Ran::First(()));
+    assert_eq!(running.await.unwrap().unwrap(), Done::Fresh(()));
     let renewed = seen
         .0
         .lock()
         .unwrap()
         .iter()
-        .filter(|e| **e == Event::Renewed)
+        .filter(|e| **e == Signal::Renewed)
         .count();
     assert!(
         (28..=30).contains(&renewed),
@@ -123,8 +126,7 @@ async fn a_long_attempt_keeps_its_lease_and_duplicates_are_refused_throughout() 
 async fn r11_a_caller_that_goes_away_stops_nothing() {
     let store = store();
     let guard = guard(&store, Policy::default());
-    let identity = identity("k");
-    let call = guard.run(&identity, asked(), |_| async {
+    let call = guard.run(asked("k"), |_| async {
         sleep(Duration::from_secs(5)).await;
         ok(String::from("done")).await
     });
@@ -133,16 +135,18 @@ async fn r11_a_caller_that_goes_away_stops_nothing() {
         .unwrap_err();
     guard.drain().await;
     let retry = guard
-        .run(&identity, asked(), |_| ok(String::from("again")))
+        .run(asked("k"), |_| ok(String::from("again")))
         .await
         .unwrap();
-    assert_eq!(retry, Ran::Replayed("done".into()));
+    assert_eq!(retry, Done::Replayed("done".into()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_before_its_turn_leaves_no_claim_behind() {
+async fn a_caller_that_goes_away_before_its_turn_leaves_no_claim_that_nobody_runs() {
     let store = store();
-    let policy = Policy::default().with_in_flight(InFlight::Wait(Duration::from_mins(1)));
+    let policy = Policy::default()
+        .with_in_flight(InFlight::Wait(Duration::from_mins(1)))
+        .with_on_error(OnError::Release);
     let guard = guard(&store, policy);
     let failing = tokio::spawn({
         let guard = guard.clone();
@@ -151,65 +155,122 @@ async fn a_caller_that_goes_away_before_its_turn_leaves_no_claim_behind() {
                 sleep(Duration::from_secs(2)).await;
                 Err::<(), _>("declined")
             };
-            guard.run(&identity("k"), asked(), work).await
+            guard.run(asked("k"), work).await
         }
     });
     sleep(Duration::from_millis(1)).await;
     let identity = identity("k");
-    let impatient = guard.run(&identity, asked(), |_| ok(()));
+    let impatient = guard.run(asked("k"), |_| ok(()));
     tokio::time::timeout(Duration::from_secs(1), impatient)
         .await
         .unwrap_err();
     failing.await.unwrap().unwrap_err();
     guard.drain().await;
     let entry = store.get(identity.digest()).await.unwrap().unwrap();
-    assert_eq!(entry.record.state.kind(), StateKind::Released);
+    assert_eq!(entry.record.state.kind(), StateKind::Completed);
     assert_eq!(
         entry.record.attempt, 2,
-        "the impatient caller's turn came, and was given back"
+        "the impatient caller's turn came, and was run"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_released_or_kept() {
+async fn failures_are_unknown_released_or_kept() {
     let store = store();
-    let releasing = guard(&store, Policy::default());
-    let failed = releasing
-        .run::<String, _, _, _>(&identity("a"), asked(), |_| async { Err("declined") })
-        .await;
-    assert!(matches!(failed, Err(RunError::Failed("declined"))));
-    let again = releasing
-        .run(&identity("a"), asked(), |attempt| {
-            ok(attempt.number.to_string())
-        })
+    let fail = |key, policy: Policy| {
+        let guard = guard(&store, policy);
+        async move {
+            let failing = |_| async { Err("declined") };
+            guard.run::<String, _, _, _>(asked(key), failing).await
+        }
+    };
+    // Nobody said what it means: it may have come after the effect.
+    for round in 0..2 {
+        match fail("u", Policy::default()).await {
+            Err(RunError::Failed(failed)) => {
+                assert_eq!((round, failed.error()), (0, Some(&"declined")));
+            }
+            Err(RunError::Unknown) => assert_eq!(round, 1),
+            other => panic!("{other:?}"),
+        }
+    }
+    let releasing = Policy::default().with_on_error(OnError::Release);
+    fail("a", releasing).await.unwrap_err();
+    let again = guard(&store, releasing)
+        .run(asked("a"), |attempt| ok(attempt.number.to_string()))
         .await
         .unwrap();
-    assert_eq!(again, Ran::First("2".into()));
+    assert_eq!(again, Done::Fresh("2".into()));
 
-    let keeping = guard(&store, Policy::default().with_on_failure(OnFailure::Keep));
+    // A kept failure has one shape and one text, in the first call and in all others.
     for round in 0..2 {
-        let failed = keeping
-            .run::<String, _, _, _>(&identity("b"), asked(), |_| async { Err("declined") })
-            .await;
-        match failed {
-            Err(RunError::Failed("declined")) => assert_eq!(round, 0),
-            Err(RunError::FailedBefore(text)) => assert_eq!((round, &*text), (1, "declined")),
+        match fail("b", Policy::default().with_on_error(OnError::Keep)).await {
+            Err(RunError::Failed(failed)) => {
+                assert_eq!(failed.to_string(), "declined");
+                assert_eq!(failed.into_error(), (round == 0).then_some("declined"));
+            }
             other => panic!("{other:?}"),
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_error_is_classified_by_what_it_means() {
+    let store = store();
+    let guard = guard(&store, Policy::default());
+    let call = async |key: &str, error: &'static str| {
+        let asked = asked(key).classify(|error: &&'static str| match *error {
+            "declined" => OnError::Keep,
+            "busy" => OnError::Release,
+            _ => OnError::Unknown,
+        });
+        let failing = move |_| async move { Err::<(), _>(error) };
+        guard.run(asked, failing).await.unwrap_err();
+        let entry = store.get(identity(key).digest()).await.unwrap().unwrap();
+        entry.record.state.kind()
+    };
+    assert_eq!(call("a", "declined").await, StateKind::Completed);
+    assert_eq!(call("b", "busy").await, StateKind::Released);
+    assert_eq!(call("c", "timed out").await, StateKind::Unknown);
+}
+
+/// A typed failure that lasts is a value like another.
+#[tokio::test(start_paused = true)]
+async fn a_result_is_a_value_and_its_error_replays_as_it_was() {
+    let guard = guard(&store(), Policy::default());
+    for round in 0..2 {
+        let declined = |_| ok(Err::<String, String>("card expired".into()));
+        let done = guard.run(asked("k"), declined).await.unwrap();
+        let expected = Err("card expired".into());
+        assert_eq!(
+            done,
+            if round == 0 {
+                Done::Fresh(expected)
+            } else {
+                Done::Replayed(expected)
+            }
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn panics_are_released_or_unknown_and_go_on_in_the_caller() {
-    for (on_panic, state) in [
-        (OnPanic::Release, StateKind::Released),
-        (OnPanic::Unknown, StateKind::Unknown),
+    for (policy, state) in [
+        (Policy::default(), StateKind::Unknown),
+        (
+            Policy::default().with_on_panic(OnPanic::Release),
+            StateKind::Released,
+        ),
+        (
+            Policy::default().with_on_panic(OnPanic::Unknown),
+            StateKind::Unknown,
+        ),
     ] {
         let store = store();
-        let guard = guard(&store, Policy::default().with_on_panic(on_panic));
+        let guard = guard(&store, policy);
         let caller = tokio::spawn(async move {
             guard
-                .run::<(), Infallible, _, _>(&identity("k"), asked(), |_| async { panic!("boom") })
+                .run::<(), Infallible, _, _>(asked("k"), |_| async { panic!("boom") })
                 .await
         });
         let panic = caller.await.unwrap_err().into_panic();
@@ -223,21 +284,13 @@ async fn panics_are_released_or_unknown_and_go_on_in_the_caller() {
 async fn void_values_replay_as_void_and_types_are_checked() {
     let store = store();
     let guard = guard(&store, Policy::default());
-    guard
-        .run(&identity("v"), asked(), |_| ok(()))
-        .await
-        .unwrap();
-    let replay = guard
-        .run(&identity("v"), asked(), |_| ok(()))
-        .await
-        .unwrap();
-    assert_eq!(replay, Ran::Replayed(()));
-    let wrong = guard
-        .run(&identity("v"), asked(), |_| ok(String::new()))
-        .await;
+    guard.run(asked("v"), |_| ok(())).await.unwrap();
+    let replay = guard.run(asked("v"), |_| ok(())).await.unwrap();
+    assert_eq!(replay, Done::Replayed(()));
+    let wrong = guard.run(asked("v"), |_| ok(String::new())).await;
     assert!(matches!(wrong, Err(RunError::Decode)));
     let other = guard
-        .run(&identity("v"), Fingerprint::of(b"other"), |_| ok(()))
+        .run((&identity("v"), Fingerprint::of(b"other")), |_| ok(()))
         .await;
     assert!(matches!(other, Err(RunError::Mismatch)));
 }
@@ -247,13 +300,15 @@ async fn r13_without_a_key_nothing_is_stored_unless_one_is_required() {
     let store = store();
     let optional = guard(&store, Policy::default());
     let ran = optional
-        .run_optional(None, asked(), |_| ok(()))
+        .run(Asked::unkeyed(Fingerprint::of(b"asked")), |_| ok(()))
         .await
         .unwrap();
-    assert_eq!(ran, Ran::Unprotected(()));
+    assert_eq!(ran, Done::Unprotected(()));
     assert!(store.is_empty());
     let required = guard(&store, Policy::default().with_key_required(true));
-    let refused = required.run_optional(None, asked(), |_| ok(())).await;
+    let refused = required
+        .run(Asked::unkeyed(Fingerprint::of(b"asked")), |_| ok(()))
+        .await;
     assert!(matches!(refused, Err(RunError::KeyRequired)));
 }
 
@@ -269,12 +324,12 @@ async fn waiting_is_bounded() {
                 sleep(Duration::from_secs(5)).await;
                 ok(()).await
             };
-            guard.run(&identity("k"), asked(), work).await
+            guard.run(asked("k"), work).await
         }
     });
     sleep(Duration::from_millis(1)).await;
     let start = Instant::now();
-    let waited = guard.run(&identity("k"), asked(), |_| ok(())).await;
+    let waited = guard.run(asked("k"), |_| ok(())).await;
     assert!(matches!(waited, Err(RunError::InFlight { .. })));
     assert_eq!(start.elapsed().as_millis(), 1000);
     running.await.unwrap().unwrap();
@@ -294,12 +349,18 @@ async fn r7_a_lapsed_lease_is_held_retried_or_reconciled() {
     let run = async |on_lost, finding| {
         let store = store();
         let policy = Policy::default().with_lease(lease).with_on_lost(on_lost);
-        let guard = guard(&store, policy).with_reconciler(Arc::new(Ledger(finding)));
+        let guard = Guard::builder(store)
+            .policy(policy)
+            .reconciler(Arc::new(Ledger(finding)))
+            .build();
         // An attempt that nobody settles: its process died.
-        drop(guard.begin(&identity("k"), asked()).await.unwrap());
+        let Begin::Acquired(held) = guard.begin(&asked("k")).await.unwrap() else {
+            panic!("not acquired")
+        };
+        held.let_lapse();
         sleep(lease).await;
         guard
-            .run(&identity("k"), asked(), |attempt| {
+            .run(asked("k"), |attempt| {
                 ok(format!("attempt {}", attempt.number))
             })
             .await
@@ -311,7 +372,7 @@ async fn r7_a_lapsed_lease_is_held_retried_or_reconciled() {
     ));
     assert_eq!(
         run(OnLost::Retry, still()).await.unwrap(),
-        Ran::First("attempt 2".into())
+        Done::Fresh("attempt 2".into())
     );
     assert!(matches!(
         run(OnLost::Reconcile, still()).await,
@@ -319,12 +380,12 @@ async fn r7_a_lapsed_lease_is_held_retried_or_reconciled() {
     ));
     assert_eq!(
         run(OnLost::Reconcile, Finding::DidNotHappen).await.unwrap(),
-        Ran::First("attempt 2".into())
+        Done::Fresh("attempt 2".into())
     );
     let happened = Finding::Happened(Outcome::success(b"from the ledger"));
     assert_eq!(
         run(OnLost::Reconcile, happened).await.unwrap(),
-        Ran::Replayed("from the ledger".into())
+        Done::Replayed("from the ledger".into())
     );
 }
 
@@ -336,27 +397,25 @@ async fn r4_a_stale_attempt_is_told() {
         .with_lease(Duration::from_secs(1))
         .with_on_lost(OnLost::Retry)
         .with_retention(Retention::API);
-    let guard = guard(&store, policy).with_observer(seen.clone());
-    let semel::guard::Begin::Acquired(paused) = guard.begin(&identity("k"), asked()).await.unwrap()
-    else {
+    let guard = Guard::builder(store.clone())
+        .policy(policy)
+        .observer(seen.clone())
+        .build();
+    let Begin::Acquired(mut paused) = guard.begin(&asked("k")).await.unwrap() else {
         panic!("not acquired")
     };
     let first = paused.info().fence;
+    paused.stop_renewing();
     sleep(Duration::from_secs(1)).await;
     let second = guard
-        .run(&identity("k"), asked(), |attempt| {
-            ok(attempt.fence.to_string())
-        })
+        .run(asked("k"), |attempt| ok(attempt.fence.to_string()))
         .await
         .unwrap()
         .into_inner();
     assert!(second.parse::<u64>().unwrap() > first.0);
     let late = paused.complete(&Outcome::success(b"zombie")).await.unwrap();
-    assert!(matches!(late, semel::guard::Settled::Refused(_)));
-    assert!(seen.0.lock().unwrap().contains(&Event::Stale));
-    let replay = guard
-        .run(&identity("k"), asked(), |_| ok(String::new()))
-        .await
-        .unwrap();
-    assert_eq!(replay, Ran::Replayed(second));
+    assert!(matches!(late, Settled::Refused(_)));
+    assert!(seen.0.lock().unwrap().contains(&Signal::Stale));
+    let replay = guard.run(asked("k"), |_| ok(String::new())).await.unwrap();
+    assert_eq!(replay, Done::Replayed(second));
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use semel::guard::{Guard, OnPanic, Policy, Ran, RunError, StepError, StepKey, Steps};
+use semel::guard::{
+    Asked, Attempt, Begin, Done, Guard, OnPanic, Policy, Ran, RunError, StepError, StepKey,
+};
 use semel::memory::MemoryStore;
 use semel::store::{OnLost, Store as _};
 use semel::{Fingerprint, Identity, Key, Progress, Scope};
@@ -16,6 +18,18 @@ type Error = StepError<String>;
 
 fn identity() -> Identity {
     Identity::new(Scope::new(["tenant"]), "order", Key::new("a-key").unwrap())
+}
+
+fn asked() -> Asked {
+    Asked::new(identity(), Fingerprint::of(b"order")).in_steps()
+}
+
+/// What a step failed with.
+fn step_error<T: std::fmt::Debug>(done: Result<T, RunError<Error>>) -> Error {
+    match done {
+        Err(RunError::Failed(failed)) => failed.into_error().unwrap(),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn guard() -> Guard<Store> {
@@ -51,24 +65,20 @@ async fn order(
     log: &Log,
     names: &'static [&'static str],
     fails_after: Option<usize>,
-) -> Result<Ran<String>, RunError<Error>> {
+) -> Result<Done<String>, RunError<Error>> {
     let log = log.clone();
     guard
-        .run_in_steps(
-            &identity(),
-            Fingerprint::of(b"order"),
-            |mut steps: Steps<Store>| async move {
-                let mut all = Vec::new();
-                for (number, name) in names.iter().enumerate() {
-                    if fails_after == Some(number) {
-                        return Err(StepError::Failed("no more".to_owned()));
-                    }
-                    let done: String = steps.step(name, |key| log.done(name, key)).await?;
-                    all.push(done);
+        .run(asked(), move |mut steps: Attempt<Store>| async move {
+            let mut all = Vec::new();
+            for (number, name) in names.iter().enumerate() {
+                if fails_after == Some(number) {
+                    return Err(StepError::Failed("no more".to_owned()));
                 }
-                Ok::<_, Error>(all.join(", "))
-            },
-        )
+                let done: String = steps.step(name, |key| log.done(name, key)).await?;
+                all.push(done);
+            }
+            Ok::<_, Error>(all.join(", "))
+        })
         .await
 }
 
@@ -80,13 +90,13 @@ async fn an_attempt_after_a_failure_goes_on_where_it_ended() {
     let done = order(&guard, &log, &["charge", "ship"], None)
         .await
         .unwrap();
-    assert_eq!(done, Ran::First("charge done, ship done".to_owned()));
+    assert_eq!(done, Done::Fresh("charge done, ship done".to_owned()));
     assert_eq!(log.names(), ["charge", "ship"]);
     // The whole is replayed from then on, and nothing is left of its parts.
     let again = order(&guard, &log, &["charge", "ship"], None)
         .await
         .unwrap();
-    assert_eq!(again, Ran::Replayed("charge done, ship done".to_owned()));
+    assert_eq!(again, Done::Replayed("charge done, ship done".to_owned()));
     let entry = guard
         .store()
         .get(identity().digest())
@@ -100,14 +110,12 @@ async fn an_attempt_after_a_failure_goes_on_where_it_ended() {
 async fn a_takeover_runs_the_rest_and_the_zombie_keeps_nothing() {
     let (guard, log) = (guard(), Log::default());
     // The first attempt: one step, and then its process is as good as gone.
-    let claimed = guard
-        .begin(&identity(), Fingerprint::of(b"order"))
-        .await
-        .unwrap();
-    let semel::guard::Begin::Acquired(zombie) = claimed else {
+    let claimed = guard.begin(&asked()).await.unwrap();
+    let Begin::Acquired(mut zombie) = claimed else {
         panic!("{claimed:?}");
     };
-    let mut steps = zombie.steps();
+    zombie.stop_renewing();
+    let mut steps = zombie.attempt();
     let step = steps.step("charge", |key| log.done("charge", key));
     assert_eq!(step.await.unwrap(), "charge done");
     tokio::time::advance(Duration::from_secs(2)).await;
@@ -115,16 +123,16 @@ async fn a_takeover_runs_the_rest_and_the_zombie_keeps_nothing() {
     let done = order(&guard, &log, &["charge", "ship"], None)
         .await
         .unwrap();
-    assert_eq!(done, Ran::First("charge done, ship done".to_owned()));
+    assert_eq!(done, Done::Fresh("charge done, ship done".to_owned()));
+    // Its lease is over by its own clock, so it asks before the next effect, and learns.
     let late = steps.step("ship", |key| log.done("ship", key)).await;
     assert!(
-        matches!(late, Err(StepError::Superseded { ran: true })),
+        matches!(late, Err(StepError::Superseded { ran: Ran::No })),
         "{late:?}"
     );
-    // Both ran the same step under the same key: the service that it calls can tell.
-    assert_eq!(log.names(), ["charge", "ship", "ship"]);
+    assert!(!steps.still_held());
+    assert_eq!(log.names(), ["charge", "ship"]);
     let keys: Vec<StepKey> = log.0.lock().unwrap().iter().map(|(_, key)| *key).collect();
-    assert_eq!(keys[1], keys[2]);
     assert_ne!(keys[0], keys[1]);
     assert_eq!(keys[0].to_string().len(), 64);
 }
@@ -136,7 +144,8 @@ async fn another_sequence_is_told_before_anything_runs() {
         .await
         .unwrap_err();
     let changed = order(&guard, &log, &["reserve", "charge"], None).await;
-    let Err(RunError::Failed(StepError::Changed { place, asked, kept })) = changed else {
+    let changed = step_error(changed);
+    let StepError::Changed { place, asked, kept } = changed else {
         panic!("{changed:?}");
     };
     assert_eq!((place, &*asked, &*kept), (0, "reserve", "charge"));
@@ -164,43 +173,27 @@ async fn steps_that_are_not_asked_for_are_not_lost() {
 
 #[tokio::test]
 async fn another_type_is_told() {
-    let (guard, log, identity) = (guard(), Log::default(), identity());
+    let (guard, log) = (guard(), Log::default());
     order(&guard, &log, &["charge", "ship"], Some(1))
         .await
         .unwrap_err();
-    let run = guard.run_in_steps(
-        &identity,
-        Fingerprint::of(b"order"),
-        |mut steps| async move {
-            let unit = steps.step("charge", |_| async { Ok::<(), String>(()) });
-            unit.await.map(|()| String::new())
-        },
-    );
-    let other = run.await;
-    assert!(
-        matches!(other, Err(RunError::Failed(StepError::Decode(_)))),
-        "{other:?}"
-    );
+    let run = guard.run(asked(), |mut steps: Attempt<Store>| async move {
+        let unit = steps.step("charge", |_| async { Ok::<(), String>(()) });
+        unit.await.map(|()| String::new())
+    });
+    assert!(matches!(step_error(run.await), StepError::Decode(_)));
 }
 
 #[tokio::test]
 async fn a_result_that_is_too_large_is_told_after_it_ran() {
-    let (guard, identity) = (guard(), identity());
-    let run = guard.run_in_steps(
-        &identity,
-        Fingerprint::of(b"order"),
-        |mut steps| async move {
-            let large = steps.step("report", |_| async {
-                Ok::<_, String>(vec![0; Progress::MAX_BYTES])
-            });
-            large.await
-        },
-    );
-    let large = run.await;
-    assert!(
-        matches!(large, Err(RunError::Failed(StepError::TooLarge { .. }))),
-        "{large:?}"
-    );
+    let guard = guard();
+    let run = guard.run(asked(), |mut steps: Attempt<Store>| async move {
+        let large = steps.step("report", |_| async {
+            Ok::<_, String>(vec![0; Progress::MAX_BYTES])
+        });
+        large.await
+    });
+    assert!(matches!(step_error(run.await), StepError::TooLarge { .. }));
 }
 
 #[tokio::test]

@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use scripted::{Conflict, Failure, Fate, Scripted};
-use semel::guard::{Guard, OnFailure, Policy, Ran, RunError, StepError, TransactOptions};
+use semel::guard::{
+    Asked, Attempt, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, StepError,
+    TransactOptions,
+};
 use semel::transaction::Isolation;
 use semel::{
     Fingerprint, Identity, Key, OutcomeKind, Scope, StateKind, Store as _, StoreErrorKind,
@@ -35,7 +38,7 @@ impl Bench {
     async fn run(
         &self,
         work: impl Fn(u32) -> Result<String, Failure> + Clone + Send + 'static,
-    ) -> Result<Ran<String>, RunError<Failure>> {
+    ) -> Result<Done<String>, RunError<Failure>> {
         self.run_as(Some(&identity()), work).await
     }
 
@@ -43,21 +46,24 @@ impl Bench {
         &self,
         identity: Option<&Identity>,
         work: impl Fn(u32) -> Result<String, Failure> + Clone + Send + 'static,
-    ) -> Result<Ran<String>, RunError<Failure>> {
+    ) -> Result<Done<String>, RunError<Failure>> {
         let guard = Guard::new(self.store.clone(), self.policy);
         let options = TransactOptions::default().with_retries(self.retries);
         let runs = self.runs.clone();
-        let work = move |info: semel::guard::TransactInfo, transaction| {
+        let work = move |info: AttemptInfo, transaction| {
             let (work, runs) = (work.clone(), runs.clone());
             async move {
-                assert_eq!(runs.fetch_add(1, Ordering::SeqCst), info.again);
+                assert_eq!(runs.fetch_add(1, Ordering::SeqCst), info.retry);
                 drop(transaction);
-                work(info.again)
+                work(info.retry)
             }
         };
-        guard
-            .transact_optional(identity, Fingerprint::of(b"asked"), options, work)
-            .await
+        let asked = Fingerprint::of(b"asked");
+        let asked = match identity {
+            Some(identity) => Asked::new(identity.clone(), asked),
+            None => Asked::unkeyed(asked),
+        };
+        guard.transact(asked, options, work).await
     }
 
     fn runs(&self) -> u32 {
@@ -82,12 +88,15 @@ fn counted(again: u32) -> Result<String, Failure> {
 async fn conflicts_run_again_within_the_bound() {
     let bench = Bench::new(&[Fate::Conflicts, Fate::Conflicts, Fate::Conflicts]);
     let ran = bench.run(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 3".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 3".into()));
 
     let bench = Bench::new(&[Fate::Conflicts; 4]);
     match bench.run(counted).await {
         // Certain: it was rolled back, whatever the answer was.
-        Err(RunError::Store { ran: true, source }) => {
+        Err(RunError::Store {
+            ran: Ran::No,
+            source,
+        }) => {
             assert_eq!(source.kind(), StoreErrorKind::NotApplied);
         }
         other => panic!("{other:?}"),
@@ -101,16 +110,16 @@ async fn conflicts_run_again_within_the_bound() {
 #[tokio::test(start_paused = true)]
 async fn a_conflict_is_found_behind_the_works_error_and_never_kept() {
     let mut bench = Bench::new(&[]);
-    bench.policy = Policy::default().with_on_failure(OnFailure::Keep);
+    bench.policy = Policy::default().with_on_error(OnError::Keep);
     let once = |again| match again {
         0 => Err(Failure(Some(Conflict))),
         _ => Ok("done".into()),
     };
-    assert_eq!(bench.run(once).await.unwrap(), Ran::First("done".into()));
+    assert_eq!(bench.run(once).await.unwrap(), Done::Fresh("done".into()));
     assert_eq!(bench.store.rolled_back.load(Ordering::SeqCst), 1);
 
     let mut bench = Bench::new(&[]);
-    bench.policy = Policy::default().with_on_failure(OnFailure::Keep);
+    bench.policy = Policy::default().with_on_error(OnError::Keep);
     let ran = bench.run(|_| Err(Failure(Some(Conflict)))).await;
     assert!(matches!(ran, Err(RunError::Failed(_))));
     assert_eq!(
@@ -119,7 +128,7 @@ async fn a_conflict_is_found_behind_the_works_error_and_never_kept() {
     );
 
     let mut bench = Bench::new(&[]);
-    bench.policy = Policy::default().with_on_failure(OnFailure::Keep);
+    bench.policy = Policy::default().with_on_error(OnError::Keep);
     let ran = bench.run(|_| Err(Failure(None))).await;
     assert!(matches!(ran, Err(RunError::Failed(_))));
     assert_eq!(
@@ -132,18 +141,21 @@ async fn a_conflict_is_found_behind_the_works_error_and_never_kept() {
 async fn a_lost_answer_is_what_the_record_says() {
     let bench = Bench::new(&[Fate::Lost { committed: true }]);
     let ran = bench.run(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 0".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 0".into()));
 
     let bench = Bench::new(&[Fate::Lost { committed: false }]);
     let ran = bench.run(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 1".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 1".into()));
     assert_eq!(bench.state().await, StateKind::Completed);
 
     // Nobody answers: neither run again nor released.
     let bench = Bench::new(&[Fate::Lost { committed: true }]);
     bench.store.deaf.store(true, Ordering::SeqCst);
     match bench.run(counted).await {
-        Err(RunError::Store { ran: true, source }) => {
+        Err(RunError::Store {
+            ran: Ran::Unknown,
+            source,
+        }) => {
             assert_eq!(source.kind(), StoreErrorKind::Unknown);
         }
         other => panic!("{other:?}"),
@@ -153,7 +165,7 @@ async fn a_lost_answer_is_what_the_record_says() {
         (1, StateKind::Completed)
     );
     let replayed = bench.run(counted).await;
-    assert_eq!(replayed.unwrap(), Ran::Replayed("run 0".into()));
+    assert_eq!(replayed.unwrap(), Done::Replayed("run 0".into()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,7 +173,7 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
     let bench = Bench::new(&[Fate::Fails]);
     let ran = bench.run(counted).await;
     assert!(
-        matches!(ran, Err(RunError::Store { ran: true, .. })),
+        matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
         "{ran:?}"
     );
     assert_eq!(
@@ -172,7 +184,7 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
     let bench = Bench::new(&[]);
     let large = "x".repeat(2000);
     let ran = bench.run(move |_| Ok(large.clone())).await;
-    assert!(matches!(ran, Ok(Ran::First(_))));
+    assert!(matches!(ran, Ok(Done::Fresh(_))));
     let entry = bench.store.get(identity().digest()).await.unwrap();
     match entry.unwrap().record.state {
         semel::State::Completed(outcome) => assert_eq!(outcome.kind(), OutcomeKind::Omitted),
@@ -181,7 +193,22 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
     assert!(matches!(bench.run(counted).await, Err(RunError::Omitted)));
 }
 
-type InSteps = std::result::Result<Ran<String>, RunError<StepError<Failure>>>;
+type InSteps = Result<Done<String>, RunError<StepError<Failure>>>;
+type Work = Attempt<Arc<Scripted>>;
+
+fn asked() -> Asked {
+    Asked::new(identity(), Fingerprint::of(b"asked"))
+}
+
+/// What a step failed with.
+fn step_error<T: std::fmt::Debug>(
+    ran: Result<T, RunError<StepError<Failure>>>,
+) -> StepError<Failure> {
+    match ran {
+        Err(RunError::Failed(failed)) => failed.into_error().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
 
 impl Bench {
     /// Two steps in a transaction each, and one between them that is in none.
@@ -193,27 +220,23 @@ impl Bench {
         let options = TransactOptions::default().with_retries(self.retries);
         let runs = self.runs.clone();
         guard
-            .run_in_steps(
-                &identity(),
-                Fingerprint::of(b"asked"),
-                |mut steps| async move {
-                    let mut done = String::new();
-                    for (place, name) in ["reserve", "pay"].into_iter().enumerate() {
-                        let result: String = steps
-                            .transact(name, options, |info, transaction| {
-                                runs.fetch_add(1, Ordering::SeqCst);
-                                drop(transaction);
-                                // The second step is told from the first by a hundred.
-                                let ran = work(info.again + 100 * u32::try_from(place).unwrap());
-                                async move { ran }
-                            })
-                            .await?;
-                        let between = steps.step("between", |_| async { Ok(",".to_owned()) });
-                        done = format!("{done}{result}{}", between.await?);
-                    }
-                    Ok::<_, StepError<Failure>>(done)
-                },
-            )
+            .run(asked().in_steps(), move |mut steps: Work| async move {
+                let mut done = String::new();
+                for (place, name) in ["reserve", "pay"].into_iter().enumerate() {
+                    let result: String = steps
+                        .transact(name, options, |info, transaction| {
+                            runs.fetch_add(1, Ordering::SeqCst);
+                            drop(transaction);
+                            // The second step is told from the first by a hundred.
+                            let ran = work(info.retry + 100 * u32::try_from(place).unwrap());
+                            async move { ran }
+                        })
+                        .await?;
+                    let between = steps.step("between", |_| async { Ok(",".to_owned()) });
+                    done = format!("{done}{result}{}", between.await?);
+                }
+                Ok::<_, StepError<Failure>>(done)
+            })
             .await
     }
 
@@ -232,15 +255,13 @@ async fn a_step_that_was_committed_is_not_run_again() {
         _ => counted(run),
     };
     let failed = bench.in_steps(fails_second).await;
-    let Err(RunError::Failed(StepError::Failed(_))) = failed else {
-        panic!("{failed:?}");
-    };
+    assert!(matches!(step_error(failed), StepError::Failed(_)));
     assert_eq!(bench.kept().await, ["reserve", "between"]);
     let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 0,run 100,".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
     assert_eq!(bench.runs(), 3);
     let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Ran::Replayed("run 0,run 100,".into()));
+    assert_eq!(ran.unwrap(), Done::Replayed("run 0,run 100,".into()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -252,11 +273,14 @@ async fn conflicts_of_a_step_run_it_again_within_the_bound() {
         Fate::Conflicts,
     ]);
     let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 2,run 101,".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 2,run 101,".into()));
 
     let bench = Bench::new(&[Fate::Conflicts; 4]);
-    match bench.in_steps(counted).await {
-        Err(RunError::Failed(StepError::Store { ran: true, source })) => {
+    match step_error(bench.in_steps(counted).await) {
+        StepError::Store {
+            ran: Ran::No,
+            source,
+        } => {
             assert_eq!(source.kind(), StoreErrorKind::NotApplied);
         }
         other => panic!("{other:?}"),
@@ -265,7 +289,7 @@ async fn conflicts_of_a_step_run_it_again_within_the_bound() {
 
     let bench = Bench::new(&[]);
     let ran = bench.in_steps(|_| Err(Failure(Some(Conflict)))).await;
-    assert!(matches!(ran, Err(RunError::Failed(StepError::Failed(_)))));
+    assert!(matches!(step_error(ran), StepError::Failed(_)));
     let rolled_back = bench.store.rolled_back.load(Ordering::SeqCst);
     assert_eq!((bench.runs(), rolled_back), (4, 4));
     assert!(bench.kept().await.is_empty());
@@ -275,24 +299,27 @@ async fn conflicts_of_a_step_run_it_again_within_the_bound() {
 async fn a_lost_answer_of_a_step_is_what_the_record_says() {
     let bench = Bench::new(&[Fate::Lost { committed: true }]);
     let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 0,run 100,".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
 
     let bench = Bench::new(&[Fate::Lost { committed: false }]);
     let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 1,run 100,".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 1,run 100,".into()));
 
     // Nobody answers: it is not run again in this attempt, and the next one knows.
     let bench = Bench::new(&[Fate::Lost { committed: true }]);
     bench.store.deaf.store(true, Ordering::SeqCst);
-    match bench.in_steps(counted).await {
-        Err(RunError::Failed(StepError::Store { ran: true, source })) => {
+    match step_error(bench.in_steps(counted).await) {
+        StepError::Store {
+            ran: Ran::Unknown,
+            source,
+        } => {
             assert_eq!(source.kind(), StoreErrorKind::Unknown);
         }
         other => panic!("{other:?}"),
     }
     bench.store.deaf.store(false, Ordering::SeqCst);
     let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Ran::First("run 0,run 100,".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
     assert_eq!(bench.runs(), 2);
 }
 
@@ -301,14 +328,11 @@ async fn a_step_that_cannot_be_kept_is_rolled_back() {
     let bench = Bench::new(&[]);
     let large = "x".repeat(70_000);
     let ran = bench.in_steps(move |_| Ok(large.clone())).await;
-    let Err(RunError::Failed(StepError::TooLarge { .. })) = ran else {
-        panic!("{ran:?}");
-    };
+    assert!(matches!(step_error(ran), StepError::TooLarge { .. }));
     assert_eq!(bench.store.rolled_back.load(Ordering::SeqCst), 1);
 
     let guard = Guard::new(bench.store.clone(), bench.policy);
-    let id = identity();
-    let ran = guard.run_in_steps(&id, Fingerprint::of(b"asked"), |mut steps| async move {
+    let ran = guard.run(asked().in_steps(), |mut steps: Work| async move {
         let options = TransactOptions::default();
         steps
             .transact("keep", options, |_, transaction| async move {
@@ -317,10 +341,8 @@ async fn a_step_that_cannot_be_kept_is_rolled_back() {
             })
             .await
     });
-    let Err(RunError::Failed(StepError::TransactionKept(name))) = ran.await else {
-        panic!("committed");
-    };
-    assert_eq!(&*name, "keep");
+    let kept = step_error(ran.await);
+    assert!(matches!(&kept, StepError::TransactionKept(name) if &**name == "keep"));
     assert!(bench.kept().await.is_empty());
 }
 
@@ -335,15 +357,14 @@ async fn renewals_wait_for_such_a_step_alone() {
         let entry = store.memory.get(identity().digest()).await.unwrap();
         entry.unwrap().record.lease_until
     };
-    let id = identity();
-    let ran = guard.run_in_steps(&id, Fingerprint::of(b"asked"), |mut steps| async move {
+    let ran = guard.run(asked().in_steps(), move |mut steps: Work| async move {
         for (isolation, renewed) in [
             (Isolation::ReadCommitted, true),
             (Isolation::Serializable, false),
         ] {
             let options = TransactOptions::default().with_isolation(isolation);
             let lease = lease.clone();
-            let during = move |_, transaction| {
+            let during = move |_: AttemptInfo, transaction| {
                 let lease = lease.clone();
                 async move {
                     let before = lease().await;
@@ -375,7 +396,7 @@ async fn r13_without_a_key_a_transaction_is_committed_without_a_record() {
         (ran, bench.runs(), rolled_back)
     };
     let (ran, ..) = plainly(&[], counted).await;
-    assert_eq!(ran.unwrap(), Ran::Unprotected("run 0".into()));
+    assert_eq!(ran.unwrap(), Done::Unprotected("run 0".into()));
 
     // Conflicts run again, in the commit and in the work, within the bound.
     let once = |again| match again {
@@ -383,11 +404,11 @@ async fn r13_without_a_key_a_transaction_is_committed_without_a_record() {
         _ => counted(again),
     };
     let (ran, _, rolled_back) = plainly(&[Fate::Conflicts], once).await;
-    assert_eq!(ran.unwrap(), Ran::Unprotected("run 2".into()));
+    assert_eq!(ran.unwrap(), Done::Unprotected("run 2".into()));
     assert_eq!(rolled_back, 1);
     let (ran, runs, _) = plainly(&[Fate::Conflicts; 4], counted).await;
     assert!(
-        matches!(&ran, Err(RunError::Store { ran: true, source }) if source.kind() == StoreErrorKind::NotApplied)
+        matches!(&ran, Err(RunError::Store { ran: Ran::No, source }) if source.kind() == StoreErrorKind::NotApplied)
     );
     assert_eq!(runs, 4);
 
@@ -399,7 +420,7 @@ async fn r13_without_a_key_a_transaction_is_committed_without_a_record() {
     let lost = [Fate::Lost { committed: false }];
     let (ran, runs, _) = plainly(&lost, counted).await;
     assert!(
-        matches!(&ran, Err(RunError::Store { ran: true, source }) if source.kind() == StoreErrorKind::Unknown)
+        matches!(&ran, Err(RunError::Store { ran: Ran::Unknown, source }) if source.kind() == StoreErrorKind::Unknown)
     );
     assert_eq!(runs, 1);
 

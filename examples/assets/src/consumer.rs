@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use semel::guard::{InFlight, TransactOptions};
-use semel::inbox::{self, Inbox, Poison, Receipt};
+use semel::guard::{InFlight, Policy, TransactOptions};
+use semel::inbox::{self, DeadLetter, Inbox, Receipt};
+use semel::store::Retention;
 use semel_events::Answer;
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 
@@ -36,15 +37,18 @@ impl Consumer {
     pub(crate) fn open(path: &Path, attempts: u32, lease: Duration) -> anyhow::Result<Self> {
         let store = Arc::new(open(path)?);
         let path: Arc<Path> = path.into();
-        let set_aside = move |poison: Poison| {
+        let set_aside = move |letter: DeadLetter| {
             let path = Arc::clone(&path);
-            async move { tokio::task::spawn_blocking(move || ledger::set_aside(&path, &poison)).await? }
+            async move { tokio::task::spawn_blocking(move || ledger::set_aside(&path, &letter)).await? }
         };
-        let inbox = Inbox::new(Arc::clone(&store), NAME)
+        let policy = Policy::default()
+            .with_retention(Retention::EVENT)
             .with_lease(lease)
-            .with_in_flight(InFlight::Wait(lease * 2))
+            .with_in_flight(InFlight::Wait(lease * 2));
+        let inbox = Inbox::new(Arc::clone(&store), NAME)
+            .with_policy(policy)
             .with_max_attempts(attempts)
-            .with_on_poison(set_aside);
+            .with_dead_letters(set_aside);
         Ok(Self {
             store,
             inbox,
@@ -69,7 +73,7 @@ impl Consumer {
             let count = match receipt {
                 Receipt::Handled => 0,
                 Receipt::Duplicate => 1,
-                Receipt::SetAside => 2,
+                Receipt::DeadLettered => 2,
             };
             self.counts[count].fetch_add(1, Ordering::Relaxed);
         }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use semel::Scope;
-use semel::inbox::Poison;
+use semel::inbox::DeadLetter;
 use semel::versioned::{
     Expected, NaturalKey, Version, VersionedIn as _, VersionedStore as _, WriteError,
 };
@@ -141,13 +141,13 @@ async fn waiting(
 
 /// Keeps an event that cannot be handled, for a person to look at. Again for one that it was called
 /// for before.
-pub(crate) fn set_aside(path: &Path, poison: &Poison) -> Result<()> {
+pub(crate) fn set_aside(path: &Path, letter: &DeadLetter) -> Result<()> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
-    let event = &poison.event;
+    let event = &letter.event;
     let body = String::from_utf8_lossy(event.body());
-    let reason = format!("{:?}", poison.reason);
-    let errors = serde_json::to_string(&poison.errors)?;
+    let reason = format!("{:?}", letter.reason);
+    let errors = serde_json::to_string(&letter.errors)?;
     let note = "INSERT OR REPLACE INTO set_aside VALUES (?1, ?2, ?3, ?4, ?5)";
     connection.execute(note, (event.source(), event.id(), body, reason, errors))?;
     Ok(())

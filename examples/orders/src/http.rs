@@ -8,9 +8,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
 use deadpool_postgres::Pool;
-use semel::Identity;
 use semel_stores::{PostgresStore, PostgresTransaction};
-use semel_tower::{IdempotencyLayer, TransactionHandle};
+use semel_tower::{CommitFailure, IdempotencyLayer, TransactionHandle};
 
 use crate::inventory::{self, Shelf, Shelves};
 use crate::orders::{self, NewOrder, Order, OrderId, Reason};
@@ -39,12 +38,11 @@ pub(crate) fn router(shop: Shop, once: IdempotencyLayer<PostgresStore>) -> Route
 /// same order, asks for the same payment, and settles once. README.md has the cases.
 async fn place(
     State(shop): State<Shop>,
-    Extension(identity): Extension<Identity>,
     transaction: TransactionHandle<PostgresTransaction>,
     new: Result<Json<NewOrder>, JsonRejection>,
 ) -> Result<Response, Problem> {
     let Json(new) = new?;
-    let id = OrderId::from_digest(identity.digest().as_bytes());
+    let id = OrderId::from_digest(transaction.info().id.as_bytes());
     let order = orders::accept(&mut **shop.pool.get().await?, &id, &new).await?;
     if order.state != orders::State::Pending {
         return Ok(answer(&order));
@@ -69,7 +67,9 @@ fn answer(order: &Order) -> Response {
         Reason::CardDeclined => (StatusCode::PAYMENT_REQUIRED, "The card was declined"),
     };
     let detail = format!("{detail}; nothing was paid.");
-    Problem::new(status, reason.as_str(), detail).into_response()
+    let problem = Problem::new(status, reason.as_str(), detail);
+    // That the order is refused is written down too, and its goods are given back.
+    (Extension(CommitFailure), problem).into_response()
 }
 
 async fn order(State(shop): State<Shop>, Path(id): Path<String>) -> Result<Json<Order>, Problem> {

@@ -16,7 +16,7 @@ use deadpool_postgres::tokio_postgres::{self, NoTls};
 use deadpool_postgres::{Manager, Pool};
 use reqwest::Url;
 use semel::Store as _;
-use semel::guard::TransactOptions;
+use semel::guard::{InFlight, Policy, TransactOptions};
 use semel::store::OnLost;
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_tower::IdempotencyLayer;
@@ -117,12 +117,15 @@ async fn once(args: &Args) -> anyhow::Result<IdempotencyLayer<PostgresStore>> {
     for warning in store.probe().await?.warnings {
         tracing::warn!("records: {warning}");
     }
-    Ok(IdempotencyLayer::new(store)
+    let policy = Policy::default()
         .with_key_required(true)
         .with_lease(args.lease)
-        .with_wait(WAIT)
-        // Each part of placing an order may be done again: a lost attempt is simply resumed.
-        .with_on_lost(OnLost::Retry)
+        .with_in_flight(InFlight::Wait(WAIT))
+        // Each part of placing an order may be done again, also those before the transaction: a
+        // lost attempt is simply resumed.
+        .with_on_lost(OnLost::Retry);
+    Ok(IdempotencyLayer::new(store)
+        .with_policy(policy)
         .with_transactions(TransactOptions::default()))
 }
 

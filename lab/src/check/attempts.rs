@@ -185,13 +185,15 @@ impl<'a> KeyHistory<'a> {
     }
 
     fn gather_attempts(&mut self, repeats: bool) {
-        // When a claim with this nonce was first sent and not answered.
-        let mut unanswered: HashMap<u128, Nanos> = HashMap::new();
+        // When a claim with this nonce was first sent and not answered, and whether one was to
+        // retry: a guard that gives back what it may have claimed asks again to hold.
+        let mut unanswered: HashMap<u128, (Nanos, bool)> = HashMap::new();
         let mut found: HashMap<Held, Attempt> = HashMap::new();
         for claim in &self.claims {
             let ClaimOp { op, nonce, .. } = *claim;
             if op.answer.is_ambiguous() {
-                unanswered.entry(nonce).or_insert(op.invoked);
+                let first = unanswered.entry(nonce).or_insert((op.invoked, false));
+                first.1 |= claim.retry;
             }
             if op.answer.is_ambiguous() || repeats && is_hidden(op) {
                 self.ghosts.push((op.invoked, nonce));
@@ -199,13 +201,16 @@ impl<'a> KeyHistory<'a> {
             let Answer::Acquired { fence, attempt } = op.answer else {
                 continue;
             };
-            let from = unanswered.get(&nonce).copied().unwrap_or(op.invoked);
+            let (from, retried) = unanswered
+                .get(&nonce)
+                .copied()
+                .unwrap_or((op.invoked, false));
             let held = Held { fence, nonce };
             let entry = found.entry(held).or_insert_with(|| Attempt {
                 held,
                 number: attempt,
                 print: claim.print,
-                retry: claim.retry,
+                retry: claim.retry || retried,
                 process: op.process,
                 from,
                 known: op.answered,

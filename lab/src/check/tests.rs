@@ -249,6 +249,19 @@ fn under_hold_only_a_resolution_lets_another_run() {
 }
 
 #[test]
+fn a_claim_given_back_was_made_by_the_one_that_was_lost() {
+    for retry in [true, false] {
+        let mut history = History::default();
+        history.claim(0, 1, 1).acquired(5);
+        history.claim_as(150, 151, 2, 1, retry).lost();
+        history.claim_as(160, 161, 2, 1, false).acquired_again(6, 2);
+        history.step(162, 163, 6, 2, Step::Abandon).applied();
+        let violated = if retry { &[][..] } else { &["P1"] };
+        assert_eq!(history.violated(), violated);
+    }
+}
+
+#[test]
 fn a_completion_that_is_forgotten() {
     let mut history = History::default();
     history.claim(0, 1, 1).acquired(5);
@@ -384,6 +397,19 @@ fn a_lapse_must_be_noticed() {
     history.claim(0, 1, 1).acquired(5);
     history.claim(180, 181, 2).in_flight(5);
     assert_eq!(history.violated(), ["P8"]);
+}
+
+#[test]
+fn no_lease_is_longer_than_what_was_asked_for() {
+    for (by, violated) in [(11, &["P8"][..]), (60, &[])] {
+        let mut history = History::default();
+        history.claim(0, 1, 1).acquired(5);
+        history.claim(10, by, 2).answered(Answer::InFlight {
+            fence: 5,
+            remaining: LEASE + 30 * MS,
+        });
+        assert_eq!(history.violated(), violated, "answered at {by}");
+    }
 }
 
 #[test]

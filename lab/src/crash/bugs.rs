@@ -100,10 +100,11 @@ impl<B> Planted<B> {
     }
 }
 
-fn name(step: &FinishedStep) -> String {
-    let one = Progress::EMPTY.with(step);
-    let name = |one: Progress| one.steps().next().map(|(name, _)| name.to_owned());
-    one.ok().and_then(name).unwrap_or_default()
+/// None of a mark.
+fn name(step: &FinishedStep) -> Option<String> {
+    let one = Progress::EMPTY.with(step).ok()?;
+    let (name, _) = one.steps().next()?;
+    Some(name.to_owned())
 }
 
 impl<B: Base> Store for Planted<B> {
@@ -142,8 +143,8 @@ impl<B: Base> Store for Planted<B> {
             Some(Bug::ForgetsSteps) => Fenced::Applied,
             _ => self.inner.keep_step(identity, token, step, kept).await?,
         };
-        if done == Fenced::Applied {
-            self.log.kept(identity, &name(step), token.fence);
+        if let (Fenced::Applied, Some(name)) = (done, name(step)) {
+            self.log.kept(identity, &name, token.fence);
             self.points().pass(Point::Kept).await;
         }
         Ok(done)

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use semel::IdentityDigest;
-use semel::guard::{Ran, RunError, StepError, TransactInfo, TransactOptions};
+use semel::guard::{Asked, Attempt, AttemptInfo, Done, RunError, StepError, TransactOptions};
 use semel::store::Fence;
 
-use super::bugs::Bug;
+use super::bugs::{Bug, Planted};
 use super::payments::{Client, Payment};
 use super::point::{Point, Work};
 use super::transaction::{Effect, isolation, write};
@@ -109,27 +109,27 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<Line>> {
 pub(super) async fn ask<B: Base>(
     worker: &Worker<B>,
     key: i64,
-) -> Result<Ran<String>, RunError<StepError<Failed<B::Error>>>> {
+) -> Result<Done<String>, RunError<StepError<Failed<B::Error>>>> {
     let identity = worker.identity(key);
     let digest = *identity.digest();
     let (points, log) = (worker.points.clone(), worker.log.clone());
     let (client, bug) = (Client::of(worker.settings.payments), worker.settings.bug);
     let (mixed, tables) = (worker.settings.work == Work::Mixed, worker.tables.clone());
     let (effect, again) = (Effect::of(key), worker.again.clone());
-    let asked = worker.fingerprint(key);
+    let asked = Asked::new(identity, worker.fingerprint(key)).in_steps();
     let run = worker
         .guard
-        .run_in_steps(&identity, asked, |mut steps| async move {
-            let fence = steps.info().fence;
+        .run(asked, move |mut attempt: Attempt<Planted<B>>| async move {
+            let fence = attempt.fence;
             let mut parts = Vec::new();
             for (place, name) in NAMES.into_iter().enumerate() {
                 if place > 0 {
                     points.pass(Point::BetweenSteps).await;
                 }
                 if mixed && place == INSIDE {
-                    let inside = |info: TransactInfo, tx| {
+                    let inside = |info: AttemptInfo, tx| {
                         points.attempt(info.fence.0);
-                        again.store(info.again, Ordering::Relaxed);
+                        again.store(info.retry, Ordering::Relaxed);
                         let statements = tables.statements(&effect, info.fence.0, info.number);
                         let points = points.clone();
                         async move {
@@ -139,7 +139,7 @@ pub(super) async fn ask<B: Base>(
                         }
                     };
                     let options = TransactOptions::default().with_isolation(isolation(key));
-                    parts.push(steps.transact(name, options, inside).await?);
+                    parts.push(attempt.transact(name, options, inside).await?);
                     continue;
                 }
                 let (points, log) = (&points, Arc::clone(&log));
@@ -153,7 +153,7 @@ pub(super) async fn ask<B: Base>(
                     Ok::<_, Failed<B::Error>>(paid)
                 };
                 let mut early = None;
-                let part: String = steps
+                let part: String = attempt
                     .step(name, async |step_key| match bug {
                         Some(Bug::RandomStepKey) => call(format!("{:x}", fastrand::u128(..))).await,
                         Some(Bug::KeepsFirst) => {

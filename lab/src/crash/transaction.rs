@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use semel::guard::{Ran, RunError, TransactOptions};
+use semel::guard::{Done, RunError, TransactOptions};
 use semel::transaction::{Isolation, Lent};
 
 use super::failpoints::Failpoints;
@@ -115,25 +115,23 @@ pub(super) const fn isolation(key: i64) -> Isolation {
 pub(super) async fn ask<B: Base>(
     worker: &Worker<B>,
     key: i64,
-) -> Result<Ran<String>, RunError<B::Error>> {
+) -> Result<Done<String>, RunError<B::Error>> {
     let identity = worker.identity(key);
     let options = TransactOptions::default().with_isolation(isolation(key));
     let (tables, points) = (worker.tables.clone(), worker.points.clone());
     let effect = Effect::of(key);
-    let asked = worker.fingerprint(key);
+    let asked = (&identity, worker.fingerprint(key));
     let again = worker.again.clone();
-    let transact = worker
-        .guard
-        .transact(&identity, asked, options, move |info, tx| {
-            let statements = tables.statements(&effect, info.fence.0, info.number);
-            let points = points.clone();
-            again.store(info.again, Ordering::Relaxed);
-            points.attempt(info.fence.0);
-            async move {
-                write::<B>(tx, statements, &points).await?;
-                Ok(effect.answer(info.fence.0.cast_signed()))
-            }
-        });
+    let transact = worker.guard.transact(asked, options, move |info, tx| {
+        let statements = tables.statements(&effect, info.fence.0, info.number);
+        let points = points.clone();
+        again.store(info.retry, Ordering::Relaxed);
+        points.attempt(info.fence.0);
+        async move {
+            write::<B>(tx, statements, &points).await?;
+            Ok(effect.answer(info.fence.0.cast_signed()))
+        }
+    });
     transact.await
 }
 

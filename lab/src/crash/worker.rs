@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use semel::guard::{Guard, Policy, Ran, RunError};
+use semel::guard::{Done, Guard, Policy, RunError};
 use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
 use semel::{Fingerprint, FinishedStep, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
@@ -107,9 +107,7 @@ impl<B: Base> Worker<B> {
             settings.bug,
             log.clone(),
         );
-        let policy = Policy::default()
-            .with_lease(settings.lease)
-            .with_on_lost(OnLost::Retry);
+        let policy = Policy::default().with_lease(settings.lease);
         Ok(Self {
             tables: Tables::of(&settings.run),
             guard: Guard::new(store, policy),
@@ -198,7 +196,7 @@ impl Why {
                 "in flight".into()
             }
             RunError::Store { .. } => STORE.into(),
-            RunError::Superseded => "superseded".into(),
+            RunError::Superseded { .. } => "superseded".into(),
             RunError::Failed(_) => "the work failed".into(),
             other => other.to_string(),
         };
@@ -207,12 +205,12 @@ impl Why {
 }
 
 /// What the caller was told.
-fn told(key: i64, ran: Result<Ran<String>, Why>, again: u32) -> Said {
-    match ran {
-        Ok(ran) => Said::Answer {
+fn told(key: i64, done: Result<Done<String>, Why>, again: u32) -> Said {
+    match done {
+        Ok(done) => Said::Answer {
             key,
-            replayed: matches!(ran, Ran::Replayed(_)),
-            answer: ran.into_inner(),
+            replayed: matches!(done, Done::Replayed(_)),
+            answer: done.into_inner(),
             again,
         },
         Err(why) => Said::Again {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use semel::guard::TransactOptions;
+use semel::guard::{Policy, TransactOptions};
 use semel::inbox::{Event, Inbox, InboxError, Receipt};
-use semel::store::OnLost;
+use semel::store::{OnLost, Retention};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::versioned::VersionedIn;
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
@@ -143,6 +143,12 @@ async fn work<B: Base + VersionedIn>(
     }
 }
 
+fn policy(settings: &Settings) -> Policy {
+    Policy::default()
+        .with_retention(Retention::EVENT)
+        .with_lease(settings.lease)
+}
+
 /// A consumer's insides.
 #[derive(Debug)]
 pub(crate) struct Consumer<B: Base> {
@@ -160,7 +166,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let store = Arc::new(store);
         let pointed = Pointed::new(store.clone(), points.clone());
         Ok(Self {
-            inbox: Inbox::new(pointed, "lab").with_lease(settings.lease),
+            inbox: Inbox::new(pointed, "lab").with_policy(policy(&settings)),
             tables: Tables::of(&settings.run),
             settings,
             store,
@@ -229,10 +235,10 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let (work, seed) = (self.work(), self.settings.seed);
         let receipts = self
             .inbox
-            .transact_batch(&events, TransactOptions::default(), move |fresh, tx| {
+            .transact_batch(&events, TransactOptions::default(), move |new, tx| {
                 let number = |event: &Event| event.id().parse().unwrap_or(u64::MAX);
-                let fresh = fresh.events.iter();
-                let events = fresh.map(|(event, _)| Happening::of(seed, number(event)));
+                let new = new.events.iter();
+                let events = new.map(|(event, _)| Happening::of(seed, number(event)));
                 work(tx, events.collect())
             })
             .await;
@@ -253,7 +259,8 @@ impl<B: Base + VersionedIn> Consumer<B> {
 
     /// Of a planted bug.
     async fn apart(&self, delivered: &[Delivery]) {
-        let inbox = self.inbox.clone().with_on_lost(OnLost::Retry);
+        let inbox = self.inbox.clone();
+        let inbox = inbox.with_policy(policy(&self.settings).with_on_lost(OnLost::Retry));
         for delivery in delivered {
             let (store, work, points) = (self.store.clone(), self.work(), self.points.clone());
             let (event, happening) = (self.event(delivery), self.happening(delivery));
@@ -338,7 +345,7 @@ fn tell<E: Display>(delivery: &Delivery, receipt: Result<Receipt, InboxError<E>>
         Ok(Receipt::Handled) => say(&Said::Acknowledge(delivery.message, Kind::Handled)),
         Ok(Receipt::Duplicate) => say(&Said::Acknowledge(delivery.message, Kind::Duplicate)),
         // Nobody takes what is set aside, so nothing is.
-        Ok(Receipt::SetAside) => refuse(delivery, Duration::ZERO, "set aside"),
+        Ok(Receipt::DeadLettered) => refuse(delivery, Duration::ZERO, "set aside"),
         Err(error) => refuse(delivery, error.retry_after(), error),
     }
 }

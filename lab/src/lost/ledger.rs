@@ -1,8 +1,9 @@
 //! The effects: a ledger in a file that every process locks, reads and adds to. It refuses what
-//! comes with a lower fence than it has seen for the same key, and can be told never to take an
-//! effect under a fence again: that is what makes "did not happen" true for good.
+//! comes with a lower fence than it has seen for the same operation, and can be told never to take
+//! an effect under a fence again: that is what makes "did not happen" true for good.
 //!
-//! A line is `effect KEY FENCE`, `refused KEY FENCE` or `closed KEY FENCE`.
+//! A line is `effect ID FENCE`, `refused ID FENCE` or `closed ID FENCE`; the id is that of
+//! [`AttemptInfo`](semel::guard::AttemptInfo) and [`Case`](semel::guard::Case).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -36,35 +37,34 @@ impl Ledger {
     }
 
     /// Lets the effect happen, unless its fence is stale.
-    pub(super) fn effect(&self, key: &str, fence: u64) -> Result<Taken> {
+    pub(super) fn effect(&self, id: &str, fence: u64) -> Result<Taken> {
         self.locked(|lines| {
             let stale = lines.iter().any(|line| {
-                line.key == key
-                    && (line.fence > fence || (line.is("closed") && line.fence == fence))
+                line.id == id && (line.fence > fence || (line.is("closed") && line.fence == fence))
             });
             match stale && self.fenced {
-                true => (Taken::Refused, Some(format!("refused {key} {fence}"))),
-                false => (Taken::Accepted, Some(format!("effect {key} {fence}"))),
+                true => (Taken::Refused, Some(format!("refused {id} {fence}"))),
+                false => (Taken::Accepted, Some(format!("effect {id} {fence}"))),
             }
         })
     }
 
-    /// Whether the effect under this fence happened. Where it did not, it never will.
-    pub(super) fn settle(&self, key: &str, fence: u64) -> Result<bool> {
+    /// The fence under which the effect happened. Where it did not, it never will under this one.
+    pub(super) fn settle(&self, id: &str, fence: u64) -> Result<Option<u64>> {
         self.locked(|lines| {
-            let ours = |line: &&Line| line.key == key && line.fence == fence;
-            match lines.iter().filter(ours).any(|line| line.is("effect")) {
-                true => (true, None),
-                false => (false, Some(format!("closed {key} {fence}"))),
+            let effect = |line: &&Line| line.id == id && line.is("effect");
+            match lines.iter().find(effect) {
+                Some(line) => (Some(line.fence), None),
+                None => (None, Some(format!("closed {id} {fence}"))),
             }
         })
     }
 
-    /// The fences of the effects on a key, and of those that were refused.
-    pub(super) fn of(&self, key: &str) -> Result<(Vec<u64>, Vec<u64>)> {
+    /// The fences of the effects of an operation, and of those that were refused.
+    pub(super) fn of(&self, id: &str) -> Result<(Vec<u64>, Vec<u64>)> {
         self.locked(|lines| {
             let fences = |what| {
-                let ours = lines.iter().filter(|line| line.key == key && line.is(what));
+                let ours = lines.iter().filter(|line| line.id == id && line.is(what));
                 ours.map(|line| line.fence).collect()
             };
             ((fences("effect"), fences("refused")), None)
@@ -92,7 +92,7 @@ impl Ledger {
 
 struct Line {
     what: String,
-    key: String,
+    id: String,
     fence: u64,
 }
 
@@ -109,7 +109,7 @@ fn read(file: &mut File) -> Result<Vec<Line>> {
         let mut words = line.split(' ');
         Some(Line {
             what: words.next()?.to_owned(),
-            key: words.next()?.to_owned(),
+            id: words.next()?.to_owned(),
             fence: words.next()?.parse().ok()?,
         })
     };
@@ -129,8 +129,8 @@ mod tests {
         assert_eq!(ledger.effect("a", 5).unwrap(), Taken::Accepted);
         assert_eq!(ledger.effect("a", 4).unwrap(), Taken::Refused);
         assert_eq!(ledger.effect("b", 4).unwrap(), Taken::Accepted);
-        assert!(ledger.settle("a", 5).unwrap());
-        assert!(!ledger.settle("c", 7).unwrap());
+        assert_eq!(ledger.settle("a", 6).unwrap(), Some(5));
+        assert_eq!(ledger.settle("c", 7).unwrap(), None);
         assert_eq!(ledger.effect("c", 7).unwrap(), Taken::Refused);
         assert_eq!(ledger.effect("c", 8).unwrap(), Taken::Accepted);
         assert_eq!(ledger.of("a").unwrap(), (vec![5], vec![4]));

@@ -158,7 +158,7 @@ impl Scene<'_> {
                 format!("retry: a retry of {key} was answered {result} {body}")
             });
             self.effects(&settings, key, &[fence], report)?;
-            let (_, refused) = self.ledger().of(&self.ledger_key(&settings, key)?)?;
+            let (_, refused) = self.ledger().of(&self.ledger_id(&settings, key)?)?;
             *stale_effects_refused += report.must(refused == [stale[key]], || {
                 format!(
                     "retry: the ledger refused {refused:?} of {key}, not {}",
@@ -214,7 +214,7 @@ impl Scene<'_> {
         expected: &[u64],
         report: &mut Report,
     ) -> Result<()> {
-        let (effects, _) = self.ledger().of(&self.ledger_key(settings, key)?)?;
+        let (effects, _) = self.ledger().of(&self.ledger_id(settings, key)?)?;
         report.double_effects += effects.len().saturating_sub(1);
         report.lost_effects += expected.len().saturating_sub(effects.len());
         report.must(effects == expected, || {
@@ -245,7 +245,7 @@ impl Scene<'_> {
         Ledger::new(&self.ledger, fenced)
     }
 
-    fn ledger_key(&self, settings: &Settings, key: &str) -> Result<String> {
+    fn ledger_id(&self, settings: &Settings, key: &str) -> Result<String> {
         Ok(identity(settings, key)?.digest().to_string())
     }
 }

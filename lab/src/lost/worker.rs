@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use semel::guard::{
-    Answered, AttemptInfo, Background, Case, Finding, Guard, Policy, Ran, ReconcileOptions,
-    Reconciler, RunError, Value,
+    Answered, Attempt, AttemptInfo, Background, Case, Done, Finding, Guard, Policy,
+    ReconcileOptions, Reconciler, RunError,
 };
 use semel::store::OnLost;
-use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _};
+use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _, Value as _};
 use semel_stores::OpenOptions;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -65,17 +65,19 @@ pub fn run(settings: &str) -> Result<()> {
 async fn obey(settings: Settings) -> Result<()> {
     let store = open(&settings).await?;
     let ledger = Ledger::new(&settings.ledger, settings.bug.as_deref() != Some(NO_FENCE));
-    let policy =
-        Policy::default()
-            .with_lease(settings.lease)
-            .with_on_lost(match settings.policy.as_str() {
-                "hold" => OnLost::Hold,
-                "retry" => OnLost::Retry,
-                "reconcile" => OnLost::Reconcile,
-                other => bail!("there is no policy {other:?}"),
-            });
+    let policy = Policy::default().with_lease(settings.lease);
+    let policy = match settings.policy.as_str() {
+        // What is not said.
+        "hold" => policy,
+        "retry" => policy.with_on_lost(OnLost::Retry),
+        "reconcile" => policy.with_on_lost(OnLost::Reconcile),
+        other => bail!("there is no policy {other:?}"),
+    };
     let books = Arc::new(Books(ledger.clone()));
-    let guard = Guard::new(store, policy).with_reconciler(books);
+    let guard = Guard::builder(store)
+        .policy(policy)
+        .reconciler(books)
+        .build();
     if settings.policy == "reconcile" {
         let background = Background::new(guard.clone(), [OPERATION])
             .with_options(ReconcileOptions::background().with_by("books"))
@@ -89,15 +91,14 @@ async fn obey(settings: Settings) -> Result<()> {
         let words: Vec<&str> = order.split(' ').collect();
         match words[..] {
             ["run", key, point] => {
-                let attempt = Attempt {
+                let call = Call {
                     key: key.to_owned(),
-                    digest: identity(&settings, key)?.digest().to_string(),
                     point: point.to_owned(),
                     ledger: ledger.clone(),
                     go: waiting.clone(),
                 };
                 let (guard, identity) = (guard.clone(), identity(&settings, key)?);
-                tokio::spawn(async move { attempt.run(&guard, &identity).await });
+                tokio::spawn(async move { call.run(&guard, &identity).await });
             }
             ["go"] => {
                 go.send_replace(true);
@@ -141,50 +142,48 @@ async fn open(settings: &Settings) -> Result<AnyStore> {
     })
 }
 
-/// One run of the operation.
-struct Attempt {
+/// One call of the operation.
+struct Call {
     key: String,
-    /// What the ledger knows the key by: the reconciler in the background has nothing else.
-    digest: String,
     point: String,
     ledger: Ledger,
     go: watch::Receiver<bool>,
 }
 
-impl Attempt {
+impl Call {
     async fn run(self, guard: &Guard<AnyStore>, identity: &Identity) {
         let key = self.key.clone();
-        let work = |info| self.work(info);
-        let ran = guard.run(identity, Fingerprint::of(b"7 EUR"), work).await;
-        let (result, body) = match ran {
-            Ok(Ran::First(body)) => ("first", body),
-            Ok(Ran::Replayed(body)) => ("replayed", body),
-            Ok(Ran::Unprotected(body)) => ("unprotected", body),
+        let work = |attempt| self.work(attempt);
+        let done = guard.run((identity, Fingerprint::of(b"7 EUR")), work).await;
+        let (result, body) = match done {
+            Ok(Done::Fresh(body)) => ("first", body),
+            Ok(Done::Replayed(body)) => ("replayed", body),
+            Ok(Done::Unprotected(body)) => ("unprotected", body),
             Err(RunError::Unknown) => ("unknown", "-".to_owned()),
             Err(RunError::InFlight { .. }) => ("in-flight", "-".to_owned()),
-            Err(RunError::Superseded) => ("superseded", "-".to_owned()),
+            Err(RunError::Superseded { .. }) => ("superseded", "-".to_owned()),
             Err(error) => ("error", error.to_string()),
         };
         say(&format!("done {key} {result} {body}"));
     }
 
-    async fn work(mut self, info: AttemptInfo) -> Result<String, String> {
-        self.wait("before", info).await;
-        let fence = info.fence.0;
-        let taken = self.ledger.effect(&self.digest, fence);
+    async fn work(mut self, attempt: Attempt<AnyStore>) -> Result<String, String> {
+        self.wait("before", &attempt).await;
+        let fence = attempt.fence.0;
+        let taken = self.ledger.effect(&attempt.id.to_string(), fence);
         let taken = match taken.map_err(|error| error.to_string())? {
             Taken::Accepted => "accepted",
             Taken::Refused => "refused",
         };
         say(&format!("effect {} {fence} {taken}", self.key));
-        self.wait("after", info).await;
+        self.wait("after", &attempt).await;
         // Also where it was refused: a careless handler, whose completion must not count.
         Ok(paid(fence))
     }
 
-    async fn wait(&mut self, point: &str, info: AttemptInfo) {
+    async fn wait(&mut self, point: &str, attempt: &AttemptInfo) {
         if self.point == point {
-            say(&format!("at {} {point} {}", self.key, info.fence));
+            say(&format!("at {} {point} {}", self.key, attempt.fence));
             // The parent says so, or kills.
             let _ = self.go.wait_for(|go| *go).await;
         }
@@ -202,10 +201,10 @@ struct Books(Ledger);
 impl Reconciler for Books {
     fn reconcile<'a>(&'a self, case: &'a Case<'_>) -> Answered<'a> {
         Box::pin(async {
-            let fence = case.fence.0;
-            Ok(match self.0.settle(&case.digest.to_string(), fence)? {
-                true => Finding::Happened(paid(fence).to_outcome()).into(),
-                false => Finding::DidNotHappen.because("closed in the ledger"),
+            let found = self.0.settle(&case.id.to_string(), case.fence.0)?;
+            Ok(match found {
+                Some(fence) => Finding::Happened(paid(fence).to_outcome()).into(),
+                None => Finding::DidNotHappen.because("closed in the ledger"),
             })
         })
     }

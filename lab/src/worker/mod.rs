@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use semel::guard::Guard;
 use semel::{AnyStore, Store};
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +61,7 @@ pub struct Worker {
     settings: Settings,
     names: Arc<Names>,
     store: Recorder,
+    guard: Guard<Recorder>,
     ledger: Ledger,
     number: u32,
     stopped: AtomicBool,
@@ -78,8 +80,10 @@ impl Worker {
     ) -> std::io::Result<Arc<Self>> {
         let names = Arc::new(Names::new(&settings.run, settings.keys));
         let log = Arc::new(Log::create(&history(&settings.directory, number, life))?);
+        let store = Recorder::new(store, names.clone(), log);
         Ok(Arc::new(Self {
-            store: Recorder::new(store, names.clone(), log),
+            guard: Guard::from(store.clone()),
+            store,
             ledger: Ledger::open(&settings.ledger())?,
             settings,
             names,

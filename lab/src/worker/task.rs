@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::guard::{AttemptInfo, Guard, InFlight, Policy};
+use semel::guard::{Asked, Attempt, InFlight, OnError, Policy};
 use semel::store::{Acquired, Claim, Result, Token};
 use semel::{Outcome, Store};
 use tokio::time::sleep;
 
 use super::Worker;
 use super::attempt::{fingerprint, outcome};
-use crate::history::{KeyIndex, forged};
+use crate::history::{KeyIndex, Recorder, forged};
 
 /// So many keys get a third of all operations.
 const HOT: KeyIndex = 16;
@@ -206,27 +206,32 @@ impl Task {
             true => InFlight::Wait(worker.settings.lease / 2),
             false => InFlight::Reject,
         };
+        let on_error = match self.odds(50) {
+            true => OnError::Release,
+            false => OnError::Unknown,
+        };
         let policy = Policy::default()
             .with_lease(worker.settings.lease)
             .with_retention(traits.retention)
             .with_on_lost(traits.on_lost)
-            .with_in_flight(wait);
-        let guard = Guard::new(worker.store.clone(), policy);
+            .with_in_flight(wait)
+            .with_on_error(on_error);
         let (fails, long) = (self.odds(10), self.odds(10));
         let share = self.chance.f64();
         let of = worker.clone();
-        let work = move |info: AttemptInfo| async move {
+        let work = move |attempt: Attempt<Recorder>| async move {
             let lease = of.settings.lease;
             sleep(lease.mul_f64(share * if long { 1.5 } else { 0.05 })).await;
             if fails {
                 return Err("declined");
             }
-            of.ledger.effect_of_fence(key, info.fence.0);
-            Ok(format!("{key} under {}", info.fence))
+            of.ledger.effect_of_fence(key, attempt.fence.0);
+            Ok(format!("{key} under {}", attempt.fence))
         };
-        let identity = worker.names.identity(key);
+        let identity = worker.names.identity(key).clone();
+        let asked = Asked::new(identity, fingerprint(key, false)).with_policy(policy);
         // Its errors are in the history.
-        let _ = guard.run(identity, fingerprint(key, false), work).await;
+        let _ = worker.guard.run(asked, work).await;
         Ok(())
     }
 }

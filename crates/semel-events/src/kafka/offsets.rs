@@ -154,7 +154,7 @@ mod tests {
         let again = Verdict::Again(std::time::Duration::ZERO);
         all[0].tell(again).await.unwrap();
         assert_eq!(offsets.to_commit(), []);
-        all[0].tell(Verdict::SetAside).await.unwrap();
+        all[0].tell(Verdict::DeadLettered).await.unwrap();
         assert_eq!(offsets.to_commit(), [Commit::new("orders", 1, 9)]);
         assert_eq!(offsets.to_commit(), []);
     }

@@ -18,12 +18,13 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use semel::Store;
 use semel::guard::{
-    Answer, Answered, Background, Case, Event, Guard, Observer, ReconcileOptions, Reconciled,
-    Reconciler,
+    Answer, Answered, Background, Case, Guard, Observer, ReconcileOptions, Reconciled, Reconciler,
+    Signal,
 };
 use tokio::time::Instant;
 
 use crate::command::with_causes;
+use crate::headers;
 use crate::metrics::Metrics;
 
 /// What every request of the gateway is claimed as; the layer's name for it.
@@ -126,6 +127,8 @@ impl Endpoint {
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = self.url.clone();
         *request.headers_mut() = self.headers.clone();
+        let id = headers::id(case.id);
+        request.headers_mut().insert(headers::ID, id);
         let response = self.client.request(request).await?;
         let status = response.status();
         if status != StatusCode::OK {
@@ -174,12 +177,12 @@ pub async fn run<S: Store>(guard: Guard<S>, settings: Settings, metrics: Arc<Met
 pub struct Watching(pub Arc<Metrics>);
 
 impl Observer for Watching {
-    fn on_event(&self, event: Event) {
-        self.0.on_event(event);
+    fn on_signal(&self, signal: Signal) {
+        self.0.on_signal(signal);
     }
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
-        let (identity, fence, question) = (case.digest, case.fence, case.asked);
+        let (identity, fence, question) = (case.id, case.fence, case.asked);
         let answer = match news {
             Reconciled::Happened => "happened",
             Reconciled::DidNotHappen => "did_not_happen",

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 pub(super) fn of(case: &Case<'_>) -> String {
     let claimed_at = UNIX_EPOCH + Duration::from_micros(case.claimed_at.as_micros());
     let mut question = json!({
-        "identity": case.digest.to_string(),
+        "identity": case.id.to_string(),
         "operation": case.operation,
         "scope": case.scope.segments().collect::<Vec<_>>(),
         "key_hint": case.key_hint,

@@ -64,7 +64,7 @@ async fn it_counts_what_happens() {
             count
         );
     }
-    for event in semel::guard::Event::ALL {
+    for event in semel::guard::Signal::ALL {
         value(
             text,
             &format!("semel_events_total{{event=\"{}\"}}", event.as_str()),

@@ -15,6 +15,8 @@ mod demo;
 mod documentation;
 mod lifecycle;
 mod once;
+#[cfg(feature = "redis")]
+mod outage;
 mod reconcile;
 mod scope;
 mod stores;

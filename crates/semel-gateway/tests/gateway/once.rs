@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use crate::support::{Answer, Gateway, Shop, eventually, order, order_with, send_raw};
+use crate::support::{
+    Answer, Gateway, Reaction, Script, Shop, eventually, order, order_with, send_raw,
+};
 
 async fn at_once(gateway: &Gateway, times: usize, key: &'static str) -> Vec<Answer> {
     let mut asking = JoinSet::new();
@@ -163,4 +165,47 @@ async fn without_a_key_every_request_runs() {
         (400, "missing-key")
     );
     assert_eq!(shop.placed(), 3);
+}
+
+#[tokio::test]
+async fn every_attempt_goes_to_the_upstream_under_the_operations_own_name() {
+    const KEY: (&str, &str) = ("idempotency-key", "\"k\"");
+    const MINE: (&str, &str) = ("idempotency-id", "mine");
+    let busy = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+    let upstream = Script::start(Reaction::Send(busy)).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let requests: [&[_]; 6] = [
+        &[KEY],
+        &[KEY],
+        // Only the gateway gives names.
+        &[KEY, MINE, ("Idempotency-Id", "again")],
+        &[("idempotency-key", "\"l\"")],
+        &[KEY, ("authorization", "Bearer somebody")],
+        &[MINE],
+    ];
+    for headers in requests {
+        let answer = order_with(gateway.address, headers).await;
+        assert_eq!(answer.status, 503);
+    }
+    let mut ids = upstream.fields("idempotency-id");
+    assert_eq!(ids.pop().unwrap(), [""; 0], "a request without a key");
+    let ids: Vec<String> = ids
+        .into_iter()
+        .map(|mut lines| {
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            lines.remove(0)
+        })
+        .collect();
+    for id in &ids {
+        assert!(
+            id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit()),
+            "{id}"
+        );
+    }
+    assert_eq!((&ids[1], &ids[2]), (&ids[0], &ids[0]));
+    assert_ne!(ids[3], ids[0]);
+    assert_ne!(ids[4], ids[0]);
+    assert_ne!(ids[4], ids[3]);
+    let fences = upstream.fields("idempotency-fence");
+    assert!(fences[0] != fences[1], "another attempt");
 }

@@ -190,6 +190,32 @@ async fn what_happened_is_replayed() {
     assert!(!gateway.log().contains(BARE), "{}", gateway.log());
 }
 
+/// Whoever answers finds the request by the name under which the upstream got it.
+#[tokio::test]
+async fn the_question_is_asked_under_the_name_that_the_upstream_was_given() {
+    for every in ["1h", "50ms"] {
+        let upstream = Script::start(Reaction::Close).await;
+        let endpoint = Endpoint::open(Act::Say(happened())).await;
+        let file = file(&endpoint, &format!("every = \"{every}\"\n"));
+        let path = file.path().to_str().unwrap();
+        let gateway = Gateway::start(upstream.address, &["--config", path]);
+        order(gateway.address, KEY).await;
+        if every == "1h" {
+            assert_is_order_7(&order(gateway.address, KEY).await);
+        }
+        metric_becomes(&gateway, "semel_events_total{event=\"resolved\"}", 1).await;
+        let id = upstream.fields("idempotency-id").remove(0).remove(0);
+        let asked = endpoint.asked.lock().unwrap();
+        for (head, question) in asked.iter() {
+            let names: Vec<_> = head.headers.get_all("idempotency-id").iter().collect();
+            assert_eq!(names, [id.as_str()]);
+            assert_eq!(question["identity"], id.as_str());
+        }
+        // Whether the path is known says who asked.
+        assert_eq!(asked[0].1.get("path").is_some(), every == "1h");
+    }
+}
+
 #[tokio::test]
 async fn any_bytes_can_be_the_answer() {
     let upstream = Script::start(Reaction::Close).await;

@@ -28,7 +28,7 @@ async fn an_event_that_fails_too_often_is_set_aside() {
     let (ran, took) = (runs.clone(), taken.clone());
     let inbox = Inbox::new(MemoryStore::default(), "tests")
         .with_max_attempts(2)
-        .with_on_poison(move |poison| {
+        .with_dead_letters(move |poison| {
             took.fetch_add(poison.attempts, Ordering::SeqCst);
             async { Ok::<_, std::io::Error>(()) }
         });
@@ -41,7 +41,7 @@ async fn an_event_that_fails_too_often_is_set_aside() {
     assert_eq!(name(function.invoke(invocation(&event)).await), "Failed");
     for _ in 0..2 {
         let answer = function.invoke(invocation(&event)).await;
-        assert_eq!(receipt(answer), Receipt::SetAside);
+        assert_eq!(receipt(answer), Receipt::DeadLettered);
     }
     assert_eq!(
         (runs.load(Ordering::SeqCst), taken.load(Ordering::SeqCst)),
@@ -77,6 +77,7 @@ async fn a_handler_s_own_error_is_within_reach() {
     let Err(FunctionError::Event(EventError::Inbox(semel::inbox::InboxError::Failed {
         error,
         attempt: 1,
+        ..
     }))) = answer
     else {
         panic!("{answer:?}");

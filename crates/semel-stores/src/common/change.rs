@@ -23,7 +23,7 @@ impl Change {
         record: Option<&Record>,
         now: Timestamp,
         floor: Fence,
-    ) -> record::Step {
+    ) -> record::Transition {
         match self {
             Self::Renew(token, lease) => record::renew(record, token, *lease, now),
             Self::Complete(token, outcome, retention) => {

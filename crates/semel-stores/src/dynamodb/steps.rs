@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
-use semel::record::{self, Step};
+use semel::record::{self, Transition};
 use semel::store::{
     Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token, Verdict,
 };
@@ -234,7 +234,7 @@ impl DynamoDbStore {
         digest: &IdentityDigest,
         token: &Token,
         from: &[StateKind],
-        step: impl Fn(Option<&Record>) -> Step,
+        step: impl Fn(Option<&Record>) -> Transition,
     ) -> Result<Fenced> {
         let _under_way = self.gate.enter()?;
         let known = self.seen.of_token(digest, token);

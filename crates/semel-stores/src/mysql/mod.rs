@@ -39,7 +39,7 @@ mod versioned;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record::{self, Record, Step};
+use semel::record::{self, Record, Transition};
 use semel::store::{
     Claim, ClaimRequest, Clear, Cursor, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
     Resolution, Result, Retention, Store, Token, Waited,
@@ -154,7 +154,7 @@ impl MysqlStore {
     async fn fenced(
         &self,
         sql: impl Fn() -> String,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Step,
+        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
     ) -> Result<Fenced> {
         let _inside = self.gate.enter()?;
         let answer = |row: Option<&MySqlRow>| {
@@ -176,7 +176,7 @@ impl MysqlStore {
         &self,
         identity: &IdentityDigest,
         sql: impl Fn() -> String,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Step,
+        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
     ) -> Result<Fenced> {
         let answer = self.fenced(sql, decide).await;
         // After an error too: it may have happened.

@@ -97,23 +97,23 @@ impl Transactions {
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use semel::guard::{Guard, Policy, TransactOptions};
+/// use semel::guard::{Guard, TransactOptions};
 /// use semel::{Fingerprint, Identity, Key, Scope};
 /// use semel_stores::MysqlOptions;
 /// use semel_stores::mysql::sqlx;
 ///
 /// let store = MysqlOptions::from_url("mysql://app@localhost/app")?.open().await?;
-/// let guard = Guard::new(store, Policy::default());
+/// let guard = Guard::from(store);
 /// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
 /// let (asked, options) = (Fingerprint::of(b"3 apples"), TransactOptions::default());
 /// let order = guard
-///     .transact(&identity, asked, options, |_, mut tx| async move {
+///     .transact((&identity, asked), options, |_, mut tx| async move {
 ///         let insert = sqlx::query("INSERT INTO orders (what) VALUES (?)").bind("apples");
 ///         let done = insert.execute(&mut ***tx).await?;
 ///         Ok::<_, sqlx::Error>(done.last_insert_id().to_string())
 ///     })
 ///     .await?;
-/// println!("order {order}");
+/// println!("order {}", order.into_inner());
 /// # Ok(()) }
 /// ```
 pub struct MysqlTransaction {
@@ -187,7 +187,7 @@ impl MysqlStore {
         transaction: &mut MysqlTransaction,
         identity: &IdentityDigest,
         there: Refusal,
-        judge: impl FnOnce(Option<&record::Record>, semel::Timestamp) -> record::Step,
+        judge: impl FnOnce(Option<&record::Record>, semel::Timestamp) -> record::Transition,
     ) -> Result<Fenced, TransactionError> {
         let read = transaction.fetch_optional(AssertSqlSafe(self.table.current(identity)));
         let row = match timeout(self.transactions.timeout, read).await {

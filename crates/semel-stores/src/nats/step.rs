@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::record::{self, Step};
+use semel::record::{self, Transition};
 use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
 use semel::{
     Identity, IdentityDigest, Record, State, StateKind, StoreError, StoreErrorKind, Timestamp,
@@ -360,7 +360,7 @@ impl NatsStore {
         identity: &IdentityDigest,
         fence: Fence,
         lease: Option<Duration>,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Step,
+        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
     ) -> Result<Fenced> {
         let mut effort = self.effort();
         let mut known = self.shared.seen.written(identity);

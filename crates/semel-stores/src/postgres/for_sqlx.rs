@@ -267,7 +267,7 @@ impl SqlxSteps {
         identity: &IdentityDigest,
         step: Step,
         done: impl Fn(&Record) -> Refusal + Send + Sync,
-        judge: impl Fn(Option<&Record>, Timestamp) -> record::Step + Send + Sync,
+        judge: impl Fn(Option<&Record>, Timestamp) -> record::Transition + Send + Sync,
     ) -> Result<Fenced> {
         let judge = |record: Option<&Record>, now| match (judge(record, now), record) {
             (Ok(None), Some(record)) => Err(done(record)),

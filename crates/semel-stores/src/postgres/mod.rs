@@ -176,7 +176,7 @@ impl PostgresStore {
         digest: &IdentityDigest,
         ends: bool,
         make: impl Fn() -> Step + Send + Sync,
-        judge: impl Fn(Option<&Record>, Timestamp) -> record::Step + Send + Sync,
+        judge: impl Fn(Option<&Record>, Timestamp) -> record::Transition + Send + Sync,
     ) -> Result<Fenced> {
         let writes = |turn: usize| turn.is_multiple_of(2);
         self.turns(

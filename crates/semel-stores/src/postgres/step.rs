@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use semel::record::{self, Step as Write};
+use semel::record::{self, Transition};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
     Refusal, Resolution, Result, Retention, Token, Verdict,
@@ -302,7 +302,7 @@ pub(super) fn claimed(
 /// the step does to a record.
 pub(super) fn judged(
     rows: &[impl Columns],
-    judge: impl FnOnce(Option<&Record>, Timestamp) -> Write,
+    judge: impl FnOnce(Option<&Record>, Timestamp) -> Transition,
 ) -> Result<Answer<Fenced>> {
     let Some(row) = rows.first() else {
         return Ok(Answer::Is(Refusal::Missing.into()));

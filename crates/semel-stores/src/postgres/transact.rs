@@ -137,23 +137,23 @@ fn certain(error: StoreError) -> StoreError {
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use semel::guard::{Guard, Policy, TransactOptions};
+/// use semel::guard::{Guard, TransactOptions};
 /// use semel::{Fingerprint, Identity, Key, Scope};
 /// use semel_stores::PostgresOptions;
 /// use semel_stores::postgres::tokio_postgres;
 ///
 /// let store = PostgresOptions::from_url("postgres://app@localhost/app")?.open().await?;
-/// let guard = Guard::new(store, Policy::default());
+/// let guard = Guard::from(store);
 /// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
 /// let (asked, options) = (Fingerprint::of(b"3 apples"), TransactOptions::default());
 /// let order = guard
-///     .transact(&identity, asked, options, |_, tx| async move {
+///     .transact((&identity, asked), options, |_, tx| async move {
 ///         let sql = "INSERT INTO orders (what) VALUES ($1) RETURNING id";
 ///         let row = tx.query_one(sql, &[&"apples"]).await?;
 ///         Ok::<_, tokio_postgres::Error>(row.get::<_, i64>(0).to_string())
 ///     })
 ///     .await?;
-/// println!("order {order}");
+/// println!("order {}", order.into_inner());
 /// # Ok(()) }
 /// ```
 pub struct PostgresTransaction {
@@ -186,7 +186,7 @@ impl PostgresTransaction {
         identity: &IdentityDigest,
         step: &Step,
         there: Refusal,
-        judge: impl Fn(Option<&Record>, Timestamp) -> record::Step,
+        judge: impl Fn(Option<&Record>, Timestamp) -> record::Transition,
     ) -> Result<Fenced, TransactionError> {
         for _ in 0..TURNS {
             if !self.run(with, step).await?.is_empty() {

@@ -93,7 +93,7 @@ impl Inner {
     pub(super) async fn fenced(
         &self,
         step: &Step<'_>,
-        decide: impl FnOnce(Option<&Record>, Timestamp) -> record::Step,
+        decide: impl FnOnce(Option<&Record>, Timestamp) -> record::Transition,
     ) -> Result<Fenced> {
         let mut ran = self.run(step, Effect::Write).await?;
         if ran.wrote {

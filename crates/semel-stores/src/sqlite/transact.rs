@@ -86,18 +86,18 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("app.db");
-/// use semel::guard::{Guard, Policy, Ran, TransactOptions};
+/// use semel::guard::{Done, Guard, TransactOptions};
 /// use semel::{Fingerprint, Identity, Key, Scope};
 /// use semel_stores::sqlite::rusqlite;
 /// use semel_stores::{Schema, SqliteOptions};
 ///
 /// let store = SqliteOptions::new().schema(Schema::Create).open(&path)?;
 /// # rusqlite::Connection::open(&path)?.execute_batch("CREATE TABLE orders (what TEXT)")?;
-/// let guard = Guard::new(store, Policy::default());
+/// let guard = Guard::from(store);
 /// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
 /// let (asked, options) = (Fingerprint::of(b"3 apples"), TransactOptions::default());
-/// let ran = guard
-///     .transact(&identity, asked, options, |_, mut tx| async move {
+/// let done = guard
+///     .transact((&identity, asked), options, |_, mut tx| async move {
 ///         tx.call(|connection| {
 ///             connection.execute("INSERT INTO orders (what) VALUES ('apples')", [])?;
 ///             Ok::<_, rusqlite::Error>(connection.last_insert_rowid().to_string())
@@ -105,7 +105,7 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 ///         .await
 ///     })
 ///     .await?;
-/// assert_eq!(ran, Ran::First("1".to_owned()));
+/// assert_eq!(done, Done::Fresh("1".to_owned()));
 /// # Ok(()) }
 /// ```
 ///
@@ -118,19 +118,20 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 /// # let path = directory.path().join("app.db");
 /// use std::sync::Arc;
 ///
-/// use semel::guard::{Guard, Policy, Ran, StepError, TransactOptions};
+/// use semel::guard::{Asked, Done, Guard, StepError, TransactOptions};
 /// use semel::versioned::{Expected, NaturalKey, Version, VersionedIn as _, VersionedStore as _};
 /// use semel::{Fingerprint, Identity, Key, Scope};
 /// use semel_stores::{Schema, SqliteOptions};
 ///
 /// let store = Arc::new(SqliteOptions::new().schema(Schema::Create).open(&path)?);
-/// let guard = Guard::new(store.clone(), Policy::default());
+/// let guard = Guard::from(store.clone());
 /// let identity = Identity::new(Scope::new(["tenant-1"]), "repair", Key::new("ticket-4711")?);
 /// let pump = NaturalKey::new(Scope::new(["tenant-1", "assets"]), "pump-7");
 /// let (writer, asset) = (store.clone(), pump.clone());
-/// let ran = guard
-///     .run_in_steps(&identity, Fingerprint::of(b"pump-7"), |mut steps| async move {
-///         steps
+/// let asked = Asked::new(identity, Fingerprint::of(b"pump-7")).in_steps();
+/// let done = guard
+///     .run(asked, |mut attempt| async move {
+///         attempt
 ///             .transact("take out", TransactOptions::default(), move |_, mut tx| {
 ///                 let (store, pump) = (writer.clone(), asset.clone());
 ///                 async move {
@@ -142,7 +143,7 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 ///         Ok::<_, StepError<semel::versioned::WriteError>>("taken out".to_owned())
 ///     })
 ///     .await?;
-/// assert_eq!(ran, Ran::First("taken out".to_owned()));
+/// assert_eq!(done, Done::Fresh("taken out".to_owned()));
 /// assert_eq!(store.read(&pump).await?.map(|pump| pump.version), Some(Version(1)));
 /// # Ok(()) }
 /// ```

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::guard::TransactOptions;
-use semel::inbox::{Event, Fresh, Inbox, InboxError, Receipt};
+use semel::guard::{Policy, TransactOptions};
+use semel::inbox::{Event, Inbox, InboxError, NewEvents, Receipt};
 use semel::transaction::{Isolation, Lent, Transactional};
 
 use broker::Broker;
@@ -50,7 +50,7 @@ fn options() -> TransactOptions {
 
 fn inbox<S: Transactional>(store: S) -> Inbox<S> {
     // Attempts that kills ended are no reason to set an event aside: there is no callback.
-    Inbox::new(store, "ledger").with_lease(Duration::from_millis(400))
+    Inbox::new(store, "ledger")
 }
 
 type Answer<D> = Result<Receipt, InboxError<<D as Database>::Error>>;
@@ -62,8 +62,8 @@ async fn batch<D: Database>(
     options: TransactOptions,
 ) -> Vec<Answer<D>> {
     let database = database.clone();
-    let work = move |fresh: Fresh, tx| {
-        let (database, ids) = (database.clone(), ids(&fresh));
+    let work = move |new: NewEvents, tx| {
+        let (database, ids) = (database.clone(), ids(&new));
         async move { database.write(tx, ids).await }
     };
     inbox.transact_batch(events, options, work).await
@@ -78,8 +78,8 @@ async fn one<D: Database>(database: &D, inbox: &Inbox<D::Store>, event: &Event) 
     inbox.transact(event, options(), work).await
 }
 
-fn ids(fresh: &Fresh) -> Vec<String> {
-    let ids = fresh.events.iter().map(|(event, _)| event.id().to_owned());
+fn ids(new: &NewEvents) -> Vec<String> {
+    let ids = new.events.iter().map(|(event, _)| event.id().to_owned());
     ids.collect()
 }
 
@@ -119,7 +119,8 @@ fn consume<D: Database>(database: &D, broker: &Broker, consumer: u64) -> bool {
     let runtime = { runtime }.worker_threads(1).enable_all().build().unwrap();
     let life = broker.life(KILLS);
     let done = runtime.block_on(async {
-        let inbox = inbox(database.open().await);
+        let brief = Policy::default().with_lease(Duration::from_millis(400));
+        let inbox = inbox(database.open().await).with_policy(brief);
         let working = async {
             while let Some(names) = broker.take(consumer) {
                 let events: Vec<_> = names.iter().map(|name| event(name)).collect();
@@ -132,7 +133,7 @@ fn consume<D: Database>(database: &D, broker: &Broker, consumer: u64) -> bool {
                         Ok(Receipt::Handled | Receipt::Duplicate) => {
                             broker.acknowledge(consumer, &name);
                         }
-                        Ok(Receipt::SetAside) => panic!("{name} was set aside"),
+                        Ok(Receipt::DeadLettered) => panic!("{name} was set aside"),
                         Err(_) => broker.give_back(consumer, &name),
                     }
                 }
@@ -161,9 +162,8 @@ async fn one_that_the_database_refuses_holds_up_nobody<D: Database>(database: &D
     let taken = Arc::new(Mutex::new(Vec::new()));
     let takes = taken.clone();
     let inbox = inbox(database.open().await)
-        .with_lease(Duration::from_secs(30))
         .with_max_attempts(2)
-        .with_on_poison(move |poison| {
+        .with_dead_letters(move |poison| {
             takes.lock().push(poison);
             async { Ok::<_, std::io::Error>(()) }
         });
@@ -174,7 +174,7 @@ async fn one_that_the_database_refuses_holds_up_nobody<D: Database>(database: &D
         for (name, answer) in names.iter().zip(&answers) {
             let good = match (*name, round) {
                 ("poison", 0) => matches!(answer, Err(InboxError::Failed { attempt: 1, .. })),
-                ("poison", _) => matches!(answer, Ok(Receipt::SetAside)),
+                ("poison", _) => matches!(answer, Ok(Receipt::DeadLettered)),
                 (_, 0) => matches!(answer, Ok(Receipt::Handled)),
                 _ => matches!(answer, Ok(Receipt::Duplicate)),
             };
@@ -201,7 +201,7 @@ async fn batches_that_overlap_end<D: Database>(database: &D) {
             names.reverse();
         }
         tokio::spawn(async move {
-            let inbox = inbox(database.open().await).with_lease(Duration::from_secs(30));
+            let inbox = inbox(database.open().await);
             let options = options().with_isolation(levels[consumer % 3]);
             let mut left: Vec<_> = names.iter().map(|name| event(name)).collect();
             while !left.is_empty() {

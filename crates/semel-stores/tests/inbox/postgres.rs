@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::guard::Policy;
 use semel::inbox::Receipt;
 use semel::transaction::Lent;
 use semel_stores::{PostgresOptions, PostgresStore, PostgresTransaction, Schema};
@@ -88,7 +89,8 @@ async fn an_event_costs_what_a_transaction_costs_and_a_batch_little_more() {
     );
     let here = Here::through(&through, &server.url()).await;
     // No renewal is to come between.
-    let inbox = inbox(here.open().await).with_lease(Duration::from_secs(300));
+    let long = Policy::default().with_lease(Duration::from_secs(300));
+    let inbox = inbox(here.open().await).with_policy(long);
     let trips = async |ids: &[&str], receipt: Receipt| {
         let before = proxy.round_trips();
         if let [id] = ids {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions, Value};
+use semel::guard::{Asked, AttemptInfo, Done, Guard, InFlight, Policy, RunError, TransactOptions};
 use semel::store::{Claim, Fenced, ListQuery, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, Transactional as _};
-use semel::{Fingerprint, Outcome, StateKind};
+use semel::{Fingerprint, Outcome, StateKind, Value};
 use semel_stores::{MysqlStore, MysqlTransaction};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::Server as _;
@@ -52,15 +52,15 @@ impl Bench {
         policy: Policy,
         options: TransactOptions,
         work: F,
-    ) -> Result<Ran<T>, RunError<Error>>
+    ) -> Result<Done<T>, RunError<Error>>
     where
         T: Value + Send + 'static,
-        F: FnMut(TransactInfo, Tx) -> W + Send + 'static,
+        F: FnMut(AttemptInfo, Tx) -> W + Send + 'static,
         W: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let guard = Guard::new(self.store.clone(), policy);
         let asked = Fingerprint::of(b"request");
-        guard.transact(&identity(key), asked, options, work).await
+        guard.transact((&identity(key), asked), options, work).await
     }
 
     pub(super) fn insert(&self, key: &str) -> String {
@@ -78,10 +78,6 @@ impl Bench {
     }
 }
 
-pub(super) fn policy() -> Policy {
-    Policy::default().with_on_lost(OnLost::Retry)
-}
-
 pub(super) fn at(isolation: Isolation) -> TransactOptions {
     TransactOptions::default().with_isolation(isolation)
 }
@@ -94,7 +90,7 @@ pub(super) async fn execute(mut tx: Tx, sql: String) -> Result<String, Error> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     let bench = Arc::new(Bench::at(&common().await).await);
-    let wait = policy().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let wait = Policy::default().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
     let callers: Vec<_> = (0..16)
         .map(|_| {
             let bench = bench.clone();
@@ -127,7 +123,7 @@ async fn an_error_and_a_panic_roll_back_and_release() {
                     Ok(())
                 }
             };
-            here.run("k", policy(), TransactOptions::default(), work)
+            here.run("k", Policy::default(), TransactOptions::default(), work)
                 .await
         });
         match ran.await {
@@ -143,15 +139,15 @@ async fn an_error_and_a_panic_roll_back_and_release() {
     drop(tx);
     let sql = bench.insert("k");
     let work = move |_, tx| execute(tx, sql.clone());
-    let ran = bench.run("k", policy(), TransactOptions::default(), work);
-    assert_eq!(ran.await.unwrap(), Ran::First("done".into()));
+    let ran = bench.run("k", Policy::default(), TransactOptions::default(), work);
+    assert_eq!(ran.await.unwrap(), Done::Fresh("done".into()));
     assert_eq!(bench.effects("k").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_isolation_is_the_one_asked_for_and_lasts_beyond_a_third_of_the_lease() {
     let bench = Bench::at(&common().await).await;
-    let brief = policy().with_lease(Duration::from_secs(1));
+    let brief = Policy::default().with_lease(Duration::from_secs(1));
     for (isolation, name) in [
         (Isolation::ReadCommitted, "READ COMMITTED"),
         (Isolation::RepeatableRead, "REPEATABLE READ"),
@@ -168,7 +164,7 @@ async fn the_isolation_is_the_one_asked_for_and_lasts_beyond_a_third_of_the_leas
             Ok(row.get::<String, _>(0))
         };
         let ran = bench.run(name, brief, at(isolation), work).await;
-        assert_eq!(ran.unwrap(), Ran::First(name.to_owned()));
+        assert_eq!(ran.unwrap(), Done::Fresh(name.to_owned()));
     }
 }
 
@@ -188,8 +184,10 @@ async fn an_attempt_past_its_lease_commits_nothing() {
             .unwrap();
         let sql = bench.insert(&key);
         let work = move |_, tx| execute(tx, sql.clone());
-        let ran = bench.run(&key, policy(), at(isolation), work).await;
-        assert_eq!(ran.unwrap(), Ran::First("done".into()));
+        let ran = bench
+            .run(&key, Policy::default(), at(isolation), work)
+            .await;
+        assert_eq!(ran.unwrap(), Done::Fresh("done".into()));
         let outcome = Outcome::success(b"the zombie's");
         let done = bench
             .store
@@ -211,7 +209,7 @@ async fn an_attempt_past_its_lease_commits_nothing() {
 fn a_client_that_dies_anywhere_leaves_both_or_neither() {
     let looking = tokio::runtime::Runtime::new().unwrap();
     let bench = looking.block_on(async { Bench::at(&common().await).await });
-    let brief = policy().with_lease(Duration::from_millis(200));
+    let brief = Policy::default().with_lease(Duration::from_millis(200));
     let mut both = 0;
     for round in 0..30_u64 {
         let key = format!("key-{round}");
@@ -223,7 +221,11 @@ fn a_client_that_dies_anywhere_leaves_both_or_neither() {
             let guard = Guard::new(store, brief);
             let (asked, options) = (Fingerprint::of(b"request"), TransactOptions::default());
             let work = move |_, tx| execute(tx, sql.clone());
-            drop(guard.transact(&identity(&name), asked, options, work).await);
+            drop(
+                guard
+                    .transact((&identity(&name), asked), options, work)
+                    .await,
+            );
         });
         std::thread::sleep(Duration::from_micros(600 * round));
         // Its tasks end wherever they are, and its connections with them.
@@ -255,23 +257,23 @@ async fn deadlocks_run_again() {
         let (bench, met) = (bench.clone(), met.clone());
         tokio::spawn(async move {
             let effects = bench.effects.clone();
-            let work = move |info: TransactInfo, mut tx: Tx| {
+            let work = move |info: AttemptInfo, mut tx: Tx| {
                 let (met, effects) = (met.clone(), effects.clone());
                 async move {
                     for (step, name) in order.into_iter().enumerate() {
                         let sql =
                             format!("SELECT name FROM {effects} WHERE name='{name}' FOR UPDATE");
                         tx.execute(AssertSqlSafe(sql)).await?;
-                        if step == 0 && info.again == 0 {
+                        if step == 0 && info.retry == 0 {
                             met.wait().await;
                         }
                     }
-                    Ok(info.again.to_string())
+                    Ok(info.retry.to_string())
                 }
             };
             let options = at(Isolation::RepeatableRead);
             bench
-                .run(&order.concat(), policy(), options, work)
+                .run(&order.concat(), Policy::default(), options, work)
                 .await
                 .unwrap()
                 .into_inner()
@@ -298,8 +300,8 @@ async fn a_transaction_costs_one_packet_for_the_claim_and_one_statement_inside_i
         ask(&mut look, "TRUNCATE mysql.general_log").await;
         trips = proxy.round_trips();
         let work = |_, tx| execute(tx, "SELECT 'of the handler'".into());
-        let ran = bench.run(key, policy(), TransactOptions::default(), work);
-        assert_eq!(ran.await.unwrap(), Ran::First("done".into()));
+        let ran = bench.run(key, Policy::default(), TransactOptions::default(), work);
+        assert_eq!(ran.await.unwrap(), Done::Fresh("done".into()));
     }
     sleep(Duration::from_millis(300)).await;
     // Claim; begin; the handler's statement; completion; commit. And the driver's pool asks the
@@ -344,12 +346,12 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
             let (bench, sql, runs) = (bench.clone(), bench.insert(key), runs.clone());
             let (begun, go) = (begun.clone(), go.clone());
             tokio::spawn(async move {
-                let work = move |info: TransactInfo, tx| {
+                let work = move |info: AttemptInfo, tx| {
                     let (sql, begun, go) = (sql.clone(), begun.clone(), go.clone());
                     runs.fetch_add(1, Ordering::Relaxed);
                     async move {
                         let done = execute(tx, sql).await?;
-                        if info.again == 0 {
+                        if info.retry == 0 {
                             begun.wait().await;
                             go.wait().await;
                         }
@@ -357,7 +359,7 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
                     }
                 };
                 bench
-                    .run(key, policy(), TransactOptions::default(), work)
+                    .run(key, Policy::default(), TransactOptions::default(), work)
                     .await
             })
         };
@@ -378,7 +380,7 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(ran.unwrap(), Ran::First("done".into()), "{key}");
+        assert_eq!(ran.unwrap(), Done::Fresh("done".into()), "{key}");
         assert_eq!(bench.effects(key).await, 1, "{key}");
         println!("{key}: ran {} times", runs.load(Ordering::Relaxed));
         assert_eq!(bench.state(key).await, Some(StateKind::Completed));
@@ -390,13 +392,13 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_key_the_effects_are_committed_without_a_record() {
     let bench = Bench::at(&common().await).await;
-    let guard = Guard::new(bench.store.clone(), policy());
+    let guard = Guard::from(bench.store.clone());
     let (asked, options) = (Fingerprint::of(b"request"), TransactOptions::default());
     for nth in 1..=2 {
         let sql = bench.insert("k");
         let work = move |_, tx| execute(tx, sql.clone());
-        let ran = guard.transact_optional(None, asked, options, work).await;
-        assert_eq!(ran.unwrap(), Ran::Unprotected("done".into()));
+        let ran = guard.transact(Asked::unkeyed(asked), options, work).await;
+        assert_eq!(ran.unwrap(), Done::Unprotected("done".into()));
         assert_eq!(bench.effects("k").await, nth);
     }
     let sql = bench.insert("k");
@@ -407,8 +409,10 @@ async fn without_a_key_the_effects_are_committed_without_a_record() {
             Err::<(), _>(Error::RowNotFound)
         }
     };
-    let failed = guard.transact_optional(None, asked, options, fails).await;
-    assert!(matches!(failed, Err(RunError::Failed(Error::RowNotFound))));
+    let failed = guard.transact(Asked::unkeyed(asked), options, fails).await;
+    assert!(
+        matches!(failed, Err(RunError::Failed(f)) if matches!(f.error(), Some(Error::RowNotFound)))
+    );
     assert_eq!(bench.effects("k").await, 2);
     for state in StateKind::ALL {
         let page = bench.store.list(&ListQuery::new(state)).await.unwrap();

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{Guard, Policy, Ran, RunError, StepError, Steps, TransactInfo, TransactOptions};
+use semel::guard::{
+    Asked, Attempt, AttemptInfo, Done, Guard, Policy, RunError, StepError, TransactOptions,
+};
 use semel::store::{Fenced, OnLost, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{Fingerprint, FinishedStep, StateKind};
@@ -15,10 +17,10 @@ use sqlx::{AssertSqlSafe, Executor as _};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-use super::transact::{Bench, Error, Tx, at, committing, execute, policy};
+use super::transact::{Bench, Error, Tx, at, committing, execute};
 use super::{acquire, acquired, ask, common, identity, link, options, own, request};
 
-type InSteps = Result<Ran<String>, RunError<StepError<Error>>>;
+type InSteps = Result<Done<String>, RunError<StepError<Error>>>;
 
 /// Runs these statements, each of them in a step.
 async fn steps_of(
@@ -28,16 +30,17 @@ async fn steps_of(
     statements: [String; 2],
 ) -> InSteps {
     let (guard, asked) = (Guard::new(store, policy), Fingerprint::of(b"request"));
-    let work = |mut steps: Steps<Arc<MysqlStore>>| async move {
+    let work = move |mut attempt: Attempt<Arc<MysqlStore>>| async move {
         let mut done = String::new();
         for (name, sql) in ["1", "2"].into_iter().zip(statements) {
             let effect = |_, tx| execute(tx, sql.clone());
             let options = TransactOptions::default();
-            done = steps.transact(name, options, effect).await?;
+            done = attempt.transact(name, options, effect).await?;
         }
         Ok::<_, StepError<Error>>(done)
     };
-    guard.run_in_steps(&identity(key), asked, work).await
+    let asked = Asked::new(identity(key), asked).in_steps();
+    guard.run(asked, work).await
 }
 
 fn inserts(bench: &Bench, key: &str) -> [String; 2] {
@@ -54,18 +57,19 @@ async fn there(bench: &Bench, key: &str) -> [i64; 2] {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_and_its_effect_are_committed_together_and_once() {
     let bench = Bench::at(&common().await).await;
-    let run = |statements| steps_of(bench.store.clone(), policy(), "k", statements);
+    let run = |statements| steps_of(bench.store.clone(), Policy::default(), "k", statements);
     let [first, _] = inserts(&bench, "k");
     let failed = run([first, "SELECT nonsense".into()]).await;
-    let Err(RunError::Failed(StepError::Failed(_))) = failed else {
+    let Err(RunError::Failed(failed)) = failed else {
         panic!("{failed:?}");
     };
+    assert!(matches!(failed.error(), Some(StepError::Failed(_))));
     assert_eq!(there(&bench, "k").await, [1, 0]);
     assert_eq!(bench.state("k").await, Some(StateKind::Released));
     let ran = run(inserts(&bench, "k")).await;
-    assert_eq!(ran.unwrap(), Ran::First("done".into()));
+    assert_eq!(ran.unwrap(), Done::Fresh("done".into()));
     let ran = run(inserts(&bench, "k")).await;
-    assert_eq!(ran.unwrap(), Ran::Replayed("done".into()));
+    assert_eq!(ran.unwrap(), Done::Replayed("done".into()));
     assert_eq!(there(&bench, "k").await, [1, 1]);
 }
 
@@ -84,8 +88,13 @@ async fn a_step_past_its_lease_commits_nothing() {
         // Its snapshot is older than what takes it over.
         let look = tx.execute("SELECT COUNT(*) FROM mysql.innodb_index_stats");
         look.await.unwrap();
-        let next = steps_of(bench.store.clone(), policy(), &key, inserts(&bench, &key));
-        assert_eq!(next.await.unwrap(), Ran::First("done".into()));
+        let next = steps_of(
+            bench.store.clone(),
+            Policy::default(),
+            &key,
+            inserts(&bench, &key),
+        );
+        assert_eq!(next.await.unwrap(), Done::Fresh("done".into()));
         let kept = bench
             .store
             .keep_step_in(&mut tx, id.digest(), &zombie, &step, 0);
@@ -129,17 +138,17 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
     for (key, killed) in [("committed", false), ("not-committed", true)] {
         let runs = Arc::new(AtomicU32::new(0));
         let (begun, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
-        let guard = Guard::new(bench.store.clone(), policy());
+        let guard = Guard::from(bench.store.clone());
         let ran = {
             let (sql, runs) = (bench.insert(key), runs.clone());
             let (begun, go) = (begun.clone(), go.clone());
-            let steps = |mut steps: Steps<Arc<MysqlStore>>| async move {
-                let effect = |info: TransactInfo, tx: Tx| {
+            let work = move |mut attempt: Attempt<Arc<MysqlStore>>| async move {
+                let effect = |info: AttemptInfo, tx: Tx| {
                     let (sql, begun, go) = (sql.clone(), begun.clone(), go.clone());
                     runs.fetch_add(1, Ordering::Relaxed);
                     async move {
                         let done = execute(tx, sql).await?;
-                        if info.again == 0 {
+                        if info.retry == 0 {
                             begun.wait().await;
                             go.wait().await;
                         }
@@ -147,11 +156,11 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
                     }
                 };
                 let options = TransactOptions::default();
-                steps.transact("effect", options, effect).await
+                attempt.transact("effect", options, effect).await
             };
             tokio::spawn(async move {
-                let asked = Fingerprint::of(b"request");
-                guard.run_in_steps(&identity(key), asked, steps).await
+                let asked = Asked::new(identity(key), Fingerprint::of(b"request"));
+                guard.run(asked.in_steps(), work).await
             })
         };
         begun.wait().await;
@@ -169,7 +178,7 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
         ask(&mut blocker, "BACKUP STAGE END").await;
         let ran = timeout(Duration::from_secs(30), ran).await;
         let ran = ran.unwrap().unwrap();
-        assert_eq!(ran.unwrap(), Ran::First("done".into()), "{key}");
+        assert_eq!(ran.unwrap(), Done::Fresh("done".into()), "{key}");
         assert_eq!(bench.effects(key).await, 1, "{key}");
         println!("{key}: ran {} times", runs.load(Ordering::Relaxed));
     }
@@ -179,7 +188,7 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
 fn a_client_that_dies_anywhere_leaves_each_step_whole() {
     let looking = tokio::runtime::Runtime::new().unwrap();
     let bench = looking.block_on(async { Bench::at(&common().await).await });
-    let brief = policy().with_lease(Duration::from_millis(200));
+    let brief = Policy::default().with_lease(Duration::from_millis(200));
     let mut whole = 0;
     for round in 0..16_u64 {
         let key = format!("key-{round}");
@@ -217,30 +226,29 @@ async fn deadlocks_of_steps_run_again() {
     }
     let met = Arc::new(Barrier::new(2));
     let callers = [["a", "b"], ["b", "a"]].map(|order| {
-        let guard = Guard::new(bench.store.clone(), policy());
+        let guard = Guard::from(bench.store.clone());
         let (met, effects) = (met.clone(), bench.effects.clone());
-        let steps = move |mut steps: Steps<Arc<MysqlStore>>| async move {
-            let effect = |info: TransactInfo, mut tx: Tx| {
+        let work = move |mut attempt: Attempt<Arc<MysqlStore>>| async move {
+            let effect = |info: AttemptInfo, mut tx: Tx| {
                 let (met, effects) = (met.clone(), effects.clone());
                 async move {
                     for (step, name) in order.into_iter().enumerate() {
                         let sql =
                             format!("SELECT name FROM {effects} WHERE name='{name}' FOR UPDATE");
                         tx.execute(AssertSqlSafe(sql)).await?;
-                        if step == 0 && info.again == 0 {
+                        if step == 0 && info.retry == 0 {
                             met.wait().await;
                         }
                     }
-                    Ok::<_, Error>(info.again.to_string())
+                    Ok::<_, Error>(info.retry.to_string())
                 }
             };
             let options = at(Isolation::RepeatableRead);
-            steps.transact("both", options, effect).await
+            attempt.transact("both", options, effect).await
         };
         tokio::spawn(async move {
-            let asked = Fingerprint::of(b"request");
-            let id = identity(&order.concat());
-            let ran = guard.run_in_steps(&id, asked, steps);
+            let asked = Asked::new(identity(&order.concat()), Fingerprint::of(b"request"));
+            let ran = guard.run(asked.in_steps(), work);
             ran.await.unwrap().into_inner()
         })
     });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::Scope;
-use semel::guard::{Guard, Policy, TransactOptions};
+use semel::guard::{Guard, TransactOptions};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::versioned::{
     Expected, NaturalKey, Version, Versioned, VersionedIn as _, VersionedStore as _, WriteError,
@@ -123,7 +123,7 @@ async fn transactions_that_meet_lose_nothing() {
                     keys.reverse();
                 }
                 tokio::spawn(async move {
-                    let guard = Guard::new(store.clone(), Policy::default());
+                    let guard = Guard::from(store.clone());
                     start.wait().await;
                     let options = TransactOptions::default()
                         .with_isolation(isolation)
@@ -144,7 +144,7 @@ async fn transactions_that_meet_lose_nothing() {
                     };
                     let id = identity(&format!("{isolation:?}-{n}"));
                     guard
-                        .transact(&id, Fingerprint::of(b""), options, work)
+                        .transact((&id, Fingerprint::of(b"")), options, work)
                         .await
                 })
             })

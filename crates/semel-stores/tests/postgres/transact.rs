@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{
-    Guard, InFlight, OnFailure, Policy, Ran, RunError, TransactInfo, TransactOptions, Value,
+    Asked, AttemptInfo, Done, Guard, InFlight, OnError, Policy, Ran, RunError, TransactOptions,
 };
 use semel::store::Fenced;
-use semel::store::{ListQuery, OnLost, Refusal, Retention, Store as _};
+use semel::store::{ListQuery, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
-use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
+use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind, Value};
 use semel_stores::{PostgresStore, PostgresTransaction};
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{PgBouncer, Postgres, Server as _};
@@ -97,7 +97,7 @@ impl Bench {
     pub(super) fn effect(
         &self,
         key: &str,
-    ) -> impl Fn(TransactInfo, Tx) -> futures::Done + Clone + Send + Sync + 'static {
+    ) -> impl Fn(AttemptInfo, Tx) -> futures::Done + Clone + Send + Sync + 'static {
         let (sql, key) = (insert(&self.effects), key.to_owned());
         move |_, tx| {
             let (sql, key) = (sql.clone(), key.clone());
@@ -126,13 +126,17 @@ async fn run<T, F, W>(
     asked: Fingerprint,
     options: TransactOptions,
     work: F,
-) -> Result<Ran<T>, RunError<Failure>>
+) -> Result<Done<T>, RunError<Failure>>
 where
     T: Value + Send + 'static,
-    F: FnMut(TransactInfo, Tx) -> W + Send + 'static,
+    F: FnMut(AttemptInfo, Tx) -> W + Send + 'static,
     W: Future<Output = Result<T, Failure>> + Send + 'static,
 {
-    guard.transact(&identity(key), asked, options, work).await
+    guard.transact((&identity(key), asked), options, work).await
+}
+
+fn refused_now<T>(answer: &Result<Done<T>, RunError<Failure>>) -> bool {
+    matches!(answer, Err(RunError::Failed(failed)) if matches!(failed.error(), Some(Failure::Refused)))
 }
 
 pub(super) fn asked() -> Fingerprint {
@@ -143,15 +147,11 @@ pub(super) fn at(isolation: Isolation) -> TransactOptions {
     TransactOptions::default().with_isolation(isolation)
 }
 
-pub(super) fn policy() -> Policy {
-    Policy::default().with_on_lost(OnLost::Retry)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     let bench = Bench::at(&url()).await;
     let wait = InFlight::Wait(Duration::from_secs(20));
-    let guard = bench.guard(policy().with_in_flight(wait));
+    let guard = bench.guard(Policy::default().with_in_flight(wait));
     let callers: Vec<_> = (0..16)
         .map(|_| {
             let (guard, work) = (guard.clone(), bench.effect("k"));
@@ -164,9 +164,9 @@ async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     let mut first = 0;
     for caller in callers {
         match caller.await.unwrap().unwrap() {
-            Ran::First(key) => first += usize::from(key == "k"),
-            Ran::Replayed(key) => assert_eq!(key, "k"),
-            Ran::Unprotected(_) => unreachable!(),
+            Done::Fresh(key) => first += usize::from(key == "k"),
+            Done::Replayed(key) => assert_eq!(key, "k"),
+            Done::Unprotected(_) => unreachable!(),
         }
     }
     assert_eq!((first, bench.effects("k").await), (1, 1));
@@ -184,11 +184,11 @@ async fn the_effect_and_the_outcome_are_committed_together_and_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_and_a_panic_roll_back_and_release() {
     let bench = Bench::at(&url()).await;
-    let guard = bench.guard(policy());
+    let guard = bench.guard(Policy::default());
     let failing = |work: Box<dyn Fn() -> Result<String, Failure> + Send>| {
         let sql = insert(&bench.effects);
         let work = Arc::new(parking_lot::Mutex::new(work));
-        move |_: TransactInfo, tx: Tx| {
+        move |_: AttemptInfo, tx: Tx| {
             let (sql, work) = (sql.clone(), work.clone());
             async move {
                 tx.execute(&sql, &[&"k"]).await?;
@@ -199,32 +199,32 @@ async fn an_error_and_a_panic_roll_back_and_release() {
     let refused = failing(Box::new(|| Err(Failure::Refused)));
     let options = TransactOptions::default();
     let failed = run(guard.clone(), "k", asked(), options, refused);
-    assert!(matches!(
-        failed.await,
-        Err(RunError::Failed(Failure::Refused))
-    ));
+    assert!(refused_now(&failed.await));
     assert_eq!(bench.state("k").await, Some(StateKind::Released));
     assert_eq!(bench.effects("k").await, 0);
 
     let panics = failing(Box::new(|| panic!("in the middle")));
     let (again, id) = (guard.clone(), identity("k"));
-    let panicked = tokio::spawn(async move { again.transact(&id, asked(), options, panics).await });
+    let panicked =
+        tokio::spawn(async move { again.transact((&id, asked()), options, panics).await });
     assert!(panicked.await.unwrap_err().is_panic());
     assert_eq!(bench.state("k").await, Some(StateKind::Released));
     assert_eq!(bench.effects("k").await, 0);
 
     let ran = run(guard.clone(), "k", asked(), options, bench.effect("k"));
-    assert!(matches!(ran.await, Ok(Ran::First(_))));
+    assert!(matches!(ran.await, Ok(Done::Fresh(_))));
     assert_eq!(bench.effects("k").await, 1);
 
     // A failure that is kept is kept without its effects.
-    let keeping = bench.guard(policy().with_on_failure(OnFailure::Keep));
+    let keeping = bench.guard(Policy::default().with_on_error(OnError::Keep));
     for kept in [false, true] {
         let refused = failing(Box::new(|| Err(Failure::Refused)));
         let failed = run(keeping.clone(), "f", asked(), options, refused);
         match failed.await {
-            Err(RunError::Failed(Failure::Refused)) => assert!(!kept),
-            Err(RunError::FailedBefore(text)) => assert!(kept && text == "no such article"),
+            Err(RunError::Failed(failed)) => {
+                assert_eq!(failed.to_string(), "no such article");
+                assert_eq!(failed.error().is_none(), kept);
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -236,7 +236,7 @@ async fn a_statement_that_failed_and_was_ignored_commits_nothing() {
     let bench = Bench::at(&url()).await;
     let sql = insert(&bench.effects);
     let ran = run(
-        bench.guard(policy()),
+        bench.guard(Policy::default()),
         "k",
         asked(),
         TransactOptions::default(),
@@ -251,7 +251,7 @@ async fn a_statement_that_failed_and_was_ignored_commits_nothing() {
     )
     .await;
     assert!(
-        matches!(ran, Err(RunError::Store { ran: true, .. })),
+        matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
         "{ran:?}"
     );
     assert_eq!(bench.effects("k").await, 0);
@@ -265,7 +265,7 @@ async fn a_transaction_that_is_kept_is_not_committed() {
     let kept = Arc::new(parking_lot::Mutex::new(None));
     let keep = kept.clone();
     let ran = run(
-        bench.guard(policy()),
+        bench.guard(Policy::default()),
         "k",
         asked(),
         TransactOptions::default(),
@@ -328,7 +328,7 @@ async fn the_isolation_is_the_one_asked_for() {
         (Isolation::Serializable, "serializable"),
     ] {
         let ran = run(
-            bench.guard(policy()),
+            bench.guard(Policy::default()),
             name,
             asked(),
             at(isolation),
@@ -337,14 +337,14 @@ async fn the_isolation_is_the_one_asked_for() {
                 Ok::<_, Failure>(row.get::<_, String>(0))
             },
         );
-        assert_eq!(ran.await.unwrap(), Ran::First(name.to_owned()));
+        assert_eq!(ran.await.unwrap(), Done::Fresh(name.to_owned()));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn work_longer_than_a_third_of_the_lease_is_committed_at_every_level() {
     let bench = Bench::at(&url()).await;
-    let guard = bench.guard(policy().with_lease(Duration::from_secs(1)));
+    let guard = bench.guard(Policy::default().with_lease(Duration::from_secs(1)));
     for isolation in [
         Isolation::ReadCommitted,
         Isolation::RepeatableRead,
@@ -368,7 +368,7 @@ async fn work_longer_than_a_third_of_the_lease_is_committed_at_every_level() {
                 }
             },
         );
-        assert_eq!(ran.await.unwrap(), Ran::First(()), "{key}");
+        assert_eq!(ran.await.unwrap(), Done::Fresh(()), "{key}");
         assert_eq!(
             (runs.load(Ordering::Relaxed), bench.effects(&key).await),
             (1, 1)
@@ -390,7 +390,7 @@ async fn a_transaction_costs_one_statement_for_the_claim_and_one_inside_it() {
         server.url_through(proxy.address())
     );
     let bench = Bench::through(&through, &server.url()).await;
-    let guard = bench.guard(policy());
+    let guard = bench.guard(Policy::default());
     let log = server.folder().join("log/all.log");
     let (mut trips, mut logged) = (0, 0);
     // The first makes the connections.
@@ -410,7 +410,7 @@ async fn a_transaction_costs_one_statement_for_the_claim_and_one_inside_it() {
                 Ok::<_, Failure>(())
             },
         );
-        assert_eq!(ran.await.unwrap(), Ran::First(()));
+        assert_eq!(ran.await.unwrap(), Done::Fresh(()));
     }
     sleep(Duration::from_millis(300)).await;
     assert_eq!(proxy.round_trips() - trips, 5, "round trips");
@@ -442,17 +442,17 @@ async fn an_attempt_past_its_lease_commits_nothing() {
         ("read-committed", Isolation::ReadCommitted),
         ("serializable", Isolation::Serializable),
     ] {
-        let lease = policy().with_lease(Duration::from_millis(500));
+        let lease = Policy::default().with_lease(Duration::from_millis(500));
         let (guard, sql) = (bench.guard(lease), insert(&bench.effects));
         let begun = Arc::new(Barrier::new(2));
         let (here, id) = (begun.clone(), identity(key));
         let zombie = tokio::spawn(async move {
             guard
-                .transact(&id, asked(), at(isolation), move |info, tx: Tx| {
+                .transact((&id, asked()), at(isolation), move |info, tx: Tx| {
                     let (sql, here) = (sql.clone(), here.clone());
                     async move {
                         tx.execute(&sql, &[&key]).await?;
-                        if info.again == 0 {
+                        if info.retry == 0 {
                             here.wait().await;
                             sleep(Duration::from_millis(1500)).await;
                         }
@@ -465,7 +465,7 @@ async fn an_attempt_past_its_lease_commits_nothing() {
         // It is as if its process stood still.
         proxy.set(Fault::Blackhole);
         sleep(Duration::from_millis(1000)).await;
-        let guard = Guard::new(rival.clone(), policy());
+        let guard = Guard::from(rival.clone());
         let ran = run(
             guard.clone(),
             key,
@@ -473,10 +473,13 @@ async fn an_attempt_past_its_lease_commits_nothing() {
             at(isolation),
             bench.effect(key),
         );
-        assert_eq!(ran.await.unwrap(), Ran::First(key.to_owned()));
+        assert_eq!(ran.await.unwrap(), Done::Fresh(key.to_owned()));
         proxy.set(Fault::None);
         let zombie = zombie.await.unwrap();
-        assert!(matches!(zombie, Err(RunError::Superseded)), "{zombie:?}");
+        assert!(
+            matches!(zombie, Err(RunError::Superseded { ran: Ran::No })),
+            "{zombie:?}"
+        );
         assert_eq!(bench.effects(key).await, 1);
         assert_eq!(replayed(&rival, key).await, key.as_bytes());
     }
@@ -516,12 +519,12 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
     let bench = Bench::through(&server.url_through(proxy.address()), &server.url()).await;
     slow_commits(&bench).await;
     for (key, terminated) in [("committed", false), ("not-committed", true)] {
-        let (guard, runs) = (bench.guard(policy()), Arc::new(AtomicU32::new(0)));
+        let (guard, runs) = (bench.guard(Policy::default()), Arc::new(AtomicU32::new(0)));
         let (work, counted, id) = (bench.effect(key), runs.clone(), identity(key));
         let ran = tokio::spawn(async move {
             let options = TransactOptions::default();
             guard
-                .transact(&id, asked(), options, move |info, tx| {
+                .transact((&id, asked()), options, move |info, tx| {
                     counted.fetch_add(1, Ordering::Relaxed);
                     work(info, tx)
                 })
@@ -538,7 +541,7 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(ran.unwrap(), Ran::First(key.to_owned()));
+        assert_eq!(ran.unwrap(), Done::Fresh(key.to_owned()));
         assert_eq!(bench.effects(key).await, 1, "{key}");
         let wanted = if terminated { 2 } else { 1 };
         assert_eq!(runs.load(Ordering::Relaxed), wanted, "{key}");
@@ -575,7 +578,7 @@ async fn a_completion_that_is_there_already_is_none_of_this_transaction() {
 async fn a_server_that_dies_before_the_commit_leaves_neither() {
     let server = Arc::new(Postgres::start(&[]).unwrap());
     let bench = Bench::at(&server.url()).await;
-    let lease = policy().with_lease(Duration::from_millis(300));
+    let lease = Policy::default().with_lease(Duration::from_millis(300));
     let (node, sql) = (server.clone(), insert(&bench.effects));
     let ran = run(
         bench.guard(lease),
@@ -593,7 +596,7 @@ async fn a_server_that_dies_before_the_commit_leaves_neither() {
     )
     .await;
     assert!(
-        matches!(ran, Err(RunError::Store { ran: true, .. })),
+        matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
         "{ran:?}"
     );
     sleep(Duration::from_millis(300)).await;
@@ -610,7 +613,7 @@ async fn a_server_that_dies_before_the_commit_leaves_neither() {
         bench.effect("k"),
     )
     .await;
-    assert_eq!(ran.unwrap(), Ran::First("k".to_owned()));
+    assert_eq!(ran.unwrap(), Done::Fresh("k".to_owned()));
     assert_eq!(bench.effects("k").await, 1);
 }
 
@@ -619,7 +622,7 @@ fn a_client_that_dies_anywhere_leaves_both_or_neither() {
     let url = url();
     let looking = tokio::runtime::Runtime::new().unwrap();
     let bench = looking.block_on(Bench::at(&url));
-    let short = policy().with_lease(Duration::from_millis(200));
+    let short = Policy::default().with_lease(Duration::from_millis(200));
     let mut both = 0;
     for round in 0..40_u64 {
         let key = format!("key-{round}");
@@ -665,7 +668,7 @@ async fn serialization_failures_run_again() {
     // Each writes where it saw nothing: one after the other only one would.
     let callers: Vec<_> = ["a", "b"]
         .map(|key| {
-            let (guard, met) = (bench.guard(policy()), met.clone());
+            let (guard, met) = (bench.guard(Policy::default()), met.clone());
             let (count, sql) = (
                 format!("SELECT count(*) FROM {}", bench.effects),
                 insert(&bench.effects),
@@ -676,13 +679,13 @@ async fn serialization_failures_run_again() {
                     let (count, sql, met) = (count.clone(), sql.clone(), met.clone());
                     async move {
                         let seen: i64 = tx.query_one(&count, &[]).await?.get(0);
-                        if info.again == 0 {
+                        if info.retry == 0 {
                             met.wait().await;
                         }
                         if seen == 0 {
                             tx.execute(&sql, &[&key]).await?;
                         }
-                        Ok::<_, Failure>(format!("{seen} {}", info.again))
+                        Ok::<_, Failure>(format!("{seen} {}", info.retry))
                     }
                 })
                 .await
@@ -717,22 +720,25 @@ async fn deadlocks_run_again_within_the_bound() {
     let both = async |bound: u32, keyed: bool| {
         let met = Arc::new(Barrier::new(2));
         let callers = [["a", "b"], ["b", "a"]].map(|order| {
-            let (guard, met) = (bench.guard(policy()), met.clone());
+            let (guard, met) = (bench.guard(Policy::default()), met.clone());
             let sql = format!("UPDATE {} SET key = key WHERE key = $1", bench.effects);
             let id = identity(&format!("{}-{bound}", order.concat()));
+            let asked = match keyed {
+                true => Asked::new(id, asked()),
+                false => Asked::unkeyed(asked()),
+            };
             tokio::spawn(async move {
                 let options = TransactOptions::default().with_retries(bound);
-                let id = keyed.then_some(&id);
                 guard
-                    .transact_optional(id, asked(), options, move |info, tx: Tx| {
+                    .transact(asked, options, move |info, tx: Tx| {
                         let (sql, met) = (sql.clone(), met.clone());
                         async move {
                             tx.execute(&sql, &[&order[0]]).await?;
-                            if info.again == 0 {
+                            if info.retry == 0 {
                                 met.wait().await;
                             }
                             tx.execute(&sql, &[&order[1]]).await?;
-                            Ok::<_, Failure>(info.again.to_string())
+                            Ok::<_, Failure>(info.retry.to_string())
                         }
                     })
                     .await
@@ -765,16 +771,16 @@ async fn transactions_go_through_a_pooler() {
         let key = format!("{isolation:?}");
         for seen in [false, true] {
             let ran = run(
-                bench.guard(policy()),
+                bench.guard(Policy::default()),
                 &key,
                 asked(),
                 at(isolation),
                 bench.effect(&key),
             );
             match ran.await.unwrap() {
-                Ran::First(_) => assert!(!seen),
-                Ran::Replayed(_) => assert!(seen),
-                Ran::Unprotected(_) => unreachable!(),
+                Done::Fresh(_) => assert!(!seen),
+                Done::Replayed(_) => assert!(seen),
+                Done::Unprotected(_) => unreachable!(),
             }
         }
         assert_eq!(bench.effects(&key).await, 1);
@@ -789,7 +795,7 @@ async fn a_transaction_without_a_database_is_refused() {
     let begun = bench.store.begin(Isolation::ReadCommitted).await;
     assert!(matches!(begun, Err(TransactionError::NotCommitted(_))));
     let ran = run(
-        bench.guard(policy()),
+        bench.guard(Policy::default()),
         "k",
         asked(),
         TransactOptions::default(),
@@ -797,7 +803,7 @@ async fn a_transaction_without_a_database_is_refused() {
     )
     .await;
     assert!(
-        matches!(ran, Err(RunError::Store { ran: false, .. })),
+        matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
         "{ran:?}"
     );
 }
@@ -805,12 +811,12 @@ async fn a_transaction_without_a_database_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_key_the_effects_are_committed_without_a_record() {
     let bench = Bench::at(&url()).await;
-    let guard = bench.guard(policy());
+    let guard = bench.guard(Policy::default());
     let options = TransactOptions::default();
     for nth in 1..=2 {
         let work = bench.effect("k");
-        let ran = guard.transact_optional(None, asked(), options, work).await;
-        assert_eq!(ran.unwrap(), Ran::Unprotected("k".into()));
+        let ran = guard.transact(Asked::unkeyed(asked()), options, work).await;
+        assert_eq!(ran.unwrap(), Done::Unprotected("k".into()));
         assert_eq!(bench.effects("k").await, nth);
     }
     let sql = insert(&bench.effects);
@@ -821,8 +827,10 @@ async fn without_a_key_the_effects_are_committed_without_a_record() {
             Err::<(), _>(Failure::Refused)
         }
     };
-    let failed = guard.transact_optional(None, asked(), options, fails).await;
-    assert!(matches!(failed, Err(RunError::Failed(Failure::Refused))));
+    let failed = guard
+        .transact(Asked::unkeyed(asked()), options, fails)
+        .await;
+    assert!(refused_now(&failed));
     assert_eq!(bench.effects("k").await, 2);
     for state in StateKind::ALL {
         let page = bench.store.list(&ListQuery::new(state)).await.unwrap();

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{Begin, Guard, Ran, RunError, StepError, Steps, TransactInfo, TransactOptions};
+use semel::guard::{
+    Asked, Attempt, AttemptInfo, Begin, Done, Guard, Held, Policy, Ran, RunError, StepError,
+    TransactOptions,
+};
 use semel::store::{Fenced, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{FinishedStep, StateKind};
@@ -14,12 +17,10 @@ use semel_testkit::servers::{Postgres, Server as _};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-use super::transact::{
-    Bench, Failure, Tx, asked, at, insert, policy, slow_commits, when_committing,
-};
+use super::transact::{Bench, Failure, Tx, asked, at, insert, slow_commits, when_committing};
 use super::{acquire, identity, open, url};
 
-type InSteps = Result<Ran<String>, RunError<StepError<Failure>>>;
+type InSteps = Result<Done<String>, RunError<StepError<Failure>>>;
 
 /// Two steps, each of which has an effect; the second fails where it is told to.
 async fn two_steps(
@@ -28,9 +29,9 @@ async fn two_steps(
     key: String,
     fails: bool,
 ) -> InSteps {
-    let id = identity(&key);
+    let asked = Asked::new(identity(&key), asked()).in_steps();
     let sql = insert(&effects);
-    let work = |mut steps: Steps<Arc<PostgresStore>>| async move {
+    let work = move |mut attempt: Attempt<Arc<PostgresStore>>| async move {
         let mut done = Vec::new();
         for step in ["1", "2"] {
             let (sql, name) = (&sql, format!("{key}-{step}"));
@@ -45,12 +46,12 @@ async fn two_steps(
                 }
             };
             let options = TransactOptions::default();
-            let result: String = steps.transact(step, options, effect).await?;
+            let result: String = attempt.transact(step, options, effect).await?;
             done.push(result);
         }
         Ok::<_, StepError<Failure>>(done.join(" "))
     };
-    guard.run_in_steps(&id, asked(), work).await
+    guard.run(asked, work).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,34 +59,35 @@ async fn a_step_and_its_effect_are_committed_together_and_once() {
     let bench = Bench::at(&url()).await;
     let run = |fails| {
         two_steps(
-            bench.guard(policy()),
+            bench.guard(Policy::default()),
             bench.effects.clone(),
             "k".into(),
             fails,
         )
     };
     let failed = run(true).await;
-    let Err(RunError::Failed(StepError::Failed(Failure::Refused))) = failed else {
+    let Err(RunError::Failed(failed)) = failed else {
         panic!("{failed:?}");
     };
+    let failed = failed.into_error();
+    assert!(matches!(failed, Some(StepError::Failed(Failure::Refused))));
     assert_eq!(
         (bench.effects("k-1").await, bench.effects("k-2").await),
         (1, 0)
     );
     assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    assert_eq!(run(false).await.unwrap(), Ran::First("k-1 k-2".into()));
-    assert_eq!(run(false).await.unwrap(), Ran::Replayed("k-1 k-2".into()));
+    assert_eq!(run(false).await.unwrap(), Done::Fresh("k-1 k-2".into()));
+    assert_eq!(run(false).await.unwrap(), Done::Replayed("k-1 k-2".into()));
     assert_eq!(
         (bench.effects("k-1").await, bench.effects("k-2").await),
         (1, 1)
     );
 }
 
-type Attempt = semel::guard::Attempt<Arc<PostgresStore>>;
-
-async fn attempt(guard: &Guard<Arc<PostgresStore>>, key: &str) -> Attempt {
-    match guard.begin(&identity(key), asked()).await.unwrap() {
-        Begin::Acquired(attempt) => attempt,
+async fn begin(guard: &Guard<Arc<PostgresStore>>, key: &str) -> Held<Arc<PostgresStore>> {
+    let asked = Asked::new(identity(key), asked()).in_steps();
+    match guard.begin(&asked).await.unwrap() {
+        Begin::Acquired(held) => held,
         other => panic!("{other:?}"),
     }
 }
@@ -97,27 +99,29 @@ async fn a_step_past_its_lease_commits_nothing() {
         let key = format!("{isolation:?}");
         let (bench, key, sql) = (&bench, &key, &insert(&bench.effects));
         let effect = async |tx: &Tx| tx.execute(sql, &[key]).await;
-        let brief = bench.guard(policy().with_lease(Duration::from_millis(100)));
-        let zombie = attempt(&brief, key).await;
-        sleep(Duration::from_millis(200)).await;
-        let mut steps = zombie.steps();
-        let late = steps.transact("1", at(isolation), |info, tx: Tx| async move {
+        let brief = bench.guard(Policy::default().with_lease(Duration::from_millis(100)));
+        let mut zombie = begin(&brief, key).await;
+        zombie.stop_renewing();
+        let mut attempt = zombie.attempt();
+        let late = attempt.transact("1", at(isolation), |info, tx: Tx| async move {
             effect(&tx).await?;
-            if info.again == 0 {
+            if info.retry == 0 {
                 // Taken over while its own transaction is open.
-                let next = attempt(&bench.guard(policy()), key).await;
-                let mut steps = next.steps();
-                let won = steps.transact("1", at(isolation), |_, tx: Tx| async move {
+                sleep(Duration::from_millis(200)).await;
+                let mut next = begin(&bench.guard(Policy::default()), key).await;
+                let mut attempt = next.attempt();
+                let won = attempt.transact("1", at(isolation), |_, tx: Tx| async move {
                     effect(&tx).await?;
                     Ok::<_, Failure>("the next one's".to_owned())
                 });
                 assert_eq!(won.await.unwrap(), "the next one's");
+                next.let_lapse();
             }
             Ok::<_, Failure>("the zombie's".to_owned())
         });
         let late = late.await;
         assert!(
-            matches!(late, Err(StepError::Superseded { ran: true })),
+            matches!(late, Err(StepError::Superseded { ran: Ran::No })),
             "{late:?}"
         );
         assert_eq!(bench.effects(key).await, 1);
@@ -160,17 +164,22 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
     slow_commits(&bench).await;
     for (key, terminated) in [("committed", false), ("not-committed", true)] {
         let runs = Arc::new(AtomicU32::new(0));
-        let (guard, work, counted) = (bench.guard(policy()), bench.effect(key), runs.clone());
+        let (guard, work, counted) = (
+            bench.guard(Policy::default()),
+            bench.effect(key),
+            runs.clone(),
+        );
         let ran = tokio::spawn(async move {
-            let steps = |mut steps: Steps<Arc<PostgresStore>>| async move {
+            let work = move |mut attempt: Attempt<Arc<PostgresStore>>| async move {
                 let options = TransactOptions::default();
                 let effect = |info, tx| {
                     counted.fetch_add(1, Ordering::Relaxed);
                     work(info, tx)
                 };
-                steps.transact("effect", options, effect).await
+                attempt.transact("effect", options, effect).await
             };
-            guard.run_in_steps(&identity(key), asked(), steps).await
+            let asked = Asked::new(identity(key), asked()).in_steps();
+            guard.run(asked, work).await
         });
         if terminated {
             when_committing(&bench, "SELECT pg_terminate_backend($1)").await;
@@ -183,7 +192,7 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(ran.unwrap(), Ran::First(key.to_owned()));
+        assert_eq!(ran.unwrap(), Done::Fresh(key.to_owned()));
         assert_eq!(bench.effects(key).await, 1, "{key}");
         let wanted = if terminated { 2 } else { 1 };
         assert_eq!(runs.load(Ordering::Relaxed), wanted, "{key}");
@@ -195,7 +204,7 @@ fn a_client_that_dies_anywhere_leaves_each_step_whole() {
     let url = url();
     let looking = tokio::runtime::Runtime::new().unwrap();
     let bench = looking.block_on(Bench::at(&url));
-    let short = policy().with_lease(Duration::from_millis(200));
+    let short = Policy::default().with_lease(Duration::from_millis(200));
     let (mut half, mut whole) = (0, 0);
     for round in 0..20_u64 {
         let key = format!("key-{round}");
@@ -245,30 +254,26 @@ async fn deadlocks_of_steps_run_again() {
     }
     let met = Arc::new(Barrier::new(2));
     let callers = [["a", "b"], ["b", "a"]].map(|order| {
-        let (guard, met) = (bench.guard(policy()), met.clone());
+        let (guard, met) = (bench.guard(Policy::default()), met.clone());
         let sql: Arc<str> = format!("UPDATE {} SET key = key WHERE key = $1", bench.effects).into();
         tokio::spawn(async move {
-            let id = identity(&order.concat());
-            let steps = |mut steps: Steps<Arc<PostgresStore>>| async move {
+            let asked = Asked::new(identity(&order.concat()), asked()).in_steps();
+            let work = move |mut attempt: Attempt<Arc<PostgresStore>>| async move {
                 let options = TransactOptions::default();
-                let effect = |info: TransactInfo, tx: Tx| {
+                let effect = |info: AttemptInfo, tx: Tx| {
                     let (sql, met) = (sql.clone(), met.clone());
                     async move {
                         tx.execute(&*sql, &[&order[0]]).await?;
-                        if info.again == 0 {
+                        if info.retry == 0 {
                             met.wait().await;
                         }
                         tx.execute(&*sql, &[&order[1]]).await?;
-                        Ok::<_, Failure>(info.again.to_string())
+                        Ok::<_, Failure>(info.retry.to_string())
                     }
                 };
-                steps.transact("both", options, effect).await
+                attempt.transact("both", options, effect).await
             };
-            guard
-                .run_in_steps(&id, asked(), steps)
-                .await
-                .unwrap()
-                .into_inner()
+            guard.run(asked, work).await.unwrap().into_inner()
         })
     });
     let mut again = Vec::new();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::guard::{Guard, Policy, Ran, RunError, TransactOptions};
+use semel::guard::{Done, Guard, RunError, TransactOptions};
 use semel::store::{Nonce, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::versioned::{
@@ -169,7 +169,7 @@ async fn who_waits_for_a_versioned_record_keeps_nobody_else_waiting() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_is_committed_with_its_operation() {
     let store = Arc::new(open(&url()).await);
-    let guard = Guard::new(store.clone(), Policy::default());
+    let guard = Guard::from(store.clone());
     let account = key("account");
     let deposit = |refuse: bool| {
         let (store, account) = (store.clone(), account.clone());
@@ -196,21 +196,22 @@ async fn a_write_is_committed_with_its_operation() {
     };
     let (asked, options) = (Fingerprint::of(b"100"), TransactOptions::default());
     let id = identity("deposit-1");
-    let refused = guard.transact(&id, asked, options, deposit(true)).await;
-    assert!(
-        matches!(
-            refused,
-            Err(RunError::Failed(WriteError::ConcurrentModification { .. }))
-        ),
-        "{refused:?}"
-    );
+    let refused = guard.transact((&id, asked), options, deposit(true)).await;
+    let Err(RunError::Failed(refused)) = refused else {
+        panic!("{refused:?}");
+    };
+    let stale = refused.into_error();
+    assert!(matches!(
+        stale,
+        Some(WriteError::ConcurrentModification { .. })
+    ));
     assert_eq!(store.read(&account).await.unwrap(), None);
     for turn in 0..3 {
         let ran = guard
-            .transact(&id, asked, options, deposit(false))
+            .transact((&id, asked), options, deposit(false))
             .await
             .unwrap();
-        assert_eq!(ran == Ran::First("deposited".to_owned()), turn == 0);
+        assert_eq!(ran == Done::Fresh("deposited".to_owned()), turn == 0);
     }
     let found = store.read(&account).await.unwrap().unwrap();
     assert_eq!((found.version, &*found.value), (Version(1), &b"100"[..]));
@@ -278,7 +279,7 @@ async fn transfers(isolation: Isolation) {
             let (from, to) = if n % 2 == 0 { (&a, &b) } else { (&b, &a) };
             let (from, to) = (from.clone(), to.clone());
             tokio::spawn(async move {
-                let guard = Guard::new(store.clone(), Policy::default());
+                let guard = Guard::from(store.clone());
                 start.wait().await;
                 let work = move |_, mut tx: semel::transaction::Lent<_>| {
                     let (store, from, to) = (store.clone(), from.clone(), to.clone());
@@ -298,7 +299,7 @@ async fn transfers(isolation: Isolation) {
                 };
                 let id = identity(&format!("transfer-{n}"));
                 guard
-                    .transact(&id, Fingerprint::of(b"10"), options, work)
+                    .transact((&id, Fingerprint::of(b"10")), options, work)
                     .await
             })
         })

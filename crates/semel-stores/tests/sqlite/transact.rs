@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{Guard, InFlight, Policy, Ran, RunError, TransactInfo, TransactOptions};
+use semel::guard::{AttemptInfo, Done, Guard, InFlight, Policy, RunError, TransactOptions};
 use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
@@ -42,15 +42,15 @@ impl Bench {
         key: &str,
         policy: Policy,
         work: F,
-    ) -> Result<Ran<String>, RunError<rusqlite::Error>>
+    ) -> Result<Done<String>, RunError<rusqlite::Error>>
     where
-        F: FnMut(TransactInfo, Tx) -> W + Send + 'static,
+        F: FnMut(AttemptInfo, Tx) -> W + Send + 'static,
         W: Future<Output = rusqlite::Result<String>> + Send + 'static,
     {
         let guard = Guard::new(self.store.clone(), policy);
         let options = TransactOptions::default();
         let asked = Fingerprint::of(b"request");
-        guard.transact(&identity(key), asked, options, work).await
+        guard.transact((&identity(key), asked), options, work).await
     }
 
     pub(super) async fn state(&self, key: &str) -> Option<StateKind> {
@@ -66,10 +66,6 @@ pub(super) fn orders(path: &Path, key: &str) -> i64 {
         .unwrap()
 }
 
-pub(super) fn policy() -> Policy {
-    Policy::default().with_on_lost(OnLost::Retry)
-}
-
 pub(super) async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<String> {
     tx.call(move |on| on.execute("INSERT INTO orders VALUES (?1)", [key]))
         .await?;
@@ -79,7 +75,7 @@ pub(super) async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<Str
 #[tokio::test(flavor = "multi_thread")]
 async fn many_callers_have_one_effect() {
     let bench = Arc::new(Bench::new());
-    let wait = policy().with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+    let wait = Policy::default().with_in_flight(InFlight::Wait(Duration::from_secs(20)));
     let callers: Vec<_> = (0..16)
         .map(|_| {
             let bench = bench.clone();
@@ -96,7 +92,7 @@ async fn many_callers_have_one_effect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_and_a_panic_roll_back_and_release() {
     let bench = Arc::new(Bench::new());
-    let failed = bench.run("k", policy(), |_, mut tx| async move {
+    let failed = bench.run("k", Policy::default(), |_, mut tx| async move {
         tx.call(|on| {
             on.execute("INSERT INTO orders VALUES ('k')", [])?;
             on.query_row("SELECT nonsense", [], |row| row.get(0))
@@ -121,22 +117,24 @@ async fn an_error_and_a_panic_roll_back_and_release() {
             })
             .await
         };
-        again.run("k", policy(), work).await
+        again.run("k", Policy::default(), work).await
     });
     assert!(panicked.await.unwrap_err().is_panic());
     assert_eq!(
         (bench.state("k").await, orders(&bench.path, "k")),
         (Some(StateKind::Released), 0)
     );
-    let ran = bench.run("k", policy(), |_, tx| order(tx, "k")).await;
-    assert_eq!(ran.unwrap(), Ran::First("k".into()));
+    let ran = bench
+        .run("k", Policy::default(), |_, tx| order(tx, "k"))
+        .await;
+    assert_eq!(ran.unwrap(), Done::Fresh("k".into()));
     assert_eq!(orders(&bench.path, "k"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_longer_than_its_lease_is_committed() {
     let bench = Bench::new();
-    let brief = policy().with_lease(Duration::from_millis(100));
+    let brief = Policy::default().with_lease(Duration::from_millis(100));
     let runs = Arc::new(AtomicU32::new(0));
     let counted = runs.clone();
     let ran = bench.run("k", brief, move |_, tx| {
@@ -146,7 +144,7 @@ async fn a_transaction_longer_than_its_lease_is_committed() {
             order(tx, "k").await
         }
     });
-    assert_eq!(ran.await.unwrap(), Ran::First("k".into()));
+    assert_eq!(ran.await.unwrap(), Done::Fresh("k".into()));
     assert_eq!(
         (runs.load(Ordering::Relaxed), orders(&bench.path, "k")),
         (1, 1)
@@ -166,8 +164,10 @@ async fn an_attempt_past_its_lease_commits_nothing() {
         panic!("{claim:?}");
     };
     // A fingerprint as `request` has it.
-    let ran = bench.run("k", policy(), |_, tx| order(tx, "k")).await;
-    assert_eq!(ran.unwrap(), Ran::First("k".into()));
+    let ran = bench
+        .run("k", Policy::default(), |_, tx| order(tx, "k"))
+        .await;
+    assert_eq!(ran.unwrap(), Done::Fresh("k".into()));
     let mut tx = bench.store.begin(Isolation::Serializable).await.unwrap();
     tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []))
         .await
@@ -224,8 +224,10 @@ async fn a_transaction_costs_one_commit_for_the_claim_beside_its_own() {
     // The first makes the connection for transactions.
     for key in ["warm", "counted"] {
         let before = commits(&bench.path);
-        let ran = bench.run(key, policy(), move |_, tx| order(tx, key)).await;
-        assert_eq!(ran.unwrap(), Ran::First(key.to_owned()));
+        let ran = bench
+            .run(key, Policy::default(), move |_, tx| order(tx, key))
+            .await;
+        assert_eq!(ran.unwrap(), Done::Fresh(key.to_owned()));
         assert_eq!(commits(&bench.path) - before, 2, "{key}");
     }
     assert_eq!(bench.store.commits(), 2, "the claims");

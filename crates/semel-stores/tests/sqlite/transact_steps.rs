@@ -4,26 +4,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::guard::{Begin, Guard, Ran, RunError, StepError, Steps, TransactOptions};
+use semel::guard::{
+    Asked, Attempt, Begin, Done, Guard, Policy, Ran, RunError, StepError, TransactOptions,
+};
 use semel::store::{Fenced, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{Fingerprint, FinishedStep, StateKind};
 use semel_stores::SqliteStore;
 use tokio::time::sleep;
 
-use super::transact::{Bench, Tx, order, orders, policy};
+use super::transact::{Bench, Tx, order, orders};
 use super::{acquire, identity, open};
 
-type InSteps = Result<Ran<String>, RunError<StepError<rusqlite::Error>>>;
+type InSteps = Result<Done<String>, RunError<StepError<rusqlite::Error>>>;
 
-fn asked() -> Fingerprint {
-    Fingerprint::of(b"request")
+fn asked(key: &str) -> Asked {
+    Asked::new(identity(key), Fingerprint::of(b"request")).in_steps()
 }
 
 /// Two steps, each of which has an effect; the second fails where it is told to.
 async fn two_steps(guard: Guard<Arc<SqliteStore>>, key: String, fails: bool) -> InSteps {
-    let id = identity(&key);
-    let work = |mut steps: Steps<Arc<SqliteStore>>| async move {
+    let asked = asked(&key);
+    let work = move |mut attempt: Attempt<Arc<SqliteStore>>| async move {
         let mut done = Vec::new();
         for step in ["1", "2"] {
             let name = format!("{key}-{step}");
@@ -41,30 +43,31 @@ async fn two_steps(guard: Guard<Arc<SqliteStore>>, key: String, fails: bool) -> 
                 }
             };
             let options = TransactOptions::default();
-            let result: String = steps.transact(step, options, effect).await?;
+            let result: String = attempt.transact(step, options, effect).await?;
             done.push(result);
         }
         Ok::<_, StepError<rusqlite::Error>>(done.join(" "))
     };
-    guard.run_in_steps(&id, asked(), work).await
+    guard.run(asked, work).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_and_its_effect_are_committed_together_and_once() {
     let bench = Bench::new();
     let run = |fails| {
-        let guard = Guard::new(bench.store.clone(), policy());
+        let guard = Guard::from(bench.store.clone());
         two_steps(guard, "k".into(), fails)
     };
     let failed = run(true).await;
-    let Err(RunError::Failed(StepError::Failed(_))) = failed else {
+    let Err(RunError::Failed(failed)) = failed else {
         panic!("{failed:?}");
     };
+    assert!(matches!(failed.error(), Some(StepError::Failed(_))));
     let there = || (orders(&bench.path, "k-1"), orders(&bench.path, "k-2"));
     assert_eq!(there(), (1, 0));
     assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    assert_eq!(run(false).await.unwrap(), Ran::First("k-1 k-2".into()));
-    assert_eq!(run(false).await.unwrap(), Ran::Replayed("k-1 k-2".into()));
+    assert_eq!(run(false).await.unwrap(), Done::Fresh("k-1 k-2".into()));
+    assert_eq!(run(false).await.unwrap(), Done::Replayed("k-1 k-2".into()));
     assert_eq!(there(), (1, 1));
 }
 
@@ -74,10 +77,10 @@ async fn a_step_longer_than_its_lease_is_committed_and_one_past_it_is_not() {
     let bench = Bench::new();
     let guard = Guard::new(
         bench.store.clone(),
-        policy().with_lease(Duration::from_millis(200)),
+        Policy::default().with_lease(Duration::from_millis(200)),
     );
-    let begin = async |key: &str| match guard.begin(&identity(key), asked()).await.unwrap() {
-        Begin::Acquired(attempt) => attempt,
+    let begin = async |key: &str| match guard.begin(&asked(key)).await.unwrap() {
+        Begin::Acquired(held) => held,
         other => panic!("{other:?}"),
     };
     let long = |_, mut tx: Tx| async move {
@@ -86,27 +89,26 @@ async fn a_step_longer_than_its_lease_is_committed_and_one_past_it_is_not() {
             .await
             .map(|_| ())
     };
-    let mut attempt = begin("long").await;
-    let mut steps = attempt.steps();
+    let mut held = begin("long").await;
     let options = TransactOptions::default();
-    let held = attempt.hold(steps.transact("1", options, long)).await;
-    held.unwrap();
+    held.attempt().transact("1", options, long).await.unwrap();
     assert_eq!(orders(&bench.path, "long"), 1);
 
-    let zombie = begin("late").await;
+    let mut zombie = begin("late").await;
+    zombie.stop_renewing();
     sleep(Duration::from_millis(300)).await;
-    let next = begin("late").await;
+    let mut next = begin("late").await;
     let won = next
-        .steps()
+        .attempt()
         .transact("1", options, |_, tx| order(tx, "late"))
         .await;
     assert_eq!(won.unwrap(), "late");
     let late = zombie
-        .steps()
+        .attempt()
         .transact("1", options, |_, tx| order(tx, "late"))
         .await;
     assert!(
-        matches!(late, Err(StepError::Superseded { ran: true })),
+        matches!(late, Err(StepError::Superseded { ran: Ran::No })),
         "{late:?}"
     );
     assert_eq!(orders(&bench.path, "late"), 1);
@@ -139,7 +141,7 @@ async fn a_step_that_is_there_already_is_none_of_this_transaction() {
 fn a_client_that_dies_anywhere_leaves_each_step_whole() {
     let looking = tokio::runtime::Runtime::new().unwrap();
     let bench = looking.block_on(async { Bench::new() });
-    let brief = policy().with_lease(Duration::from_millis(200));
+    let brief = Policy::default().with_lease(Duration::from_millis(200));
     let dies = |path: &Path, key: &str, after: Duration| {
         let dying = tokio::runtime::Runtime::new().unwrap();
         let (path, key): (PathBuf, String) = (path.into(), key.into());

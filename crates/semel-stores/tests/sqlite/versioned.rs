@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use semel::guard::{Guard, Policy, TransactOptions};
+use semel::guard::{Guard, TransactOptions};
 use semel::store::Store as _;
 use semel::versioned::{
     Expected, NaturalKey, Retries, Version, VersionedIn as _, VersionedStore as _, WriteError,
@@ -21,7 +21,7 @@ fn key(name: &str) -> NaturalKey {
 async fn a_write_is_committed_with_its_operation() {
     let (_directory, path) = file();
     let store = Arc::new(open(&path));
-    let guard = Guard::new(store.clone(), Policy::default());
+    let guard = Guard::from(store.clone());
     let add = |fails: bool| {
         let store = store.clone();
         move |_, mut tx: semel::transaction::Lent<semel_stores::SqliteTransaction>| {
@@ -45,13 +45,13 @@ async fn a_write_is_committed_with_its_operation() {
         TransactOptions::default(),
     );
     guard
-        .transact(&id, asked, options, add(true))
+        .transact((&id, asked), options, add(true))
         .await
         .unwrap_err();
     assert_eq!(store.read(&key("a")).await.unwrap(), None);
     for _ in 0..2 {
         guard
-            .transact(&id, asked, options, add(false))
+            .transact((&id, asked), options, add(false))
             .await
             .unwrap();
     }

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use http::{HeaderName, Method, StatusCode};
 use semel::Scope;
+use semel::guard::Policy;
 use tower_http::cors::{Any, CorsLayer};
 
 use crate::support::{App, Call, Execs, K, Memory, layer, layer_over};
@@ -41,7 +42,7 @@ async fn row_13_a_missing_key_is_refused_where_one_is_required() {
 #[tokio::test]
 async fn row_13_a_missing_key_runs_plainly_and_stores_nothing_where_it_is_optional() {
     let store = Memory::default();
-    let app = App::orders(layer_over(&store).with_key_required(false));
+    let app = App::orders(layer_over(&store).with_policy(Policy::default()));
     for _ in 0..2 {
         app.send(Call::post("/orders")).await.assert_first(201);
     }

@@ -8,11 +8,14 @@ use bytes::Bytes;
 use http::header::SET_COOKIE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use http_body::Frame;
+use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
 use semel_tower::IdempotencyLayer;
+use tokio::time::Instant;
+use tower::ServiceExt as _;
 use tower_http::compression::CompressionLayer;
 
-use crate::support::{Answer, App, Call, K, Memory, layer, pieces};
+use crate::support::{Answer, App, Call, Execs, K, Memory, layer, pieces};
 
 fn respond(status: u16, headers: &[(&'static str, &str)], body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
@@ -254,7 +257,7 @@ async fn row_54_the_lookup_comes_before_preconditions() {
 }
 
 #[tokio::test]
-async fn row_55_trailers_reach_the_first_client_and_never_become_headers() {
+async fn row_55_trailers_are_replayed_and_never_become_headers() {
     let app = App::answering(layer(), |_| {
         let (mut sender, body) = Channel::<Bytes>::new(2);
         let mut trailers = HeaderMap::new();
@@ -269,8 +272,8 @@ async fn row_55_trailers_reach_the_first_client_and_never_become_headers() {
     assert_eq!(first.trailers.as_ref().unwrap()["x-sum"], "1");
     let replay = app.send(Call::order()).await;
     replay.assert_replay_of(&first);
-    assert!(replay.trailers.is_none());
-    assert!(replay.header("x-sum").is_none() && replay.header("trailer").is_none());
+    assert_eq!(replay.trailers, first.trailers);
+    assert!(replay.header("x-sum").is_none());
 }
 
 #[tokio::test]
@@ -324,16 +327,32 @@ async fn row_57_large_answers_and_streams_never_run_again() {
     app.send(Call::order()).await.assert_replay_of(&first);
 }
 
-/// A handler that streams for ten seconds, in 100 pieces.
-fn streaming(layer: IdempotencyLayer<Memory>) -> App {
-    App::answering(layer, |_| {
+/// The first client's answer, of which nothing was read yet.
+async fn unread(app: &App) -> Response {
+    let answered = app.router.clone().oneshot(Call::order().request()).await;
+    answered.unwrap()
+}
+
+#[track_caller]
+fn assert_omits(replay: &Answer) {
+    assert!(replay.is_replay(), "{replay:?}");
+    assert_eq!(replay.header("idempotency-body-omitted"), Some("true"));
+}
+
+/// A handler that streams for ten seconds, in 100 pieces. Counts those that were taken.
+fn streaming(layer: IdempotencyLayer<Memory>) -> (App, Execs) {
+    let made = Execs::default();
+    let making = made.clone();
+    let app = App::answering(layer, move |_| {
         let (mut sender, body) = Channel::<Bytes>::new(1);
+        let made = making.clone();
         tokio::spawn(async move {
             for _ in 0..100 {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 if sender.send_data(Bytes::from_static(b"x")).await.is_err() {
                     return;
                 }
+                made.add();
             }
         });
         respond(
@@ -341,57 +360,84 @@ fn streaming(layer: IdempotencyLayer<Memory>) -> App {
             &[("content-type", "text/event-stream")],
             Body::new(body),
         )
-    })
+    });
+    (app, made)
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_57_a_stream_comes_as_it_is_made_and_keeps_its_lease() {
-    use http_body_util::BodyExt as _;
-    use tower::ServiceExt as _;
-    let app = streaming(layer().with_lease(Duration::from_secs(1)));
-    let began = tokio::time::Instant::now();
-    let response = app
-        .router
-        .clone()
-        .oneshot(Call::order().request())
-        .await
-        .unwrap();
-    let mut body = response.into_body();
-    body.frame().await.unwrap().unwrap();
-    assert!(began.elapsed() < Duration::from_secs(1));
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    app.send(Call::order())
-        .await
-        .assert_problem(409, "in-flight");
-    assert_eq!(body.collect().await.unwrap().to_bytes().len(), 99);
-    // Recorded before it ended.
-    assert!(app.send(Call::order()).await.is_replay());
+async fn row_57_a_stream_comes_as_it_is_made_and_is_recorded_before() {
+    let (app, made) = streaming(layer());
+    let began = Instant::now();
+    let mut body = unread(&app).await.into_body();
+    assert_omits(&app.send(Call::order()).await);
+    assert_eq!((began.elapsed(), made.count()), (Duration::ZERO, 0));
+    for n in 1..=100 {
+        let frame = body.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), "x");
+        assert_eq!(made.count(), n);
+    }
+    assert!(body.frame().await.is_none());
     assert_eq!(app.execs(), 1);
 }
 
+/// The rest of the body never comes, and nobody reads what is there.
 #[tokio::test(start_paused = true)]
-async fn row_57_a_stream_goes_on_without_its_client() {
-    use tower::ServiceExt as _;
+async fn row_57_a_client_that_does_not_read_holds_up_no_retry() {
+    for kind in ["text/plain", "text/event-stream"] {
+        let (rest, mut resting) = tokio::sync::mpsc::unbounded_channel();
+        let app = App::answering(layer().with_max_response_body(8), move |_| {
+            let (mut sender, body) = Channel::<Bytes>::new(2);
+            let piece = Bytes::from_static(b"123456789");
+            sender.try_send(Frame::data(piece)).unwrap();
+            rest.send(sender).unwrap();
+            respond(200, &[("content-type", kind)], Body::new(body))
+        });
+        let began = Instant::now();
+        let first = unread(&app).await;
+        assert!(first.headers().get("idempotency-body-omitted").is_none());
+        for _ in 0..2 {
+            assert_omits(&app.send(Call::order()).await);
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(app.execs(), 1);
+        // It loses nothing.
+        let mut rest = resting.recv().await.unwrap();
+        rest.send_data(Bytes::from_static(b"0")).await.unwrap();
+        drop(rest);
+        let first = Answer::of(first).await;
+        first.assert_first(200);
+        assert_eq!(first.text(), "1234567890");
+    }
+}
+
+/// R11: the handler may do its work while it writes.
+#[tokio::test(start_paused = true)]
+async fn row_57_a_stream_is_read_to_its_end_without_its_client() {
+    for read in [0, 3] {
+        let (app, made) = streaming(layer());
+        let mut body = unread(&app).await.into_body();
+        for _ in 0..read {
+            body.frame().await.unwrap().unwrap();
+        }
+        drop(body);
+        assert_omits(&app.send(Call::order()).await);
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        assert_eq!((made.count(), app.execs()), (100, 1));
+    }
+}
+
+/// As for every attempt whose client went away.
+#[tokio::test(start_paused = true)]
+async fn row_57_a_drain_waits_for_a_stream_without_its_client() {
     let layer = layer();
-    let app = streaming(layer.clone());
-    drop(
-        app.router
-            .clone()
-            .oneshot(Call::order().request())
-            .await
-            .unwrap(),
-    );
-    app.send(Call::order())
-        .await
-        .assert_problem(409, "in-flight");
+    let (app, made) = streaming(layer.clone());
+    drop(unread(&app).await);
     layer.drain().await;
-    assert!(app.send(Call::order()).await.is_replay());
+    assert_eq!(made.count(), 100);
 }
 
 #[tokio::test]
 async fn row_57_a_body_that_breaks_is_passed_on_and_not_run_again() {
-    use http_body_util::BodyExt as _;
-    use tower::ServiceExt as _;
     for limit in [100, 2] {
         let app = App::answering(layer().with_max_response_body(limit), |_| {
             let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(2);
@@ -401,12 +447,7 @@ async fn row_57_a_body_that_breaks_is_passed_on_and_not_run_again() {
             sender.abort(std::io::Error::other("the disk broke"));
             respond(201, &[], Body::new(body))
         });
-        let response = app
-            .router
-            .clone()
-            .oneshot(Call::order().request())
-            .await
-            .unwrap();
+        let response = unread(&app).await;
         assert_eq!(response.status(), 201);
         let mut body = response.into_body();
         let mut read = 0;

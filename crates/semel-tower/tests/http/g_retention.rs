@@ -2,18 +2,23 @@
 
 use std::time::Duration;
 
+use semel::guard::Policy;
 use semel::store::Retention;
 use semel_tower::IdempotencyLayer;
 
-use crate::support::{App, Call, clocked};
+use crate::support::{App, Call, Clocked, clocked};
 
 const TTL: Duration = Duration::from_secs(2);
+
+fn layer(store: Clocked, retention: Retention) -> IdempotencyLayer<Clocked> {
+    IdempotencyLayer::new(store).with_policy(Policy::default().with_retention(retention))
+}
 
 /// Counted from completion, by the store's clock.
 #[tokio::test]
 async fn row_69_replays_last_the_whole_window_and_do_not_prolong_it() {
     let (store, clock) = clocked();
-    let app = App::orders(IdempotencyLayer::new(store).with_retention(Retention::new(TTL)));
+    let app = App::orders(layer(store, Retention::new(TTL)));
     let first = app.send(Call::order()).await;
     for _ in 0..6 {
         clock.advance(TTL * 3 / 20);
@@ -30,7 +35,7 @@ async fn row_69_replays_last_the_whole_window_and_do_not_prolong_it() {
 #[tokio::test]
 async fn row_70_after_retention_the_key_is_new() {
     let (store, clock) = clocked();
-    let app = App::orders(IdempotencyLayer::new(store).with_retention(Retention::new(TTL)));
+    let app = App::orders(layer(store, Retention::new(TTL)));
     app.send(Call::order()).await.assert_first(201);
     clock.advance(TTL);
     app.send(Call::order().body("other"))
@@ -43,7 +48,7 @@ async fn row_70_after_retention_the_key_is_new() {
 async fn row_70_or_expired_while_a_tombstone_says_so() {
     let (store, clock) = clocked();
     let retention = Retention::new(TTL).with_tombstone(TTL);
-    let app = App::orders(IdempotencyLayer::new(store).with_retention(retention));
+    let app = App::orders(layer(store, retention));
     app.send(Call::order()).await.assert_first(201);
     clock.advance(TTL);
     app.send(Call::order()).await.assert_problem(409, "expired");

@@ -12,6 +12,8 @@ mod d_concurrency;
 mod e_replay;
 mod f_stored;
 mod g_retention;
+mod grpc;
+mod inner;
 mod slow;
 mod socket;
 mod support;

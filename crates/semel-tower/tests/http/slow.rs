@@ -1,11 +1,12 @@
-//! A store that takes a second to record, and may fail at first.
+//! A store that takes a second to record, and may fail at first or be away.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::response::IntoResponse as _;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
+use semel::guard::OnStoreError;
 use semel::memory::MemoryStore;
 use semel::store::{
     Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
@@ -15,16 +16,20 @@ use semel::{FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreEr
 use semel_tower::IdempotencyLayer;
 use tower::ServiceExt as _;
 
-use crate::support::{App, Call, pieces};
+use crate::support::{App, Call, pieces, policy};
 
 #[derive(Default)]
 struct Slow {
     memory: MemoryStore,
     failures: AtomicUsize,
+    away: AtomicBool,
 }
 
 impl Store for Slow {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        if self.away.load(Ordering::SeqCst) {
+            return Err(StoreError::new(StoreErrorKind::NotApplied, "no connection"));
+        }
         self.memory.claim(identity, request).await
     }
 
@@ -107,7 +112,7 @@ async fn r5_no_answer_ends_before_it_is_recorded() {
         app.send(Call::order()).await.assert_first(200);
         assert!(app.send(Call::order()).await.is_replay(), "limit {limit}");
     }
-    // Of a large answer all but the end comes at once.
+    // Of a large answer nothing comes before, and then all of it at once.
     let layer = IdempotencyLayer::new(Slow::default()).with_max_response_body(2);
     let app = App::answering(layer, |_| pieces(&["3 ap", "ples"]).into_response());
     let began = tokio::time::Instant::now();
@@ -117,14 +122,15 @@ async fn r5_no_answer_ends_before_it_is_recorded() {
         .oneshot(Call::order().request())
         .await
         .unwrap();
+    let recorded = began.elapsed();
+    assert!(recorded >= Duration::from_secs(1));
     let mut body = response.into_body();
     for piece in ["3 ap", "ples"] {
         let frame = body.frame().await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap(), piece);
     }
-    assert_eq!(began.elapsed(), Duration::ZERO);
     assert!(body.frame().await.is_none());
-    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert_eq!(began.elapsed(), recorded);
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,4 +143,24 @@ async fn row_45_a_store_that_fails_for_a_moment_is_asked_again() {
     app.send(Call::order()).await.assert_first(201);
     assert!(app.send(Call::order()).await.is_replay());
     assert_eq!(app.execs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_45_without_the_store_nothing_runs_unless_the_policy_is_to_run_and_say_so() {
+    let away = || Slow {
+        away: AtomicBool::new(true),
+        ..Slow::default()
+    };
+    let app = App::orders(IdempotencyLayer::new(away()));
+    let answer = app.send(Call::order()).await;
+    answer.assert_problem(503, "store-unavailable");
+    assert_eq!(app.execs(), 0);
+    let open = policy().with_on_store_error(OnStoreError::FailOpen);
+    let app = App::orders(IdempotencyLayer::new(away()).with_policy(open));
+    for _ in 0..2 {
+        let answer = app.send(Call::order()).await;
+        answer.assert_first(201);
+        assert_eq!(answer.header("idempotency-protected"), Some("false"));
+    }
+    assert_eq!(app.execs(), 2);
 }

@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
+use semel::guard::Policy;
 use semel::memory::{Limits, MemoryStore};
 use semel::{Identity, Key, ManualClock, Scope, Store, Timestamp};
 use semel_tower::{BodyForm, IdempotencyLayer, fingerprint};
@@ -21,13 +22,18 @@ pub(crate) const K: &str = "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"";
 
 pub(crate) type Memory = Arc<MemoryStore>;
 
-/// The layer of most rows: the key is required.
+/// That of most rows: the key is required.
+pub(crate) fn policy() -> Policy {
+    Policy::default().with_key_required(true)
+}
+
+/// The layer of most rows.
 pub(crate) fn layer() -> IdempotencyLayer<Memory> {
     layer_over(&Memory::default())
 }
 
 pub(crate) fn layer_over(store: &Memory) -> IdempotencyLayer<Memory> {
-    IdempotencyLayer::new(Arc::clone(store)).with_key_required(true)
+    IdempotencyLayer::new(Arc::clone(store)).with_policy(policy())
 }
 
 /// A store whose clock stands still until it is advanced, whatever time it is elsewhere.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::record::{self, Record, Step};
+use semel::record::{self, Record, Transition};
 use semel::store::{
     Claim, ClaimRequest, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page, Probe,
     Purged, Refusal, Resolution, Result, Retention, Store, Token, Waited,
@@ -82,7 +82,7 @@ impl OwnStore {
     async fn fenced(
         &self,
         identity: &IdentityDigest,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Step,
+        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
     ) -> Result<Fenced> {
         self.open()?;
         for _ in 0..ATTEMPTS {

@@ -1,39 +1,192 @@
-//! One attempt: it holds the lease while work runs, and settles the claim.
+//! An attempt: what its work may know and do, and who settles it.
 
 use std::any::Any;
-use std::convert::Infallible;
 use std::fmt;
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::Instant;
 
-use super::{Event, Guard, OnPanic, Steps};
-use crate::store::{Acquired, Fence, Fenced, Refusal, Store, Token};
-use crate::{
-    FinishedStep, IdentityDigest, Outcome, OutcomeKind, Progress, StoreError, StoreErrorKind,
-};
+use super::asked::Effects;
+use super::lease::{Lease, Leased};
+use super::settle::{Settlement, in_runtime};
+use super::steps::Taken;
+use super::{Asked, Guard, OnError, OnPanic};
+use crate::store::{Acquired, Fence, Nonce, Refusal, Store, Token};
+use crate::sync::Mutex;
+use crate::{IdentityDigest, Outcome, StoreError, Timestamp};
 
-/// What a handler may know of the attempt that it runs in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the work may know of the attempt that it runs in.
+#[derive(Clone)]
+#[non_exhaustive]
 pub struct AttemptInfo {
+    /// The name of the operation for others: the same in every attempt, another one for another
+    /// scope, operation or key. No key can be read from it. Over HTTP `Idempotency-Id`.
+    pub id: IdentityDigest,
     /// Grows with every claim on the identity: pass it to services that can refuse a stale one.
     pub fence: Fence,
     /// Which attempt this is, from 1.
     pub number: u32,
+    /// How often the work was run and rolled back in this attempt, because its transaction was in
+    /// conflict with others. What it does beside the transaction happens as often.
+    pub retry: u32,
+    lease: Option<Arc<dyn Leased>>,
 }
 
 impl AttemptInfo {
-    /// Of a call without protection: no fence, the first.
-    pub(super) const UNPROTECTED: Self = Self {
-        fence: Fence(0),
-        number: 1,
-    };
+    /// Whether the lease is held by this process's own clock: no other attempt can have begun.
+    /// Always so for a call without protection.
+    pub fn still_held(&self) -> bool {
+        self.lease
+            .as_ref()
+            .is_none_or(|leased| leased.lease().is_held())
+    }
+
+    /// Returns when the lease is lost: the store refused to renew it, or did not in time. Another
+    /// attempt may run from then on. Work that can stop should.
+    pub async fn lost(&self) {
+        match &self.lease {
+            Some(leased) => leased.lease().lost().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(crate) fn again(&self, retry: u32) -> Self {
+        Self {
+            retry,
+            ..self.clone()
+        }
+    }
+}
+
+impl fmt::Debug for AttemptInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttemptInfo")
+            .field("id", &self.id)
+            .field("fence", &self.fence)
+            .field("number", &self.number)
+            .field("retry", &self.retry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An attempt in the hands of the work: what there is to know of it ([`AttemptInfo`]), and its
+/// [steps](Self::step).
+pub struct Attempt<S> {
+    pub(super) claimed: Arc<Claimed<S>>,
+    pub(super) info: AttemptInfo,
+}
+
+impl<S> Deref for Attempt<S> {
+    type Target = AttemptInfo;
+
+    fn deref(&self) -> &AttemptInfo {
+        &self.info
+    }
+}
+
+/// What everybody shares who acts for one attempt.
+pub(crate) struct Claimed<S> {
+    pub(super) guard: Guard<S>,
+    pub(super) effects: Effects,
+    pub(super) unbegun: Option<&'static str>,
+    pub(super) identity: IdentityDigest,
+    /// None for a call without protection, of which nothing is kept.
+    pub(super) token: Option<Token>,
+    pub(super) number: u32,
+    /// When this life of the identity began.
+    pub(super) since: Timestamp,
+    pub(super) lease: Lease,
+    pub(super) steps: Mutex<Taken>,
+}
+
+impl<S: Store> Claimed<S> {
+    pub(super) fn new(
+        guard: Guard<S>,
+        asked: &Asked,
+        identity: IdentityDigest,
+        acquired: Option<Acquired>,
+        sent: Instant,
+    ) -> Self {
+        Self {
+            effects: asked.effects,
+            unbegun: asked.unbegun,
+            identity,
+            token: acquired.map(|acquired| acquired.token),
+            number: acquired.map_or(1, |acquired| acquired.attempt),
+            since: acquired.map_or(Timestamp::default(), |acquired| acquired.since),
+            lease: Lease::new(guard.policy.lease, sent),
+            steps: Mutex::default(),
+            guard,
+        }
+    }
+
+    /// A call without protection. Without a key it has an identity that no other call has: two
+    /// calls are two, also for the services that their steps call.
+    pub(super) fn unprotected(guard: Guard<S>, asked: &Asked) -> Result<Self, StoreError> {
+        let identity = match asked.identity() {
+            Some(identity) => *identity.digest(),
+            None => {
+                let (one, other) = (Nonce::random()?, Nonce::random()?);
+                let mut digest = [0; 32];
+                digest[..16].copy_from_slice(one.as_bytes());
+                digest[16..].copy_from_slice(other.as_bytes());
+                IdentityDigest::from_bytes(digest)
+            }
+        };
+        Ok(Self::new(guard, asked, identity, None, Instant::now()))
+    }
+
+    pub(super) fn store(&self) -> &S {
+        self.guard.store()
+    }
+
+    pub(super) fn info(self: &Arc<Self>) -> AttemptInfo {
+        AttemptInfo {
+            id: self.identity,
+            fence: self.token.map_or(Fence(0), |token| token.fence),
+            number: self.number,
+            retry: 0,
+            lease: self.token.is_some().then(|| Arc::clone(self) as _),
+        }
+    }
+
+    pub(super) fn attempt(self: &Arc<Self>) -> Attempt<S> {
+        Attempt {
+            info: self.info(),
+            claimed: Arc::clone(self),
+        }
+    }
+
+    /// Whether what the work does is undone, or done again under the same keys.
+    fn is_repeatable(&self) -> bool {
+        match self.effects {
+            Effects::InSteps | Effects::InTransaction => true,
+            Effects::Offered => self.steps.lock().took_transaction,
+            Effects::Anywhere => false,
+        }
+    }
+
+    /// What an error means that nobody classified.
+    pub(super) fn on_error(&self) -> OnError {
+        let policy = self.guard.policy.on_error;
+        policy.unwrap_or(match self.is_repeatable() {
+            true => OnError::Release,
+            false => OnError::Unknown,
+        })
+    }
+
+    /// What a panic means.
+    pub(super) fn after_panic(&self) -> Settlement {
+        match (self.guard.policy.on_panic, self.is_repeatable()) {
+            (Some(OnPanic::Release), _) | (None, true) => Settlement::Release,
+            (Some(OnPanic::Unknown), _) | (None, false) => Settlement::Unknown,
+        }
+    }
 }
 
 /// How an attempt was settled.
@@ -48,253 +201,142 @@ pub enum Settled {
     Refused(Refusal),
 }
 
-/// A claim that was acquired. Run the work in [`hold`](Self::hold), which renews the lease, then
-/// settle it with one of [`complete`](Self::complete), [`abandon`](Self::abandon) and
-/// [`mark_unknown`](Self::mark_unknown). Dropped without being settled, it lapses.
-pub struct Attempt<S> {
-    pub(super) guard: Guard<S>,
-    pub(super) identity: IdentityDigest,
-    pub(super) token: Token,
-    number: u32,
-    // Whether renewals wait for the end of a transaction; not there where there is none.
-    pub(super) still: OnceLock<Arc<AtomicBool>>,
-    // Counted on our own clock from before the claim was sent, so never later than the store's.
-    renewed: Instant,
+/// A claim that was acquired, and whose lease is renewed until it is settled. [`run`](Self::run) the
+/// work, then settle it with one of [`complete`](Self::complete), [`release`](Self::release) and
+/// [`mark_unknown`](Self::mark_unknown).
+///
+/// Dropped without that it settles itself in the background: released where the work was not begun,
+/// unknown otherwise.
+///
+/// Settling asks a store that fails again. After 5 s the caller gets the error, and the store is
+/// asked in the background until it takes or refuses what is known, or the process
+/// [drains](Guard::drain) (R14).
+pub struct Held<S: Store> {
+    claimed: Arc<Claimed<S>>,
+    /// What happens when this is dropped. None: it is settled.
+    pub(super) otherwise: Option<Settlement>,
 }
 
-/// How long settling is tried when the store does not answer; never longer than the lease.
-const SETTLE_FOR: Duration = Duration::from_secs(5);
-const FIRST_BACKOFF: Duration = Duration::from_millis(10);
-
-impl<S: Store> Attempt<S> {
-    pub(super) const fn new(
-        guard: Guard<S>,
-        identity: IdentityDigest,
-        acquired: Acquired,
-        claimed: Instant,
-    ) -> Self {
+impl<S: Store> Held<S> {
+    pub(super) fn new(claimed: Arc<Claimed<S>>) -> Self {
         Self {
-            guard,
-            identity,
-            token: acquired.token,
-            number: acquired.attempt,
-            still: OnceLock::new(),
-            renewed: claimed,
+            claimed,
+            otherwise: Some(Settlement::Release),
         }
     }
 
-    /// What the handler may know.
-    pub const fn info(&self) -> AttemptInfo {
-        AttemptInfo {
-            fence: self.token.fence,
-            number: self.number,
+    pub(crate) const fn claimed(&self) -> &Arc<Claimed<S>> {
+        &self.claimed
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn number(&self) -> u32 {
+        self.claimed.number
+    }
+
+    /// What the work may know. From now on it counts as begun.
+    pub fn info(&mut self) -> AttemptInfo {
+        self.begin_work();
+        self.claimed.info()
+    }
+
+    /// The attempt for the work. From now on it counts as begun.
+    pub fn attempt(&mut self) -> Attempt<S> {
+        self.begin_work();
+        self.claimed.attempt()
+    }
+
+    fn begin_work(&mut self) {
+        if self.otherwise.is_some() {
+            self.otherwise = Some(Settlement::Unknown);
+            self.claimed.steps.lock().begun = true;
         }
     }
 
-    /// The steps of this attempt: results kept one by one, so that the next attempt goes on after the
-    /// last.
-    pub fn steps(&self) -> Steps<S> {
-        let still = self.still.get_or_init(Arc::default);
-        self.no_steps().held_still_by(still.clone())
-    }
-
-    /// For work that is not in steps.
-    pub(super) fn no_steps(&self) -> Steps<S> {
-        Steps::new(
-            self.guard.clone(),
-            self.identity,
-            Some(self.token),
-            self.number,
-        )
-    }
-
-    /// Runs `work`, and renews the lease every third of it as long as that takes. May be called
-    /// again for the next part of the work.
-    pub async fn hold<F: Future>(&mut self, work: F) -> F::Output {
-        beside(work, self.keep()).await
-    }
-
-    /// Like [`hold`](Self::hold), with a panic of `work` as a value.
+    /// Runs `work`, with a panic of it as a value.
     ///
     /// # Errors
     /// The panic's payload, for [`std::panic::resume_unwind`].
-    pub async fn hold_catching<F: Future>(
-        &mut self,
-        work: F,
-    ) -> Result<F::Output, Box<dyn Any + Send>> {
-        beside(caught(work), self.keep()).await
+    pub async fn run<F: Future>(&mut self, work: F) -> Result<F::Output, Box<dyn Any + Send>> {
+        self.begin_work();
+        catch_panic(work).await
     }
 
-    /// Renews the lease every third of it, for ever.
-    pub(super) async fn keep(&mut self) -> Infallible {
-        let lease = self.guard.policy().lease();
-        loop {
-            sleep_until(self.renewed + lease / 3).await;
-            let still = self.still.get();
-            while still.is_some_and(|still| still.load(Ordering::SeqCst)) {
-                sleep(lease / 10).await;
-            }
-            match self.renew().await {
-                Ok(Fenced::Applied) => {}
-                // Another attempt owns it now, or it was found unknown. The work cannot be
-                // undone; its completion will be refused or welcome, as the store decides.
-                Ok(Fenced::Refused(_)) => return pending().await,
-                Err(_) => sleep(lease / 10).await,
-            }
-        }
-    }
-
-    async fn renew(&mut self) -> Result<Fenced, StoreError> {
-        let lease = self.guard.policy().lease();
-        let sent = Instant::now();
-        let store = self.guard.store();
-        let renewed = store.renew(&self.identity, &self.token, lease).await;
-        self.guard.observe(match renewed {
-            Ok(Fenced::Applied) => {
-                self.renewed = sent;
-                Event::Renewed
-            }
-            Ok(Fenced::Refused(_)) => Event::Stale,
-            Err(_) => Event::StoreError,
-        });
-        renewed
-    }
-
-    /// Renews the lease once, where a third of it is over.
-    pub(super) async fn renew_if_due(&mut self) {
-        if self.renewed + self.guard.policy().lease() / 3 <= Instant::now() {
-            // Who lost it learns so at the completion.
-            self.renew().await.ok();
-        }
-    }
-
-    /// What earlier attempts finished.
-    pub(crate) async fn progress(&self) -> Result<Progress, StoreError> {
-        if self.number == 1 {
-            return Ok(Progress::EMPTY);
-        }
-        let entry = self.guard.store().get(&self.identity).await?;
-        // Another attempt's, where this one lost its claim: nothing can be kept behind it either.
-        Ok(entry.map_or(Progress::EMPTY, |entry| entry.record.progress))
-    }
-
-    /// Keeps a step behind the `kept` bytes of those before it.
-    pub(crate) async fn keep_step(
-        &self,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, StoreError> {
-        let store = self.guard.store();
-        insist(&self.guard, || {
-            store.keep_step(&self.identity, &self.token, step, kept)
-        })
-        .await
-    }
-
-    /// Records the outcome for the policy's retention. A store that fails is asked again with the
-    /// same token for up to 5 s; an outcome too large for it is recorded as omitted.
+    /// Records the outcome for the policy's retention. An outcome too large for the store is
+    /// recorded as omitted.
     ///
     /// # Errors
-    /// The store's last error: the outcome may or may not have been recorded.
+    /// The store's: the outcome is not recorded yet, see [`Held`].
     pub async fn complete(self, outcome: &Outcome) -> Result<Settled, StoreError> {
-        let retention = self.guard.policy().retention();
-        let event = |outcome: &Outcome| match outcome.kind() {
-            OutcomeKind::Omitted => Event::Omitted,
-            OutcomeKind::Success | OutcomeKind::Failure => Event::Completed,
-        };
-        let store = self.guard.store();
-        let done = self
-            .settle(event(outcome), || {
-                store.complete(&self.identity, &self.token, outcome, retention)
-            })
-            .await;
-        match done {
-            Err(error) if error.kind() == StoreErrorKind::TooLarge => {
-                let omitted = outcome.to_omitted();
-                let settled = self
-                    .settle(Event::Omitted, || {
-                        store.complete(&self.identity, &self.token, &omitted, retention)
-                    })
-                    .await?;
-                Ok(match settled {
-                    Settled::Applied => Settled::Omitted,
-                    other => other,
-                })
-            }
-            done => done,
-        }
+        self.settle(Settlement::Complete(outcome.clone())).await
     }
 
     /// Gives the identity back: the work had no effect, and may run again.
     ///
     /// # Errors
-    /// The store's last error: the identity may still be in flight, until its lease lapses.
-    pub async fn abandon(self) -> Result<Settled, StoreError> {
-        let store = self.guard.store();
-        self.settle(Event::Released, || {
-            store.abandon(&self.identity, &self.token)
-        })
-        .await
+    /// The store's: the identity is not released yet, see [`Held`].
+    pub async fn release(self) -> Result<Settled, StoreError> {
+        self.settle(Settlement::Release).await
     }
 
     /// Says that the work may have had its effect, and that nobody knows.
     ///
     /// # Errors
-    /// The store's last error: the identity may still be in flight, until its lease lapses.
+    /// The store's: it is not recorded yet, see [`Held`].
     pub async fn mark_unknown(self) -> Result<Settled, StoreError> {
-        let store = self.guard.store();
-        self.settle(Event::MarkedUnknown, || {
-            store.mark_unknown(&self.identity, &self.token)
-        })
-        .await
+        self.settle(Settlement::Unknown).await
     }
 
     /// Settles it as the policy says of a panic.
     ///
     /// # Errors
-    /// See [`abandon`](Self::abandon).
+    /// See [`Held`].
     pub async fn panicked(self) -> Result<Settled, StoreError> {
-        match self.guard.policy().on_panic() {
-            OnPanic::Release => self.abandon().await,
-            OnPanic::Unknown => self.mark_unknown().await,
-        }
+        let settlement = self.claimed.after_panic();
+        self.settle(settlement).await
     }
 
-    async fn settle<F: Future<Output = Result<Fenced, StoreError>>>(
-        &self,
-        event: Event,
-        step: impl Fn() -> F,
-    ) -> Result<Settled, StoreError> {
-        match insist(&self.guard, step).await? {
-            Fenced::Applied => {
-                self.guard.observe(event);
-                Ok(Settled::Applied)
-            }
-            Fenced::Refused(refusal) => {
-                self.guard.observe(Event::Stale);
-                Ok(Settled::Refused(refusal))
-            }
-        }
+    /// Gives the identity back in the background.
+    pub(crate) fn release_later(mut self) {
+        self.otherwise = Some(Settlement::Release);
+    }
+
+    /// The identity lapses, as that of a process that dies: it is neither renewed nor settled. For
+    /// tests of what happens then.
+    pub fn let_lapse(mut self) {
+        self.forget();
+    }
+
+    /// Nothing is to be told to the store any more.
+    pub(super) fn forget(&mut self) {
+        self.otherwise = None;
+        self.claimed.stop_renewing();
+    }
+
+    /// Renews the lease no more, as a process that stands still. For tests of what happens then.
+    pub fn stop_renewing(&self) {
+        self.claimed.stop_renewing();
     }
 }
 
-/// Runs `work` while `keep` goes on. Work first: while it is quick, no timer is ever set.
-pub(super) async fn beside<F: Future>(
-    work: F,
-    keep: impl Future<Output = Infallible>,
-) -> F::Output {
-    let (mut work, mut keep) = (pin!(work), pin!(keep));
-    poll_fn(move |context| {
-        if let Poll::Ready(output) = work.as_mut().poll(context) {
-            return Poll::Ready(output);
+impl<S: Store> Drop for Held<S> {
+    fn drop(&mut self) {
+        match self.otherwise.take() {
+            Some(settlement) if in_runtime() => {
+                self.claimed.settle_in_background(settlement);
+            }
+            // It lapses.
+            Some(_) => self.claimed.stop_renewing(),
+            None => {}
         }
-        keep.as_mut().poll(context).map(|never| match never {})
-    })
-    .await
+    }
 }
 
 /// Work with its panic as a value. It is not polled again after one, so nobody sees what it broke.
-pub(crate) async fn caught<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
+///
+/// # Errors
+/// The panic's payload, for [`std::panic::resume_unwind`].
+pub async fn catch_panic<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
     let mut work = pin!(work);
     poll_fn(
         move |context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
@@ -305,38 +347,14 @@ pub(crate) async fn caught<F: Future>(work: F) -> Result<F::Output, Box<dyn Any 
     .await
 }
 
-/// Asks a store that fails again, with the same token, for up to 5 s and no longer than the lease.
-pub(super) async fn insist<S: Store, T, F: Future<Output = Result<T, StoreError>>>(
-    guard: &Guard<S>,
-    step: impl Fn() -> F,
-) -> Result<T, StoreError> {
-    let mut backoff = FIRST_BACKOFF;
-    let mut until = None;
-    loop {
-        let error = match step().await {
-            Ok(answer) => return Ok(answer),
-            Err(error) => error,
-        };
-        guard.observe(Event::StoreError);
-        let may_pass = matches!(
-            error.kind(),
-            StoreErrorKind::NotApplied | StoreErrorKind::Unknown
-        );
-        let until =
-            *until.get_or_insert_with(|| Instant::now() + guard.policy().lease().min(SETTLE_FOR));
-        if !may_pass || Instant::now() + backoff > until {
-            return Err(error);
-        }
-        sleep(backoff).await;
-        backoff *= 2;
+impl<S: Store> fmt::Debug for Held<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&self.claimed.info()).finish()
     }
 }
 
 impl<S> fmt::Debug for Attempt<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attempt")
-            .field("fence", &self.token.fence)
-            .field("number", &self.number)
-            .finish_non_exhaustive()
+        f.debug_tuple("Attempt").field(&self.info).finish()
     }
 }

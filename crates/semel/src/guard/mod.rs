@@ -1,102 +1,164 @@
-//! The helper around any work: claim, run in a task of its own, keep the lease, settle.
+//! Runs work at most once: claims the identity, runs the work in a task of its own, renews the lease
+//! and records the result.
 //!
-//! [`Guard::run`] does all of it for an async function. [`Guard::begin`] is the first half, for
-//! those who settle the [`Attempt`] themselves, such as the HTTP middleware.
+//! [`Guard::run`] does all of it for an async function, [`Guard::transact`] with the effects in one
+//! transaction of the store's database. [`Guard::begin`] is the first half, for those who settle the
+//! attempt themselves, such as the HTTP middleware.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use semel::guard::{Guard, Policy, Ran};
+//! use semel::guard::{Asked, Done, Guard};
 //! use semel::memory::MemoryStore;
 //! use semel::{Fingerprint, Identity, Key, Scope};
 //!
-//! let guard = Guard::new(MemoryStore::default(), Policy::default());
-//! for round in 0..2 {
-//!     let key = Key::new("order-4711")?;
-//!     let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", key);
-//!     let ran = guard
-//!         .run(&identity, Fingerprint::of(b"3 apples"), |attempt| async move {
-//!             // `attempt.fence` goes to services that can refuse a stale attempt.
-//!             Ok::<_, std::io::Error>(format!("placed under fence {}", attempt.fence > semel::store::Fence(0)))
-//!         })
-//!         .await?;
-//!     match ran {
-//!         Ran::First(answer) => assert_eq!((round, answer.as_str()), (0, "placed under fence true")),
-//!         Ran::Replayed(answer) => assert_eq!((round, answer.as_str()), (1, "placed under fence true")),
-//!         Ran::Unprotected(_) => unreachable!("there is a key, and the store is up"),
-//!     }
-//! }
+//! let guard = Guard::from(MemoryStore::default());
+//! let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
+//! let asked = Asked::new(identity, Fingerprint::of(b"3 apples"));
+//! // `attempt.id` and `attempt.fence` go to services that the work calls.
+//! let place = |attempt: semel::guard::Attempt<_>| async move {
+//!     Ok::<_, std::io::Error>(format!("placed by attempt {}", attempt.number))
+//! };
+//! assert_eq!(guard.run(asked.clone(), place).await?, Done::Fresh("placed by attempt 1".into()));
+//! assert_eq!(guard.run(asked, place).await?, Done::Replayed("placed by attempt 1".into()));
 //! # Ok(())
 //! # }
 //! ```
 
+mod asked;
 mod attempt;
+mod engine;
+mod lease;
 mod observer;
-mod optional;
 mod policy;
 mod reconcile;
 mod run;
-mod seal;
+mod settle;
 mod steps;
-mod together;
 mod transact;
-mod transact_step;
 
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 
+use crate::backoff::Backoff;
 use crate::store::{Claim, ClaimRequest, Nonce, OnLost, Store};
-use crate::{Fingerprint, Identity, Outcome, StoreError, StoreErrorKind};
+use crate::{Identity, Outcome, Record, StoreError, StoreErrorKind};
 
-pub use attempt::{Attempt, AttemptInfo, Settled};
-pub use observer::{Event, Observer};
-pub use policy::{InFlight, OnFailure, OnPanic, OnStoreError, Policy};
+pub use asked::Asked;
+pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
+pub use engine::{Opening, TransactOptions, Transacted};
+pub use observer::{Observer, Signal};
+pub use policy::{InFlight, OnError, OnPanic, OnStoreError, Policy};
 pub use reconcile::{
     Answer, Answered, Background, Case, Finding, ReconcileOptions, Reconciled, Reconciler, Tally,
 };
-pub use run::{Ran, RunError, Value};
-pub use steps::{StepError, StepKey, Steps};
-pub use transact::{Committed, Opening, TransactInfo, TransactOptions};
+pub use run::{Done, Failed, Ran, RunError};
+pub use steps::{StepError, StepKey};
 
-pub(crate) use attempt::caught;
-pub(crate) use run::joined;
-pub(crate) use together::{Together, Tried};
+pub(crate) use asked::{Effects, Overrides};
+pub(crate) use engine::{Records, Transaction, call};
+pub(crate) use run::join;
 
-/// Makes operations on one store happen once, under one policy. Cloning shares it.
-pub struct Guard<S>(Arc<Inner<S>>);
+use attempt::Claimed;
+use lease::later;
+use settle::{InDoubt, PATIENCE, may_pass};
 
-struct Inner<S> {
-    // Shared by the guards of several operations: see `with_policy`.
-    store: Arc<S>,
+/// Makes operations on one store happen once. Cloning shares it.
+///
+/// `Guard::from(store)` follows [`Policy::default`]; a [builder](Self::builder) sets the rest.
+pub struct Guard<S> {
+    shared: Arc<Shared<S>>,
     policy: Policy,
+}
+
+struct Shared<S> {
+    store: S,
+    plugged: Plugged,
+    flights: reconcile::Flights,
+    tasks: TaskTracker,
+    /// How many tasks tell the store what is known.
+    pursuits: AtomicUsize,
+    /// Until when these may go on, once the process drains.
+    draining: watch::Sender<Option<Instant>>,
+}
+
+/// What a [`Guard`] is made with.
+#[must_use]
+pub struct GuardBuilder<S> {
+    store: S,
+    policy: Policy,
+    plugged: Plugged,
+}
+
+#[derive(Default)]
+struct Plugged {
     observer: Option<Arc<dyn Observer>>,
     reconciler: Option<Arc<dyn Reconciler>>,
     reconcile_options: ReconcileOptions,
-    flights: Arc<reconcile::Flights>,
-    tasks: TaskTracker,
 }
 
-/// What one claim is made with.
-pub(crate) struct Choice<'a> {
-    pub(crate) on_lost: OnLost,
-    pub(crate) in_flight: InFlight,
-    /// Says what is asked for, where a reconciler is asked: see [`Case::about`].
-    pub(crate) about: &'a (dyn Fn() -> Option<Box<str>> + Sync),
+impl<S: Store> GuardBuilder<S> {
+    /// The policy of calls that bring none of their own. [`Policy::default`] unless set.
+    pub const fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Gets every [`Signal`].
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.plugged.observer = Some(observer);
+        self
+    }
+
+    /// Is asked about unknown outcomes: by callers in line under [`OnLost::Reconcile`], and by a
+    /// [`Background`].
+    pub fn reconciler(mut self, reconciler: Arc<dyn Reconciler>) -> Self {
+        self.plugged.reconciler = Some(reconciler);
+        self
+    }
+
+    /// How often the reconciler is asked in line, and how long it has for an answer.
+    /// [`ReconcileOptions::in_line`] unless set.
+    pub fn reconcile_options(mut self, options: ReconcileOptions) -> Self {
+        self.plugged.reconcile_options = options;
+        self
+    }
+
+    /// The guard.
+    pub fn build(self) -> Guard<S> {
+        Guard {
+            shared: Arc::new(Shared {
+                store: self.store,
+                plugged: self.plugged,
+                flights: reconcile::Flights::default(),
+                tasks: TaskTracker::new(),
+                pursuits: AtomicUsize::new(0),
+                draining: watch::Sender::new(None),
+            }),
+            policy: self.policy,
+        }
+    }
+}
+
+impl<S: Store> From<S> for Guard<S> {
+    fn from(store: S) -> Self {
+        Self::builder(store).build()
+    }
 }
 
 /// What [`Guard::begin`] found.
-#[derive(Debug)]
-#[must_use = "an acquired attempt that is dropped blocks its identity until the lease lapses"]
-pub enum Begin<S> {
+#[must_use = "an acquired attempt that is dropped settles itself"]
+pub enum Begin<S: Store> {
     /// Run it, then settle the attempt.
-    Acquired(Attempt<S>),
+    Acquired(Held<S>),
     /// It ran; replay this.
     Completed(Outcome),
     /// Another attempt is running.
@@ -110,7 +172,11 @@ pub enum Begin<S> {
     Mismatch,
     /// The outcome's retention ended, and its tombstone says so.
     Expired,
-    /// The store cannot be used, and the policy is to run all the same and say so (R9).
+    /// There is no key: run it plainly (R13).
+    Unkeyed,
+    /// There is no key, and the policy requires one.
+    KeyRequired,
+    /// The store cannot be reached, and the policy is to run all the same and say so (R9).
     Unprotected(StoreError),
 }
 
@@ -118,178 +184,117 @@ pub enum Begin<S> {
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often a claim is sent again, under the same nonce, when the store does not answer.
 const CLAIM_RETRIES: u32 = 2;
-const CLAIM_BACKOFF: Duration = Duration::from_millis(20);
 
 impl<S> Guard<S> {
     /// The store that it works on.
     pub fn store(&self) -> &S {
-        &self.0.store
+        &self.shared.store
     }
 
-    /// The policies that it follows.
-    pub fn policy(&self) -> &Policy {
-        &self.0.policy
+    /// The policy of calls that bring none of their own.
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The same guard with another policy: store, observer, reconciler and tasks are shared.
+    #[must_use]
+    pub fn with_policy(&self, policy: Policy) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            policy,
+        }
     }
 
     /// Tells the observer, if there is one.
-    pub fn observe(&self, event: Event) {
-        if let Some(observer) = &self.0.observer {
-            observer.on_event(event);
+    pub fn signal(&self, signal: Signal) {
+        if let Some(observer) = &self.shared.plugged.observer {
+            observer.on_signal(signal);
         }
+    }
+
+    /// How many outcomes, releases and claims the store could not be told of, or did not answer,
+    /// and is asked about in the background (R14).
+    pub fn unsettled(&self) -> usize {
+        self.shared
+            .pursuits
+            .load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 
 impl<S: Store> Guard<S> {
-    /// A guard over `store` with these policies.
+    /// A guard over `store` with this policy.
     pub fn new(store: S, policy: Policy) -> Self {
-        Self(Arc::new(Inner {
-            store: Arc::new(store),
-            policy,
-            observer: None,
-            reconciler: None,
-            reconcile_options: ReconcileOptions::in_line(),
-            flights: Arc::default(),
-            tasks: TaskTracker::new(),
-        }))
+        Self::builder(store).policy(policy).build()
     }
 
-    /// A guard with another policy over the same store, with the same observer, reconciler and tasks:
-    /// one for each kind of operation. [`drain`](Self::drain) of either waits for both.
-    #[must_use]
-    pub fn with_policy(&self, policy: Policy) -> Self {
-        let Inner {
+    /// Sets what a guard over `store` needs beside it.
+    pub fn builder(store: S) -> GuardBuilder<S> {
+        GuardBuilder {
             store,
-            policy: _,
-            observer,
-            reconciler,
-            reconcile_options,
-            flights,
-            tasks,
-        } = &*self.0;
-        Self(Arc::new(Inner {
-            store: Arc::clone(store),
-            policy,
-            observer: observer.clone(),
-            reconciler: reconciler.clone(),
-            reconcile_options: reconcile_options.clone(),
-            flights: Arc::clone(flights),
-            tasks: tasks.clone(),
-        }))
-    }
-
-    /// The same with somebody who is told of every [`Event`]. Set it before cloning the guard.
-    #[must_use]
-    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
-        self.rebuild(|inner| inner.observer = Some(observer))
-    }
-
-    /// The same with somebody who is asked about unknown outcomes: by callers in line under
-    /// [`OnLost::Reconcile`], and by a [`Background`]. Set it before cloning the guard.
-    #[must_use]
-    pub fn with_reconciler(self, reconciler: Arc<dyn Reconciler>) -> Self {
-        self.rebuild(|inner| inner.reconciler = Some(reconciler))
-    }
-
-    /// How often the reconciler is asked in line, and how long it has for an answer.
-    /// [`ReconcileOptions::in_line`] unless set. Set it before cloning the guard.
-    #[must_use]
-    pub fn with_reconcile_options(self, options: ReconcileOptions) -> Self {
-        self.rebuild(|inner| inner.reconcile_options = options)
-    }
-
-    // Setters come before sharing; a guard that is shared already stays as it is.
-    fn rebuild(mut self, set: impl FnOnce(&mut Inner<S>)) -> Self {
-        debug_assert!(
-            Arc::get_mut(&mut self.0).is_some(),
-            "set before the guard is cloned"
-        );
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            set(inner);
+            policy: Policy::default(),
+            plugged: Plugged::default(),
         }
-        self
     }
 
-    /// Claims `identity`, waiting for an attempt in flight as the policy says.
+    /// Claims what is asked for, waiting for an attempt in flight as the policy says. An acquired
+    /// attempt is renewed from now on.
     ///
-    /// Not cancel-safe: a future dropped while it claims may leave a claim that nobody runs, until
-    /// its lease lapses. Call it in a task of its own, as [`run`](Self::run) and the middleware do.
-    ///
-    /// # Errors
-    /// The store's error, where the policy is to refuse; and where the store fails while this
-    /// waits for an attempt in flight, whatever the policy. Of kind
-    /// [`Unknown`](StoreErrorKind::Unknown): the claim may stand until its lease lapses.
-    pub async fn begin(
-        &self,
-        identity: &Identity,
-        fingerprint: Fingerprint,
-    ) -> Result<Begin<S>, StoreError> {
-        self.begin_about(identity, fingerprint, &|| None).await
-    }
-
-    /// [`begin`](Self::begin) for callers who can say more of what is asked for than the identity
-    /// does: see [`Case::about`]. `about` is called only where a reconciler is asked.
+    /// Dropped before it answers, or answered with an error, it leaves no claim behind: one that
+    /// the store may have made is given back in the background (R14).
     ///
     /// # Errors
-    /// See [`begin`](Self::begin).
-    pub async fn begin_about(
-        &self,
-        identity: &Identity,
-        fingerprint: Fingerprint,
-        about: &(dyn Fn() -> Option<Box<str>> + Sync),
-    ) -> Result<Begin<S>, StoreError> {
-        let policy = &self.0.policy;
-        let choice = Choice {
-            on_lost: policy.on_lost,
-            in_flight: policy.in_flight,
-            about,
+    /// The store's, where the policy is to refuse; and where the store fails while this waits for an
+    /// attempt in flight, whatever the policy. Nothing ran.
+    pub async fn begin(&self, asked: &Asked) -> Result<Begin<S>, StoreError> {
+        let guard = self.with_policy(asked.overrides.over(self.policy));
+        let Some(identity) = asked.identity() else {
+            if guard.policy.key_required {
+                return Ok(Begin::KeyRequired);
+            }
+            self.signal(Signal::Unkeyed);
+            return Ok(Begin::Unkeyed);
         };
-        self.begin_with(identity, fingerprint, choice).await
-    }
-
-    /// [`begin`](Self::begin) with a choice for this claim in the place of the policy's.
-    pub(crate) async fn begin_with(
-        &self,
-        identity: &Identity,
-        fingerprint: Fingerprint,
-        choice: Choice<'_>,
-    ) -> Result<Begin<S>, StoreError> {
-        let policy = &self.0.policy;
-        let Choice {
-            on_lost,
-            in_flight,
-            about,
-        } = choice;
-        let request = ClaimRequest {
-            nonce: Nonce::random()?,
-            fingerprint,
-            lease: policy.lease,
-            on_lost,
+        let policy = guard.policy;
+        let mut claim = InDoubt {
+            guard: &guard,
+            asked,
+            request: ClaimRequest {
+                nonce: Nonce::random()?,
+                fingerprint: asked.fingerprint,
+                lease: policy.lease,
+                on_lost: policy.on_lost.unwrap_or(asked.effects.on_lost()),
+            },
+            is_doubtful: false,
         };
         let mut deadline = None;
         let mut asked_about = None;
         loop {
             let sent = Instant::now();
-            let claim = match self.claim(identity, &request).await {
-                Ok(claim) => claim,
-                Err(error) if policy.on_store_error == OnStoreError::FailOpen => {
-                    self.observe(Event::Unprotected);
+            let answer = match claim.send(identity).await {
+                Ok(answer) => answer,
+                Err(error)
+                    if policy.on_store_error == OnStoreError::FailOpen && is_down(&error) =>
+                {
+                    self.signal(Signal::Unprotected);
                     return Ok(Begin::Unprotected(error));
                 }
                 Err(error) => return Err(error),
             };
-            let (event, begin) = match claim {
+            let (signal, begin) = match answer {
                 Claim::Acquired(acquired) => {
-                    self.observe(if acquired.attempt == 1 {
-                        Event::New
-                    } else {
-                        Event::Again
+                    let (acquired, digest) = (Some(acquired), *identity.digest());
+                    let claimed = Claimed::new(guard.clone(), asked, digest, acquired, sent);
+                    let held = Held::new(Arc::new(claimed));
+                    self.signal(match held.number() {
+                        1 => Signal::New,
+                        _ => Signal::Again,
                     });
-                    let attempt = Attempt::new(self.clone(), *identity.digest(), acquired, sent);
-                    return Ok(Begin::Acquired(attempt));
+                    held.claimed().keep_renewed().await;
+                    return Ok(Begin::Acquired(held));
                 }
                 Claim::InFlight { fence, remaining } => {
-                    if let InFlight::Wait(at_most) = in_flight {
-                        let deadline = *deadline.get_or_insert(sent + at_most);
+                    if let InFlight::Wait(at_most) = policy.in_flight {
+                        let deadline = *deadline.get_or_insert_with(|| later(sent, at_most));
                         let left = deadline.saturating_duration_since(Instant::now());
                         if !left.is_zero() {
                             // A lapse is no change in the store: ask again when it is due.
@@ -299,77 +304,76 @@ impl<S: Store> Guard<S> {
                         }
                     }
                     let retry_after = remaining.min(RETRY_AFTER);
-                    (Event::InFlight, Begin::InFlight { retry_after })
+                    (Signal::InFlight, Begin::InFlight { retry_after })
                 }
                 Claim::Unknown { fence } => {
-                    // Each attempt is asked about once: the answer may be that nobody knows.
-                    if on_lost == OnLost::Reconcile
-                        && asked_about.replace(fence) != Some(fence)
-                        && self.reconcile(identity, fence, about).await
+                    // Each attempt is looked into once: the answer may be that nobody knows.
+                    if asked_about.replace(fence) != Some(fence)
+                        && guard
+                            .look_into(asked, identity, fence, &mut claim.request)
+                            .await?
                     {
                         continue;
                     }
-                    (Event::Unknown, Begin::Unknown)
+                    (Signal::Unknown, Begin::Unknown)
                 }
-                Claim::Completed { outcome, .. } => (Event::Replayed, Begin::Completed(outcome)),
-                Claim::Mismatch => (Event::Mismatch, Begin::Mismatch),
-                Claim::Expired => (Event::Expired, Begin::Expired),
+                Claim::Completed { outcome, .. } => (Signal::Replayed, Begin::Completed(outcome)),
+                Claim::Mismatch => (Signal::Mismatch, Begin::Mismatch),
+                Claim::Expired => (Signal::Expired, Begin::Expired),
             };
-            self.observe(event);
+            self.signal(signal);
             return Ok(begin);
         }
     }
 
-    /// [`begin`](Self::begin) for callers who may go away: what they no longer wait for is given back.
-    async fn begin_detached(
+    /// Whether another claim is worth it after an attempt of unknown outcome.
+    async fn look_into(
         &self,
+        asked: &Asked,
         identity: &Identity,
-        fingerprint: Fingerprint,
-    ) -> Result<Begin<S>, StoreError> {
-        let (caller, begun) = oneshot::channel();
-        let (guard, identity) = (self.clone(), identity.clone());
-        self.spawn(async move {
-            let begun = guard.begin(&identity, fingerprint).await;
-            if let Err(Ok(Begin::Acquired(attempt))) = caller.send(begun) {
-                // If the store cannot be told either, the lease lapses.
-                attempt.abandon().await.ok();
-            }
-        });
-        match begun.await {
-            Ok(begun) => begun,
-            // The runtime is shutting down, and the caller with it.
-            Err(_) => std::future::pending().await,
+        fence: crate::store::Fence,
+        request: &mut ClaimRequest,
+    ) -> Result<bool, StoreError> {
+        if request.on_lost == OnLost::Reconcile {
+            return Ok(self.reconcile(asked, identity, fence).await);
         }
+        if self.policy.on_lost.is_some() || asked.effects != Effects::Offered {
+            return Ok(false);
+        }
+        // The mark was kept before the transaction was begun. What was said to be unknown, and not
+        // found so after its lease, is unknown for all that.
+        let record = self
+            .store()
+            .get(identity.digest())
+            .await?
+            .map(|entry| entry.record);
+        let lost = |record: Record| {
+            record.progress.is_in_transaction() && record.settled_at >= Some(record.lease_until)
+        };
+        if record.is_some_and(lost) {
+            request.on_lost = OnLost::Retry;
+        }
+        Ok(request.on_lost == OnLost::Retry)
     }
 
-    // Sends the claim again under the same nonce while the store does not answer: if the first one
-    // arrived, the second is told that it won.
-    async fn claim(
+    /// Asks a store that fails again, for as long as a caller has patience.
+    async fn insist<T, F: Future<Output = Result<T, StoreError>>>(
         &self,
-        identity: &Identity,
-        request: &ClaimRequest,
-    ) -> Result<Claim, StoreError> {
-        let mut tries = 0;
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError> {
+        let until = later(Instant::now(), PATIENCE.min(self.policy.lease));
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         loop {
-            let error = match self.store().claim(identity, request).await {
-                Ok(claim) => return Ok(claim),
+            let error = match call().await {
+                Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let may_pass = match error.kind() {
-                StoreErrorKind::Capacity => {
-                    self.observe(Event::Capacity);
-                    false
-                }
-                kind => {
-                    self.observe(Event::StoreError);
-                    matches!(kind, StoreErrorKind::NotApplied | StoreErrorKind::Unknown)
-                }
-            };
-            if !may_pass || tries == CLAIM_RETRIES {
+            self.signal(Signal::StoreError);
+            let pause = backoff.pause();
+            if !may_pass(&error) || Instant::now() + pause > until {
                 return Err(error);
             }
-            sleep(CLAIM_BACKOFF * 3_u32.pow(tries)).await;
-            tries += 1;
+            sleep(pause).await;
         }
     }
 
@@ -380,31 +384,96 @@ impl<S: Store> Guard<S> {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.0.tasks.spawn(work)
+        self.shared.tasks.spawn(work)
     }
 
     /// How many tasks of [`spawn`](Self::spawn) are running.
     pub fn running(&self) -> usize {
-        self.0.tasks.len()
+        self.shared.tasks.len()
     }
 
-    /// Returns once no task of [`spawn`](Self::spawn) is running. Call it when no more come.
+    /// Returns once no task of [`spawn`](Self::spawn) is running, on this guard or on one that shares
+    /// its store. What the store could not be told (R14) is tried for 5 s at least. Call it when no
+    /// more calls come.
     pub async fn drain(&self) {
-        self.0.tasks.close();
-        self.0.tasks.wait().await;
+        let _draining = Draining(&self.shared.draining);
+        let until = later(Instant::now(), PATIENCE);
+        self.shared.draining.send_replace(Some(until));
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+}
+
+struct Draining<'a>(&'a watch::Sender<Option<Instant>>);
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
+    }
+}
+
+impl<S: Store> InDoubt<'_, S> {
+    /// Sends the claim, and again under the same nonce while the store does not answer: if the first
+    /// one arrived, the second is told that it won.
+    async fn send(&mut self, identity: &Identity) -> Result<Claim, StoreError> {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(60));
+        for tries in 0.. {
+            let was_doubtful = std::mem::replace(&mut self.is_doubtful, true);
+            let error = match self.guard.store().claim(identity, &self.request).await {
+                Ok(claim) => {
+                    self.is_doubtful = false;
+                    return Ok(claim);
+                }
+                Err(error) => error,
+            };
+            self.is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
+            self.guard.signal(match error.kind() {
+                StoreErrorKind::Capacity => Signal::Capacity,
+                _ => Signal::StoreError,
+            });
+            if !is_down(&error) || tries == CLAIM_RETRIES {
+                return Err(error);
+            }
+            sleep(backoff.pause()).await;
+        }
+        unreachable!("tries end with an answer or an error")
+    }
+}
+
+/// Whether the store did not answer, or not in time. One that is full, damaged or closed did.
+fn is_down(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        StoreErrorKind::NotApplied | StoreErrorKind::Unknown
+    )
+}
+
+impl<S: Store> fmt::Debug for Begin<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Acquired(_) => "Acquired",
+            Self::Completed(_) => "Completed",
+            Self::InFlight { .. } => "InFlight",
+            Self::Unknown => "Unknown",
+            Self::Mismatch => "Mismatch",
+            Self::Expired => "Expired",
+            Self::Unkeyed => "Unkeyed",
+            Self::KeyRequired => "KeyRequired",
+            Self::Unprotected(_) => "Unprotected",
+        })
     }
 }
 
 impl<S> Clone for Guard<S> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        self.with_policy(self.policy)
     }
 }
 
 impl<S> fmt::Debug for Guard<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("policy", &self.0.policy)
+            .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }

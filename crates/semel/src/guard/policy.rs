@@ -1,4 +1,4 @@
-//! What an operation wants to happen when things do not go straight.
+//! How an operation handles duplicates, failures, panics, lost attempts and an unavailable store.
 
 use std::time::Duration;
 
@@ -14,27 +14,28 @@ pub enum InFlight {
     Wait(Duration),
 }
 
-/// What becomes of the identity when the operation answers with an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnFailure {
-    /// It is released: the next call runs again.
-    #[default]
+/// What an error of the work means for the identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OnError {
+    /// Nothing happened: the identity is released, and the next call runs again.
     Release,
-    /// The failure is kept, and replayed like a success.
+    /// The failure is the operation's lasting answer: it is kept, and replayed like a success.
     Keep,
-}
-
-/// What becomes of the identity when the operation panics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnPanic {
-    /// It is released: the next call runs again.
-    #[default]
-    Release,
-    /// It becomes unknown: the panic may have come after the effect.
+    /// Nobody knows whether the effect happened: the outcome is unknown.
     Unknown,
 }
 
-/// What to do when the store cannot be used (R9).
+/// What a panic of the work means for the identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OnPanic {
+    /// Nothing happened: the identity is released, and the next call runs again.
+    Release,
+    /// Nobody knows whether the effect happened: the outcome is unknown.
+    Unknown,
+}
+
+/// What to do when the store cannot be reached (R9). A store that is full or damaged can be reached:
+/// it always refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnStoreError {
     /// Refuse to run: nothing happens without protection.
@@ -44,15 +45,24 @@ pub enum OnStoreError {
     FailOpen,
 }
 
-/// The policies of one operation. `Policy::default()` is the careful choice in each of them.
+/// The policies of one operation. What is not set is the careful choice for what the operation
+/// protects:
+///
+/// | | an error | a panic | a lost attempt |
+/// |---|---|---|---|
+/// | effects anywhere | unknown | unknown | held |
+/// | effects in a transaction or in steps | released | released | runs again |
+///
+/// A transaction that was not committed did not happen, and a step runs again under the same key.
+/// Of effects elsewhere nobody knows. What is set holds for both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) retention: Retention,
-    pub(crate) on_lost: OnLost,
+    pub(crate) on_lost: Option<OnLost>,
     pub(crate) in_flight: InFlight,
-    pub(crate) on_failure: OnFailure,
-    pub(crate) on_panic: OnPanic,
+    pub(crate) on_error: Option<OnError>,
+    pub(crate) on_panic: Option<OnPanic>,
     pub(crate) on_store_error: OnStoreError,
     pub(crate) key_required: bool,
 }
@@ -60,6 +70,12 @@ pub struct Policy {
 impl Policy {
     /// The shortest lease there is: a shorter one could lapse between two renewals.
     pub const MIN_LEASE: Duration = Duration::from_millis(30);
+
+    /// [`Policy::default`] for events: they are remembered for longer than a broker may deliver them
+    /// again ([`Retention::EVENT`], 30 days).
+    pub fn event() -> Self {
+        Self::default().with_retention(Retention::EVENT)
+    }
 
     /// How long a claim is held without renewal; a running attempt renews it three times as often.
     /// 30 s unless set, [`MIN_LEASE`](Self::MIN_LEASE) at least.
@@ -76,11 +92,10 @@ impl Policy {
         self
     }
 
-    /// What a claim does with a lapsed lease or an unknown outcome (R7). [`OnLost::Hold`] unless
-    /// set.
+    /// What a claim does with a lapsed lease or an unknown outcome (R7).
     #[must_use]
     pub const fn with_on_lost(mut self, on_lost: OnLost) -> Self {
-        self.on_lost = on_lost;
+        self.on_lost = Some(on_lost);
         self
     }
 
@@ -91,17 +106,17 @@ impl Policy {
         self
     }
 
-    /// What a failure leaves. [`OnFailure::Release`] unless set.
+    /// What an error means that [`Asked::classify`](super::Asked::classify) says nothing about.
     #[must_use]
-    pub const fn with_on_failure(mut self, on_failure: OnFailure) -> Self {
-        self.on_failure = on_failure;
+    pub const fn with_on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = Some(on_error);
         self
     }
 
-    /// What a panic leaves. [`OnPanic::Release`] unless set.
+    /// What a panic means.
     #[must_use]
     pub const fn with_on_panic(mut self, on_panic: OnPanic) -> Self {
-        self.on_panic = on_panic;
+        self.on_panic = Some(on_panic);
         self
     }
 
@@ -119,24 +134,19 @@ impl Policy {
         self
     }
 
-    /// How long a claim is held without renewal.
-    pub const fn lease(&self) -> Duration {
-        self.lease
-    }
-
     /// How long an outcome is replayed.
     pub const fn retention(&self) -> Retention {
         self.retention
     }
 
+    /// What happens with a lost attempt, where it is set.
+    pub const fn on_lost(&self) -> Option<OnLost> {
+        self.on_lost
+    }
+
     /// What happens without the store.
     pub const fn on_store_error(&self) -> OnStoreError {
         self.on_store_error
-    }
-
-    /// What a panic leaves.
-    pub const fn on_panic(&self) -> OnPanic {
-        self.on_panic
     }
 
     /// Whether calls without a key are refused.
@@ -150,10 +160,10 @@ impl Default for Policy {
         Self {
             lease: Duration::from_secs(30),
             retention: Retention::ORDER,
-            on_lost: OnLost::default(),
+            on_lost: None,
             in_flight: InFlight::default(),
-            on_failure: OnFailure::default(),
-            on_panic: OnPanic::default(),
+            on_error: None,
+            on_panic: None,
             on_store_error: OnStoreError::default(),
             key_required: false,
         }

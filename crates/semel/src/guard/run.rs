@@ -1,87 +1,95 @@
-//! The whole of it for any async function.
+//! `Guard::run`: the full cycle of claim, run and record for an async function.
 
+use std::any::Any;
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use super::{AttemptInfo, Begin, Guard, OnFailure, Settled, Steps};
-use crate::operation::CallError;
+use super::attempt::Claimed;
+use super::settle::Settlement;
+use super::{Asked, Attempt, Begin, Effects, Guard, Held, OnError, Settled};
 use crate::store::Store;
-use crate::{Fingerprint, Identity, Outcome, OutcomeKind, StoreError};
-
-/// A value that can be kept as an outcome and made again from it.
-pub trait Value: Sized {
-    /// The outcome that keeps it.
-    fn to_outcome(&self) -> Outcome;
-
-    /// The value that an outcome keeps; `None` where it is not one of this type.
-    fn from_outcome(outcome: &Outcome) -> Option<Self>;
-}
-
-impl Value for () {
-    fn to_outcome(&self) -> Outcome {
-        Outcome::void()
-    }
-
-    fn from_outcome(outcome: &Outcome) -> Option<Self> {
-        outcome.body().is_none().then_some(())
-    }
-}
-
-impl Value for Bytes {
-    fn to_outcome(&self) -> Outcome {
-        Outcome::success(self)
-    }
-
-    fn from_outcome(outcome: &Outcome) -> Option<Self> {
-        outcome.body()
-    }
-}
-
-impl Value for Vec<u8> {
-    fn to_outcome(&self) -> Outcome {
-        Outcome::success(self)
-    }
-
-    fn from_outcome(outcome: &Outcome) -> Option<Self> {
-        outcome.body().map(Into::into)
-    }
-}
-
-impl Value for String {
-    fn to_outcome(&self) -> Outcome {
-        Outcome::success(self.as_bytes())
-    }
-
-    fn from_outcome(outcome: &Outcome) -> Option<Self> {
-        Self::from_utf8(outcome.body()?.into()).ok()
-    }
-}
+use crate::{Outcome, OutcomeKind, StoreError, Value};
 
 /// The answer of an operation that happened once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ran<T> {
+pub enum Done<T> {
     /// This call ran it.
-    First(T),
+    Fresh(T),
     /// An earlier call ran it, and this is its answer.
     Replayed(T),
-    /// This call ran it without protection: it had no key, or the store could not be used and the
+    /// This call ran it without protection: it had no key, or the store could not be reached and the
     /// policy is to run all the same (R9).
     Unprotected(T),
 }
 
-impl<T> Ran<T> {
+impl<T> Done<T> {
     /// The answer, whoever ran it.
     pub fn into_inner(self) -> T {
         match self {
-            Self::First(value) | Self::Replayed(value) | Self::Unprotected(value) => value,
+            Self::Fresh(value) | Self::Replayed(value) | Self::Unprotected(value) => value,
         }
+    }
+
+    /// The same for another value.
+    pub fn map<U>(self, map: impl FnOnce(T) -> U) -> Done<U> {
+        match self {
+            Self::Fresh(value) => Done::Fresh(map(value)),
+            Self::Replayed(value) => Done::Replayed(map(value)),
+            Self::Unprotected(value) => Done::Unprotected(map(value)),
+        }
+    }
+}
+
+/// Whether a call that failed had an effect. Earlier calls are not in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ran {
+    /// The work did not run, or all that it did was rolled back.
+    No,
+    /// The work ran.
+    Yes,
+    /// The work ran, and nobody knows whether it was committed.
+    Unknown,
+}
+
+/// A failure of the work: that of this call, or one that an earlier call left and that was kept.
+/// Both have the same text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed<E> {
+    text: Box<str>,
+    error: Option<E>,
+    ran: Ran,
+}
+
+impl<E> Failed<E> {
+    /// The error itself; `None` where it is a replay, of which the text was kept.
+    pub fn into_error(self) -> Option<E> {
+        self.error
+    }
+
+    /// The error itself; `None` where it is a replay, of which the text was kept.
+    pub const fn error(&self) -> Option<&E> {
+        self.error.as_ref()
+    }
+}
+
+impl<E: Display> Failed<E> {
+    pub(super) fn now(error: E, ran: Ran) -> Self {
+        Self {
+            text: error.to_string().into(),
+            error: Some(error),
+            ran,
+        }
+    }
+}
+
+impl<E> Display for Failed<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -89,40 +97,37 @@ impl<T> Ran<T> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<E> {
-    /// The call does not have what its [operation](crate::operation) needs. Nothing ran.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The policy demands a key, and the call had none. Nothing ran.
+    /// The policy demands a key, and the call had none.
     #[error("this operation needs a key")]
     KeyRequired,
-    /// Another attempt is running. Nothing ran; ask again.
+    /// Another attempt is running: ask again.
     #[error("an attempt with this key is in flight")]
     InFlight {
         /// When to ask again.
         retry_after: Duration,
     },
-    /// An earlier attempt may have had its effect. Nothing ran (R7).
+    /// An earlier attempt may have had its effect (R7).
     #[error("an earlier attempt with this key may have had its effect; nobody recorded it")]
     Unknown,
-    /// The key was used with another request. Nothing ran (R3).
+    /// The key was used with another request (R3).
     #[error("this key was used with another request")]
     Mismatch,
-    /// The outcome's retention ended. Nothing ran.
+    /// The outcome's retention ended.
     #[error("the answer to this key is no longer kept")]
     Expired,
-    /// The work failed in this call. Whether the failure was kept is the policy's choice.
+    /// The work failed, in this call or in an earlier one whose failure was kept.
     #[error("{0}")]
-    Failed(E),
-    /// The work failed in an earlier call, and the failure was kept: its text.
-    #[error("an earlier attempt with this key failed: {0}")]
-    FailedBefore(String),
-    /// The work was done in an earlier call, and its answer was too large to keep.
+    Failed(Failed<E>),
+    /// An earlier call did the work, and its answer was too large to keep.
     #[error("done by an earlier call, whose answer was too large to keep")]
     Omitted,
-    /// The work was done in this call, but another attempt had taken its place: its outcome was
-    /// not recorded (R4).
+    /// Another attempt had taken the place of this one: its outcome was not recorded (R4), and a
+    /// transaction was rolled back.
     #[error("another attempt took the place of this one; its outcome was not recorded")]
-    Superseded,
+    Superseded {
+        /// Whether the effects of this one stand.
+        ran: Ran,
+    },
     /// An earlier attempt finished so many more steps than the work asked for: the code changed.
     /// Nothing was recorded, and the finished steps stay.
     #[error("an earlier attempt finished {0} more steps than this one asked for")]
@@ -133,143 +138,174 @@ pub enum RunError<E> {
     /// What is stored is not a value of this type.
     #[error("the stored answer is not of the type asked for")]
     Decode,
-    /// The store failed before the work ran; or after it, where `ran` says so.
-    #[error("the store failed{}", if *ran { " after the work ran: it may not be recorded" } else { "" })]
+    /// The store failed. After the work ran without a transaction, its outcome is recorded as soon
+    /// as the store takes it (R14).
+    #[error("the store failed{}", if *ran == Ran::No { "" } else { " after the work ran" })]
     Store {
-        /// Whether the work ran in this call.
-        ran: bool,
+        /// Whether the work had an effect.
+        ran: Ran,
         /// What the store said.
         source: StoreError,
     },
 }
 
-impl<S: Store> Guard<S> {
-    /// Makes `work` happen once for `identity`: claims it, runs it in a task of its own while the
-    /// lease is renewed, and records its answer. Duplicates get that answer.
-    ///
-    /// A failure is released or kept, a panic released or marked unknown, as the policy says; a
-    /// panic goes on in the caller. If the caller is dropped, the work goes on (R11).
-    ///
-    /// # Errors
-    /// See [`RunError`]; its variants say whether the work ran.
-    pub async fn run<T, E, F, W>(
-        &self,
-        identity: &Identity,
-        fingerprint: Fingerprint,
-        work: F,
-    ) -> Result<Ran<T>, RunError<E>>
-    where
-        T: Value + Send + 'static,
-        E: Display + Send + 'static,
-        F: FnOnce(AttemptInfo) -> W,
-        W: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        self.run_attempt(identity, fingerprint, None, |steps| work(steps.info()))
-            .await
-    }
-
-    /// Like [`run`](Self::run) for work in steps: what an earlier attempt finished is not run again.
-    ///
-    /// # Errors
-    /// See [`RunError`]; [`StepsLeft`](RunError::StepsLeft) where the work asked for fewer steps than
-    /// an earlier attempt finished.
-    pub async fn run_in_steps<T, E, F, W>(
-        &self,
-        identity: &Identity,
-        fingerprint: Fingerprint,
-        work: F,
-    ) -> Result<Ran<T>, RunError<E>>
-    where
-        T: Value + Send + 'static,
-        E: Display + Send + 'static,
-        F: FnOnce(Steps<S>) -> W,
-        W: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        let left = Arc::new(AtomicUsize::new(0));
-        self.run_attempt(identity, fingerprint, Some(left), work)
-            .await
-    }
-
-    // `left` counts the finished steps that the work has not asked for.
-    async fn run_attempt<T, E, F, W>(
-        &self,
-        identity: &Identity,
-        fingerprint: Fingerprint,
-        left: Option<Arc<AtomicUsize>>,
-        work: F,
-    ) -> Result<Ran<T>, RunError<E>>
-    where
-        T: Value + Send + 'static,
-        E: Display + Send + 'static,
-        F: FnOnce(Steps<S>) -> W,
-        W: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        let unreached = |source| RunError::Store { ran: false, source };
-        let begun = self.begin_detached(identity, fingerprint).await;
-        let mut attempt = match begun.map_err(unreached)? {
-            Begin::Acquired(attempt) => attempt,
-            Begin::Completed(outcome) => return replay(&outcome).map(Ran::Replayed),
-            Begin::InFlight { retry_after } => return Err(RunError::InFlight { retry_after }),
-            Begin::Unknown => return Err(RunError::Unknown),
-            Begin::Mismatch => return Err(RunError::Mismatch),
-            Begin::Expired => return Err(RunError::Expired),
-            Begin::Unprotected(_) => {
-                let steps = Steps::new(self.clone(), *identity.digest(), None, 1);
-                return unprotected(work(steps)).await;
-            }
-        };
-        let mut steps = match left {
-            Some(_) => attempt.steps(),
-            None => attempt.no_steps(),
-        };
-        if let Some(left) = &left
-            && let Err(source) = steps.count_in(left.clone()).await
-        {
-            // If the store cannot be told either, the lease lapses.
-            attempt.abandon().await.ok();
-            return Err(unreached(source));
+impl<E> RunError<E> {
+    /// Whether this call had an effect.
+    pub const fn ran(&self) -> Ran {
+        match self {
+            Self::Failed(failed) => failed.ran,
+            Self::Superseded { ran } | Self::Store { ran, .. } => *ran,
+            Self::StepsLeft(_) => Ran::Yes,
+            Self::KeyRequired
+            | Self::InFlight { .. }
+            | Self::Unknown
+            | Self::Mismatch
+            | Self::Expired
+            | Self::Omitted
+            | Self::TransactionKept
+            | Self::Decode => Ran::No,
         }
-        let work = work(steps);
-        let on_failure = self.policy().on_failure;
-        let task = self.spawn(async move {
-            let done = match attempt.hold_catching(work).await {
-                Ok(done) => done,
-                Err(panic) => {
-                    // Whatever the store says, the panic is what the caller must see.
-                    attempt.panicked().await.ok();
-                    resume_unwind(panic)
-                }
-            };
-            let left = left.map_or(0, |left| left.load(Ordering::Relaxed));
-            if done.is_ok() && left > 0 {
-                // The finished steps stay: code that asks for them again can go on.
-                attempt.abandon().await.ok();
-                return Err(RunError::StepsLeft(left));
-            }
-            let outcome = match &done {
-                Ok(value) => Some(value.to_outcome()),
-                Err(error) if on_failure == OnFailure::Keep => {
-                    Some(Outcome::failure(error.to_string().as_bytes()))
-                }
-                Err(_) => None,
-            };
-            let settled = match outcome {
-                Some(outcome) => attempt.complete(&outcome).await,
-                None => attempt.abandon().await,
-            };
-            match (done, settled) {
-                (Err(error), _) => Err(RunError::Failed(error)),
-                (Ok(value), Ok(Settled::Applied | Settled::Omitted)) => Ok(Ran::First(value)),
-                (Ok(_), Ok(Settled::Refused(_))) => Err(RunError::Superseded),
-                (Ok(_), Err(source)) => Err(RunError::Store { ran: true, source }),
-            }
-        });
-        joined(task).await
     }
 }
 
+/// What a call comes to before its work runs.
+pub(super) enum Turn<S: Store> {
+    Run(Held<S>),
+    RunPlainly(Arc<Claimed<S>>),
+}
+
+pub(super) type Answer<T, E> = Result<Done<T>, RunError<E>>;
+
+impl<S: Store> Guard<S> {
+    /// Makes `work` happen once for what is asked: claims it, runs it in a task of its own while the
+    /// lease is renewed, and records its answer. Duplicates get that answer. Without a key it runs
+    /// plainly, and no store call is made (R13).
+    ///
+    /// What an error or a panic means the [`Policy`](super::Policy) says, or
+    /// [`Asked::classify`]; a panic goes on in the caller. If the caller is dropped, the work goes
+    /// on (R11).
+    ///
+    /// Work whose effects are all in [steps](Attempt::step) asks with [`Asked::in_steps`].
+    ///
+    /// # Errors
+    /// See [`RunError`]; [`RunError::ran`] says whether the work had an effect.
+    pub async fn run<T, E, F, W>(&self, asked: impl Into<Asked>, work: F) -> Answer<T, E>
+    where
+        T: Value + Send + 'static,
+        E: Display + Send + 'static,
+        F: FnOnce(Attempt<S>) -> W + Send + 'static,
+        W: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let (guard, asked) = (self.clone(), asked.into());
+        join(self.spawn(async move { guard.once(&asked, work).await })).await
+    }
+
+    async fn once<T, E, F, W>(&self, asked: &Asked, work: F) -> Answer<T, E>
+    where
+        T: Value,
+        E: Display + 'static,
+        F: FnOnce(Attempt<S>) -> W,
+        W: Future<Output = Result<T, E>>,
+    {
+        let mut held = match self.turn(asked).await {
+            Ok(Turn::Run(held)) => held,
+            Ok(Turn::RunPlainly(claimed)) => {
+                let done = work(claimed.attempt()).await;
+                let failed = |error| RunError::Failed(Failed::now(error, Ran::Yes));
+                return done.map(Done::Unprotected).map_err(failed);
+            }
+            Err(answer) => return answer,
+        };
+        if let Err(source) = held.claimed().find_finished_steps().await {
+            let ran = Ran::No;
+            return Err(RunError::Store { ran, source });
+        }
+        let attempt = held.attempt();
+        // The closure is called inside, so that its panics are panics of the work.
+        let done = match held.run(async { work(attempt).await }).await {
+            Ok(done) => done,
+            Err(panic) => return panicked(held, panic).await,
+        };
+        let left = held.claimed().steps_left();
+        if done.is_ok() && left > 0 {
+            // The finished steps stay: code that asks for them again can go on.
+            held.release().await.ok();
+            return Err(RunError::StepsLeft(left));
+        }
+        let settlement = match &done {
+            Ok(value) => Settlement::Complete(value.to_outcome()),
+            Err(error) => held.claimed().after(asked, error),
+        };
+        let settled = held.settle(settlement).await;
+        match (done, settled) {
+            (Err(error), _) => Err(RunError::Failed(Failed::now(error, Ran::Yes))),
+            (Ok(value), Ok(Settled::Applied | Settled::Omitted)) => Ok(Done::Fresh(value)),
+            (Ok(_), Ok(Settled::Refused(_))) => Err(RunError::Superseded { ran: Ran::Yes }),
+            (Ok(_), Err(source)) => Err(RunError::Store {
+                ran: Ran::Yes,
+                source,
+            }),
+        }
+    }
+
+    /// Claims it, or answers.
+    pub(super) async fn turn<T: Value, E>(&self, asked: &Asked) -> Result<Turn<S>, Answer<T, E>> {
+        let unreached = |source| {
+            Err(RunError::Store {
+                ran: Ran::No,
+                source,
+            })
+        };
+        Err(match self.begin(asked).await.map_err(unreached)? {
+            Begin::Acquired(held) => return Ok(Turn::Run(held)),
+            // Without the database there is no transaction either.
+            Begin::Unprotected(source) if asked.effects == Effects::InTransaction => {
+                unreached(source)
+            }
+            Begin::Unkeyed | Begin::Unprotected(_) => {
+                let policy = asked.overrides.over(self.policy);
+                let plainly = Claimed::unprotected(self.with_policy(policy), asked);
+                return plainly
+                    .map(|plainly| Turn::RunPlainly(Arc::new(plainly)))
+                    .map_err(unreached);
+            }
+            Begin::Completed(outcome) => replay(&outcome).map(Done::Replayed),
+            Begin::InFlight { retry_after } => Err(RunError::InFlight { retry_after }),
+            Begin::Unknown => Err(RunError::Unknown),
+            Begin::Mismatch => Err(RunError::Mismatch),
+            Begin::Expired => Err(RunError::Expired),
+            Begin::KeyRequired => Err(RunError::KeyRequired),
+        })
+    }
+}
+
+impl<S: Store> Claimed<S> {
+    /// What an error of the work means.
+    pub(super) fn after<E: Display + 'static>(&self, asked: &Asked, error: &E) -> Settlement {
+        let classified = asked
+            .classifier
+            .as_ref()
+            .and_then(|classify| classify(error));
+        match classified.unwrap_or_else(|| self.on_error()) {
+            OnError::Release => Settlement::Release,
+            OnError::Keep => {
+                let text = error.to_string();
+                let failure = Outcome::builder(OutcomeKind::Failure).code(Outcome::TEXT);
+                Settlement::Complete(failure.body(text.as_bytes()))
+            }
+            OnError::Unknown => Settlement::Unknown,
+        }
+    }
+}
+
+/// Whatever the store says, the panic is what the caller must see.
+pub(super) async fn panicked<S: Store, T>(held: Held<S>, panic: Box<dyn Any + Send>) -> T {
+    held.panicked().await.ok();
+    resume_unwind(panic)
+}
+
 /// What a task answers, for a caller who waits for it.
-pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
+pub(crate) async fn join<T>(task: JoinHandle<T>) -> T {
     match task.await {
         Ok(done) => done,
         Err(ended) => match ended.try_into_panic() {
@@ -280,29 +316,17 @@ pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
     }
 }
 
-pub(super) async fn unprotected<T, E>(
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<Ran<T>, RunError<E>> {
-    work.await.map(Ran::Unprotected).map_err(RunError::Failed)
-}
-
-pub(super) fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
-    match outcome.kind() {
-        OutcomeKind::Success => T::from_outcome(outcome).ok_or(RunError::Decode),
-        OutcomeKind::Failure => {
-            let body = outcome.body().unwrap_or_default();
-            Err(RunError::FailedBefore(
-                String::from_utf8_lossy(&body).into_owned(),
-            ))
-        }
-        OutcomeKind::Omitted => Err(RunError::Omitted),
+fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
+    if let Some(value) = T::from_outcome(outcome) {
+        return Ok(value);
     }
-}
-
-impl<T: Display> Display for Ran<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::First(value) | Self::Replayed(value) | Self::Unprotected(value) => value.fmt(f),
-        }
-    }
+    Err(match outcome.kind() {
+        OutcomeKind::Success => RunError::Decode,
+        OutcomeKind::Failure => RunError::Failed(Failed {
+            text: String::from_utf8_lossy(&outcome.body().unwrap_or_default()).into(),
+            error: None,
+            ran: Ran::No,
+        }),
+        OutcomeKind::Omitted => RunError::Omitted,
+    })
 }

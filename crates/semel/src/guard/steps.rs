@@ -1,81 +1,43 @@
-//! Steps: an attempt in parts, whose results are kept one by one, so that the attempt after it goes
-//! on where it ended.
+//! Steps: an attempt in parts, whose results are kept one by one, so that the next attempt continues
+//! after the last of them.
 
+use std::error::Error as StdError;
 use std::fmt::{self, Display};
 use std::future::Future;
+use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sha2::{Digest as _, Sha256};
 
-use super::attempt::insist;
-use super::{AttemptInfo, Event, Guard, Value};
-use crate::store::{Fence, Fenced, Store, Token};
+use super::attempt::Claimed;
+use super::engine::call;
+use super::{
+    Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
+    Transaction,
+};
+use crate::store::{Fenced, Store};
+use crate::sync::Mutex;
+use crate::transaction::{Lent, TransactionError, Transactional, comes_from_conflict};
 use crate::{
-    DecodeError, FinishedStep, IdentityDigest, Outcome, Progress, ProgressTooLarge, StoreError,
+    FinishedStep, IdentityDigest, Outcome, Progress, ProgressTooLarge, StoreError, StoreErrorKind,
+    Timestamp, Value,
 };
 
-/// The steps of one attempt, in their order.
+/// The key of one step: the same in every protected attempt of one life of the identity, different
+/// for every other step. 32 bytes, shown as 64 hexadecimal digits.
 ///
-/// A step that an earlier attempt finished is not run again: its result is taken from the record.
-/// The order of steps, and their names, must be the same in every attempt; where they are not,
-/// [`StepError::Changed`] says so before anything runs.
+/// A life begins with the first claim and ends when the outcome's retention does. What makes it is
+/// the store's time of that first claim, which the record keeps through take-overs and releases:
 ///
-/// Between its effect and the keeping of its result a step can be lost as a whole attempt can; then
-/// it runs again. Its [`StepKey`] is the same each time: pass it on as the idempotency key of the
-/// service that the step calls. A step that writes to the store's own database is better run with
-/// [`transact`](Self::transact): that one is never lost.
+/// * **Retries have the same key.** A released record is forgotten after a minute, and then the next
+///   claim would begin a new life. So an attempt that gave a key to its work leaves a mark when it
+///   releases, and a marked record is kept for seven days like one with finished steps. A record in
+///   flight or unknown is never forgotten (R8).
+/// * **A new intent has a new key.** Once the outcome's retention is over the next claim begins a new
+///   record, at a later time.
 ///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-///
-/// use semel::guard::{Guard, Policy, Ran, StepError};
-/// use semel::memory::MemoryStore;
-/// use semel::{Fingerprint, Identity, Key, Scope};
-///
-/// static CHARGED: AtomicU32 = AtomicU32::new(0);
-/// let guard = Guard::new(MemoryStore::default(), Policy::default());
-/// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
-/// let attempt = |carrier_answers: bool| {
-///     guard.run_in_steps(&identity, Fingerprint::of(b"3 apples"), move |mut steps| async move {
-///         // `key` is the same in every attempt: the payment service is given it.
-///         let charge: String = steps
-///             .step("charge", |key| async move {
-///                 assert_eq!(key.to_string().len(), 64);
-///                 Ok(format!("charge {}", CHARGED.fetch_add(1, SeqCst)))
-///             })
-///             .await?;
-///         let parcel: String = steps
-///             .step("ship", |_| async move {
-///                 if carrier_answers { Ok("parcel 1".into()) } else { Err("the carrier is away") }
-///             })
-///             .await?;
-///         Ok::<String, StepError<&str>>(format!("{charge}, {parcel}"))
-///     })
-/// };
-/// assert!(attempt(false).await.is_err());
-/// assert_eq!(attempt(true).await?, Ran::First("charge 0, parcel 1".to_owned()));
-/// assert_eq!(CHARGED.load(SeqCst), 1);
-/// # Ok(()) }
-/// ```
-pub struct Steps<S> {
-    pub(super) guard: Guard<S>,
-    pub(super) identity: IdentityDigest,
-    // None for a call without protection, of which nothing is kept.
-    pub(super) token: Option<Token>,
-    number: u32,
-    // Read at the first step of an attempt that is not the first.
-    kept: Option<Progress>,
-    taken: usize,
-    left: Option<Arc<AtomicUsize>>,
-    // Told while renewals are to wait for a transaction.
-    pub(super) still: Option<Arc<AtomicBool>>,
-}
-
-/// The key of one step: the same in every attempt on an identity, different for every other step.
-/// 32 bytes, shown as 64 hexadecimal digits.
+/// Nobody could do both without a bound: a store that forgets a released record and an expired one
+/// alike has nothing left to tell them apart. Seven days are longer than a client retries one intent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StepKey([u8; 32]);
 
@@ -87,6 +49,10 @@ pub enum StepError<E> {
     /// The step's own work failed. Nothing was kept of it.
     #[error("{0}")]
     Failed(E),
+    /// The call did not say that its effects are in steps, and its policy does not say what becomes
+    /// of a lost attempt. Nothing ran.
+    #[error("ask with `Asked::in_steps`, or set `Policy::with_on_lost`, for work in steps")]
+    Undeclared,
     /// An earlier attempt finished another step at this place. Nothing ran.
     #[error("step {place} is {asked:?}, but an earlier attempt finished {kept:?} there")]
     Changed {
@@ -103,72 +69,101 @@ pub enum StepError<E> {
     /// What was kept is not of the type asked for. Nothing ran.
     #[error("what is kept of step {0:?} is not of the type asked for")]
     Decode(Box<str>),
-    /// The step ran; its result is too large to keep beside those before it.
-    #[error("step {name:?} ran, but its result cannot be kept")]
+    /// The result is too large to keep beside those before it. Without a transaction, the step ran.
+    #[error("the result of step {name:?} cannot be kept")]
     TooLarge {
         /// The step's name.
         name: Box<str>,
         /// By how much.
         source: ProgressTooLarge,
     },
-    /// Another attempt took the place of this one (R4). The step ran if `ran` says so.
+    /// Another attempt took the place of this one (R4).
     #[error("another attempt took the place of this one")]
     Superseded {
-        /// Whether the step ran in this attempt.
-        ran: bool,
+        /// Whether the step had its effect in this attempt.
+        ran: Ran,
     },
-    /// The store failed before the step ran; or after it, where `ran` says so. A transaction was
-    /// not committed, unless the source is of kind [`Unknown`](crate::StoreErrorKind::Unknown): then
-    /// nobody knows, until the record can be read. The next attempt reads it.
-    #[error("the store failed{}", if *ran { " after the step ran: its result may not be kept" } else { "" })]
+    /// The store failed. Where nobody knows whether a transaction was committed, the next attempt
+    /// reads it in the record.
+    #[error("the store failed{}", if *ran == Ran::No { "" } else { " after the step ran: its result may not be kept" })]
     Store {
-        /// Whether the step ran in this attempt.
-        ran: bool,
+        /// Whether the step had its effect in this attempt.
+        ran: Ran,
         /// What the store said.
         source: StoreError,
     },
 }
 
-impl<S: Store> Steps<S> {
-    pub(super) const fn new(
-        guard: Guard<S>,
-        identity: IdentityDigest,
-        token: Option<Token>,
-        number: u32,
-    ) -> Self {
-        Self {
-            guard,
-            identity,
-            token,
-            number,
-            kept: None,
-            taken: 0,
-            left: None,
-            still: None,
+impl<E> StepError<E> {
+    /// Whether the step had an effect in this attempt.
+    pub const fn ran(&self) -> Ran {
+        match self {
+            Self::Failed(_) | Self::TooLarge { .. } => Ran::Yes,
+            Self::Superseded { ran } | Self::Store { ran, .. } => *ran,
+            Self::Undeclared
+            | Self::Changed { .. }
+            | Self::TransactionKept(_)
+            | Self::Decode(_) => Ran::No,
         }
     }
+}
 
-    pub(super) fn held_still_by(self, still: Arc<AtomicBool>) -> Self {
-        Self {
-            still: Some(still),
-            ..self
-        }
-    }
+/// How far an attempt is.
+#[derive(Default)]
+pub(super) struct Taken {
+    /// Read at the first step of an attempt that is not the first.
+    kept: Option<Progress>,
+    taken: usize,
+    /// The work was given a key.
+    keys: bool,
+    pub(super) begun: bool,
+    /// The transaction on offer was taken in this try.
+    pub(super) took_transaction: bool,
+}
 
-    /// The attempt that the steps belong to.
-    pub fn info(&self) -> AttemptInfo {
-        AttemptInfo {
-            fence: self.token.map_or(Fence::default(), |token| token.fence),
-            number: self.number,
-        }
-    }
-
-    /// The result of the next step: kept by an earlier attempt, or made by `work` now and then kept.
-    /// One call of the store for each step that runs, and one more in an attempt that is not the
-    /// first.
+impl<S: Store> Attempt<S> {
+    /// The result of the next step: kept by an earlier attempt, or made by `work` now, and kept.
+    ///
+    /// A step that an earlier attempt finished is not run again: its result is taken from the record.
+    /// The order of steps, and their names, must be the same in every attempt; where they are not,
+    /// [`StepError::Changed`] says so before anything runs.
+    ///
+    /// Between its effect and the keeping of its result a step can be lost as a whole attempt can;
+    /// then it runs again. Its [`StepKey`] is the same each time: pass it on as the idempotency key of
+    /// the service that the step calls. A step that writes to the store's own database is better run
+    /// with [`transact`](Self::transact): that one is never lost.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use semel::guard::{Asked, Attempt, Done, Guard, StepError};
+    /// use semel::memory::MemoryStore;
+    /// use semel::{Fingerprint, Identity, Key, Scope};
+    ///
+    /// let guard = Guard::from(MemoryStore::default());
+    /// let identity = Identity::new(Scope::new(["tenant-1"]), "place_order", Key::new("order-4711")?);
+    /// let asked = Asked::new(identity, Fingerprint::of(b"3 apples")).in_steps();
+    /// let place = |mut attempt: Attempt<MemoryStore>| async move {
+    ///     let number = attempt.number;
+    ///     // `key` is the same in every attempt: the payment service is given it.
+    ///     let charge: String = attempt
+    ///         .step("charge", |key| async move { Ok(format!("charge by attempt {number}")) })
+    ///         .await?;
+    ///     let parcel: String = attempt
+    ///         .step("ship", |_| async move {
+    ///             if number > 1 { Ok("parcel".into()) } else { Err("the carrier is away") }
+    ///         })
+    ///         .await?;
+    ///     Ok::<String, StepError<&str>>(format!("{charge}, {parcel}"))
+    /// };
+    /// assert!(guard.run(asked.clone(), place).await.is_err());
+    /// let done = guard.run(asked, place).await?;
+    /// assert_eq!(done, Done::Fresh("charge by attempt 1, parcel".into()));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// See [`StepError`]; its variants say whether the step ran.
+    /// See [`StepError`].
     pub async fn step<T, E, W>(
         &mut self,
         name: &str,
@@ -178,117 +173,273 @@ impl<S: Store> Steps<S> {
         T: Value,
         W: Future<Output = Result<T, E>>,
     {
-        let progress = self.progress().await?;
-        if let Some(value) = self.replayed(&progress, name)? {
-            return Ok(value);
-        }
-        let key = StepKey::of(&self.identity, self.taken, name);
+        let claimed = &*self.claimed;
+        let kept = match claimed.next_step(name).await? {
+            Next::Finished(value) => return Ok(value),
+            Next::Run(kept) => kept,
+        };
+        claimed.steps.lock().keys = true;
+        let key = StepKey::of(&claimed.identity, claimed.since, claimed.place(), name);
         let value = work(key).await.map_err(StepError::Failed)?;
-        let (step, next) = finished(&progress, name, &value)?;
-        self.keep(&step, progress.as_bytes().len()).await?;
-        self.finish(next);
+        let (step, all) = finished(&kept, name, &value)?;
+        match claimed.keep(&step, &kept).await {
+            Ok(Fenced::Applied) => claimed.guard.signal(Signal::StepKept),
+            Ok(Fenced::Refused(_)) => return Err(StepError::Superseded { ran: Ran::Yes }),
+            Err(source) => {
+                let ran = Ran::Yes;
+                return Err(StepError::Store { ran, source });
+            }
+        }
+        claimed.finish_step(all);
         Ok(value)
     }
+}
 
-    /// The result of the next step, where an earlier attempt finished it.
-    pub(super) fn replayed<T: Value, E>(
+impl<S: Transactional> Attempt<S> {
+    /// The result of the next step: kept by an earlier attempt, or made by `work` now, in a
+    /// transaction of the store's database in which the result is kept as well. Both are committed
+    /// together: a step that wrote is finished, and a step that is finished wrote once. An attempt
+    /// that was taken over commits nothing.
+    ///
+    /// `work` gets the driver's transaction, and drops it when it is done with it; it must neither
+    /// commit nor roll it back. It is called again after a conflict with other transactions, as
+    /// often as `options` say: [`AttemptInfo::retry`] counts. On an error all is rolled back.
+    ///
+    /// ```
+    /// # use semel::guard::{Attempt, StepError, TransactOptions};
+    /// # use semel::transaction::Transactional;
+    /// # use std::io;
+    /// # async fn reserve_in<T>(_: &mut T) -> io::Result<String> { Ok("shelf 4".into()) }
+    /// # async fn charge_card(_: &str) -> io::Result<String> { Ok("ch_1".into()) }
+    /// async fn order<S: Transactional>(mut attempt: Attempt<S>) -> Result<String, StepError<io::Error>> {
+    ///     let options = TransactOptions::default();
+    ///     // In the database, in one transaction with the step itself.
+    ///     let place: String = attempt
+    ///         .transact("reserve", options, |_, mut tx| async move { reserve_in(&mut *tx).await })
+    ///         .await?;
+    ///     // Elsewhere, under a key that is the same in every attempt.
+    ///     let charge: String = attempt
+    ///         .step("charge", |key| async move { charge_card(&key.to_string()).await })
+    ///         .await?;
+    ///     Ok(format!("{place}, {charge}"))
+    /// }
+    /// ```
+    ///
+    /// One statement in the transaction, beside those of `work`, its beginning and its commit.
+    ///
+    /// # Errors
+    /// See [`StepError`].
+    pub async fn transact<T, E, W>(
         &mut self,
-        progress: &Progress,
         name: &str,
-    ) -> Result<Option<T>, StepError<E>> {
-        let Some((kept, result)) = progress.steps().nth(self.taken) else {
-            return Ok(None);
+        options: TransactOptions,
+        work: impl FnMut(AttemptInfo, Lent<S::Transaction>) -> W,
+    ) -> Result<T, StepError<E>>
+    where
+        T: Value,
+        E: StdError + 'static,
+        W: Future<Output = Result<T, E>>,
+    {
+        let kept = match self.claimed.next_step(name).await? {
+            Next::Finished(value) => return Ok(value),
+            Next::Run(kept) => kept,
         };
-        if kept != name {
-            return Err(StepError::Changed {
-                place: self.taken,
-                asked: name.into(),
-                kept: kept.into(),
-            });
-        }
-        let value = decode(result).ok_or_else(|| StepError::Decode(name.into()))?;
-        self.take();
-        self.guard.observe(Event::StepReplayed);
-        Ok(Some(value))
-    }
-
-    /// Goes on after a step that is kept now, as the last of `all`.
-    pub(super) fn finish(&mut self, all: Progress) {
-        self.kept = Some(all);
-        self.take();
-    }
-
-    /// Counts in `left` the finished steps that are not asked for, from now on.
-    pub(super) async fn count_in(&mut self, left: Arc<AtomicUsize>) -> Result<(), StoreError> {
-        self.left = Some(left);
-        match self.progress::<std::convert::Infallible>().await {
-            Err(StepError::Store { source, .. }) => Err(source),
-            // Superseded already: the first step will say so.
-            _ => {
-                self.count();
-                Ok(())
+        let transaction = Transaction {
+            guard: self.claimed.guard.clone(),
+            attempts: match self.claimed.token {
+                Some(_) => vec![Arc::clone(&self.claimed)],
+                None => Vec::new(),
+            },
+            options,
+        };
+        let not_committed = |source| StepError::Store {
+            ran: Ran::No,
+            source,
+        };
+        let (info, kept) = (&self.info, &kept);
+        let work = &Mutex::new(work);
+        let transacted = transaction.run(
+            |retry, opening: Opening<S>| async move {
+                let begun = opening.begin().await;
+                let begun = begun.map_err(|error| not_committed(error.into_source()))?;
+                let done = call(work, info.again(retry), begun).await;
+                let value = done.map_err(StepError::Failed)?;
+                let (step, all) = finished(kept, name, &value)?;
+                Ok((value, step, all))
+            },
+            |error| matches!(error, StepError::Failed(error) if comes_from_conflict::<S>(error)),
+            |(_, step, _)| Some(Records::Step(step.clone(), kept.clone())),
+        );
+        match transacted.await {
+            Transacted::Committed((value, _, all)) => {
+                self.claimed.finish_step(all);
+                Ok(value)
+            }
+            Transacted::Superseded(_) => Err(StepError::Superseded { ran: Ran::No }),
+            Transacted::Failed { error, .. } => Err(error),
+            Transacted::Panicked(panic) => resume_unwind(panic),
+            Transacted::NotCommitted { source, .. } => Err(not_committed(source)),
+            Transacted::Unknown(source) => Err(StepError::Store {
+                ran: Ran::Unknown,
+                source,
+            }),
+            Transacted::Kept | Transacted::NotTaken(_) | Transacted::RolledBack(_) => {
+                Err(StepError::TransactionKept(name.into()))
             }
         }
     }
+}
 
-    fn take(&mut self) {
-        self.taken += 1;
-        self.count();
-    }
+enum Next<T> {
+    Finished(T),
+    /// Behind these.
+    Run(Progress),
+}
 
-    fn count(&self) {
-        if let Some(left) = &self.left {
-            let kept = self.kept.as_ref().map_or(0, |kept| kept.steps().count());
-            left.store(kept.saturating_sub(self.taken), Ordering::Relaxed);
+impl<S: Store> Claimed<S> {
+    async fn next_step<T: Value, E>(&self, name: &str) -> Result<Next<T>, StepError<E>> {
+        let policy = &self.guard.policy;
+        if self.token.is_some() && self.effects != Effects::InSteps && policy.on_lost.is_none() {
+            return Err(StepError::Undeclared);
+        }
+        let unread = |source| StepError::Store {
+            ran: Ran::No,
+            source,
+        };
+        let kept = self.finished_steps().await.map_err(unread)?;
+        let kept = kept.ok_or(StepError::Superseded { ran: Ran::No })?;
+        let place = self.place();
+        if let Some((finished, result)) = kept.steps().nth(place) {
+            if finished != name {
+                return Err(StepError::Changed {
+                    place,
+                    asked: name.into(),
+                    kept: finished.into(),
+                });
+            }
+            let value = decode(result).ok_or_else(|| StepError::Decode(name.into()))?;
+            self.steps.lock().taken += 1;
+            self.guard.signal(Signal::StepReplayed);
+            return Ok(Next::Finished(value));
+        }
+        match self.ensure_held().await.map_err(unread)? {
+            Fenced::Applied => Ok(Next::Run(kept)),
+            Fenced::Refused(_) => Err(StepError::Superseded { ran: Ran::No }),
         }
     }
 
-    pub(super) async fn progress<E>(&mut self) -> Result<Progress, StepError<E>> {
-        if let Some(kept) = &self.kept {
-            return Ok(kept.clone());
+    /// Which step is next, from 0.
+    fn place(&self) -> usize {
+        self.steps.lock().taken
+    }
+
+    fn finish_step(&self, all: Progress) {
+        let mut steps = self.steps.lock();
+        steps.kept = Some(all);
+        steps.taken += 1;
+    }
+
+    /// How many steps an earlier attempt finished that this one did not ask for.
+    pub(super) fn steps_left(&self) -> usize {
+        let steps = self.steps.lock();
+        let kept = steps.kept.as_ref().map_or(0, |kept| kept.steps().count());
+        kept.saturating_sub(steps.taken)
+    }
+
+    /// Before work in steps: what it does not ask for is noticed at its end.
+    pub(super) async fn find_finished_steps(&self) -> Result<(), StoreError> {
+        if self.effects == Effects::InSteps {
+            self.finished_steps().await?;
+        }
+        Ok(())
+    }
+
+    /// What is kept under the record; `None` where another attempt has it.
+    pub(crate) async fn finished_steps(&self) -> Result<Option<Progress>, StoreError> {
+        if let Some(kept) = self.steps.lock().kept.clone() {
+            return Ok(Some(kept));
         }
         let kept = match self.number {
             // A first attempt has nothing before it, nor has one without protection.
             1 => Progress::EMPTY,
-            _ => self.read().await?,
+            _ => match self.store().get(&self.identity).await? {
+                Some(entry) if Some(entry.record.token) == self.token => entry.record.progress,
+                _ => return Ok(None),
+            },
         };
-        Ok(self.kept.insert(kept).clone())
+        Ok(Some(self.steps.lock().kept.insert(kept).clone()))
     }
 
-    async fn read<E>(&self) -> Result<Progress, StepError<E>> {
-        let entry = self.guard.store().get(&self.identity).await;
-        let entry = entry.map_err(|source| StepError::Store { ran: false, source })?;
-        match entry {
-            Some(entry) if Some(entry.record.token) == self.token => Ok(entry.record.progress),
-            _ => Err(StepError::Superseded { ran: false }),
-        }
-    }
-
-    async fn keep<E>(&self, step: &FinishedStep, kept: usize) -> Result<(), StepError<E>> {
+    /// Keeps a step behind those before it.
+    pub(crate) async fn keep(
+        &self,
+        step: &FinishedStep,
+        kept: &Progress,
+    ) -> Result<Fenced, StoreError> {
         let Some(token) = &self.token else {
-            return Ok(());
+            return Ok(Fenced::Applied);
         };
-        let store = self.guard.store();
-        let done = insist(&self.guard, || {
-            store.keep_step(&self.identity, token, step, kept)
-        });
-        match done.await {
-            Ok(Fenced::Applied) => {
-                self.guard.observe(Event::StepKept);
+        let (store, before) = (self.store(), kept.as_bytes().len());
+        let keep = || store.keep_step(&self.identity, token, step, before);
+        let done = self.guard.insist(keep).await?;
+        if done != Fenced::Applied {
+            self.guard.signal(Signal::Stale);
+        }
+        Ok(done)
+    }
+
+    /// What a release leaves under the record, and behind how many bytes.
+    ///
+    /// A mark where a step key was given out, by this attempt or, for all that is known, by one
+    /// before it; not where the record is kept anyway.
+    pub(super) async fn left_by_release(
+        &self,
+    ) -> Result<Option<(FinishedStep, usize)>, StoreError> {
+        let (begun, keys) = {
+            let steps = self.steps.lock();
+            (steps.begun, steps.keys)
+        };
+        let keys = keys || self.effects == Effects::InSteps && self.number > 1;
+        let mark = match self.unbegun.filter(|_| !begun) {
+            Some(name) => FinishedStep::new(name, &[]).ok(),
+            None => keys.then(FinishedStep::keys_given),
+        };
+        let Some(mark) = mark else {
+            return Ok(None);
+        };
+        let kept = self.finished_steps().await?;
+        let kept = kept.filter(|kept| !keys || kept.is_bare());
+        Ok(kept.map(|kept| (mark, kept.as_bytes().len())))
+    }
+
+    /// Says in the record that what this attempt does is in a transaction.
+    pub(super) async fn mark_in_transaction(&self) -> Result<(), TransactionError> {
+        let not_begun = TransactionError::NotCommitted;
+        let kept = self
+            .finished_steps()
+            .await
+            .map_err(not_begun)?
+            .unwrap_or_default();
+        if kept.is_in_transaction() {
+            return Ok(());
+        }
+        let mark = FinishedStep::in_transaction();
+        match self.keep(&mark, &kept).await.map_err(not_begun)? {
+            Fenced::Applied => {
+                self.steps.lock().kept = kept.with(&mark).ok();
                 Ok(())
             }
-            Ok(Fenced::Refused(_)) => {
-                self.guard.observe(Event::Stale);
-                Err(StepError::Superseded { ran: true })
-            }
-            Err(source) => Err(StepError::Store { ran: true, source }),
+            Fenced::Refused(refusal) => Err(not_begun(
+                StoreError::new(StoreErrorKind::NotApplied, "the attempt lost its lease")
+                    .with_source(refusal),
+            )),
         }
     }
 }
 
 /// A step as it is kept, and all that are kept with it.
-pub(super) fn finished<T: Value, E>(
-    progress: &Progress,
+fn finished<T: Value, E>(
+    kept: &Progress,
     name: &str,
     value: &T,
 ) -> Result<(FinishedStep, Progress), StepError<E>> {
@@ -298,21 +449,26 @@ pub(super) fn finished<T: Value, E>(
     };
     let outcome = value.to_outcome();
     let step = FinishedStep::new(name, outcome.as_bytes()).map_err(too_large)?;
-    let next = progress.with(&step).map_err(too_large)?;
-    Ok((step, next))
+    let all = kept.with(&step).map_err(too_large)?;
+    Ok((step, all))
 }
 
-fn decode<T: Value>(result: &[u8]) -> Option<T> {
-    let outcome: Result<Outcome, DecodeError> =
-        Outcome::from_bytes(bytes::Bytes::copy_from_slice(result));
+pub(super) fn decode<T: Value>(result: &[u8]) -> Option<T> {
+    let outcome = Outcome::from_bytes(bytes::Bytes::copy_from_slice(result));
     T::from_outcome(&outcome.ok()?)
 }
 
 impl StepKey {
-    pub(super) fn of(identity: &IdentityDigest, place: usize, name: &str) -> Self {
+    pub(super) fn of(
+        identity: &IdentityDigest,
+        since: Timestamp,
+        place: usize,
+        name: &str,
+    ) -> Self {
         let mut digest = Sha256::new();
-        digest.update(b"semel/step/1");
+        digest.update(b"semel/step/2");
         digest.update(identity.as_bytes());
+        digest.update(since.as_micros().to_be_bytes());
         digest.update((place as u64).to_be_bytes());
         digest.update(name.as_bytes());
         Self(digest.finalize().into())
@@ -334,13 +490,5 @@ impl fmt::Debug for StepKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A key all the same: the start is enough to tell two apart.
         write!(f, "StepKey({:02x}{:02x}…)", self.0[0], self.0[1])
-    }
-}
-
-impl<S> fmt::Debug for Steps<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Steps")
-            .field("taken", &self.taken)
-            .finish_non_exhaustive()
     }
 }

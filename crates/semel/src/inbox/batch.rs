@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
-use crate::Outcome;
 use crate::guard::{
-    Attempt, AttemptInfo, InFlight, Together, TransactInfo, TransactOptions, Tried, joined,
+    AttemptInfo, Effects, Held, Opening, Ran, Records, TransactOptions, Transacted, Transaction,
+    call, join,
 };
-use crate::store::OnLost;
-use crate::transaction::{Lent, Transactional};
-use crate::{StoreError, StoreErrorKind};
+use crate::sync::Mutex;
+use crate::transaction::{Lent, Transactional, comes_from_conflict};
+use crate::{Outcome, StoreError, StoreErrorKind};
 
 use super::claim::Claimed;
 use super::failure::message;
@@ -21,11 +21,11 @@ use super::{Event, Inbox, InboxError, Receipt};
 /// The events of a batch that are to be handled now, in the order in which they were delivered.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Fresh {
+pub struct NewEvents {
     /// The events, with what there is to know of the attempt on each.
     pub events: Arc<[(Event, AttemptInfo)]>,
     /// How often the work was run for these events and rolled back because of a conflict.
-    pub again: u32,
+    pub retry: u32,
 }
 
 type Answer<E> = Result<Receipt, InboxError<E>>;
@@ -50,31 +50,23 @@ impl<S: Transactional> Inbox<S> {
     ) -> Answer<E>
     where
         E: StdError + Send + 'static,
-        F: FnMut(TransactInfo, Lent<S::Transaction>) -> W + Send + 'static,
+        F: FnMut(AttemptInfo, Lent<S::Transaction>) -> W + Send + 'static,
         W: Future<Output = Result<(), E>> + Send + 'static,
     {
         let (inbox, event) = (self.clone(), event.clone());
         let task = self.guard.spawn(async move {
-            let in_flight = inbox.guard.policy().in_flight;
-            let claimed = inbox.claim(&event, inbox.retry_unless(), in_flight).await?;
-            let attempt = match inbox.unless_fresh(&event, claimed).await {
-                Ok(attempt) => attempt,
+            let claimed = inbox.claim(&event, Effects::InTransaction, true).await?;
+            let mut held = match inbox.unless_new(&event, claimed).await {
+                Ok(held) => held,
                 Err(answer) => return answer,
             };
-            let AttemptInfo { fence, number } = attempt.info();
-            let mut work = |fresh: Fresh, transaction| {
-                let info = TransactInfo {
-                    fence,
-                    number,
-                    again: fresh.again,
-                };
-                work(info, transaction)
-            };
-            let mut batch = Batch::new(&inbox, vec![event], vec![(0, attempt)]);
-            batch.run(vec![0], options, &mut work).await;
+            let info = held.info();
+            let work = Mutex::new(|new: NewEvents, tx| work(info.again(new.retry), tx));
+            let mut batch = Batch::new(&inbox, vec![event], [(0, held)]);
+            batch.run(vec![0], options, &work).await;
             batch.answers.swap_remove(0).unwrap_or_else(|| Err(never()))
         });
-        joined(task).await
+        join(task).await
     }
 
     /// Handles many events, those that were not handled before in one transaction; a receipt or an
@@ -94,63 +86,57 @@ impl<S: Transactional> Inbox<S> {
         &self,
         events: &[Event],
         options: TransactOptions,
-        mut work: F,
+        work: F,
     ) -> Vec<Answer<E>>
     where
         E: StdError + Send + 'static,
-        F: FnMut(Fresh, Lent<S::Transaction>) -> W + Send + 'static,
+        F: FnMut(NewEvents, Lent<S::Transaction>) -> W + Send + 'static,
         W: Future<Output = Result<(), E>> + Send + 'static,
     {
         let (inbox, events) = (self.clone(), events.to_vec());
         let task = self
             .guard
-            .spawn(async move { inbox.all(events, options, &mut work).await });
-        joined(task).await
+            .spawn(async move { inbox.all(events, options, &Mutex::new(work)).await });
+        join(task).await
     }
 
     async fn all<E, F, W>(
         &self,
         events: Vec<Event>,
         options: TransactOptions,
-        work: &mut F,
+        work: &Mutex<F>,
     ) -> Vec<Answer<E>>
     where
         E: StdError + 'static,
-        F: FnMut(Fresh, Lent<S::Transaction>) -> W,
+        F: FnMut(NewEvents, Lent<S::Transaction>) -> W,
         W: Future<Output = Result<(), E>>,
     {
         let repeats = self.repeats(&events);
         let once = (0..events.len()).filter(|place| !repeats.contains_key(place));
         // Together, so that a store that groups its steps makes them one.
         let claims = join_all(once.map(|place| {
-            let claim = self.claim(&events[place], self.retry_unless(), InFlight::Reject);
+            let claim = self.claim(&events[place], Effects::InTransaction, false);
             async move { (place, claim.await) }
         }))
         .await;
 
-        let (mut attempts, mut fresh, mut rest) = (Vec::new(), Vec::new(), Vec::new());
-        let mut exhausted = BTreeMap::new();
+        let (mut held, mut new, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        let mut exhausted = Vec::new();
         for (place, claimed) in claims {
             match claimed {
-                Ok(Claimed::Fresh(attempt)) => {
-                    attempts.push((place, attempt));
-                    fresh.push(place);
+                Ok(Claimed::New(attempt)) => {
+                    held.push((place, attempt));
+                    new.push(place);
                 }
-                Ok(Claimed::Exhausted(attempt, spent)) => {
-                    attempts.push((place, attempt));
-                    exhausted.insert(place, spent);
-                }
+                Ok(Claimed::Exhausted(attempt, spent)) => exhausted.push((place, attempt, spent)),
                 other => rest.push((place, other)),
             }
         }
-        let mut batch = Batch::new(self, events, attempts);
-        batch.run(fresh, options, work).await;
-        for (place, spent) in exhausted {
-            batch.held.renew().await;
-            if let Some(attempt) = batch.held.take(place) {
-                let after = self.exhausted(&batch.events[place], attempt, spent).await;
-                batch.answers[place] = Some(after.told());
-            }
+        let mut batch = Batch::new(self, events, held);
+        batch.run(new, options, work).await;
+        for (place, held, spent) in exhausted {
+            let answer = self.exhausted(&batch.events[place], held, spent).await;
+            batch.answers[place] = Some(answer);
         }
         for (place, claimed) in rest {
             batch.answers[place] = Some(match claimed {
@@ -185,25 +171,24 @@ impl<S: Transactional> Inbox<S> {
         }
         repeats
     }
-
-    /// Nothing of an attempt that did not commit has happened.
-    fn retry_unless(&self) -> OnLost {
-        self.on_lost.unwrap_or(OnLost::Retry)
-    }
 }
 
 /// Events under way, and what was answered of each so far.
-struct Batch<'a, S, E> {
+struct Batch<'a, S: Transactional, E> {
     inbox: &'a Inbox<S>,
     events: Vec<Event>,
-    held: Together<S>,
+    held: BTreeMap<usize, Held<S>>,
     answers: Vec<Option<Answer<E>>>,
 }
 
 impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
-    fn new(inbox: &'a Inbox<S>, events: Vec<Event>, attempts: Vec<(usize, Attempt<S>)>) -> Self {
+    fn new(
+        inbox: &'a Inbox<S>,
+        events: Vec<Event>,
+        held: impl IntoIterator<Item = (usize, Held<S>)>,
+    ) -> Self {
         Self {
-            held: Together::new(inbox.guard.clone(), attempts),
+            held: held.into_iter().collect(),
             answers: events.iter().map(|_| None).collect(),
             inbox,
             events,
@@ -211,9 +196,9 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
     }
 
     /// Runs the work for the events at `places`, and for ever smaller parts of them where it fails.
-    async fn run<F, W>(&mut self, places: Vec<usize>, options: TransactOptions, work: &mut F)
+    async fn run<F, W>(&mut self, places: Vec<usize>, options: TransactOptions, work: &Mutex<F>)
     where
-        F: FnMut(Fresh, Lent<S::Transaction>) -> W,
+        F: FnMut(NewEvents, Lent<S::Transaction>) -> W,
         W: Future<Output = Result<(), E>>,
     {
         let mut parts = VecDeque::from([places]);
@@ -221,41 +206,53 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
             if part.is_empty() {
                 continue;
             }
-            // Those that wait too: the parts before may have taken long.
-            self.held.renew().await;
-            let mut run = {
-                let (events, work) = (self.fresh(&part), &mut *work);
-                move |again, transaction| {
-                    let events = events.clone();
-                    work(Fresh { events, again }, transaction)
-                }
+            let events = self.new_events(&part);
+            let attempts = part.iter().filter_map(|place| self.held.get(place));
+            let transaction = Transaction {
+                guard: self.inbox.guard.clone(),
+                attempts: attempts.map(|held| Arc::clone(held.claimed())).collect(),
+                options,
             };
-            let tried = self
-                .held
-                .transact(&part, options, |()| Outcome::void(), &mut run)
-                .await;
-            match tried {
-                Tried::Done(()) => self.answer(&part, || Ok(Receipt::Handled)),
-                Tried::Superseded(place) => {
-                    self.answer(&[place], || Err(InboxError::Superseded));
-                    parts.push_front(part.into_iter().filter(|other| *other != place).collect());
+            let events = &events;
+            let transacted = transaction.run(
+                |retry, opening: Opening<S>| async move {
+                    let begun = opening.begin().await;
+                    let begun = begun.map_err(|error| store(Ran::No, &error.into_source()))?;
+                    let events = Arc::clone(events);
+                    let done = call(work, NewEvents { events, retry }, begun).await;
+                    done.map_err(|error| InboxError::Failed { error, attempt: 0, ran: Ran::No })
+                },
+                |error| matches!(error, InboxError::Failed { error, .. } if comes_from_conflict::<S>(error)),
+                |()| Some(Records::Outcome(Outcome::void())),
+            );
+            match transacted.await {
+                Transacted::Committed(()) => self.settled(&part, || Ok(Receipt::Handled)),
+                Transacted::Superseded(lost) => {
+                    let (lost, ran) = (part[lost], Ran::No);
+                    self.settled(&[lost], || Err(InboxError::Superseded { ran }));
+                    parts.push_front(part.into_iter().filter(|other| *other != lost).collect());
                 }
-                Tried::Unknown(source) => {
-                    self.answer(&part, || Err(store(true, &source)));
+                Transacted::Unknown(source) => {
+                    // Not so where it was committed for all that: the release waits for its lock.
+                    for held in part.iter().filter_map(|place| self.held.remove(place)) {
+                        held.release_later();
+                    }
+                    self.answer(&part, || Err(store(Ran::Unknown, &source)));
                 }
-                Tried::NotBegun { ran, source } => {
-                    // Nor would those that wait get one.
+                Transacted::Failed {
+                    error: InboxError::Store { source, .. },
+                    ..
+                } => {
+                    // There was no transaction to be had, nor would those that wait get one.
                     let all: Vec<_> = part.into_iter().chain(parts.drain(..).flatten()).collect();
                     self.release(&all).await;
-                    self.answer(&all, || Err(store(ran, &source)));
+                    self.answer(&all, || Err(store(Ran::No, &source)));
                 }
-                Tried::Kept => {
+                Transacted::Kept => {
                     self.release(&part).await;
                     self.answer(&part, || Err(InboxError::TransactionKept));
                 }
-                Tried::Failed { .. } | Tried::Panicked(_) | Tried::NotCommitted { .. }
-                    if part.len() > 1 =>
-                {
+                _ if part.len() > 1 => {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.push_front(second.to_vec());
                     parts.push_front(first.to_vec());
@@ -275,7 +272,7 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
             return None;
         }
         Some(match &self.answers[first] {
-            Some(Ok(Receipt::SetAside)) => Ok(Receipt::SetAside),
+            Some(Ok(Receipt::DeadLettered)) => Ok(Receipt::DeadLettered),
             Some(Ok(_)) => Ok(Receipt::Duplicate),
             Some(Err(error)) => Err(InboxError::InFlight {
                 retry_after: error.retry_after(),
@@ -285,55 +282,57 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
     }
 
     /// The work failed for this one event.
-    async fn alone(&mut self, place: usize, failed: Tried<(), E>) -> Answer<E> {
-        let Some(attempt) = self.held.take(place) else {
+    async fn alone(&mut self, place: usize, failed: Transacted<(), InboxError<E>>) -> Answer<E> {
+        let Some(held) = self.held.remove(&place) else {
             return Err(never());
         };
         let (inbox, event) = (self.inbox, &self.events[place]);
-        match failed {
-            Tried::Failed {
+        let (text, error, conflict) = match failed {
+            Transacted::Failed {
+                error: InboxError::Failed { error, .. },
+                conflict,
+            } => (text(&error), Ok(Some(error)), conflict),
+            // A constraint that is checked at the end is the event's fault.
+            Transacted::NotCommitted { source, conflict } => (text(&source), Err(source), conflict),
+            Transacted::Panicked(panic) => (message(&*panic), Ok(None), false),
+            _ => return Err(never()),
+        };
+        let (message, ran) = (text.clone(), Ran::No);
+        let again = |attempt| match error {
+            Ok(Some(error)) => InboxError::Failed {
                 error,
-                conflict: false,
-            } => {
-                let failed = inbox.failed(event, attempt, &text(&error)).await;
-                failed.told(|attempt| InboxError::Failed { error, attempt })
-            }
-            Tried::Panicked(panic) => {
-                let message = message(&*panic);
-                let failed = inbox.failed(event, attempt, &message).await;
-                failed.told(|attempt| InboxError::Panicked { message, attempt })
-            }
+                attempt,
+                ran,
+            },
+            Ok(None) => InboxError::Panicked {
+                message,
+                attempt,
+                ran,
+            },
+            Err(source) => store(Ran::No, &source),
+        };
+        if conflict {
             // Others were in the way, too often in a row; the event is none the worse for it.
-            Tried::Failed { error, .. } => {
-                let attempt_number = attempt.info().number;
-                inbox.release(attempt).await;
-                Err(InboxError::Failed {
-                    error,
-                    attempt: attempt_number,
-                })
-            }
-            // The commit was refused: a constraint that is checked at the end is the event's fault.
-            Tried::NotCommitted {
-                source,
-                conflict: false,
-            } => {
-                let failed = inbox.failed(event, attempt, &text(&source)).await;
-                failed.told(|_| store(true, &source))
-            }
-            Tried::NotCommitted { source, .. } => {
-                inbox.release(attempt).await;
-                Err(store(true, &source))
-            }
-            _ => Err(never()),
+            let attempt = held.number();
+            inbox.release(held).await;
+            return Err(again(attempt));
         }
+        inbox.failed(event, held, &text, again).await
     }
 
-    fn fresh(&self, places: &[usize]) -> Arc<[(Event, AttemptInfo)]> {
-        let held = places.iter().filter_map(|&place| {
-            let attempt = self.held.get(place)?;
-            Some((self.events[place].clone(), attempt.info()))
+    fn new_events(&mut self, places: &[usize]) -> Arc<[(Event, AttemptInfo)]> {
+        let held = places.iter().filter_map(|place| {
+            let held = self.held.get_mut(place)?;
+            Some((self.events[*place].clone(), held.info()))
         });
         held.collect()
+    }
+
+    fn settled(&mut self, places: &[usize], answer: impl Fn() -> Answer<E>) {
+        for held in places.iter().filter_map(|place| self.held.remove(place)) {
+            held.let_lapse();
+        }
+        self.answer(places, answer);
     }
 
     fn answer(&mut self, places: &[usize], answer: impl Fn() -> Answer<E>) {
@@ -343,13 +342,13 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
     }
 
     async fn release(&mut self, places: &[usize]) {
-        let attempts: Vec<_> = places.iter().filter_map(|p| self.held.take(*p)).collect();
-        join_all(attempts.into_iter().map(|a| self.inbox.release(a))).await;
+        let held: Vec<_> = places.iter().filter_map(|p| self.held.remove(p)).collect();
+        join_all(held.into_iter().map(|held| self.inbox.release(held))).await;
     }
 }
 
 /// The same error for each of several events.
-fn store<E>(ran: bool, source: &StoreError) -> InboxError<E> {
+fn store<E>(ran: Ran, source: &StoreError) -> InboxError<E> {
     let source = StoreError::new(source.kind(), source.to_string());
     InboxError::Store { ran, source }
 }
@@ -364,7 +363,7 @@ fn text(error: &(dyn StdError + 'static)) -> String {
 /// Every event of a batch is answered; should one not be, it is not acknowledged.
 fn never<E>() -> InboxError<E> {
     InboxError::Store {
-        ran: false,
+        ran: Ran::No,
         source: StoreError::new(StoreErrorKind::NotApplied, "the event was not reached"),
     }
 }

@@ -9,15 +9,15 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::guard::{Attempt, Settled, caught};
+use crate::guard::{Held, Ran, Settled, catch_panic};
 use crate::store::Store;
 use crate::{FinishedStep, Outcome, Progress, StoreError};
 
-use super::poison::{Callback, CallbackError};
-use super::{Event, Inbox, InboxError, Poison, Reason, Receipt};
+use super::dead_letter::{Callback, CallbackError};
+use super::{DeadLetter, Event, Inbox, InboxError, Reason, Receipt};
 
 const FAILED: &str = "failed";
-const RELEASED: &str = "released";
+pub(super) const RELEASED: &str = "released";
 /// What a step takes beside its text.
 const FRAME: usize = 2 + FAILED.len() + 4;
 /// The longest text of one failure that is kept.
@@ -28,26 +28,14 @@ const LONGEST: usize = 1024;
 pub(super) struct History {
     errors: Vec<String>,
     released: u32,
-    bytes: usize,
+    progress: Progress,
 }
 
 impl History {
-    pub(super) async fn of<S: Store>(attempt: &Attempt<S>) -> Result<Self, StoreError> {
-        Ok(Self::from(&attempt.progress().await?))
-    }
-
-    /// How many of the attempts before this one failed, or ended without a word.
-    pub(super) const fn failed<S: Store>(&self, attempt: &Attempt<S>) -> u32 {
-        attempt.info().number.saturating_sub(1 + self.released)
-    }
-}
-
-impl From<&Progress> for History {
-    fn from(progress: &Progress) -> Self {
-        let mut history = Self {
-            bytes: progress.as_bytes().len(),
-            ..Self::default()
-        };
+    pub(super) async fn of<S: Store>(held: &Held<S>) -> Result<Self, StoreError> {
+        // Another attempt's, where this one lost its claim: nothing can be kept behind it either.
+        let progress = held.claimed().finished_steps().await?.unwrap_or_default();
+        let mut history = Self::default();
         for (name, text) in progress.steps() {
             if name == FAILED {
                 let text = String::from_utf8_lossy(text).into_owned();
@@ -56,7 +44,15 @@ impl From<&Progress> for History {
                 history.released += 1;
             }
         }
-        history
+        Ok(Self {
+            progress,
+            ..history
+        })
+    }
+
+    /// How many of the attempts before this one failed, or ended without a word.
+    pub(super) fn failed<S: Store>(&self, held: &Held<S>) -> u32 {
+        held.number().saturating_sub(1 + self.released)
     }
 }
 
@@ -66,152 +62,109 @@ pub(super) struct Spent {
     pub(super) callback: Arc<Callback>,
 }
 
-/// What becomes of an event after a failure.
-pub(super) enum After {
-    /// It may be delivered again; so many attempts have failed.
-    Again(u32),
-    Aside(Aside),
-}
-
-/// What becomes of an event that is to be set aside.
-pub(super) enum Aside {
-    Done,
-    /// The callback failed; so many attempts have.
-    NotTaken(u32, CallbackError),
-    Superseded,
-    Store(StoreError),
-}
-
-impl After {
-    /// What the consumer is told; `again` where the failure itself is all that there is to say.
-    pub(super) fn told<E>(
-        self,
+impl<S: Store> Inbox<S> {
+    /// The work failed: the failure is kept and the event given back, which is what `again` says, or
+    /// it is set aside where it had its last attempt.
+    pub(super) async fn failed<E>(
+        &self,
+        event: &Event,
+        held: Held<S>,
+        text: &str,
         again: impl FnOnce(u32) -> InboxError<E>,
     ) -> Result<Receipt, InboxError<E>> {
-        match self {
-            Self::Again(failed) => Err(again(failed)),
-            Self::Aside(aside) => aside.told(),
-        }
-    }
-}
-
-impl Aside {
-    /// What the consumer is told.
-    pub(super) fn told<E>(self) -> Result<Receipt, InboxError<E>> {
-        Err(match self {
-            Self::Done => return Ok(Receipt::SetAside),
-            Self::NotTaken(attempt, source) => InboxError::NotSetAside { attempt, source },
-            Self::Superseded => InboxError::Superseded,
-            Self::Store(source) => InboxError::Store { ran: true, source },
-        })
-    }
-}
-
-impl<S: Store> Inbox<S> {
-    /// The work failed: the failure is kept and the event given back, or it is set aside where it
-    /// had its last attempt.
-    pub(super) async fn failed(&self, event: &Event, attempt: Attempt<S>, text: &str) -> After {
-        let Ok(mut history) = History::of(&attempt).await else {
-            // Where the store cannot be told either, the lease lapses, which counts as well.
-            let number = attempt.info().number;
-            attempt.abandon().await.ok();
-            return After::Again(number);
+        let Ok(mut history) = History::of(&held).await else {
+            let number = held.number();
+            held.release().await.ok();
+            return Err(again(number));
         };
         let text = self.cut(text);
-        let failed = 1 + history.failed(&attempt);
+        let failed = 1 + history.failed(&held);
         let delivered = event.delivery().filter(|_| self.count_deliveries);
         let failed = failed.max(delivered.unwrap_or(0));
-        match &self.on_poison {
+        match &self.dead_letters {
             Some(callback) if failed >= self.max_attempts => {
                 history.errors.push(text.into());
-                let last = (FAILED, text);
-                After::Aside(
-                    self.set_aside(&**callback, event, attempt, history, failed, last)
-                        .await,
-                )
+                self.set_aside(&**callback, event, held, history, failed, (FAILED, text))
+                    .await
             }
             _ => {
-                give_back(attempt, (FAILED, text), history.bytes).await;
-                After::Again(failed)
+                give_back(held, (FAILED, text), &history.progress).await;
+                Err(again(failed))
             }
         }
     }
 
     /// So many attempts failed or ended without a word that there is to be no other.
-    pub(super) async fn exhausted(
+    pub(super) async fn exhausted<E>(
         &self,
         event: &Event,
-        attempt: Attempt<S>,
+        held: Held<S>,
         spent: Spent,
-    ) -> Aside {
+    ) -> Result<Receipt, InboxError<E>> {
         let Spent { history, callback } = spent;
-        let failed = history.failed(&attempt);
-        let last = (RELEASED, "");
-        self.set_aside(&*callback, event, attempt, history, failed, last)
+        let failed = history.failed(&held);
+        self.set_aside(&*callback, event, held, history, failed, (RELEASED, ""))
             .await
     }
 
     /// Hands it to the callback, and records that it will not be handled. A crash in between hands
     /// it over again.
-    async fn set_aside(
+    async fn set_aside<E>(
         &self,
         callback: &Callback,
         event: &Event,
-        mut attempt: Attempt<S>,
+        mut held: Held<S>,
         history: History,
         attempts: u32,
         last: (&'static str, &str),
-    ) -> Aside {
+    ) -> Result<Receipt, InboxError<E>> {
         let text = history.errors.last().cloned().unwrap_or_default();
-        let poison = Poison {
+        let letter = DeadLetter {
             event: event.clone(),
             reason: Reason::Failed,
             attempts,
             errors: history.errors,
         };
-        let called = attempt.hold_catching(async { callback(poison).await });
-        if let Err(source) = called
-            .await
-            .unwrap_or_else(|panic| Err(message(&*panic).into()))
-        {
-            give_back(attempt, last, history.bytes).await;
-            return Aside::NotTaken(attempts, source);
+        if let Err(source) = taken(held.run(async { callback(letter).await }).await) {
+            give_back(held, last, &history.progress).await;
+            return Err(InboxError::NotDeadLettered {
+                attempt: attempts,
+                source,
+            });
         }
-        match attempt.complete(&Outcome::failure(text.as_bytes())).await {
-            Ok(Settled::Applied | Settled::Omitted) => Aside::Done,
-            Ok(Settled::Refused(_)) => Aside::Superseded,
-            Err(source) => Aside::Store(source),
+        match held.complete(&Outcome::failure(text.as_bytes())).await {
+            Ok(Settled::Applied | Settled::Omitted) => Ok(Receipt::DeadLettered),
+            Ok(Settled::Refused(_)) => Err(InboxError::Superseded { ran: Ran::No }),
+            Err(source) => Err(InboxError::Store {
+                ran: Ran::No,
+                source,
+            }),
         }
     }
 
     /// The attempt ended for no fault of the event's: it does not count.
-    pub(super) async fn release(&self, attempt: Attempt<S>) {
-        match History::of(&attempt).await {
-            Ok(history) => give_back(attempt, (RELEASED, ""), history.bytes).await,
-            // It lapses.
-            Err(_) => drop(attempt),
+    pub(super) async fn release(&self, held: Held<S>) {
+        match History::of(&held).await {
+            Ok(history) => give_back(held, (RELEASED, ""), &history.progress).await,
+            Err(_) => drop(held.release().await),
         }
     }
 
     /// The event came with the id of another one: handed to the callback, without which it stays
     /// where it is.
     pub(super) async fn mismatch<E>(&self, event: &Event) -> Result<Receipt, InboxError<E>> {
-        let Some(callback) = &self.on_poison else {
+        let Some(callback) = &self.dead_letters else {
             return Err(InboxError::Mismatch);
         };
-        let poison = Poison {
+        let letter = DeadLetter {
             event: event.clone(),
             reason: Reason::Mismatch,
             attempts: 0,
             errors: Vec::new(),
         };
-        match caught(async { callback(poison).await }).await {
-            Ok(Ok(())) => Ok(Receipt::SetAside),
-            Ok(Err(source)) => Err(InboxError::NotSetAside { attempt: 0, source }),
-            Err(panic) => Err(InboxError::NotSetAside {
-                attempt: 0,
-                source: message(&*panic).into(),
-            }),
+        match taken(catch_panic(async { callback(letter).await }).await) {
+            Ok(()) => Ok(Receipt::DeadLettered),
+            Err(source) => Err(InboxError::NotDeadLettered { attempt: 0, source }),
         }
     }
 
@@ -223,16 +176,21 @@ impl<S: Store> Inbox<S> {
     }
 }
 
-/// Keeps a step, and gives the event back. Where the step cannot be kept the lease is left to lapse:
-/// the record then stays, and counts the attempt.
-async fn give_back<S: Store>(attempt: Attempt<S>, step: (&'static str, &str), kept: usize) {
+/// What the callback answered; its panic is a failure like another.
+fn taken(
+    answer: Result<Result<(), CallbackError>, Box<dyn Any + Send>>,
+) -> Result<(), CallbackError> {
+    answer.unwrap_or_else(|panic| Err(message(&*panic).into()))
+}
+
+/// Keeps a step, and gives the event back: also where the store did not take the step, which then is
+/// not counted.
+async fn give_back<S: Store>(held: Held<S>, step: (&'static str, &str), kept: &Progress) {
     let (name, text) = step;
-    let Ok(step) = FinishedStep::new(name, text.as_bytes()) else {
-        return;
-    };
-    if attempt.keep_step(&step, kept).await.is_ok() {
-        attempt.abandon().await.ok();
+    if let Ok(step) = FinishedStep::new(name, text.as_bytes()) {
+        held.claimed().keep(&step, kept).await.ok();
     }
+    held.release().await.ok();
 }
 
 /// The text of a panic.

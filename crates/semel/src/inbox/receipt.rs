@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use crate::StoreError;
+use crate::guard::Ran;
 
 /// The event needs no further delivery: acknowledge it. Given only after the commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,7 +16,7 @@ pub enum Receipt {
     Duplicate,
     /// It is not handled, and never will be: it was handed to the callback for such events, now or
     /// at an earlier delivery. Where the broker has a place for dead letters, it belongs there.
-    SetAside,
+    DeadLettered,
 }
 
 /// Why there is no receipt: do not acknowledge the event. Delivered again it may get one.
@@ -45,6 +46,8 @@ pub enum InboxError<E> {
         error: E,
         /// How many attempts have failed so far, this one among them.
         attempt: u32,
+        /// Whether what it did stands: not in a transaction.
+        ran: Ran,
     },
     /// The work panicked, which is a failure like another.
     #[error("the work panicked: {message}")]
@@ -53,27 +56,33 @@ pub enum InboxError<E> {
         message: String,
         /// How many attempts have failed so far, this one among them.
         attempt: u32,
+        /// Whether what it did stands: not in a transaction.
+        ran: Ran,
     },
     /// The callback for events that are set aside failed: the event is not set aside.
     #[error("the event could not be set aside")]
-    NotSetAside {
+    NotDeadLettered {
         /// How many attempts have failed so far.
         attempt: u32,
         /// What the callback failed with.
         source: Box<dyn StdError + Send + Sync>,
     },
-    /// The work was done, but another attempt had taken its place: its effects were rolled back,
-    /// or, without a transaction, its outcome was not recorded (R4).
+    /// Another attempt had taken the place of this one: its outcome was not recorded (R4), and a
+    /// transaction was rolled back.
     #[error("another attempt took the place of this one")]
-    Superseded,
+    Superseded {
+        /// Whether the effects of this one stand.
+        ran: Ran,
+    },
     /// The work ended and kept its transaction, which was therefore not committed.
     #[error("the work kept its transaction, which was not committed")]
     TransactionKept,
-    /// The store failed before the work ran; or after it, where `ran` says so.
-    #[error("the store failed{}", if *ran { " after the work ran: it may not be recorded" } else { "" })]
+    /// The store failed. After the work ran without a transaction, its outcome is recorded as soon
+    /// as the store takes it (R14).
+    #[error("the store failed{}", if *ran == Ran::No { "" } else { " after the work ran" })]
     Store {
-        /// Whether the work ran in this call.
-        ran: bool,
+        /// Whether the work had an effect.
+        ran: Ran,
         /// What the store said.
         source: StoreError,
     },
@@ -90,12 +99,28 @@ impl<E> InboxError<E> {
             Self::InFlight { retry_after } => *retry_after,
             Self::Failed { attempt, .. }
             | Self::Panicked { attempt, .. }
-            | Self::NotSetAside { attempt, .. } => {
+            | Self::NotDeadLettered { attempt, .. } => {
                 let doubled = 1 << attempt.saturating_sub(1).min(6);
                 Duration::from_secs(doubled).min(LONGEST)
             }
-            Self::Superseded | Self::Store { .. } => Duration::from_secs(1),
+            Self::Superseded { .. } | Self::Store { .. } => Duration::from_secs(1),
             Self::NoId | Self::Unknown | Self::Mismatch | Self::TransactionKept => LONGEST,
+        }
+    }
+
+    /// Whether this call had an effect.
+    pub const fn ran(&self) -> Ran {
+        match self {
+            Self::Failed { ran, .. }
+            | Self::Panicked { ran, .. }
+            | Self::Superseded { ran }
+            | Self::Store { ran, .. } => *ran,
+            Self::NoId
+            | Self::InFlight { .. }
+            | Self::Unknown
+            | Self::Mismatch
+            | Self::NotDeadLettered { .. }
+            | Self::TransactionKept => Ran::No,
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use crate::Outcome;
-use crate::guard::{AttemptInfo, Settled, joined};
-use crate::store::{OnLost, Store};
+use crate::guard::{AttemptInfo, Effects, Ran, Settled, join};
+use crate::store::Store;
 
 use super::failure::message;
 use super::{Event, Inbox, InboxError, Receipt};
@@ -13,11 +13,11 @@ impl<S: Store> Inbox<S> {
     /// Handles `event` once: claims it, runs `work` in a task of its own while the lease is renewed,
     /// records that it is done, and gives the receipt. Of deliveries at the same time one runs.
     ///
-    /// An error or a panic of `work` gives the event back to be run again: `work` fails only where
-    /// that is right. Between the effect and its record a crash is possible, after which the event
-    /// is [`Unknown`](InboxError::Unknown), or run again, as
-    /// [`with_on_lost`](Self::with_on_lost) says; the attempt's fence lets a service refuse a
-    /// stale one. If the caller is dropped, the work goes on (R11).
+    /// If the work fails or panics, the event is released and may be delivered again: return an error
+    /// only if running again is safe. Between the effect and its record a crash is possible, after
+    /// which the event is [`Unknown`](InboxError::Unknown), or runs again where the policy's
+    /// [`OnLost`](crate::store::OnLost) says so; the attempt's fence lets a service refuse a stale
+    /// one. If the caller is dropped, the work goes on (R11).
     ///
     /// # Errors
     /// See [`InboxError`]: do not acknowledge.
@@ -31,7 +31,7 @@ impl<S: Store> Inbox<S> {
         let task = self
             .guard
             .spawn(async move { inbox.once(&event, work).await });
-        joined(task).await
+        join(task).await
     }
 
     async fn once<E, F, W>(&self, event: &Event, work: F) -> Result<Receipt, InboxError<E>>
@@ -40,28 +40,40 @@ impl<S: Store> Inbox<S> {
         F: FnOnce(AttemptInfo) -> W,
         W: Future<Output = Result<(), E>>,
     {
-        let on_lost = self.on_lost.unwrap_or(OnLost::Hold);
-        let in_flight = self.guard.policy().in_flight;
-        let claimed = self.claim(event, on_lost, in_flight).await?;
-        let mut attempt = match self.unless_fresh(event, claimed).await {
-            Ok(attempt) => attempt,
+        let claimed = self.claim(event, Effects::Anywhere, true).await?;
+        let mut held = match self.unless_new(event, claimed).await {
+            Ok(held) => held,
             Err(answer) => return answer,
         };
-        let info = attempt.info();
-        match attempt.hold_catching(async { work(info).await }).await {
-            Ok(Ok(())) => match attempt.complete(&Outcome::void()).await {
+        let info = held.info();
+        match held.run(async { work(info).await }).await {
+            Ok(Ok(())) => match held.complete(&Outcome::void()).await {
                 Ok(Settled::Applied | Settled::Omitted) => Ok(Receipt::Handled),
-                Ok(Settled::Refused(_)) => Err(InboxError::Superseded),
-                Err(source) => Err(InboxError::Store { ran: true, source }),
+                Ok(Settled::Refused(_)) => Err(InboxError::Superseded { ran: Ran::Yes }),
+                Err(source) => Err(InboxError::Store {
+                    ran: Ran::Yes,
+                    source,
+                }),
             },
             Ok(Err(error)) => {
-                let failed = self.failed(event, attempt, &error.to_string()).await;
-                failed.told(|attempt| InboxError::Failed { error, attempt })
+                let text = error.to_string();
+                let ran = Ran::Yes;
+                let again = |attempt| InboxError::Failed {
+                    error,
+                    attempt,
+                    ran,
+                };
+                self.failed(event, held, &text, again).await
             }
             Err(panic) => {
                 let message = message(&*panic);
-                let failed = self.failed(event, attempt, &message).await;
-                failed.told(|attempt| InboxError::Panicked { message, attempt })
+                drop(panic);
+                let again = |attempt| InboxError::Panicked {
+                    message: message.clone(),
+                    attempt,
+                    ran: Ran::Yes,
+                };
+                self.failed(event, held, &message, again).await
             }
         }
     }

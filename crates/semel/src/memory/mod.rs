@@ -149,11 +149,63 @@ impl<C: Clock> MemoryStore<C> {
         )
     }
 
+    // Whether records were removed whose retention is over. Each shard hands on what it counted.
+    fn make_room(&self, now: Timestamp) -> bool {
+        let mut removed = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let expired = shard.purge(now, PURGE_SLICE, &self.usage);
+            shard.hand_on(&self.usage);
+            drop(shard);
+            removed += expired.len();
+        }
+        removed > 0 || self.usage.has_room()
+    }
+
+    fn claim_now(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.open()?;
+        let digest = identity.digest();
+        let mut shard = self.shard(digest).lock();
+        let now = self.clock.now();
+        let floor = shard.fences.floor(now);
+        let known = shard.update(digest, &self.usage, |record| {
+            let decision = record::claim(Some(record), request, now, floor);
+            (decision.claim, decision.write)
+        });
+        if let Some((claim, waiters)) = known {
+            if let Claim::Acquired(acquired) = &claim {
+                shard.fences.gave(acquired.token.fence);
+            }
+            drop(shard);
+            wake(waiters);
+            return Ok(claim);
+        }
+        let expired = shard.purge(now, EXPIRED_PER_CLAIM, &self.usage);
+        let decision = record::claim(None, request, now, floor);
+        let Some(record) = decision.write else {
+            return Ok(decision.claim);
+        };
+        if !self.usage.has_room() {
+            drop(shard);
+            // Room that expired records hold is not lack of room.
+            return match self.make_room(now) {
+                true => self.claim_now(identity, request),
+                false => Err(self.full()),
+            };
+        }
+        shard.fences.gave(record.token.fence);
+        shard.insert(Cell::new(identity.clone(), record), &self.usage);
+        drop(shard);
+        // Freed outside the lock.
+        drop(expired);
+        Ok(decision.claim)
+    }
+
     // Runs one fenced step under the shard's lock, and wakes who waits for it afterwards.
     fn fenced(
         &self,
         digest: &IdentityDigest,
-        step: impl FnOnce(Option<&Record>, Timestamp, Fence) -> record::Step,
+        step: impl FnOnce(Option<&Record>, Timestamp, Fence) -> record::Transition,
     ) -> Result<Fenced> {
         self.open()?;
         let mut shard = self.shard(digest).lock();
@@ -187,37 +239,7 @@ fn wake(waiters: shard::Waiters) {
 
 impl<C: Clock> Store for MemoryStore<C> {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.open()?;
-        let digest = identity.digest();
-        let mut shard = self.shard(digest).lock();
-        let now = self.clock.now();
-        let floor = shard.fences.floor(now);
-        let known = shard.update(digest, &self.usage, |record| {
-            let decision = record::claim(Some(record), request, now, floor);
-            (decision.claim, decision.write)
-        });
-        if let Some((claim, waiters)) = known {
-            if let Claim::Acquired(acquired) = &claim {
-                shard.fences.gave(acquired.token.fence);
-            }
-            drop(shard);
-            wake(waiters);
-            return Ok(claim);
-        }
-        let expired = shard.purge(now, EXPIRED_PER_CLAIM, &self.usage);
-        let decision = record::claim(None, request, now, floor);
-        let Some(record) = decision.write else {
-            return Ok(decision.claim);
-        };
-        if !self.usage.has_room() {
-            return Err(self.full());
-        }
-        shard.fences.gave(record.token.fence);
-        shard.insert(Cell::new(identity.clone(), record), &self.usage);
-        drop(shard);
-        // Freed outside the lock.
-        drop(expired);
-        Ok(decision.claim)
+        self.claim_now(identity, request)
     }
 
     async fn renew(

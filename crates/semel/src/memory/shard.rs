@@ -159,6 +159,11 @@ impl Shard {
         Some((answer, waiters))
     }
 
+    /// Counts everything, however little it is.
+    pub(super) fn hand_on(&mut self, usage: &Usage) {
+        usage.hand_on(&mut self.local);
+    }
+
     /// Removes up to `limit` purgeable records, and hands them out to be freed without the lock.
     pub(super) fn purge(&mut self, now: Timestamp, limit: usize, usage: &Usage) -> Vec<Cell> {
         let mut expired = Vec::new();

@@ -87,6 +87,13 @@ impl Usage {
         }
     }
 
+    /// Hands on what a shard holds back.
+    pub(super) fn hand_on(&self, local: &mut Local) {
+        let Local { records, bytes } = std::mem::take(local);
+        self.records.fetch_add(records, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// The bytes handed on so far.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> i64 {

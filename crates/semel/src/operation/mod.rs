@@ -1,38 +1,36 @@
 //! Operations: how a call's parts become the identity of what is done once.
 //!
 //! An [`Operation`] declares its name, which parts of the caller its keys belong to, where the key
-//! comes from and how long the answer is kept. Bound to a guard with [`on`](Operation::on) it runs
-//! any async function once. Which strategy when: `docs/keys.md`.
+//! comes from and how long the answer is kept. What a call of it [asks](Operation::asked) a
+//! [`Guard`](crate::guard::Guard) runs once. Which strategy when: `docs/keys.md`.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use semel::guard::{Guard, Policy, Ran};
+//! use semel::guard::{Done, Guard};
 //! use semel::memory::MemoryStore;
 //! use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
 //! use semel::{KeyRule, store::Retention};
 //!
 //! // One store, one guard; each operation with its own retention.
-//! let guard = Guard::new(MemoryStore::default(), Policy::default());
+//! let guard = Guard::from(MemoryStore::default());
 //! let client = KeyFrom::Client(KeyRule::GENERAL);
 //! let open = Operation::new("open", [Part::TENANT, Part::ACCOUNT], client)
-//!     .with_retention(Retention::PAYMENT)
-//!     .on(&guard);
-//! let close = Operation::new("close", [Part::TENANT, Part::ACCOUNT], client).on(&guard);
+//!     .with_retention(Retention::PAYMENT);
+//! let close = Operation::new("close", [Part::TENANT, Part::ACCOUNT], client);
 //!
 //! let caller = Caller::new().with(Part::TENANT, "acme").with(Part::ACCOUNT, "a-1");
 //! let call = Call::by(&caller).key(Some("request-1")).field("symbol", "ACME");
-//! let work = |answer: &'static str| async move { Ok::<_, std::io::Error>(answer.to_owned()) };
+//! async fn work(answer: &str) -> std::io::Result<String> { Ok(answer.to_owned()) }
 //!
-//! assert_eq!(open.run(&call, |_| work("opened")).await?, Ran::First("opened".into()));
-//! assert_eq!(open.run(&call, |_| work("again")).await?, Ran::Replayed("opened".into()));
+//! assert_eq!(guard.run(open.asked(&call)?, |_| work("opened")).await?, Done::Fresh("opened".into()));
+//! assert_eq!(guard.run(open.asked(&call)?, |_| work("again")).await?, Done::Replayed("opened".into()));
 //! // The same request id for another operation is another record.
-//! assert_eq!(close.run(&call, |_| work("closed")).await?, Ran::First("closed".into()));
+//! assert_eq!(guard.run(close.asked(&call)?, |_| work("closed")).await?, Done::Fresh("closed".into()));
 //! # Ok(())
 //! # }
 //! ```
 
-mod bound;
 mod call;
 mod content;
 mod window;
@@ -40,11 +38,10 @@ mod window;
 use std::fmt;
 use std::time::Duration;
 
-use crate::guard::{Guard, Policy};
-use crate::store::{Retention, Store};
-use crate::{Fingerprint, Identity, Key, KeyRule, Scope};
+use crate::guard::{Asked, Overrides, Policy};
+use crate::store::Retention;
+use crate::{Identity, Key, KeyRule, Scope};
 
-pub use bound::Bound;
 pub use call::{Call, CallError, Caller, Part};
 pub use window::Aligned;
 
@@ -57,13 +54,13 @@ pub use window::Aligned;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use semel::guard::{Guard, Policy, Ran, RunError};
+/// use semel::guard::{Done, Guard, RunError};
 /// use semel::memory::MemoryStore;
 /// use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
 ///
-/// let guard = Guard::new(MemoryStore::default(), Policy::default());
+/// let guard = Guard::from(MemoryStore::default());
 /// let key = KeyFrom::Fields(&["customer", "month"]);
-/// let invoice = Operation::new("invoice", [Part::TENANT], key).on(&guard);
+/// let invoice = Operation::new("invoice", [Part::TENANT], key);
 /// let caller = Caller::new().with(Part::TENANT, "acme");
 /// let of = |cents: u64| {
 ///     let call = Call::by(&caller).field("customer", "c-1").field("month", "2026-11");
@@ -71,10 +68,10 @@ pub use window::Aligned;
 /// };
 /// let write = |_| async { Ok::<_, std::io::Error>("invoice 1".to_owned()) };
 ///
-/// assert_eq!(invoice.run(&of(900), write).await?, Ran::First("invoice 1".into()));
-/// assert_eq!(invoice.run(&of(900), write).await?, Ran::Replayed("invoice 1".into()));
+/// assert_eq!(guard.run(invoice.asked(&of(900))?, write).await?, Done::Fresh("invoice 1".into()));
+/// assert_eq!(guard.run(invoice.asked(&of(900))?, write).await?, Done::Replayed("invoice 1".into()));
 /// // Not a second invoice for that month.
-/// assert!(matches!(invoice.run(&of(901), write).await, Err(RunError::Mismatch)));
+/// assert!(matches!(guard.run(invoice.asked(&of(901))?, write).await, Err(RunError::Mismatch)));
 /// # Ok(())
 /// # }
 /// ```
@@ -110,19 +107,7 @@ pub struct Operation {
     scope: Box<[Part]>,
     key: KeyFrom,
     window: Window,
-    policy: Option<Policy>,
-    retention: Option<Retention>,
-    lease: Option<Duration>,
-    key_required: Option<bool>,
-}
-
-/// What a call asks for: what the store looks up, and what is compared.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
-    /// Scope, operation and key.
-    pub identity: Identity,
-    /// Digest of the call's fields. The caller's parts and the key are not in it.
-    pub fingerprint: Fingerprint,
+    overrides: Overrides,
 }
 
 impl Operation {
@@ -133,24 +118,24 @@ impl Operation {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use semel::guard::{Guard, Policy, Ran};
+    /// # use semel::guard::{Done, Guard};
     /// # use semel::memory::MemoryStore;
     /// use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
     /// # use semel::KeyRule;
-    /// # let guard = Guard::new(MemoryStore::default(), Policy::default());
+    /// # let guard = Guard::from(MemoryStore::default());
     /// // It replaces the account: neither the scope nor the fields know of it.
     /// let scope = [Part::TENANT, Part::USER];
-    /// let reset = Operation::new("reset", scope, KeyFrom::Client(KeyRule::GENERAL)).on(&guard);
+    /// let reset = Operation::new("reset", scope, KeyFrom::Client(KeyRule::GENERAL));
     /// let under = |account| {
     ///     let caller = Caller::new().with(Part::TENANT, "acme").with(Part::USER, "u-7");
     ///     Call::by(&caller.with(Part::ACCOUNT, account)).key(Some("reset-1"))
     /// };
     /// let replace = |_| async { Ok::<_, std::io::Error>("a-2".to_owned()) };
     ///
-    /// assert_eq!(reset.run(&under("a-1"), replace).await?, Ran::First("a-2".into()));
+    /// assert_eq!(guard.run(reset.asked(&under("a-1"))?, replace).await?, Done::Fresh("a-2".into()));
     /// // The retry comes under the old account, or already under the new one.
-    /// assert_eq!(reset.run(&under("a-1"), replace).await?, Ran::Replayed("a-2".into()));
-    /// assert_eq!(reset.run(&under("a-2"), replace).await?, Ran::Replayed("a-2".into()));
+    /// assert_eq!(guard.run(reset.asked(&under("a-1"))?, replace).await?, Done::Replayed("a-2".into()));
+    /// assert_eq!(guard.run(reset.asked(&under("a-2"))?, replace).await?, Done::Replayed("a-2".into()));
     /// # Ok(())
     /// # }
     /// ```
@@ -160,24 +145,21 @@ impl Operation {
             scope: scope.into_iter().collect(),
             key,
             window: Window::default(),
-            policy: None,
-            retention: None,
-            lease: None,
-            key_required: None,
+            overrides: Overrides::default(),
         }
     }
 
     /// How long an outcome is replayed, counted from its completion. The guard's unless set.
     #[must_use]
     pub const fn with_retention(mut self, retention: Retention) -> Self {
-        self.retention = Some(retention);
+        self.overrides.retention = Some(retention);
         self
     }
 
     /// How long a claim is held without renewal. The guard's unless set.
     #[must_use]
     pub const fn with_lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
+        self.overrides.lease = Some(lease);
         self
     }
 
@@ -185,7 +167,7 @@ impl Operation {
     /// client can be missing.
     #[must_use]
     pub const fn with_key_required(mut self, required: bool) -> Self {
-        self.key_required = Some(required);
+        self.overrides.key_required = Some(required);
         self
     }
 
@@ -193,7 +175,7 @@ impl Operation {
     /// order they are called.
     #[must_use]
     pub const fn with_policy(mut self, policy: Policy) -> Self {
-        self.policy = Some(policy);
+        self.overrides.policy = Some(policy);
         self
     }
 
@@ -205,25 +187,24 @@ impl Operation {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::{sync::Arc, time::Duration};
-    /// use semel::guard::{Guard, Policy, Ran};
+    /// use semel::guard::{Done, Guard};
     /// use semel::memory::{Limits, MemoryStore};
     /// use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
     /// use semel::{ManualClock, Timestamp};
     ///
     /// let clock = Arc::new(ManualClock::new(Timestamp::default()));
     /// let store = MemoryStore::with_clock(Limits::default(), clock.clone());
-    /// let guard = Guard::new(store, Policy::default());
+    /// let guard = Guard::from(store);
     /// let resend = Operation::new("resend_receipt", [Part::USER], KeyFrom::Content)
-    ///     .rolling(Duration::from_mins(5))
-    ///     .on(&guard);
+    ///     .rolling(Duration::from_mins(5));
     /// let call = Call::by(&Caller::new().with(Part::USER, "u-7")).field("order", 4711);
     /// let send = |_| async { Ok::<_, std::io::Error>(()) };
     ///
-    /// assert_eq!(resend.run(&call, send).await?, Ran::First(()));
+    /// assert_eq!(guard.run(resend.asked(&call)?, send).await?, Done::Fresh(()));
     /// clock.advance(Duration::from_secs(299));
-    /// assert_eq!(resend.run(&call, send).await?, Ran::Replayed(()));
+    /// assert_eq!(guard.run(resend.asked(&call)?, send).await?, Done::Replayed(()));
     /// clock.advance(Duration::from_secs(1));
-    /// assert_eq!(resend.run(&call, send).await?, Ran::First(()));
+    /// assert_eq!(guard.run(resend.asked(&call)?, send).await?, Done::Fresh(()));
     /// # Ok(())
     /// # }
     /// ```
@@ -247,37 +228,55 @@ impl Operation {
         &self.name
     }
 
-    /// The policy it has on a guard with the policy `base`.
-    pub fn policy(&self, base: &Policy) -> Policy {
-        let mut policy = self.policy.unwrap_or(*base);
-        if let Some(lease) = self.lease {
-            policy = policy.with_lease(lease);
-        }
-        if let Some(required) = self.key_required {
-            policy = policy.with_key_required(required);
-        }
-        let retention = self.retention.unwrap_or(policy.retention());
-        policy.with_retention(match self.window {
-            Window::None => retention,
-            Window::Rolling(window) => Retention::new(window),
-            Window::Aligned(every) => Retention {
-                replay: retention.replay.max(every.kept()),
-                ..retention
-            },
-        })
-    }
-
-    /// Binds it to a guard: its store, observer, reconciler and tasks, and this operation's policy.
-    pub fn on<S: Store>(self, guard: &Guard<S>) -> Bound<S> {
-        let guard = guard.with_policy(self.policy(guard.policy()));
-        Bound::new(self, guard)
-    }
-
-    /// What `call` asks for; `None` where the client sent no key.
+    /// What `call` asks a [`Guard`](crate::guard::Guard) for, under this operation's policy. Without
+    /// a key of the client's it runs plainly, unless the operation requires one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use semel::guard::{Done, Guard, RunError};
+    /// # use semel::memory::MemoryStore;
+    /// # use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
+    /// # use semel::KeyRule;
+    /// # let guard = Guard::from(MemoryStore::default());
+    /// let start = Operation::new("start", [Part::USER], KeyFrom::Client(KeyRule::STRICT));
+    /// let required = start.clone().with_key_required(true);
+    /// let call = Call::by(&Caller::new().with(Part::USER, "u-7"));
+    /// let work = |_| async { Ok::<_, std::io::Error>(()) };
+    ///
+    /// // Without a key it runs as often as it is called, and nothing is stored.
+    /// assert_eq!(guard.run(start.asked(&call)?, work).await?, Done::Unprotected(()));
+    /// assert!(guard.store().is_empty());
+    /// let refused = guard.run(required.asked(&call)?, work).await;
+    /// assert!(matches!(refused, Err(RunError::KeyRequired)));
+    /// // With one, nothing is replayed as nothing.
+    /// let call = call.key(Some("challenge:2026-11"));
+    /// assert_eq!(guard.run(start.asked(&call)?, work).await?, Done::Fresh(()));
+    /// assert_eq!(guard.run(start.asked(&call)?, work).await?, Done::Replayed(()));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`CallError`]: the call does not have what this operation needs.
-    pub fn identify(&self, call: &Call) -> Result<Option<Asked>, CallError> {
+    pub fn asked(&self, call: &Call) -> Result<Asked, CallError> {
+        let fingerprint = call.content().fingerprint();
+        let mut asked = match self.identity(call)? {
+            Some(identity) => Asked::new(identity, fingerprint),
+            None => Asked::unkeyed(fingerprint),
+        };
+        asked.overrides = self.overrides;
+        match self.window {
+            Window::None => {}
+            Window::Rolling(window) => {
+                asked.overrides.retention = Some(Retention::new(window));
+            }
+            Window::Aligned(every) => asked.overrides.replay_at_least = every.kept(),
+        }
+        Ok(asked)
+    }
+
+    fn identity(&self, call: &Call) -> Result<Option<Identity>, CallError> {
         let key = match self.key {
             KeyFrom::Client(rule) => match call.client_key() {
                 Some(text) => rule.parse(text)?,
@@ -299,10 +298,7 @@ impl Operation {
             let made = call.intent_time().ok_or(CallError::MissingTime)?;
             segments.extend(every.segments(made));
         }
-        Ok(Some(Asked {
-            identity: Identity::new(Scope::new(segments), &self.name, key),
-            fingerprint: call.content().fingerprint(),
-        }))
+        Ok(Some(Identity::new(Scope::new(segments), &self.name, key)))
     }
 }
 

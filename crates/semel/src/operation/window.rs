@@ -13,25 +13,24 @@ use crate::time::micros;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use semel::guard::{Guard, Policy, Ran};
+/// use semel::guard::{Done, Guard};
 /// use semel::memory::MemoryStore;
 /// use semel::operation::{Aligned, Call, Caller, KeyFrom, Operation, Part};
 /// use semel::Timestamp;
 ///
-/// let guard = Guard::new(MemoryStore::default(), Policy::default());
+/// let guard = Guard::from(MemoryStore::default());
 /// let bonus = Operation::new("daily_bonus", [Part::USER], KeyFrom::Scope)
-///     .aligned(Aligned::DAYS)
-///     .on(&guard);
+///     .aligned(Aligned::DAYS);
 /// let caller = Caller::new().with(Part::USER, "u-7");
 /// let pay = |_| async { Ok::<_, std::io::Error>(()) };
 ///
 /// // The intent of 23:59:59. Its retry comes after midnight, and still says so.
-/// let evening = Timestamp::from_micros(86_399_000_000);
-/// assert_eq!(bonus.run(&Call::by(&caller).made_at(evening), pay).await?, Ran::First(()));
-/// assert_eq!(bonus.run(&Call::by(&caller).made_at(evening), pay).await?, Ran::Replayed(()));
+/// let evening = Call::by(&caller).made_at(Timestamp::from_micros(86_399_000_000));
+/// assert_eq!(guard.run(bonus.asked(&evening)?, pay).await?, Done::Fresh(()));
+/// assert_eq!(guard.run(bonus.asked(&evening)?, pay).await?, Done::Replayed(()));
 /// // The next day's own.
-/// let morning = Timestamp::from_micros(86_400_000_000);
-/// assert_eq!(bonus.run(&Call::by(&caller).made_at(morning), pay).await?, Ran::First(()));
+/// let morning = Call::by(&caller).made_at(Timestamp::from_micros(86_400_000_000));
+/// assert_eq!(guard.run(bonus.asked(&morning)?, pay).await?, Done::Fresh(()));
 /// # Ok(())
 /// # }
 /// ```

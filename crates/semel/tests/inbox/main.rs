@@ -12,13 +12,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use semel::inbox::{Event, Inbox, InboxError, Poison, Receipt};
+use semel::guard::Policy;
+use semel::inbox::{DeadLetter, Event, Inbox, InboxError, Receipt};
+use semel::store::Retention;
 use semel::{Store, StoreError};
 
 type Answer = Result<Receipt, InboxError<String>>;
 
 fn event(id: &str) -> Event {
     Event::new("orders", id, format!("body of {id}"))
+}
+
+/// What an inbox has unless it is given another one.
+fn policy() -> Policy {
+    Policy::default().with_retention(Retention::EVENT)
 }
 
 /// Longer than a released record without steps is kept.
@@ -53,7 +60,7 @@ impl Runs {
 
 /// What was handed to the callback, which fails while it is told to.
 #[derive(Clone, Default)]
-struct Taken(Arc<Mutex<(Vec<Poison>, u32)>>);
+struct Taken(Arc<Mutex<(Vec<DeadLetter>, u32)>>);
 
 impl Taken {
     fn failing(times: u32) -> Self {
@@ -64,15 +71,15 @@ impl Taken {
 
     fn inbox<S: Store>(&self, inbox: Inbox<S>) -> Inbox<S> {
         let taken = self.clone();
-        inbox.with_on_poison(move |poison| {
+        inbox.with_dead_letters(move |letter| {
             let taken = taken.clone();
-            async move { taken.take(poison) }
+            async move { taken.take(letter) }
         })
     }
 
-    fn take(&self, poison: Poison) -> Result<(), StoreError> {
+    fn take(&self, letter: DeadLetter) -> Result<(), StoreError> {
         let mut taken = self.0.lock().unwrap();
-        taken.0.push(poison);
+        taken.0.push(letter);
         if taken.1 > 0 {
             taken.1 -= 1;
             let kind = semel::StoreErrorKind::NotApplied;
@@ -81,7 +88,7 @@ impl Taken {
         Ok(())
     }
 
-    fn all(&self) -> Vec<Poison> {
+    fn all(&self) -> Vec<DeadLetter> {
         self.0.lock().unwrap().0.clone()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use semel::guard::InFlight;
+use semel::guard::{InFlight, OnError, OnPanic, Ran};
 use semel::inbox::{Event, Inbox, InboxError, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::OnLost;
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
 use super::scripted::Scripted;
-use super::{Answer, LATER, Runs, event, receive};
+use super::{Answer, LATER, Runs, event, policy, receive};
 
 fn inbox() -> Inbox<MemoryStore> {
     Inbox::new(MemoryStore::default(), "billing")
@@ -21,7 +21,8 @@ fn inbox() -> Inbox<MemoryStore> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_deliveries_at_the_same_time_one_runs() {
-    let inbox = inbox().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let waits = policy().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let inbox = inbox().with_policy(waits);
     let (runs, mut deliveries) = (Runs::default(), Vec::new());
     for number in 0..32 {
         for _ in 0..8 {
@@ -44,7 +45,7 @@ async fn a_delivery_during_another_is_not_acknowledged() {
     let (inbox, go) = (inbox(), Arc::new(Notify::new()));
     let (there, wait) = (inbox.clone(), go.clone());
     let first = tokio::spawn(async move {
-        let work = |_| async move {
+        let work = move |_| async move {
             wait.notified().await;
             Ok::<_, String>(())
         };
@@ -87,7 +88,7 @@ pub(crate) async fn lost(inbox: &Inbox<Arc<Scripted>>, event: &Event) {
     let started = Arc::new(Notify::new());
     let starts = started.clone();
     tokio::spawn(async move {
-        let work = |_| async move {
+        let work = move |_| async move {
             starts.notify_one();
             std::future::pending::<Result<(), String>>().await
         };
@@ -107,7 +108,7 @@ async fn r7_an_event_whose_consumer_died_is_unknown_unless_it_may_run_again() {
     assert!(matches!(answer, Err(InboxError::Unknown)), "{answer:?}");
     assert_eq!(runs.count(), 0);
 
-    let retries = inbox.clone().with_on_lost(OnLost::Retry);
+    let retries = inbox.with_policy(policy().with_on_lost(OnLost::Retry));
     lost(&retries, &event("b")).await;
     let answer = receive(&retries, &event("b"), &runs, false).await;
     assert_eq!(answer.unwrap(), Receipt::Handled);
@@ -190,6 +191,7 @@ async fn a_failure_gives_it_back_and_is_counted_for_days() {
             InboxError::Failed {
                 error,
                 attempt: told,
+                ran: Ran::Yes,
             } => {
                 assert_eq!((error, told), (format!("failure {attempt}"), attempt));
             }
@@ -203,11 +205,27 @@ async fn a_failure_gives_it_back_and_is_counted_for_days() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failure_gives_it_back_whatever_the_policy_says() {
+    let keeps = policy().with_on_error(OnError::Keep);
+    let careful = policy().with_on_error(OnError::Unknown);
+    for policy in [keeps, careful.with_on_panic(OnPanic::Unknown)] {
+        let (inbox, runs) = (inbox().with_policy(policy), Runs::default());
+        let failed = receive(&inbox, &event("a"), &runs, true).await;
+        assert!(matches!(failed, Err(InboxError::Failed { .. })));
+        let panics = |_| async { panic!("on purpose") };
+        let panicked = inbox.receive::<String, _, _>(&event("a"), panics).await;
+        assert!(matches!(panicked, Err(InboxError::Panicked { .. })));
+        let handled = receive(&inbox, &event("a"), &runs, false).await;
+        assert_eq!(handled.unwrap(), Receipt::Handled);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_runs_without_the_store() {
     let (inbox, runs) = (inbox(), Runs::default());
     inbox.store().close().await.unwrap();
     match receive(&inbox, &event("a"), &runs, false).await {
-        Err(InboxError::Store { ran: false, .. }) => {}
+        Err(InboxError::Store { ran: Ran::No, .. }) => {}
         other => panic!("{other:?}"),
     }
     assert_eq!(runs.count(), 0);

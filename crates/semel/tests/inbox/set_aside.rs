@@ -10,7 +10,7 @@ use tokio::time::advance;
 
 use super::receive::lost;
 use super::scripted::Scripted;
-use super::{LATER, Runs, Taken, event, receive};
+use super::{LATER, Runs, Taken, event, policy, receive};
 
 fn inbox() -> Inbox<MemoryStore> {
     Inbox::new(MemoryStore::default(), "billing")
@@ -28,17 +28,17 @@ async fn the_last_failure_hands_it_over_and_it_is_never_handled_again() {
     assert!(taken.all().is_empty());
     for _ in 0..3 {
         let aside = receive(&inbox, &event("a"), &runs, true).await;
-        assert_eq!(aside.unwrap(), Receipt::SetAside);
+        assert_eq!(aside.unwrap(), Receipt::DeadLettered);
         advance(LATER).await;
     }
     assert_eq!(runs.count(), 5);
-    let [poison] = &taken.all()[..] else {
+    let [letter] = &taken.all()[..] else {
         panic!("{:?}", taken.all());
     };
-    assert_eq!((poison.reason, poison.attempts), (Reason::Failed, 5));
-    assert_eq!(poison.event.body(), event("a").body());
+    assert_eq!((letter.reason, letter.attempts), (Reason::Failed, 5));
+    assert_eq!(letter.event.body(), event("a").body());
     let texts = (1..=5).map(|number| format!("failure {number}"));
-    assert_eq!(poison.errors, texts.collect::<Vec<_>>());
+    assert_eq!(letter.errors, texts.collect::<Vec<_>>());
 
     // An operator sees it among the kept failures.
     let query = ListQuery::new(StateKind::Completed);
@@ -59,7 +59,7 @@ async fn where_nobody_takes_it_it_is_not_set_aside() {
     // The first time after the work, then instead of it.
     for _ in 0..2 {
         match receive(&inbox, &event("a"), &runs, true).await {
-            Err(InboxError::NotSetAside { attempt: 1, source }) => {
+            Err(InboxError::NotDeadLettered { attempt: 1, source }) => {
                 assert_eq!(source.to_string(), "no room for it");
             }
             other => panic!("{other:?}"),
@@ -67,7 +67,7 @@ async fn where_nobody_takes_it_it_is_not_set_aside() {
         advance(LATER).await;
     }
     let aside = receive(&inbox, &event("a"), &runs, true).await;
-    assert_eq!(aside.unwrap(), Receipt::SetAside);
+    assert_eq!(aside.unwrap(), Receipt::DeadLettered);
     assert_eq!((runs.count(), taken.all().len()), (1, 3));
     assert_eq!(taken.all()[2].errors, ["failure 1"]);
 }
@@ -82,43 +82,47 @@ async fn a_panic_is_a_failure_and_stops_nobody() {
         Err(InboxError::Panicked {
             message,
             attempt: 1,
+            ran: semel::guard::Ran::Yes,
         }) => assert_eq!(message, "out of cheese"),
         other => panic!("{other:?}"),
     }
     let second = inbox.receive::<String, _, _>(&event("a"), panics).await;
-    assert_eq!(second.unwrap(), Receipt::SetAside);
+    assert_eq!(second.unwrap(), Receipt::DeadLettered);
     assert_eq!(taken.all()[0].errors, ["out of cheese", "out of cheese"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_callback_that_panics_took_nothing() {
-    async fn callback(_: semel::inbox::Poison) -> Result<(), String> {
+    async fn callback(_: semel::inbox::DeadLetter) -> Result<(), String> {
         panic!("no disk")
     }
-    let inbox = inbox().with_max_attempts(1).with_on_poison(callback);
+    let inbox = inbox().with_max_attempts(1).with_dead_letters(callback);
     let runs = Runs::default();
     match receive(&inbox, &event("a"), &runs, true).await {
-        Err(InboxError::NotSetAside { source, .. }) => assert_eq!(source.to_string(), "no disk"),
+        Err(InboxError::NotDeadLettered { source, .. }) => {
+            assert_eq!(source.to_string(), "no disk");
+        }
         other => panic!("{other:?}"),
     }
     let other = Event::new("orders", "a", "another body");
     let answer = receive(&inbox, &other, &runs, true).await;
-    assert!(matches!(answer, Err(InboxError::NotSetAside { .. })));
+    assert!(matches!(answer, Err(InboxError::NotDeadLettered { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn attempts_that_end_without_a_word_count() {
     let (taken, runs) = (Taken::default(), Runs::default());
     let store = Arc::new(Scripted::new(&[]));
-    let inbox = Inbox::new(store, "billing").with_on_lost(OnLost::Retry);
+    let retries = policy().with_on_lost(OnLost::Retry);
+    let inbox = Inbox::new(store, "billing").with_policy(retries);
     let inbox = taken.inbox(inbox).with_max_attempts(3);
     for _ in 0..3 {
         lost(&inbox, &event("a")).await;
     }
     let aside = receive(&inbox, &event("a"), &runs, false).await;
-    assert_eq!((aside.unwrap(), runs.count()), (Receipt::SetAside, 0));
-    let poison = &taken.all()[0];
-    assert_eq!((poison.attempts, poison.errors.len()), (3, 0));
+    assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 0));
+    let letter = &taken.all()[0];
+    assert_eq!((letter.attempts, letter.errors.len()), (3, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,9 +133,9 @@ async fn an_event_with_the_id_of_another_is_handed_over() {
     assert_eq!(first.unwrap(), Receipt::Handled);
     let other = Event::new("orders", "a", "another body");
     let failed = receive(&inbox, &other, &runs, false).await;
-    assert!(matches!(failed, Err(InboxError::NotSetAside { .. })));
+    assert!(matches!(failed, Err(InboxError::NotDeadLettered { .. })));
     let aside = receive(&inbox, &other, &runs, false).await;
-    assert_eq!(aside.unwrap(), Receipt::SetAside);
+    assert_eq!(aside.unwrap(), Receipt::DeadLettered);
     assert_eq!(taken.all()[1].reason, Reason::Mismatch);
     // The first one's record is as it was.
     let again = receive(&inbox, &event("a"), &runs, false).await;
@@ -147,7 +151,7 @@ async fn the_brokers_count_counts_where_it_is_trusted() {
     assert!(matches!(failed, Err(InboxError::Failed { attempt: 1, .. })));
     let trusting = inbox.with_deliveries_counted(true);
     let aside = receive(&trusting, &delivered, &runs, true).await;
-    assert_eq!(aside.unwrap(), Receipt::SetAside);
+    assert_eq!(aside.unwrap(), Receipt::DeadLettered);
     assert_eq!(taken.all()[0].attempts, 9);
 }
 
@@ -160,9 +164,9 @@ async fn long_texts_of_many_attempts_have_room() {
         let answer = inbox.receive(&event("a"), work).await;
         assert_eq!(answer.is_ok(), number == 200, "{number}");
     }
-    let poison = &taken.all()[0];
-    assert_eq!((poison.attempts, poison.errors.len()), (200, 200));
-    assert!(poison.errors.iter().all(|text| text.starts_with('é')));
+    let letter = &taken.all()[0];
+    assert_eq!((letter.attempts, letter.errors.len()), (200, 200));
+    assert!(letter.errors.iter().all(|text| text.starts_with('é')));
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,7 +177,7 @@ async fn a_text_too_large_for_the_store_is_set_aside_all_the_same() {
     for _ in 0..2 {
         let work = |_| async { Err::<(), _>("x".repeat(5000)) };
         let answer = inbox.receive(&event("a"), work).await;
-        assert_eq!(answer.unwrap(), Receipt::SetAside);
+        assert_eq!(answer.unwrap(), Receipt::DeadLettered);
     }
     assert_eq!(taken.all().len(), 1);
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use semel::guard::TransactOptions;
-use semel::inbox::{Event, Fresh, Inbox, InboxError, Reason, Receipt};
+use semel::guard::{Ran, TransactOptions};
+use semel::inbox::{Event, Inbox, InboxError, NewEvents, Reason, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLost, Store as _};
 use semel::transaction::{Isolation, Lent};
 use semel::{Fingerprint, StateKind, StoreErrorKind};
+use tokio::sync::Notify;
 use tokio::time::advance;
 
 use super::scripted::{Conflict, Failure, Fate, Scripted, Work};
@@ -44,12 +45,8 @@ impl Bench {
 
     async fn batch(&self, events: &[Event]) -> Vec<Answer> {
         let (runs, poison) = (self.runs.clone(), self.poison.clone());
-        let work = move |fresh: Fresh, mut tx: Tx| {
-            let ids: Vec<_> = fresh
-                .events
-                .iter()
-                .map(|(e, _)| e.id().to_owned())
-                .collect();
+        let work = move |new: NewEvents, mut tx: Tx| {
+            let ids: Vec<_> = new.events.iter().map(|(e, _)| e.id().to_owned()).collect();
             runs.lock().unwrap().push(ids.join(" "));
             let bad = ids.iter().any(|id| poison.contains(&**id));
             async move {
@@ -94,11 +91,11 @@ fn short(answers: &[Answer]) -> String {
     let one = |answer: &Answer| match answer {
         Ok(Receipt::Handled) => "H",
         Ok(Receipt::Duplicate) => "D",
-        Ok(Receipt::SetAside) => "S",
+        Ok(Receipt::DeadLettered) => "S",
         Err(InboxError::InFlight { .. }) => "i",
         Err(InboxError::Mismatch) => "m",
         Err(InboxError::Failed { .. }) => "f",
-        Err(InboxError::Superseded) => "s",
+        Err(InboxError::Superseded { ran: Ran::No }) => "s",
         Err(InboxError::NoId) => "n",
         Err(_) => "e",
     };
@@ -114,7 +111,7 @@ async fn one_event_is_applied_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fresh_ones_of_a_batch_are_one_transaction() {
+async fn the_new_ones_of_a_batch_are_one_transaction() {
     let bench = Bench::new(&[]);
     assert_eq!(short(&bench.batch(&events("b d")).await), "HH");
     let mut all = events("a b c d a c e");
@@ -149,15 +146,15 @@ async fn one_that_fails_is_alone_in_the_end_and_holds_up_nobody() {
     assert_eq!(short(&bench.batch(&all).await), "DDDDDSDD");
     assert_eq!(bench.runs(), ["f"]);
     assert_eq!(short(&bench.batch(&all).await), "DDDDDSDD");
-    let [poison] = &taken.all()[..] else {
+    let [letter] = &taken.all()[..] else {
         panic!("{:?}", taken.all());
     };
-    assert_eq!((poison.reason, poison.attempts), (Reason::Failed, 2));
-    assert_eq!(poison.errors, ["no such article", "no such article"]);
+    assert_eq!((letter.reason, letter.attempts), (Reason::Failed, 2));
+    assert_eq!(letter.errors, ["no such article", "no such article"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_without_attempts_left_are_not_run_beside_the_fresh_ones() {
+async fn those_without_attempts_left_are_not_run_beside_the_new_ones() {
     let taken = Taken::failing(1);
     let bench = Bench::poisoned(&["f"], &taken);
     for expected in ["f", "e"] {
@@ -181,19 +178,52 @@ async fn a_lost_answer_to_the_commit_is_what_the_records_say() {
     assert_eq!(bench.runs().len(), 2);
     assert_eq!(bench.ledger(), ["a", "b", "c"]);
 
-    // Nobody answers: none is acknowledged, and the next delivery learns it.
-    let bench = Bench::new(&[Fate::Lost { committed: true }]);
-    bench.inbox.store().deaf.store(true, Ordering::SeqCst);
-    for answer in bench.batch(&all).await {
-        match answer {
-            Err(InboxError::Store { ran: true, source }) => {
-                assert_eq!(source.kind(), StoreErrorKind::Unknown);
+    // Nobody answers: none is acknowledged, and the next delivery learns it, or runs it again.
+    for (committed, next) in [(true, "DDD"), (false, "HHH")] {
+        let bench = Bench::new(&[Fate::Lost { committed }]);
+        bench.inbox.store().deaf.store(true, Ordering::SeqCst);
+        for answer in bench.batch(&all).await {
+            match answer {
+                Err(InboxError::Store { ran, source }) => {
+                    assert_eq!(ran, Ran::Unknown);
+                    assert_eq!(source.kind(), StoreErrorKind::Unknown);
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
+        bench.inbox.drain().await;
+        assert_eq!(short(&bench.batch(&all).await), next);
+        assert_eq!(bench.ledger(), ["a", "b", "c"]);
     }
-    assert_eq!(short(&bench.batch(&all).await), "DDD");
-    assert_eq!(bench.ledger(), ["a", "b", "c"]);
+}
+
+/// Its lease lapses, and another delivery runs: a transaction that was not committed did not happen.
+#[tokio::test(start_paused = true)]
+async fn r7_an_event_whose_consumer_stood_still_runs_again_and_is_applied_once() {
+    let bench = Bench::new(&[]);
+    bench.inbox.store().deaf.store(true, Ordering::SeqCst);
+    let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (inbox, begins, goes) = (bench.inbox.clone(), begun.clone(), go.clone());
+    let stale = tokio::spawn(async move {
+        let work = move |_, mut tx: Tx| {
+            let (begins, goes) = (begins.clone(), goes.clone());
+            async move {
+                begins.notify_one();
+                goes.notified().await;
+                tx.lines.push("too late".into());
+                Ok::<_, Failure>(())
+            }
+        };
+        let options = TransactOptions::default();
+        inbox.transact(&event("a"), options, work).await
+    });
+    begun.notified().await;
+    advance(Duration::from_secs(31)).await;
+    assert_eq!(bench.one(&event("a")).await.unwrap(), Receipt::Handled);
+    go.notify_one();
+    assert_eq!(short(&[stale.await.unwrap()]), "s");
+    assert_eq!(bench.one(&event("a")).await.unwrap(), Receipt::Duplicate);
+    assert_eq!(bench.ledger(), ["a"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,8 +270,8 @@ async fn a_commit_that_is_refused_is_the_events_fault() {
     assert_eq!(short(&[bench.one(&event("a")).await]), "e");
     advance(LATER).await;
     assert_eq!(short(&[bench.one(&event("a")).await]), "S");
-    let poison = &taken.all()[0];
-    assert_eq!((poison.attempts, poison.errors.len()), (2, 2));
+    let letter = &taken.all()[0];
+    assert_eq!((letter.attempts, letter.errors.len()), (2, 2));
     assert!(bench.ledger().is_empty());
 }
 
@@ -270,12 +300,8 @@ async fn steal(memory: &MemoryStore, hint: &str) {
 async fn one_that_was_taken_over_is_left_out_and_the_others_run_again() {
     let bench = Bench::new(&[]);
     let (store, runs) = (bench.inbox.store().clone(), bench.runs.clone());
-    let work = move |fresh: Fresh, mut tx: Tx| {
-        let ids: Vec<_> = fresh
-            .events
-            .iter()
-            .map(|(e, _)| e.id().to_owned())
-            .collect();
+    let work = move |new: NewEvents, mut tx: Tx| {
+        let ids: Vec<_> = new.events.iter().map(|(e, _)| e.id().to_owned()).collect();
         runs.lock().unwrap().push(ids.join(" "));
         let store = store.clone();
         async move {
@@ -299,8 +325,8 @@ async fn all_leases_are_renewed_while_the_work_runs() {
     let bench = Bench::new(&[]);
     let (there, runs) = (bench.inbox.clone(), bench.runs.clone());
     let slow = tokio::spawn(async move {
-        let work = move |fresh: Fresh, tx: Tx| {
-            runs.lock().unwrap().push(fresh.events.len().to_string());
+        let work = move |new: NewEvents, tx: Tx| {
+            runs.lock().unwrap().push(new.events.len().to_string());
             async move {
                 tokio::time::sleep(Duration::from_mins(5)).await;
                 drop(tx);
@@ -321,10 +347,10 @@ async fn where_none_are_renewed_beside_a_transaction_they_are_between_two() {
     let bench = Bench::new(&[]);
     let there = bench.inbox.clone();
     let slow = tokio::spawn(async move {
-        let work = move |fresh: Fresh, tx: Tx| async move {
+        let work = move |new: NewEvents, tx: Tx| async move {
             tokio::time::sleep(Duration::from_secs(20)).await;
             drop(tx);
-            if fresh.events.iter().any(|(event, _)| event.id() == "f") {
+            if new.events.iter().any(|(event, _)| event.id() == "f") {
                 return Err(Failure(None));
             }
             Ok(())
@@ -354,7 +380,7 @@ async fn work_that_keeps_the_transaction_or_panics_is_not_committed() {
     let bench = Bench::new(&[]);
     let kept: Arc<Mutex<Vec<Tx>>> = Arc::default();
     let keeps = kept.clone();
-    let work = move |_: Fresh, tx: Tx| {
+    let work = move |_: NewEvents, tx: Tx| {
         keeps.lock().unwrap().push(tx);
         async { Ok::<_, Failure>(()) }
     };
@@ -364,8 +390,8 @@ async fn work_that_keeps_the_transaction_or_panics_is_not_committed() {
     for answer in answers.await {
         assert!(matches!(answer, Err(InboxError::TransactionKept)));
     }
-    let work = |fresh: Fresh, _: Tx| async move {
-        assert!(fresh.events.iter().all(|(e, _)| e.id() != "b"), "not b");
+    let work = |new: NewEvents, _: Tx| async move {
+        assert!(new.events.iter().all(|(e, _)| e.id() != "b"), "not b");
         Ok::<_, Failure>(())
     };
     let answers = bench
@@ -377,6 +403,7 @@ async fn work_that_keeps_the_transaction_or_panics_is_not_committed() {
         Err(InboxError::Panicked {
             message,
             attempt: 1,
+            ran: Ran::No,
         }) => assert_eq!(message, "not b"),
         other => panic!("{other:?}"),
     }

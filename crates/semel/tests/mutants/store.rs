@@ -77,7 +77,7 @@ impl SmallStore {
     fn fenced(
         &self,
         digest: &IdentityDigest,
-        step: impl FnOnce(Option<&Record>, Timestamp) -> record::Step,
+        step: impl FnOnce(Option<&Record>, Timestamp) -> record::Transition,
     ) -> Result<Fenced> {
         let (mut records, now) = self.open()?;
         let entry = records.0.get_mut(digest);

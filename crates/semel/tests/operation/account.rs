@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::KeyRule;
-use semel::guard::{Begin, Policy, Ran, RunError, Settled};
-use semel::operation::{Bound, Call, Caller, KeyFrom, Operation, Part};
+use semel::guard::{Begin, Done, Policy, RunError, Settled};
+use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
 use semel::store::OnLost;
 use semel::{Outcome, State, Store as _};
 
@@ -14,9 +14,9 @@ use super::Bench;
 
 const PORTFOLIO: Part = Part::new("portfolio");
 
-fn reset(bench: &Bench) -> Bound<super::Store> {
+fn reset() -> Operation {
     let scope = [Part::TENANT, Part::USER, PORTFOLIO];
-    Operation::new("reset", scope, KeyFrom::Client(KeyRule::GENERAL)).on(&bench.guard)
+    Operation::new("reset", scope, KeyFrom::Client(KeyRule::GENERAL))
 }
 
 /// The account that a portfolio has at present: `a-1`, `a-2`, …
@@ -47,27 +47,27 @@ fn asks(account: &str) -> Caller {
 }
 
 async fn run(
-    reset: &Bound<super::Store>,
+    bench: &Bench,
     accounts: &Accounts,
     caller: &Caller,
-) -> Result<Ran<String>, RunError<Infallible>> {
+) -> Result<Done<String>, RunError<Infallible>> {
     let accounts = accounts.clone();
     let call = Call::by(caller).key(Some("reset-1"));
-    let work = |_| async move { Ok(accounts.replace()) };
-    reset.run(&call, work).await
+    let work = move |_| async move { Ok(accounts.replace()) };
+    bench.guard.run(reset().asked(&call).unwrap(), work).await
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_under_the_old_account_and_under_the_new_one_replays() {
     let bench = Bench::new();
-    let (reset, accounts) = (reset(&bench), Accounts::new());
+    let accounts = Accounts::new();
     let old = asks(&accounts.present());
-    let ran = run(&reset, &accounts, &old).await.unwrap();
-    assert_eq!(ran, Ran::First("a-2".into()));
+    let ran = run(&bench, &accounts, &old).await.unwrap();
+    assert_eq!(ran, Done::Fresh("a-2".into()));
     let new = asks(&accounts.present());
     for caller in [&old, &new] {
-        let retry = run(&reset, &accounts, caller).await.unwrap();
-        assert_eq!(retry, Ran::Replayed("a-2".into()));
+        let retry = run(&bench, &accounts, caller).await.unwrap();
+        assert_eq!(retry, Done::Replayed("a-2".into()));
     }
     assert_eq!(accounts.present(), "a-2");
 }
@@ -75,8 +75,8 @@ async fn a_retry_under_the_old_account_and_under_the_new_one_replays() {
 #[tokio::test(start_paused = true)]
 async fn no_other_tenant_user_or_portfolio_meets_the_record() {
     let bench = Bench::new();
-    let (reset, accounts) = (reset(&bench), Accounts::new());
-    run(&reset, &accounts, &asks("a-1")).await.unwrap();
+    let accounts = Accounts::new();
+    run(&bench, &accounts, &asks("a-1")).await.unwrap();
     for (n, (part, value)) in [
         (Part::TENANT, "zenith"),
         (Part::USER, "u-8"),
@@ -86,8 +86,8 @@ async fn no_other_tenant_user_or_portfolio_meets_the_record() {
     .enumerate()
     {
         let other = asks("a-1").with(part, value);
-        let ran = run(&reset, &accounts, &other).await.unwrap();
-        assert_eq!(ran, Ran::First(format!("a-{}", n + 3)));
+        let ran = run(&bench, &accounts, &other).await.unwrap();
+        assert_eq!(ran, Done::Fresh(format!("a-{}", n + 3)));
     }
 }
 
@@ -98,30 +98,25 @@ async fn the_completion_goes_by_the_claim_whatever_became_of_the_account() {
         .with_lease(lease)
         .with_on_lost(OnLost::Retry);
     let bench = Bench::with(policy);
-    let (reset, accounts) = (reset(&bench), Accounts::new());
+    let accounts = Accounts::new();
     let call = Call::by(&asks("a-1")).key(Some("reset-1"));
-    let asked = reset.operation().identify(&call).unwrap().unwrap();
-    let begin = async || {
-        reset
-            .guard()
-            .begin(&asked.identity, asked.fingerprint)
-            .await
-    };
+    let asked = reset().asked(&call).unwrap();
 
     // The first attempt replaces the account and stands still past its lease.
-    let Ok(Begin::Acquired(stale)) = begin().await else {
+    let Ok(Begin::Acquired(stale)) = bench.guard.begin(&asked).await else {
         panic!("not acquired")
     };
+    stale.stop_renewing();
     let first = accounts.replace();
     bench.clock.advance(lease);
     // The second comes under the account as it is now, and is the same.
-    let second = run(&reset, &accounts, &asks(&first)).await.unwrap();
-    assert_eq!(second, Ran::First("a-3".into()));
+    let second = run(&bench, &accounts, &asks(&first)).await.unwrap();
+    assert_eq!(second, Done::Fresh("a-3".into()));
     let late = stale.complete(&Outcome::success(first.as_bytes())).await;
     assert!(matches!(late, Ok(Settled::Refused(_))));
     let record = bench
         .store
-        .get(asked.identity.digest())
+        .get(asked.identity().unwrap().digest())
         .await
         .unwrap()
         .unwrap()

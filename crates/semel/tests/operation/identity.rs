@@ -27,8 +27,8 @@ impl Asked {
             caller = caller.with(*part, value.as_str());
         }
         let call = Call::by(&caller).key(Some(&self.key));
-        let asked = operation.identify(&call).unwrap().unwrap();
-        *asked.identity.digest()
+        let asked = operation.asked(&call).unwrap();
+        *asked.identity().unwrap().digest()
     }
 
     fn declared(&self) -> impl Iterator<Item = (Part, &str)> {

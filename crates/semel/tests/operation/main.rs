@@ -6,9 +6,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use semel::guard::{Guard, Policy, Ran, RunError};
+use semel::guard::{Done, Guard, Policy, RunError};
 use semel::memory::{Limits, MemoryStore};
-use semel::operation::{Bound, Call, Caller, Part};
+use semel::operation::{Call, Caller, Operation, Part};
 use semel::{ManualClock, Timestamp};
 
 mod account;
@@ -60,33 +60,37 @@ fn call() -> Call {
     Call::by(&caller())
 }
 
-/// How often its work ran.
-#[derive(Clone, Default)]
-struct Count(Arc<AtomicU32>);
+/// Runs operations on one guard, and counts how often their work ran.
+struct Count {
+    guard: Guard<Store>,
+    runs: Arc<AtomicU32>,
+}
 
 impl Count {
+    fn on(bench: &Bench) -> Self {
+        Self {
+            guard: bench.guard.clone(),
+            runs: Arc::default(),
+        }
+    }
+
     /// Runs the operation; the answer is which run it was, from 1.
-    async fn run<S: semel::Store>(
-        &self,
-        on: &Bound<S>,
-        call: &Call,
-    ) -> Result<Ran<String>, RunError<Infallible>> {
-        let count = self.0.clone();
-        on.run(call, |_| async move {
-            Ok((count.fetch_add(1, Ordering::SeqCst) + 1).to_string())
-        })
-        .await
+    async fn run(&self, op: &Operation, call: &Call) -> Result<Done<String>, RunError<Infallible>> {
+        let runs = self.runs.clone();
+        let work =
+            move |_| async move { Ok((runs.fetch_add(1, Ordering::SeqCst) + 1).to_string()) };
+        self.guard.run(op.asked(call).unwrap(), work).await
     }
 
     fn runs(&self) -> u32 {
-        self.0.load(Ordering::SeqCst)
+        self.runs.load(Ordering::SeqCst)
     }
 }
 
-fn first(run: u32) -> Ran<String> {
-    Ran::First(run.to_string())
+fn first(run: u32) -> Done<String> {
+    Done::Fresh(run.to_string())
 }
 
-fn replayed(run: u32) -> Ran<String> {
-    Ran::Replayed(run.to_string())
+fn replayed(run: u32) -> Done<String> {
+    Done::Replayed(run.to_string())
 }

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use semel::KeyRule;
 use semel::guard::{
-    Event, InFlight, Observer, OnFailure, Policy, Ran, RunError, StepError, StepKey,
+    Attempt, Done, Guard, InFlight, Observer, OnError, Policy, RunError, Signal, StepError, StepKey,
 };
 use semel::operation::{KeyFrom, Operation, Part};
-use semel::store::{OnLost, Retention};
+use semel::store::Retention;
 
 use super::{Bench, Count, call, first, replayed};
 
 const CLIENT: KeyFrom = KeyFrom::Client(KeyRule::GENERAL);
 
 #[derive(Default)]
-struct Seen(Mutex<Vec<Event>>);
+struct Seen(Mutex<Vec<Signal>>);
 
 impl Observer for Seen {
-    fn on_event(&self, event: Event) {
-        self.0.lock().unwrap().push(event);
+    fn on_signal(&self, signal: Signal) {
+        self.0.lock().unwrap().push(signal);
     }
 }
 
@@ -28,19 +28,17 @@ impl Observer for Seen {
 async fn operations_on_one_guard_have_retentions_of_their_own() {
     let mut bench = Bench::new();
     let seen = Arc::new(Seen::default());
-    bench.guard = bench.guard.with_observer(seen.clone());
+    bench.guard = Guard::builder(bench.store.clone())
+        .observer(seen.clone())
+        .build();
     let mail = Operation::new("mail", [Part::USER], CLIENT).with_retention(Retention::EMAIL);
     let order = Operation::new("order", [Part::USER], CLIENT).with_retention(
         Retention::new(Duration::from_mins(1)).with_tombstone(Duration::from_hours(9)),
     );
     let plain = Operation::new("plain", [Part::USER], CLIENT);
-    let (mail, order, plain) = (
-        mail.on(&bench.guard),
-        order.on(&bench.guard),
-        plain.on(&bench.guard),
-    );
-    assert_eq!(plain.guard().policy(), bench.guard.policy());
-    let (count, call) = (Count::default(), call().key(Some("k")));
+    let (count, call) = (Count::on(&bench), call().key(Some("k")));
+    let policy = bench.guard.policy();
+    assert_eq!(plain.asked(&call).unwrap().policy(policy), *policy);
     for (nth, op) in [&mail, &order, &plain].into_iter().enumerate() {
         let nth = u32::try_from(nth).unwrap() + 1;
         assert_eq!(count.run(op, &call).await.unwrap(), first(nth));
@@ -60,7 +58,7 @@ async fn operations_on_one_guard_have_retentions_of_their_own() {
         .lock()
         .unwrap()
         .iter()
-        .filter(|e| **e == Event::New)
+        .filter(|e| **e == Signal::New)
         .count();
     assert_eq!(new, 4);
 }
@@ -75,30 +73,31 @@ fn an_operations_settings_count_above_its_policy_and_that_above_the_guards() {
         .with_lease(5 * second)
         .with_retention(Retention::API);
     let op = || Operation::new("op", [], KeyFrom::Content);
-    assert_eq!(op().policy(&base), base);
-    assert_eq!(op().with_policy(own).policy(&base), own);
+    let policy = |op: Operation| op.asked(&call()).unwrap().policy(&base);
+    assert_eq!(policy(op()), base);
+    assert_eq!(policy(op().with_policy(own)), own);
     let set = op()
         .with_lease(second)
         .with_key_required(false)
         .with_policy(own);
-    assert_eq!(set.policy(&base), own.with_lease(second));
+    assert_eq!(policy(set), own.with_lease(second));
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_of_many_callers_runs_and_drain_of_the_guard_waits_for_it() {
     let bench =
         Bench::with(Policy::default().with_in_flight(InFlight::Wait(Duration::from_mins(1))));
-    let op = Operation::new("op", [Part::USER], CLIENT).on(&bench.guard);
+    let op = Operation::new("op", [Part::USER], CLIENT);
+    let asked = op.asked(&call().key(Some("k"))).unwrap();
     let mut callers = tokio::task::JoinSet::new();
     for _ in 0..32 {
-        let op = op.clone();
+        let (guard, asked) = (bench.guard.clone(), asked.clone());
         callers.spawn(async move {
-            let call = call().key(Some("k"));
             let work = |_| async {
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 Ok::<_, std::convert::Infallible>("1".to_owned())
             };
-            op.run(&call, work).await.unwrap()
+            guard.run(asked, work).await.unwrap()
         });
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -112,37 +111,39 @@ async fn one_of_many_callers_runs_and_drain_of_the_guard_waits_for_it() {
 #[tokio::test(start_paused = true)]
 async fn a_kept_failure_is_told_to_duplicates() {
     let bench = Bench::new();
-    let keeping = Policy::default().with_on_failure(OnFailure::Keep);
-    let op = Operation::new("op", [Part::USER], CLIENT)
-        .with_policy(keeping)
-        .on(&bench.guard);
-    let call = call().key(Some("k"));
-    let declined = |_| async { Err::<(), _>("declined") };
-    assert!(matches!(
-        op.run(&call, declined).await,
-        Err(RunError::Failed("declined"))
-    ));
-    let again = op.run(&call, declined).await;
-    assert!(matches!(again, Err(RunError::FailedBefore(text)) if text == "declined"));
+    let keeping = Policy::default().with_on_error(OnError::Keep);
+    let op = Operation::new("op", [Part::USER], CLIENT).with_policy(keeping);
+    let asked = op.asked(&call().key(Some("k"))).unwrap();
+    for error in [Some(&"declined"), None] {
+        let work = |_| async { Err::<(), _>("declined") };
+        let Err(RunError::Failed(failed)) = bench.guard.run(asked.clone(), work).await else {
+            panic!("it was declined")
+        };
+        assert_eq!(failed.error(), error);
+        assert_eq!(failed.to_string(), "declined");
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn steps_go_on_where_they_ended_and_without_a_key_have_keys_of_their_own() {
-    let bench = Bench::with(Policy::default().with_on_lost(OnLost::Retry));
-    let op = Operation::new("op", [Part::USER], CLIENT).on(&bench.guard);
+    let bench = Bench::new();
+    let op = Operation::new("op", [Part::USER], CLIENT);
     let keys = Arc::new(Mutex::new(Vec::new()));
     let run = async |call, fails: bool| {
         let keys = keys.clone();
-        let work = |mut steps: semel::guard::Steps<super::Store>| async move {
+        let work = move |mut attempt: Attempt<super::Store>| async move {
             let charged = |key: StepKey| async move {
                 keys.lock().unwrap().push(key);
                 Ok::<_, &str>("charged".to_owned())
             };
-            let charge = steps.step("charge", charged).await?;
+            let charge = attempt.step("charge", charged).await?;
             let ship = |_| async move { if fails { Err("no parcel") } else { Ok(charge) } };
-            steps.step("ship", ship).await
+            attempt.step("ship", ship).await
         };
-        op.run_in_steps::<String, StepError<&str>, _, _>(&call, work)
+        let asked = op.asked(&call).unwrap().in_steps();
+        bench
+            .guard
+            .run::<String, StepError<&str>, _, _>(asked, work)
             .await
     };
     let keyed = call().key(Some("k"));
@@ -152,7 +153,7 @@ async fn steps_go_on_where_they_ended_and_without_a_key_have_keys_of_their_own()
     ));
     assert_eq!(
         run(keyed, false).await.unwrap(),
-        Ran::First("charged".into())
+        Done::Fresh("charged".into())
     );
     assert_eq!(
         keys.lock().unwrap().len(),
@@ -161,7 +162,7 @@ async fn steps_go_on_where_they_ended_and_without_a_key_have_keys_of_their_own()
     );
     for _ in 0..2 {
         let ran = run(call(), false).await.unwrap();
-        assert_eq!(ran, Ran::Unprotected("charged".into()));
+        assert_eq!(ran, Done::Unprotected("charged".into()));
     }
     let keys = keys.lock().unwrap();
     let different: HashSet<_> = keys.iter().collect();

@@ -1,6 +1,6 @@
 //! Where keys come from (rows 3, 11, 26).
 
-use semel::guard::{Ran, RunError};
+use semel::guard::{Done, RunError};
 use semel::operation::{Call, CallError, Caller, KeyFrom, Operation, Part};
 use semel::{KeyError, KeyRule};
 
@@ -11,8 +11,8 @@ const STRICT: KeyFrom = KeyFrom::Client(KeyRule::STRICT);
 #[tokio::test(start_paused = true)]
 async fn row_3_a_clients_key_keeps_its_rule_and_is_never_told() {
     let bench = Bench::new();
-    let op = Operation::new("op", [Part::TENANT, Part::SESSION], STRICT).on(&bench.guard);
-    let count = Count::default();
+    let op = Operation::new("op", [Part::TENANT, Part::SESSION], STRICT);
+    let count = Count::on(&bench);
     let good = call().key(Some("order_2026-11-20:0001"));
     assert_eq!(count.run(&op, &good).await.unwrap(), first(1));
     assert_eq!(count.run(&op, &good).await.unwrap(), replayed(1));
@@ -22,8 +22,8 @@ async fn row_3_a_clients_key_keeps_its_rule_and_is_never_told() {
         "",
         "sixteen-or-more-\n",
     ] {
-        let refused = count.run(&op, &call().key(Some(bad))).await.unwrap_err();
-        let RunError::Call(CallError::Key(error)) = &refused else {
+        let refused = op.asked(&call().key(Some(bad))).unwrap_err();
+        let CallError::Key(error) = &refused else {
             panic!("{refused:?}")
         };
         assert!(!matches!(error, KeyError::TooLong { .. }));
@@ -36,8 +36,8 @@ async fn row_3_a_clients_key_keeps_its_rule_and_is_never_told() {
 #[tokio::test(start_paused = true)]
 async fn a_clients_key_with_other_fields_is_a_mismatch() {
     let bench = Bench::new();
-    let op = Operation::new("op", [Part::USER], STRICT).on(&bench.guard);
-    let count = Count::default();
+    let op = Operation::new("op", [Part::USER], STRICT);
+    let count = Count::on(&bench);
     let of = |quantity: u32| {
         call()
             .key(Some("0123456789abcdef"))
@@ -52,8 +52,8 @@ async fn a_clients_key_with_other_fields_is_a_mismatch() {
 #[tokio::test(start_paused = true)]
 async fn equal_content_is_one_and_other_content_another() {
     let bench = Bench::new();
-    let op = Operation::new("op", [Part::USER], KeyFrom::Content).on(&bench.guard);
-    let count = Count::default();
+    let op = Operation::new("op", [Part::USER], KeyFrom::Content);
+    let count = Count::on(&bench);
     let apples = call().field("what", "apples").field("cents", 300);
     let same = call().field("cents", 300).field("what", "apples");
     let more = call().field("what", "apples").field("cents", 301);
@@ -75,8 +75,8 @@ async fn equal_content_is_one_and_other_content_another() {
 async fn chosen_fields_are_the_key_and_the_others_must_agree() {
     let bench = Bench::new();
     let key = KeyFrom::Fields(&["customer", "month"]);
-    let invoice = Operation::new("invoice", [Part::TENANT], key).on(&bench.guard);
-    let count = Count::default();
+    let invoice = Operation::new("invoice", [Part::TENANT], key);
+    let count = Count::on(&bench);
     let of = |month, cents: u32| {
         call()
             .field("customer", "c-1")
@@ -97,20 +97,17 @@ async fn chosen_fields_are_the_key_and_the_others_must_agree() {
         count.run(&invoice, &of("2026-12", 900)).await.unwrap(),
         first(2)
     );
-    let none = count.run(&invoice, &call().field("customer", "c-1")).await;
-    assert!(matches!(
-        none,
-        Err(RunError::Call(CallError::MissingField("month")))
-    ));
+    let none = invoice.asked(&call().field("customer", "c-1"));
+    assert_eq!(none.unwrap_err(), CallError::MissingField("month"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn once_for_each_user_and_action() {
     let bench = Bench::new();
     let user = [Part::TENANT, Part::USER];
-    let start = Operation::new("start", user, KeyFrom::Scope).on(&bench.guard);
-    let stop = Operation::new("stop", user, KeyFrom::Scope).on(&bench.guard);
-    let count = Count::default();
+    let start = Operation::new("start", user, KeyFrom::Scope);
+    let stop = Operation::new("stop", user, KeyFrom::Scope);
+    let count = Count::on(&bench);
     let other = Call::by(&caller().with(Part::USER, "u-8"));
     assert_eq!(count.run(&start, &call()).await.unwrap(), first(1));
     assert_eq!(count.run(&start, &call()).await.unwrap(), replayed(1));
@@ -121,19 +118,15 @@ async fn once_for_each_user_and_action() {
 #[tokio::test(start_paused = true)]
 async fn a_part_that_is_missing_or_empty_is_never_a_wider_scope() {
     let bench = Bench::new();
-    let op = Operation::new("op", [Part::TENANT, Part::new("desk")], STRICT).on(&bench.guard);
-    let count = Count::default();
+    let op = Operation::new("op", [Part::TENANT, Part::new("desk")], STRICT);
     for caller in [
         caller(),
         caller().with(Part::new("desk"), ""),
         Caller::new(),
     ] {
         let call = Call::by(&caller).key(Some("0123456789abcdef"));
-        let refused = count.run(&op, &call).await;
-        assert!(matches!(
-            refused,
-            Err(RunError::Call(CallError::MissingPart(_)))
-        ));
+        let refused = op.asked(&call);
+        assert!(matches!(refused, Err(CallError::MissingPart(_))));
     }
     assert!(bench.store.is_empty());
 }
@@ -141,25 +134,20 @@ async fn a_part_that_is_missing_or_empty_is_never_a_wider_scope() {
 #[tokio::test(start_paused = true)]
 async fn row_26_a_key_is_optional_unless_it_is_required_and_void_replays_as_void() {
     let bench = Bench::new();
-    let start = Operation::new("start", [Part::USER], STRICT).on(&bench.guard);
+    let start = Operation::new("start", [Part::USER], STRICT);
     let work = |_| async { Ok::<_, std::convert::Infallible>(()) };
+    let run = |op: &Operation, call: &Call| bench.guard.run(op.asked(call).unwrap(), work);
     for _ in 0..2 {
-        assert_eq!(
-            start.run(&call(), work).await.unwrap(),
-            Ran::Unprotected(())
-        );
+        let ran = run(&start, &call()).await.unwrap();
+        assert_eq!(ran, Done::Unprotected(()));
     }
     assert!(bench.store.is_empty());
     let keyed = call().key(Some("0123456789abcdef"));
-    assert_eq!(start.run(&keyed, work).await.unwrap(), Ran::First(()));
-    assert_eq!(start.run(&keyed, work).await.unwrap(), Ran::Replayed(()));
+    assert_eq!(run(&start, &keyed).await.unwrap(), Done::Fresh(()));
+    assert_eq!(run(&start, &keyed).await.unwrap(), Done::Replayed(()));
 
-    let required = start
-        .operation()
-        .clone()
-        .with_key_required(true)
-        .on(&bench.guard);
-    let refused = required.run(&call(), work).await;
+    let required = start.clone().with_key_required(true);
+    let refused = run(&required, &call()).await;
     assert!(matches!(refused, Err(RunError::KeyRequired)));
-    assert_eq!(required.run(&keyed, work).await.unwrap(), Ran::Replayed(()));
+    assert_eq!(run(&required, &keyed).await.unwrap(), Done::Replayed(()));
 }

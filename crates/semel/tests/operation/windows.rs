@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use semel::guard::RunError;
+use semel::guard::{Policy, RunError};
 use semel::operation::{Aligned, CallError, KeyFrom, Operation, Part};
 use semel::store::Retention;
 
@@ -20,9 +20,8 @@ async fn a_rolling_window_ends_when_it_is_over_and_at_no_boundary() {
     let op = Operation::new("op", [Part::USER], KeyFrom::Content)
         // The window is the retention, whichever was set last.
         .rolling(MINUTE)
-        .with_retention(Retention::PAYMENT.with_tombstone(DAY))
-        .on(&bench.guard);
-    let count = Count::default();
+        .with_retention(Retention::PAYMENT.with_tombstone(DAY));
+    let count = Count::on(&bench);
     let call = call().field("what", "receipt");
     // Just before a minute's, an hour's and a day's boundary, and after it.
     bench.clock.advance(DAY - MICRO);
@@ -39,31 +38,28 @@ async fn a_rolling_window_ends_when_it_is_over_and_at_no_boundary() {
 #[tokio::test(start_paused = true)]
 async fn a_rolling_window_counts_from_the_completion() {
     let bench = Bench::new();
-    let op = Operation::new("op", [Part::USER], KeyFrom::Content)
-        .rolling(MINUTE)
-        .on(&bench.guard);
+    let op = Operation::new("op", [Part::USER], KeyFrom::Content).rolling(MINUTE);
     let clock = bench.clock.clone();
-    let work = |_| async move {
+    let work = move |_| async move {
         clock.advance(10 * MINUTE);
         Ok::<_, std::convert::Infallible>("1".to_owned())
     };
-    assert_eq!(op.run(&call(), work).await.unwrap(), first(1));
+    let asked = op.asked(&call()).unwrap();
+    assert_eq!(bench.guard.run(asked, work).await.unwrap(), first(1));
     bench.clock.advance(MINUTE - MICRO);
-    let count = Count::default();
+    let count = Count::on(&bench);
     assert_eq!(count.run(&op, &call()).await.unwrap(), replayed(1));
 }
 
-fn daily(bench: &Bench) -> semel::operation::Bound<super::Store> {
-    Operation::new("bonus", [Part::USER], KeyFrom::Scope)
-        .aligned(Aligned::DAYS)
-        .on(&bench.guard)
+fn daily() -> Operation {
+    Operation::new("bonus", [Part::USER], KeyFrom::Scope).aligned(Aligned::DAYS)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_across_the_boundary_is_in_its_intents_window() {
     let bench = Bench::new();
-    let bonus = daily(&bench);
-    let count = Count::default();
+    let bonus = daily();
+    let count = Count::on(&bench);
     let evening = call().made_at(START.after(DAY - SECOND));
     let morning = call().made_at(START.after(DAY + SECOND));
     bench.clock.advance(DAY - SECOND);
@@ -74,32 +70,29 @@ async fn a_retry_across_the_boundary_is_in_its_intents_window() {
     assert_eq!(count.run(&bonus, &morning).await.unwrap(), first(2));
     assert_eq!(count.run(&bonus, &evening).await.unwrap(), replayed(1));
     assert_eq!(count.run(&bonus, &morning).await.unwrap(), replayed(2));
-    let timeless = count.run(&bonus, &call()).await;
-    assert!(matches!(
-        timeless,
-        Err(RunError::Call(CallError::MissingTime))
-    ));
+    let timeless = bonus.asked(&call());
+    assert_eq!(timeless.unwrap_err(), CallError::MissingTime);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_runs_across_the_boundary_keeps_its_retry_off() {
     let bench = Bench::new();
-    let bonus = daily(&bench);
+    let bonus = daily();
     let evening = call().made_at(START.after(DAY - SECOND));
     bench.clock.advance(DAY - SECOND);
     let running = {
-        let (bonus, evening) = (bonus.clone(), evening.clone());
+        let (guard, asked) = (bench.guard.clone(), bonus.asked(&evening).unwrap());
         tokio::spawn(async move {
             let work = |_| async {
                 tokio::time::sleep(Duration::from_secs(5)).await;
                 Ok::<_, std::convert::Infallible>("1".to_owned())
             };
-            bonus.run(&evening, work).await.unwrap()
+            guard.run(asked, work).await.unwrap()
         })
     };
     tokio::time::sleep(SECOND).await;
     bench.clock.advance(2 * SECOND);
-    let count = Count::default();
+    let count = Count::on(&bench);
     let retry = count.run(&bonus, &evening).await;
     assert!(matches!(retry, Err(RunError::InFlight { .. })));
     assert_eq!(running.await.unwrap(), first(1));
@@ -110,9 +103,8 @@ async fn an_attempt_that_runs_across_the_boundary_keeps_its_retry_off() {
 async fn an_aligned_answer_is_kept_for_two_windows_at_least() {
     let policy = |retention| {
         let op = Operation::new("bonus", [], KeyFrom::Scope).with_retention(retention);
-        op.aligned(Aligned::DAYS)
-            .policy(&Default::default())
-            .retention()
+        let asked = op.aligned(Aligned::DAYS).asked(&call().made_at(START));
+        asked.unwrap().policy(&Policy::default()).retention()
     };
     assert_eq!(policy(Retention::API).replay, 2 * DAY);
     let longer = Retention::PAYMENT.with_tombstone(DAY);
@@ -148,11 +140,10 @@ proptest! {
             let at = |seconds| START.after(Duration::from_secs(seconds));
             let op = Operation::new("op", [Part::USER], KeyFrom::Content)
                 .with_retention(Retention::new(SECOND))
-                .aligned(Aligned::every(Duration::from_secs(LENGTH)))
-                .on(&bench.guard);
+                .aligned(Aligned::every(Duration::from_secs(LENGTH)));
             let mut deliveries: Vec<_> = intents.iter().flat_map(deliveries).collect();
             deliveries.sort_unstable();
-            let (count, mut now) = (Count::default(), 0);
+            let (count, mut now) = (Count::on(&bench), 0);
             for (due, made, what) in deliveries {
                 bench.clock.advance(Duration::from_secs(due - now));
                 now = due;
@@ -172,9 +163,8 @@ proptest! {
         runtime.block_on(async {
             let bench = Bench::new();
             let op = Operation::new("op", [Part::USER], KeyFrom::Content)
-                .rolling(Duration::from_secs(1_000))
-                .on(&bench.guard);
-            let (count, mut now, mut last) = (Count::default(), 0_u64, None::<u64>);
+                .rolling(Duration::from_secs(1_000));
+            let (count, mut now, mut last) = (Count::on(&bench), 0_u64, None::<u64>);
             for gap in gaps {
                 bench.clock.advance(Duration::from_secs(gap));
                 now += gap;

@@ -16,7 +16,7 @@ async fn lost_attempts_resolve_by_themselves() {
         (happened(), replayed()),
         (
             Finding::DidNotHappen,
-            Ran::First("paid by attempt 2".to_owned()),
+            Done::Fresh("paid by attempt 2".to_owned()),
         ),
     ] {
         let (store, script) = (Memory::default(), Script::new([say(finding)]));
@@ -28,7 +28,7 @@ async fn lost_attempts_resolve_by_themselves() {
         let audit = record(&store).await.resolved.unwrap();
         assert!(audit.reason.contains("(question 1, in the background)"));
         assert_eq!((audit.before, audit.fence), (StateKind::InFlight, fence));
-        let case = Asked {
+        let case = Question {
             // Nobody brought it; but what the bank was given is known.
             key: None,
             hint: identity().key().hint().to_owned(),
@@ -51,9 +51,7 @@ async fn it_looks_again_and_again() {
     let guard = guard(&store, &script);
     let reconciling = tokio::spawn(background(&guard).run());
     sleep(Duration::from_mins(10)).await;
-    let Begin::Acquired(attempt) = guard.begin(&identity(), asked()).await.unwrap() else {
-        panic!("the first");
-    };
+    let attempt = begin(&guard, &asked()).await;
     let _ = attempt.mark_unknown().await.unwrap();
     // Every 15 to 30 s.
     sleep(Duration::from_secs(31)).await;
@@ -67,9 +65,9 @@ async fn only_lost_attempts_at_its_operations() {
     let (store, script) = (Memory::default(), Script::new([say(happened())]));
     let guard = guard(&store, &script);
     let other = of_operation("refund");
-    lost(&guard, &other).await;
+    lost(&guard, other).await;
     // Running.
-    let running = guard.begin(&identity(), asked()).await.unwrap();
+    let running = begin(&guard, &asked()).await;
     let mut background = background(&guard);
     let tally = background.turn().await.unwrap();
     assert_eq!((tally.resolved, tally.pending, tally.given_up), (0, 0, 0));
@@ -83,7 +81,7 @@ async fn it_asks_less_and_less_often_and_gives_up() {
     let acts = [Act::Fail, Act::Panic, say(Finding::StillUnknown)];
     let (store, script) = (Memory::default(), Script::new(acts));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let options = ReconcileOptions::background().with_attempts(6);
     let mut background = background(&guard).with_options(options);
     let mut tally = background.turn().await.unwrap();
@@ -103,7 +101,7 @@ async fn it_asks_less_and_less_often_and_gives_up() {
     }
     let asked: Vec<_> = script.asked().iter().map(|case| case.asked).collect();
     assert_eq!(asked, [1, 2, 3, 4, 5, 6]);
-    assert_eq!(script.count(Event::ReconcileGaveUp), 1);
+    assert_eq!(script.count(Signal::ReconcileGaveUp), 1);
     assert_eq!(script.news().last().unwrap(), "6 GaveUp");
 
     // Left alone from now on.
@@ -113,7 +111,7 @@ async fn it_asks_less_and_less_often_and_gives_up() {
         assert_eq!((tally.pending, tally.given_up), (0, 1));
     }
     assert_eq!(script.asked().len(), 6);
-    assert_eq!(script.count(Event::ReconcileGaveUp), 1);
+    assert_eq!(script.count(Signal::ReconcileGaveUp), 1);
     // A caller in line asks all the same.
     pay(&guard).await.unwrap_err();
     assert_eq!(script.asked().len(), 9);
@@ -139,13 +137,13 @@ async fn it_asks_less_and_less_often_and_gives_up() {
 async fn another_attempt_is_another_case() {
     let (store, script) = (Memory::default(), Script::new([say(Finding::StillUnknown)]));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let options = ReconcileOptions::background().with_attempts(1);
     let mut background = background(&guard).with_options(options);
     assert_eq!(background.turn().await.unwrap().given_up, 1);
     // Taken over, and lost again.
     let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
-    lost(&retrying, &identity()).await;
+    lost(&retrying, identity()).await;
     assert_eq!(background.turn().await.unwrap().given_up, 1);
     let attempts: Vec<_> = script.asked().iter().map(|case| case.attempt).collect();
     assert_eq!(attempts, [1, 2]);
@@ -157,11 +155,11 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
     let act = Act::Late(Duration::from_secs(2), happened());
     let (store, script) = (Memory::default(), Script::new([act]));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let reconciling = tokio::spawn(background(&guard).run());
     sleep(Duration::from_secs(1)).await;
     let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
-    let second = retrying.begin(&identity(), asked()).await.unwrap();
+    let second = begin(&retrying, &asked()).await;
     let before = record(&store).await;
     sleep(Duration::from_secs(2)).await;
     assert_eq!(script.news(), ["1 Refused"]);
@@ -175,7 +173,7 @@ async fn it_leaves_to_callers_in_line_what_they_ask() {
     let act = Act::Late(Duration::from_secs(2), happened());
     let (store, script) = (Memory::default(), Script::new([act]));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let caller = {
         let guard = guard.clone();
         tokio::spawn(async move { pay(&guard).await })
@@ -194,18 +192,18 @@ async fn of_two_answers_one_counts() {
     let scripts = [happened(), Finding::DidNotHappen]
         .map(|finding| Script::new([Act::Late(Duration::from_secs(1), finding)]));
     let guards = [guard(&store, &scripts[0]), guard(&store, &scripts[1])];
-    lost(&guards[0], &identity()).await;
+    lost(&guards[0], identity()).await;
     let [one, two] = &guards;
     let (mut one, mut two) = (background(one), background(two));
     let (one, two) = tokio::join!(one.turn(), two.turn());
     assert_eq!(one.unwrap().resolved + two.unwrap().resolved, 1);
-    let of = |event| {
+    let of = |signal| {
         scripts
             .iter()
-            .map(|script| script.count(event))
+            .map(|script| script.count(signal))
             .sum::<usize>()
     };
-    assert_eq!((of(Event::Resolved), of(Event::ResolveRefused)), (1, 1));
+    assert_eq!((of(Signal::Resolved), of(Signal::ResolveRefused)), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -230,11 +228,14 @@ async fn many_are_asked_a_few_at_a_time() {
         most: AtomicU32::new(0),
     });
     let store = Memory::default();
-    let guard = Guard::new(store, policy()).with_reconciler(crowd.clone());
+    let guard = Guard::builder(store)
+        .policy(policy())
+        .reconciler(crowd.clone())
+        .build();
     for number in 0..250 {
         let key = Key::new(&format!("key-{number}")).unwrap();
         let identity = Identity::new(Scope::new(["tenant"]), "pay", key);
-        drop(guard.begin(&identity, asked()).await.unwrap());
+        begin(&guard, &asks(identity)).await.let_lapse();
     }
     sleep(LEASE).await;
     let mut background = background(&guard).with_at_once(5);
@@ -247,9 +248,9 @@ async fn all_at_once_for_a_job() {
     let acts = [Act::Fail, say(happened())];
     let (store, script) = (Memory::default(), Script::new(acts));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
-    lost(&guard, &of_operation("refund")).await;
-    lost(&guard, &of_operation("other")).await;
+    lost(&guard, identity()).await;
+    lost(&guard, of_operation("refund")).await;
+    lost(&guard, of_operation("other")).await;
     let tally = guard.reconcile_all(["pay", "refund"]).await.unwrap();
     assert_eq!((tally.resolved, tally.given_up), (2, 0));
     assert_eq!(script.asked().len(), 3);
@@ -267,9 +268,9 @@ async fn all_at_once_for_a_job() {
 async fn a_job_gives_up_within_its_bound() {
     let (store, script) = (Memory::default(), Script::new([Act::Hang]));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let tally = guard.reconcile_all(["pay"]).await.unwrap();
     assert_eq!((tally.resolved, tally.given_up), (0, 1));
     assert_eq!(script.asked().len(), 3);
-    assert_eq!(script.count(Event::ReconcileGaveUp), 1);
+    assert_eq!(script.count(Signal::ReconcileGaveUp), 1);
 }

@@ -10,13 +10,13 @@ use super::*;
 async fn one(
     act: Act,
 ) -> (
-    Result<Ran<String>, RunError<Infallible>>,
+    Result<Done<String>, RunError<Infallible>>,
     Record,
     Arc<Script>,
 ) {
     let (store, script) = (Memory::default(), Script::new([act]));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let ran = pay(&guard).await;
     (ran, record(&store).await, script)
 }
@@ -44,14 +44,14 @@ async fn it_happened() {
     // Replayed as long as an outcome of the operation's own.
     let retention = record.settled_at.unwrap().until(record.expires_at);
     assert_eq!(retention, Retention::PAYMENT.replay);
-    assert_eq!(script.count(Event::Resolved), 1);
+    assert_eq!(script.count(Signal::Resolved), 1);
     assert_eq!(script.news(), ["1 Happened"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_did_not_happen() {
     let (ran, record, script) = one(say(Finding::DidNotHappen)).await;
-    assert_eq!(ran.unwrap(), Ran::First("paid by attempt 2".to_owned()));
+    assert_eq!(ran.unwrap(), Done::Fresh("paid by attempt 2".to_owned()));
     let audit = audit(&record);
     assert_eq!(
         &*audit.reason,
@@ -73,7 +73,7 @@ async fn nobody_knows_within_the_bound() {
         let hangs = matches!(act, Act::Hang);
         let (store, script) = (Memory::default(), Script::new([act]));
         let guard = guard(&store, &script);
-        lost(&guard, &identity()).await;
+        lost(&guard, identity()).await;
         let begun = Instant::now();
         assert!(
             matches!(pay(&guard).await, Err(RunError::Unknown)),
@@ -84,10 +84,10 @@ async fn nobody_knows_within_the_bound() {
         let pauses = Duration::from_millis(300)..Duration::from_millis(610);
         assert!(pauses.contains(&took), "{news}: {took:?}");
         assert_eq!(script.news(), [1, 2, 3].map(|n| format!("{n} {news}")));
-        assert_eq!(script.count(Event::ReconcileAsked), 3);
-        assert_eq!(script.count(Event::StillUnknown), 3);
-        assert_eq!(script.count(Event::ReconcilerFailed), failures);
-        assert_eq!(script.count(Event::Unknown), 1);
+        assert_eq!(script.count(Signal::ReconcileAsked), 3);
+        assert_eq!(script.count(Signal::StillUnknown), 3);
+        assert_eq!(script.count(Signal::ReconcilerFailed), failures);
+        assert_eq!(script.count(Signal::Unknown), 1);
         assert_eq!(record(&store).await.state.kind(), StateKind::Unknown);
         // The next caller asks again.
         pay(&guard).await.unwrap_err();
@@ -102,8 +102,8 @@ async fn what_fails_first_may_answer_then() {
     let options = ReconcileOptions::in_line()
         .with_timeout(Duration::from_secs(1))
         .with_by("ledger of the bank");
-    let guard = guard(&store, &script).with_reconcile_options(options);
-    lost(&guard, &identity()).await;
+    let guard = builder(&store, &script).reconcile_options(options).build();
+    lost(&guard, identity()).await;
     assert_eq!(pay(&guard).await.unwrap(), replayed());
     let audit = audit(&record(&store).await);
     assert_eq!(&*audit.by, "ledger of the bank");
@@ -117,17 +117,17 @@ async fn callers_share_one_question_and_one_of_them_runs() {
         let act = Act::Late(Duration::from_secs(1), finding);
         let (store, script) = (Memory::default(), Script::new([act]));
         let guard = guard(&store, &script);
-        lost(&guard, &identity()).await;
+        lost(&guard, identity()).await;
         let ran = Runs::default();
         let callers: Vec<_> = (0..64)
             .map(|_| {
                 let (guard, ran) = (guard.clone(), ran.clone());
                 tokio::spawn(async move {
-                    let work = |_| async move {
+                    let work = move |_| async move {
                         ran.0.fetch_add(1, Ordering::SeqCst);
                         Ok::<_, Infallible>("paid".to_owned())
                     };
-                    guard.run(&identity(), asked(), work).await
+                    guard.run(asked(), work).await
                 })
             })
             .collect();
@@ -148,10 +148,10 @@ async fn who_began_a_question_may_go_away() {
     let act = Act::Late(Duration::from_secs(3), happened());
     let (store, script) = (Memory::default(), Script::new([act]));
     let guard = guard(&store, &script);
-    lost(&guard, &identity()).await;
+    lost(&guard, identity()).await;
     let first = {
         let guard = guard.clone();
-        tokio::spawn(async move { guard.begin(&identity(), asked()).await.map(drop) })
+        tokio::spawn(async move { guard.begin(&asked()).await.map(drop) })
     };
     sleep(Duration::from_secs(1)).await;
     first.abort();
@@ -165,7 +165,7 @@ async fn the_case_has_all_that_is_known() {
     let guard = guard(&store, &script);
     let (charge, fence) = lost_while_charging(&guard).await;
     assert_eq!(pay(&guard).await.unwrap(), replayed());
-    let case = Asked {
+    let case = Question {
         key: Some(KEY.to_owned()),
         hint: identity().key().hint().to_owned(),
         operation: "pay".to_owned(),
@@ -185,16 +185,14 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
         let act = Act::Late(Duration::from_secs(2), finding);
         let (store, script) = (Memory::default(), Script::new([act]));
         let guard = guard(&store, &script);
-        lost(&guard, &identity()).await;
+        lost(&guard, identity()).await;
         let caller = {
             let guard = guard.clone();
             tokio::spawn(async move { pay(&guard).await })
         };
         sleep(Duration::from_secs(1)).await;
         let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
-        let Begin::Acquired(second) = retrying.begin(&identity(), asked()).await.unwrap() else {
-            panic!("taken over");
-        };
+        let mut second = begin(&retrying, &asked()).await;
         let (fence, before) = (second.info().fence, record(&store).await);
         let answer = caller.await.unwrap();
         assert!(
@@ -202,7 +200,7 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
             "{answer:?}"
         );
         assert_eq!(script.news(), ["1 Refused"]);
-        assert_eq!(script.count(Event::ResolveRefused), 1);
+        assert_eq!(script.count(Signal::ResolveRefused), 1);
         assert_eq!(record(&store).await, before);
         // The second attempt is none the worse for it.
         let outcome = Outcome::success(b"paid by the second");
@@ -218,9 +216,8 @@ async fn the_attempt_itself_may_come_first() {
     let act = Act::Late(Duration::from_secs(2), Finding::DidNotHappen);
     let (store, script) = (Memory::default(), Script::new([act]));
     let guard = guard(&store, &script);
-    let Begin::Acquired(slow) = guard.begin(&identity(), asked()).await.unwrap() else {
-        panic!("the first");
-    };
+    let slow = begin(&guard, &asked()).await;
+    slow.stop_renewing();
     sleep(LEASE).await;
     let caller = {
         let guard = guard.clone();
@@ -240,15 +237,14 @@ async fn a_late_attempt_is_refused_after_the_answer() {
     for finding in [happened(), Finding::DidNotHappen] {
         let (store, script) = (Memory::default(), Script::new([say(finding)]));
         let guard = guard(&store, &script);
-        let Begin::Acquired(slow) = guard.begin(&identity(), asked()).await.unwrap() else {
-            panic!("the first");
-        };
+        let slow = begin(&guard, &asked()).await;
+        slow.stop_renewing();
         sleep(LEASE).await;
         let kept = pay(&guard).await.unwrap().into_inner();
         let outcome = Outcome::success(b"paid late");
         let settled = slow.complete(&outcome).await.unwrap();
         assert!(matches!(settled, semel::guard::Settled::Refused(_)));
-        assert_eq!(pay(&guard).await.unwrap(), Ran::Replayed(kept));
+        assert_eq!(pay(&guard).await.unwrap(), Done::Replayed(kept));
     }
 }
 
@@ -256,9 +252,10 @@ async fn a_late_attempt_is_refused_after_the_answer() {
 async fn nobody_is_asked_under_hold_and_retry() {
     for on_lost in [OnLost::Hold, OnLost::Retry] {
         let (store, script) = (Memory::default(), Script::new([say(happened())]));
-        let guard =
-            Guard::new(store, policy().with_on_lost(on_lost)).with_reconciler(script.clone());
-        lost(&guard, &identity()).await;
+        let guard = builder(&store, &script)
+            .policy(policy().with_on_lost(on_lost))
+            .build();
+        lost(&guard, identity()).await;
         let ran = pay(&guard).await;
         assert_eq!(ran.is_ok(), on_lost == OnLost::Retry);
         assert_eq!(script.asked(), []);

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::guard::{
-    Answer, Answered, Begin, Case, Event, Finding, Guard, Observer, Policy, Ran, Reconciled,
-    Reconciler, RunError, StepKey,
+    Answer, Answered, Asked, Attempt, Begin, Case, Done, Finding, Guard, GuardBuilder, Held,
+    Observer, Policy, Reconciled, Reconciler, RunError, Signal, StepKey,
 };
 use semel::memory::MemoryStore;
 use semel::store::{Fence, OnLost, Retention};
@@ -41,7 +41,7 @@ fn say(finding: Finding) -> Act {
 
 /// What it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Asked {
+struct Question {
     key: Option<String>,
     hint: String,
     operation: String,
@@ -56,9 +56,9 @@ struct Asked {
 /// observer who was told.
 struct Script {
     acts: Vec<Act>,
-    asked: Mutex<Vec<Asked>>,
+    asked: Mutex<Vec<Question>>,
     times: Mutex<Vec<Instant>>,
-    events: Mutex<Vec<Event>>,
+    signals: Mutex<Vec<Signal>>,
     news: Mutex<Vec<String>>,
 }
 
@@ -68,18 +68,18 @@ impl Script {
             acts: acts.into_iter().collect(),
             asked: Mutex::default(),
             times: Mutex::default(),
-            events: Mutex::default(),
+            signals: Mutex::default(),
             news: Mutex::default(),
         })
     }
 
-    fn asked(&self) -> Vec<Asked> {
+    fn asked(&self) -> Vec<Question> {
         self.asked.lock().unwrap().clone()
     }
 
-    fn count(&self, event: Event) -> usize {
-        let events = self.events.lock().unwrap();
-        events.iter().filter(|seen| **seen == event).count()
+    fn count(&self, signal: Signal) -> usize {
+        let signals = self.signals.lock().unwrap();
+        signals.iter().filter(|seen| **seen == signal).count()
     }
 
     fn news(&self) -> Vec<String> {
@@ -92,7 +92,7 @@ impl Reconciler for Script {
         self.times.lock().unwrap().push(Instant::now());
         let act = {
             let mut asked = self.asked.lock().unwrap();
-            asked.push(Asked {
+            asked.push(Question {
                 key: case.key.map(|key| key.as_str().to_owned()),
                 hint: case.key_hint.to_owned(),
                 operation: case.operation.to_owned(),
@@ -120,8 +120,8 @@ impl Reconciler for Script {
 }
 
 impl Observer for Script {
-    fn on_event(&self, event: Event) {
-        self.events.lock().unwrap().push(event);
+    fn on_signal(&self, signal: Signal) {
+        self.signals.lock().unwrap().push(signal);
     }
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
@@ -138,9 +138,14 @@ fn policy() -> Policy {
 }
 
 fn guard(store: &Memory, script: &Arc<Script>) -> Guard<Memory> {
-    Guard::new(Arc::clone(store), policy())
-        .with_observer(script.clone())
-        .with_reconciler(script.clone())
+    builder(store, script).build()
+}
+
+fn builder(store: &Memory, script: &Arc<Script>) -> GuardBuilder<Memory> {
+    Guard::builder(Arc::clone(store))
+        .policy(policy())
+        .observer(script.clone())
+        .reconciler(script.clone())
 }
 
 fn identity() -> Identity {
@@ -152,42 +157,50 @@ fn of_operation(operation: &str) -> Identity {
     Identity::new(Scope::new(["tenant"]), operation, key)
 }
 
-fn asked() -> Fingerprint {
-    Fingerprint::of(b"7 EUR")
+fn asked() -> Asked {
+    asks(identity())
+}
+
+fn asks(identity: Identity) -> Asked {
+    Asked::new(identity, Fingerprint::of(b"7 EUR"))
+}
+
+async fn begin(guard: &Guard<Memory>, asked: &Asked) -> Held<Memory> {
+    match guard.begin(asked).await.unwrap() {
+        Begin::Acquired(held) => held,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// An attempt that nobody settles: its process died, and its lease lapsed since.
-async fn lost(guard: &Guard<Memory>, identity: &Identity) {
-    let begun = guard.begin(identity, asked()).await.unwrap();
-    assert!(matches!(begun, Begin::Acquired(_)));
+async fn lost(guard: &Guard<Memory>, identity: Identity) {
+    begin(guard, &asks(identity)).await.let_lapse();
     sleep(LEASE).await;
 }
 
 /// Lost between the call of the bank and its answer. Returns the key that the bank was given, and
 /// the attempt's fence.
 async fn lost_while_charging(guard: &Guard<Memory>) -> (StepKey, Fence) {
-    let Begin::Acquired(attempt) = guard.begin(&identity(), asked()).await.unwrap() else {
-        panic!("the first");
-    };
-    let mut steps = attempt.steps();
+    let mut held = begin(guard, &asked()).await;
+    let mut attempt = held.attempt();
     let seat = |_| async { Ok::<_, Infallible>("seat 12".to_owned()) };
-    steps.step("reserve", seat).await.unwrap();
+    attempt.step("reserve", seat).await.unwrap();
+    held.let_lapse();
     let (tell, given) = tokio::sync::oneshot::channel();
     let charge = |key| async move {
         tell.send(key).unwrap();
         std::future::pending::<Result<String, Infallible>>().await
     };
-    tokio::time::timeout(LEASE, steps.step("charge", charge))
+    tokio::time::timeout(LEASE, attempt.step("charge", charge))
         .await
         .unwrap_err();
-    (given.await.unwrap(), attempt.info().fence)
+    (given.await.unwrap(), attempt.fence)
 }
 
-async fn pay(guard: &Guard<Memory>) -> Result<Ran<String>, RunError<Infallible>> {
-    let paid = |attempt: semel::guard::AttemptInfo| async move {
-        Ok(format!("paid by attempt {}", attempt.number))
-    };
-    guard.run(&identity(), asked(), paid).await
+async fn pay(guard: &Guard<Memory>) -> Result<Done<String>, RunError<Infallible>> {
+    let paid =
+        |attempt: Attempt<Memory>| async move { Ok(format!("paid by attempt {}", attempt.number)) };
+    guard.run(asked(), paid).await
 }
 
 async fn record(store: &Memory) -> Record {
@@ -203,8 +216,8 @@ fn happened() -> Finding {
     Finding::Happened(Outcome::success(b"paid"))
 }
 
-fn replayed() -> Ran<String> {
-    Ran::Replayed("paid".to_owned())
+fn replayed() -> Done<String> {
+    Done::Replayed("paid".to_owned())
 }
 
 /// Counts how often work runs.

@@ -32,6 +32,8 @@ pub(crate) struct Scripted {
     fates: Mutex<VecDeque<Fate>>,
     largest: usize,
     pub(crate) rolled_back: AtomicU32,
+    /// Claims do not arrive.
+    pub(crate) unreached: AtomicBool,
     /// Renewals are not answered.
     pub(crate) deaf: AtomicBool,
     /// What was committed beside the records, in its order.
@@ -48,6 +50,7 @@ impl Scripted {
             fates: Mutex::new(fates.iter().copied().collect()),
             largest: 1000,
             rolled_back: AtomicU32::new(0),
+            unreached: false.into(),
             deaf: false.into(),
             ledger: Mutex::default(),
             completed: Mutex::default(),
@@ -176,6 +179,9 @@ impl Transactional for Scripted {
 #[rustfmt::skip]
 impl Store for Scripted {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        if self.unreached.load(Ordering::SeqCst) {
+            return Err(error(StoreErrorKind::Unknown));
+        }
         self.memory.claim(identity, request).await
     }
     async fn renew(&self, identity: &IdentityDigest, token: &Token, lease: Duration) -> Result<Fenced> {

@@ -10,12 +10,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use semel::guard::Ran;
+use semel::guard::Done;
 use serde::{Deserialize, Serialize};
 
 use self::problem::Problem;
 use crate::domain::{AccountId, Cents, Order, PositionId};
-use crate::once::{Answer, Answered, Asking, Trading};
+use crate::once::{Answered, Asking, Error, Trading};
 
 type Service = State<Arc<Trading>>;
 
@@ -156,15 +156,14 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 /// An answer; the same for the first call and for its retries, but for the mark.
 fn respond<T: Serialize>(success: StatusCode, answered: Answered<T>) -> Response {
-    let (Answer(answer), replayed) = match answered {
-        Ok(Ran::Replayed(answer)) => (answer, true),
-        Ok(Ran::First(answer) | Ran::Unprotected(answer)) => (answer, false),
-        Err(error) => return Problem::from(error).into_response(),
-    };
-    let mut response = match answer {
+    let replayed = matches!(
+        answered,
+        Ok(Done::Replayed(_)) | Err(Error::Refused { replayed: true, .. })
+    );
+    let mut response = match answered {
         Ok(_) if success == StatusCode::NO_CONTENT => success.into_response(),
-        Ok(value) => (success, Json(value)).into_response(),
-        Err(refusal) => Problem::from(&refusal).into_response(),
+        Ok(done) => (success, Json(done.into_inner())).into_response(),
+        Err(error) => Problem::from(error).into_response(),
     };
     if replayed {
         let mark = HeaderValue::from_static("true");

@@ -6,6 +6,7 @@ use semel::guard::RunError;
 use serde_json::json;
 
 use crate::domain::{self, Refusal};
+use crate::once::Error;
 
 /// `application/problem+json`.
 pub(super) struct Problem {
@@ -68,22 +69,27 @@ impl From<domain::Error> for Problem {
     }
 }
 
-impl From<RunError<domain::Error>> for Problem {
-    fn from(error: RunError<domain::Error>) -> Self {
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
         let detail = error.to_string();
+        let error = match error {
+            Error::Refused { refusal, .. } => return Self::from(&refusal),
+            Error::Domain(error) => return error.into(),
+            Error::Call(_) => return Self::new(StatusCode::BAD_REQUEST, "invalid-key", detail),
+            Error::Once(error) => error,
+        };
         let (status, code) = match error {
-            RunError::Failed(error) => return error.into(),
+            RunError::Failed(_) => (StatusCode::INTERNAL_SERVER_ERROR, "database"),
             RunError::InFlight { retry_after } => {
                 let mut problem = Self::new(StatusCode::CONFLICT, "in-flight", detail);
                 problem.retry_after = Some(retry_after.as_secs().max(1));
                 return problem;
             }
             RunError::KeyRequired => (StatusCode::BAD_REQUEST, "missing-key"),
-            RunError::Call(_) => (StatusCode::BAD_REQUEST, "invalid-key"),
             RunError::Mismatch => (StatusCode::UNPROCESSABLE_ENTITY, "mismatch"),
             RunError::Expired => (StatusCode::CONFLICT, "expired"),
             // Ask again with the same key.
-            RunError::Store { .. } | RunError::Superseded | RunError::Unknown => {
+            RunError::Store { .. } | RunError::Superseded { .. } | RunError::Unknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "ask-again")
             }
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "no-answer"),

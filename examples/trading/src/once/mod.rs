@@ -2,8 +2,7 @@
 //!
 //! This is the only room, beside the HTTP one, that knows of retries. It says which calls are the same,
 //! and runs each operation in one transaction with its record: after a crash both are there, or
-//! neither. So a lapsed lease may be taken over ([`OnLost::Retry`]): what is not recorded did not
-//! happen.
+//! neither. What is not recorded did not happen, and runs again.
 
 mod answer;
 
@@ -12,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::Connection;
-use semel::guard::{Guard, InFlight, Policy, RunError};
-use semel::operation::{Bound, Call, Caller, KeyFrom, Operation, Part};
+use semel::guard::{Guard, InFlight, Policy};
+use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
 use semel::purge::Purger;
-use semel::store::{OnLost, Retention, Store as _};
+use semel::store::{Retention, Store as _};
 use semel::{KeyRule, StoreError};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 
@@ -24,7 +23,7 @@ use crate::domain::{
     self, AccountId, Cents, Closed, Filled, Opened, Order, Overview, PositionId, Reset,
 };
 
-pub use answer::{Answer, Answered};
+pub use answer::{Answered, Error, Failure};
 
 type Store = Arc<SqliteStore>;
 
@@ -53,11 +52,11 @@ pub struct Asking<'a> {
 
 /// The service.
 pub struct Trading {
-    open_account: Bound<Store>,
-    open_position: Bound<Store>,
-    close_position: Bound<Store>,
-    reset: Bound<Store>,
-    start_challenge: Bound<Store>,
+    open_account: Operation,
+    open_position: Operation,
+    close_position: Operation,
+    reset: Operation,
+    start_challenge: Operation,
     guard: Guard<Store>,
     // For what needs no protection.
     own: Arc<Mutex<Connection>>,
@@ -76,7 +75,6 @@ impl Trading {
         let store = SqliteOptions::new().schema(Schema::Create).open(path)?;
         let policy = Policy::default()
             .with_lease(settings.lease)
-            .with_on_lost(OnLost::Retry)
             .with_in_flight(InFlight::Wait(PATIENCE))
             .with_key_required(true);
         let guard = Guard::new(Arc::new(store), policy);
@@ -86,15 +84,12 @@ impl Trading {
         // These replace the account, or are about what outlives it.
         let on_portfolio = [Part::USER, PORTFOLIO];
         Ok(Self {
-            open_account: Operation::new("open_account", [Part::USER], client).on(&guard),
-            open_position: Operation::new("open_position", on_account, client).on(&guard),
-            close_position: Operation::new("close_position", on_account, client).on(&guard),
-            reset: Operation::new("reset", on_portfolio, client)
-                .with_retention(Retention::PAYMENT)
-                .on(&guard),
+            open_account: Operation::new("open_account", [Part::USER], client),
+            open_position: Operation::new("open_position", on_account, client),
+            close_position: Operation::new("close_position", on_account, client),
+            reset: Operation::new("reset", on_portfolio, client).with_retention(Retention::PAYMENT),
             start_challenge: Operation::new("start_challenge", on_portfolio, client)
-                .with_key_required(false)
-                .on(&guard),
+                .with_key_required(false),
             guard,
             own: Arc::new(Mutex::new(own)),
             balance: settings.balance,
@@ -105,7 +100,7 @@ impl Trading {
     pub async fn open_account(&self, asking: Asking<'_>) -> Answered<Opened> {
         let call = Call::by(&Caller::new().with(Part::USER, asking.user)).key(asking.key);
         let (user, balance) = (asking.user.to_owned(), self.balance);
-        once(&self.open_account, &call, move |on| {
+        once(&self.guard, self.open_account.asked(&call)?, move |on| {
             domain::open_account(on, &user, balance)
         })
         .await
@@ -123,7 +118,7 @@ impl Trading {
             .field("symbol", &order.symbol)
             .field("quantity", order.quantity);
         let user = asking.user.to_owned();
-        once(&self.open_position, &call, move |on| {
+        once(&self.guard, self.open_position.asked(&call)?, move |on| {
             domain::open_position(on, &user, account, &order)
         })
         .await
@@ -139,7 +134,7 @@ impl Trading {
         let call = self.call(asking, account).await?;
         let call = call.field("position", position.0);
         let user = asking.user.to_owned();
-        once(&self.close_position, &call, move |on| {
+        once(&self.guard, self.close_position.asked(&call)?, move |on| {
             domain::close_position(on, &user, account, position)
         })
         .await
@@ -150,7 +145,7 @@ impl Trading {
     pub async fn reset(&self, asking: Asking<'_>, account: AccountId) -> Answered<Reset> {
         let call = self.call(asking, account).await?;
         let (user, balance) = (asking.user.to_owned(), self.balance);
-        once(&self.reset, &call, move |on| {
+        once(&self.guard, self.reset.asked(&call)?, move |on| {
             domain::reset(on, &user, account, balance)
         })
         .await
@@ -160,7 +155,7 @@ impl Trading {
     pub async fn start_challenge(&self, asking: Asking<'_>, account: AccountId) -> Answered<()> {
         let call = self.call(asking, account).await?;
         let user = asking.user.to_owned();
-        once(&self.start_challenge, &call, move |on| {
+        once(&self.guard, self.start_challenge.asked(&call)?, move |on| {
             domain::start_challenge(on, &user, account)
         })
         .await
@@ -192,16 +187,11 @@ impl Trading {
 
     /// A call about an account of the user's. Which portfolio it belongs to never changes, so that
     /// it may be read before the claim.
-    async fn call(
-        &self,
-        asking: Asking<'_>,
-        account: AccountId,
-    ) -> Result<Call, RunError<domain::Error>> {
+    async fn call(&self, asking: Asking<'_>, account: AccountId) -> Result<Call, Error> {
         let user = asking.user.to_owned();
         let portfolio = self
             .plainly(move |on| domain::portfolio_of(on, &user, account))
-            .await
-            .map_err(RunError::Failed)?;
+            .await?;
         let caller = Caller::new()
             .with(Part::USER, asking.user)
             .with(Part::ACCOUNT, account.0.to_string())

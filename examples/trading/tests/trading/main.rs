@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use semel::guard::Ran;
+use semel::guard::Done;
 use tempfile::TempDir;
 use trading::domain::{AccountId, Opened, Refusal};
-use trading::once::{Answer, Answered, Asking, Settings, Trading};
+use trading::once::{Answered, Asking, Error, Settings, Trading};
 
 mod domain;
 mod killed;
@@ -53,7 +53,7 @@ async fn portfolio(trading: &Trading, user: &str) -> Opened {
 #[track_caller]
 fn first<T: std::fmt::Debug>(answered: Answered<T>) -> T {
     match answered.unwrap() {
-        Ran::First(Answer(answer)) => answer.unwrap(),
+        Done::Fresh(answer) => answer,
         other => panic!("not the first: {other:?}"),
     }
 }
@@ -62,7 +62,7 @@ fn first<T: std::fmt::Debug>(answered: Answered<T>) -> T {
 #[track_caller]
 fn replayed<T: std::fmt::Debug>(answered: Answered<T>) -> T {
     match answered.unwrap() {
-        Ran::Replayed(Answer(answer)) => answer.unwrap(),
+        Done::Replayed(answer) => answer,
         other => panic!("not replayed: {other:?}"),
     }
 }
@@ -70,7 +70,10 @@ fn replayed<T: std::fmt::Debug>(answered: Answered<T>) -> T {
 /// What was refused, in this call or before.
 #[track_caller]
 fn refused<T: std::fmt::Debug>(answered: Answered<T>) -> Refusal {
-    answered.unwrap().into_inner().0.unwrap_err()
+    match answered.unwrap_err() {
+        Error::Refused { refusal, .. } => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
 }
 
 const NOBODYS: AccountId = AccountId(4711);

@@ -3,10 +3,10 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use semel::guard::{Ran, RunError};
+use semel::guard::{Done, RunError};
 use tokio::task::JoinSet;
-use trading::domain::{AccountId, Order, Refusal};
-use trading::once::{Answer, Answered, Asking, Trading};
+use trading::domain::{self, AccountId, Order, Refusal};
+use trading::once::{Answered, Asking, Error, Trading};
 
 use super::{BALANCE, NOBODYS, asking, first, folder, open, portfolio, refused, replayed};
 
@@ -30,15 +30,10 @@ where
     let mut answers = Vec::new();
     let mut ran = 0;
     for answered in callers.join_all().await {
-        let Answer(answer) = match answered.unwrap() {
-            Ran::First(answer) => {
-                ran += 1;
-                answer
-            }
-            Ran::Replayed(answer) => answer,
-            Ran::Unprotected(answer) => panic!("unprotected: {answer:?}"),
-        };
-        answers.push(answer.unwrap());
+        let done = answered.unwrap();
+        assert!(!matches!(done, Done::Unprotected(_)), "{done:?}");
+        ran += u32::from(matches!(done, Done::Fresh(_)));
+        answers.push(done.into_inner());
     }
     assert_eq!(ran, 1);
     let answer = answers.pop().unwrap();
@@ -106,7 +101,10 @@ async fn the_same_request_id_to_open_and_to_close_is_two_requests() {
     );
     // But another order is not that request.
     let other = trading.open_position(id, account, order(4)).await;
-    assert!(matches!(other, Err(RunError::Mismatch)), "{other:?}");
+    assert!(
+        matches!(other, Err(Error::Once(RunError::Mismatch))),
+        "{other:?}"
+    );
 }
 
 #[tokio::test]
@@ -132,9 +130,7 @@ async fn the_same_request_id_on_two_accounts_is_two_requests() {
         let reset = trading.reset(id, account).await;
         let no = matches!(
             &reset,
-            Err(RunError::Failed(trading::domain::Error::Refused(
-                Refusal::NoAccount
-            )))
+            Err(Error::Domain(domain::Error::Refused(Refusal::NoAccount)))
         );
         assert!(no, "{reset:?}");
     }
@@ -184,10 +180,7 @@ async fn a_challenge_without_a_key_starts_as_often_as_it_is_asked_for_and_with_o
     let challenges = async || trading.overview("ann", account).await.unwrap().challenges;
     for nth in 1..=2 {
         let started = trading.start_challenge(Asking { user, key }, account).await;
-        assert!(
-            matches!(started, Ok(Ran::Unprotected(Answer(Ok(()))))),
-            "{started:?}"
-        );
+        assert!(matches!(started, Ok(Done::Unprotected(()))), "{started:?}");
         assert_eq!(challenges().await, nth);
     }
     // Void is replayed as void.
@@ -197,7 +190,7 @@ async fn a_challenge_without_a_key_starts_as_often_as_it_is_asked_for_and_with_o
     assert_eq!(challenges().await, 3);
     // The others need one.
     let reset = trading.reset(Asking { user, key }, account).await;
-    assert!(matches!(reset, Err(RunError::KeyRequired)));
+    assert!(matches!(reset, Err(Error::Once(RunError::KeyRequired))));
 }
 
 #[tokio::test]

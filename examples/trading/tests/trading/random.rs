@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 use rusqlite::Connection;
 use rusqlite::types::Value;
-use semel::guard::Ran;
+use semel::guard::Done;
 use tokio::task::JoinSet;
 use trading::domain::{AccountId, Order, PositionId, Refusal};
-use trading::once::{Answered, Trading};
+use trading::once::{Answered, Error, Trading};
 
 use super::{asking, folder, open, portfolio};
 
@@ -77,8 +77,9 @@ fn plan() -> impl Strategy<Value = Plan> {
 /// The answer in words, without who ran it.
 fn words<T: std::fmt::Debug>(answered: Answered<T>) -> (String, bool) {
     match answered {
-        Ok(Ran::First(answer)) => (format!("{answer:?}"), true),
-        Ok(ran) => (format!("{:?}", ran.into_inner()), false),
+        Ok(Done::Fresh(answer)) => (format!("{answer:?}"), true),
+        Ok(done) => (format!("{:?}", done.into_inner()), false),
+        Err(Error::Refused { refusal, replayed }) => (format!("{refusal:?}"), !replayed),
         Err(error) => (format!("{error}"), false),
     }
 }

@@ -72,17 +72,17 @@ impl Script {
         self.requests.lock().unwrap().clone()
     }
 
+    /// The lines of this field, in the order of the requests.
+    pub(crate) fn fields(&self, name: &str) -> Vec<Vec<String>> {
+        let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(": ")?.to_owned());
+        let lines = |request: &String| request.lines().filter_map(value).collect();
+        self.requests().iter().map(lines).collect()
+    }
+
     /// The fences that came, in the order of the requests.
     pub(crate) fn fences(&self) -> Vec<u64> {
-        let fence = |request: &String| {
-            let line = request
-                .lines()
-                .find(|l| l.starts_with("idempotency-fence: "));
-            line.unwrap()["idempotency-fence: ".len()..]
-                .parse()
-                .unwrap()
-        };
-        self.requests().iter().map(fence).collect()
+        let fields = self.fields("idempotency-fence");
+        fields.iter().map(|f| f[0].parse().unwrap()).collect()
     }
 }
 

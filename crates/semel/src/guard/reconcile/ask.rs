@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::{sleep, timeout};
 
-use super::super::attempt::{caught, insist};
-use super::super::{Event, Guard};
-use super::options::drawn;
+use super::super::attempt::catch_panic;
+use super::super::{Guard, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
+use crate::backoff::jittered;
 use crate::store::{Entry, Fence, Fenced, Nonce, Resolution, Store, Verdict};
 use crate::{IdentityDigest, Key, State, StoreError, StoreErrorKind};
 
@@ -67,7 +67,7 @@ impl Reply {
 
 impl<S> Guard<S> {
     pub(super) fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
-        if let Some(observer) = &self.0.observer {
+        if let Some(observer) = &self.shared.plugged.observer {
             observer.on_reconcile(case, news);
         }
     }
@@ -86,7 +86,7 @@ impl<S: Store> Guard<S> {
             if reply.changed() || question.asked >= options.attempts {
                 return reply;
             }
-            sleep(drawn(options.pause_after(question.asked))).await;
+            sleep(jittered(options.pause_after(question.asked))).await;
             question.asked += 1;
         }
     }
@@ -102,7 +102,7 @@ impl<S: Store> Guard<S> {
             Ok(Some(entry)) if is_open(&entry, question.fence) => entry,
             Ok(_) => return Reply::Moved,
             Err(_) => {
-                self.observe(Event::StoreError);
+                self.signal(Signal::StoreError);
                 return Reply::NotAsked;
             }
         };
@@ -112,8 +112,8 @@ impl<S: Store> Guard<S> {
             asked: question.asked,
             ..Case::of(&entry)
         };
-        self.observe(Event::ReconcileAsked);
-        let asking = caught(async { reconciler.reconcile(&case).await });
+        self.signal(Signal::ReconcileAsked);
+        let asking = catch_panic(async { reconciler.reconcile(&case).await });
         let failure;
         let news = match timeout(options.timeout, asking).await {
             Ok(Ok(Ok(answer))) => return self.take(&case, answer, question, options).await,
@@ -124,7 +124,7 @@ impl<S: Store> Guard<S> {
             Ok(Err(_)) => Reconciled::Panicked,
             Err(_) => Reconciled::TimedOut,
         };
-        self.observe(Event::ReconcilerFailed);
+        self.signal(Signal::ReconcilerFailed);
         self.on_reconcile(&case, &news);
         self.still_unknown(&case, question, options)
     }
@@ -164,13 +164,13 @@ impl<S: Store> Guard<S> {
         }
         match self.resolve(case, verdict, &reason, &options.by).await {
             Ok(Fenced::Applied) => {
-                self.observe(Event::Resolved);
+                self.signal(Signal::Resolved);
                 self.on_reconcile(case, &news);
                 Reply::Resolved
             }
             // An attempt took over, or went on, or somebody else resolved it.
             Ok(Fenced::Refused(_)) => {
-                self.observe(Event::ResolveRefused);
+                self.signal(Signal::ResolveRefused);
                 self.on_reconcile(case, &Reconciled::Refused);
                 Reply::Moved
             }
@@ -187,9 +187,9 @@ impl<S: Store> Guard<S> {
         question: Question<'_>,
         options: &ReconcileOptions,
     ) -> Reply {
-        self.observe(Event::StillUnknown);
+        self.signal(Signal::StillUnknown);
         if question.background && question.asked >= options.attempts {
-            self.observe(Event::ReconcileGaveUp);
+            self.signal(Signal::ReconcileGaveUp);
             self.on_reconcile(case, &Reconciled::GaveUp);
         }
         Reply::Unknown
@@ -212,13 +212,13 @@ impl<S: Store> Guard<S> {
             nonce: Nonce::random()?,
         };
         let store = self.store();
-        let done = insist(self, || store.resolve(case.digest, &resolution)).await;
+        let done = self.insist(|| store.resolve(case.id, &resolution)).await;
         match (done, &mut resolution.verdict) {
             (Err(error), Verdict::Happened { outcome, .. })
                 if error.kind() == StoreErrorKind::TooLarge =>
             {
                 *outcome = outcome.to_omitted();
-                insist(self, || store.resolve(case.digest, &resolution)).await
+                self.insist(|| store.resolve(case.id, &resolution)).await
             }
             (done, _) => done,
         }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::super::{Event, Guard};
+use super::super::{Guard, Signal};
 use super::ask::{Question, Reply};
-use super::options::drawn;
 use super::{ReconcileOptions, Reconciler};
+use crate::backoff::jittered;
 use crate::store::{Entry, Fence, ListQuery, Store};
 use crate::{IdentityDigest, StateKind, StoreError};
 
@@ -129,14 +129,14 @@ impl<S: Store> Background<S> {
     /// # Errors
     /// The store's, where it did not list its records. What was found before is asked about.
     pub async fn turn(&mut self) -> Result<Tally, StoreError> {
-        let Some(reconciler) = self.guard.0.reconciler.clone() else {
-            self.next_look = Instant::now() + drawn(self.every);
+        let Some(reconciler) = self.guard.shared.plugged.reconciler.clone() else {
+            self.next_look = Instant::now() + jittered(self.every);
             return Ok(Tally::default());
         };
         let mut looked = Ok(());
         if Instant::now() >= self.next_look {
             looked = self.look().await;
-            self.next_look = Instant::now() + drawn(self.every);
+            self.next_look = Instant::now() + jittered(self.every);
         }
         let resolved = self.ask_due(&reconciler).await;
         looked?;
@@ -158,7 +158,7 @@ impl<S: Store> Background<S> {
         let found = match self.guard.stuck(&self.operations, counts).await {
             Ok(found) => found,
             Err(error) => {
-                self.guard.observe(Event::StoreError);
+                self.guard.signal(Signal::StoreError);
                 return Err(error);
             }
         };
@@ -219,7 +219,7 @@ impl<S: Store> Background<S> {
         pending.asked += u32::from(reply == Reply::Unknown);
         let pause = self.options.pause_after(pending.asked.max(1));
         let more = pending.asked < self.options.attempts;
-        pending.due = more.then(|| Instant::now() + drawn(pause));
+        pending.due = more.then(|| Instant::now() + jittered(pause));
     }
 }
 
@@ -235,7 +235,7 @@ impl<S: Store> Guard<S> {
         operations: impl IntoIterator<Item = O>,
     ) -> Result<Tally, StoreError> {
         let operations: Box<[Box<str>]> = operations.into_iter().map(Into::into).collect();
-        let Some(reconciler) = &self.0.reconciler else {
+        let Some(reconciler) = &self.shared.plugged.reconciler else {
             return Ok(Tally::default());
         };
         let found = self.stuck(&operations, |_, _| true).await?;
@@ -243,7 +243,7 @@ impl<S: Store> Guard<S> {
             let (guard, reconciler) = (self.clone(), Arc::clone(reconciler));
             async move {
                 let question = Question::in_background(&digest, fence, 1);
-                let options = &guard.0.reconcile_options;
+                let options = &guard.shared.plugged.reconcile_options;
                 guard.ask_until(&reconciler, question, options).await
             }
         });
@@ -289,7 +289,7 @@ impl<S: Store> Guard<S> {
 }
 
 /// Runs these at the same time, no more than `most` of them. All end with this future: nobody is
-/// asked by who no longer takes the answer.
+/// asked whose answer nobody takes. An observer's panic counts as no answer.
 async fn at_once<T: Send + 'static>(
     most: usize,
     mut all: impl Iterator<Item = impl Future<Output = T> + Send + 'static>,
@@ -303,9 +303,7 @@ async fn at_once<T: Send + 'static>(
             running.spawn(next);
         }
         match running.join_next().await {
-            Some(Ok(one)) => done.push(one),
-            // An observer panicked: as if it had not been asked.
-            Some(Err(_)) => {}
+            Some(one) => done.extend(one),
             None => return done,
         }
     }

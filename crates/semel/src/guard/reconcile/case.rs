@@ -1,15 +1,17 @@
 //! What a reconciler is asked about.
 
-use super::super::{StepKey, Value};
+use super::super::StepKey;
+use super::super::steps::decode;
 use crate::store::{Entry, Fence};
-use crate::{IdentityDigest, Key, Outcome, Progress, Scope, Timestamp};
+use crate::{IdentityDigest, Key, Progress, Scope, Timestamp, Value};
 
 /// An attempt whose outcome nobody recorded.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Case<'a> {
-    /// Names the identity in every store.
-    pub digest: &'a IdentityDigest,
+    /// The name of the operation, which its work and the services that it called were given
+    /// ([`AttemptInfo::id`](crate::guard::AttemptInfo::id), `Idempotency-Id`): find the effect by it.
+    pub id: &'a IdentityDigest,
     /// Who and what the key belongs to.
     pub scope: &'a Scope,
     /// The name of what is done.
@@ -28,6 +30,8 @@ pub struct Case<'a> {
     pub attempt: u32,
     /// When it was claimed, by the store's clock.
     pub claimed_at: Timestamp,
+    /// When the identity was first claimed, by the store's clock.
+    pub since: Timestamp,
     /// The steps that it, and attempts before it, finished.
     pub progress: &'a Progress,
     /// Which question this is, from 1: of the callers in line at this moment, or of the background
@@ -40,7 +44,7 @@ impl<'a> Case<'a> {
     pub fn of(entry: &'a Entry) -> Self {
         let Entry { label, record } = entry;
         Self {
-            digest: &label.digest,
+            id: &label.digest,
             scope: &label.scope,
             operation: &label.operation,
             key: None,
@@ -49,6 +53,7 @@ impl<'a> Case<'a> {
             fence: record.token.fence,
             attempt: record.attempt,
             claimed_at: record.claimed_at,
+            since: record.created_at,
             progress: &record.progress,
             asked: 1,
         }
@@ -72,14 +77,13 @@ impl<'a> Case<'a> {
 
     /// The key of the step of this name at this place, from 0: where several have one name.
     pub fn step_key_at(&self, place: usize, name: &str) -> StepKey {
-        StepKey::of(self.digest, place, name)
+        StepKey::of(self.id, self.since, place, name)
     }
 
     /// What the finished step of this name returned. `None` where it is not finished, or not of
     /// this type.
     pub fn step_result<T: Value>(&self, name: &str) -> Option<T> {
         let (_, result) = self.progress.steps().find(|(step, _)| *step == name)?;
-        let kept = bytes::Bytes::copy_from_slice(result);
-        T::from_outcome(&Outcome::from_bytes(kept).ok()?)
+        decode(result)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::super::Guard;
+use super::super::{Asked, Guard};
 use super::Reconciler;
 use super::ask::Question;
 use crate::store::{Fence, Store};
@@ -22,14 +22,14 @@ impl<S: Store> Guard<S> {
     /// Whether the record changed, so that another claim is worth it.
     pub(in super::super) async fn reconcile(
         &self,
+        asked: &Asked,
         identity: &Identity,
         fence: Fence,
-        about: &(dyn Fn() -> Option<Box<str>> + Sync),
     ) -> bool {
-        let Some(reconciler) = &self.0.reconciler else {
+        let Some(reconciler) = &self.shared.plugged.reconciler else {
             return false;
         };
-        let mut answer = self.join(reconciler, identity, fence, about);
+        let mut answer = self.join(reconciler, asked, identity, fence);
         let changed = answer.wait_for(Option::is_some).await;
         // No answer: the runtime is shutting down.
         changed.is_ok_and(|changed| *changed == Some(true))
@@ -37,19 +37,19 @@ impl<S: Store> Guard<S> {
 
     /// Whether somebody in line is asking about this attempt.
     pub(super) fn is_asking(&self, digest: &IdentityDigest, fence: Fence) -> bool {
-        self.0.flights.lock().contains_key(&(*digest, fence))
+        self.shared.flights.lock().contains_key(&(*digest, fence))
     }
 
     // In a task of its own: the caller who began it may go away, and others wait for the answer.
     fn join(
         &self,
         reconciler: &Arc<dyn Reconciler>,
+        asked: &Asked,
         identity: &Identity,
         fence: Fence,
-        about: &(dyn Fn() -> Option<Box<str>> + Sync),
     ) -> watch::Receiver<Option<bool>> {
         let flight = (*identity.digest(), fence);
-        let mut flights = self.0.flights.lock();
+        let mut flights = self.shared.flights.lock();
         let vacant = match flights.entry(flight) {
             Entry::Occupied(under_way) => return under_way.get().clone(),
             Entry::Vacant(vacant) => vacant,
@@ -57,7 +57,7 @@ impl<S: Store> Guard<S> {
         let (tell, answer) = watch::channel(None);
         vacant.insert(answer.clone());
         let (guard, reconciler) = (self.clone(), Arc::clone(reconciler));
-        let (identity, about) = (identity.clone(), about());
+        let (identity, about) = (identity.clone(), asked.about.clone());
         tokio::spawn(async move {
             let landing = Landing {
                 guard: &guard,
@@ -71,7 +71,7 @@ impl<S: Store> Guard<S> {
                 asked: 1,
                 background: false,
             };
-            let options = &guard.0.reconcile_options;
+            let options = &guard.shared.plugged.reconcile_options;
             let reply = guard.ask_until(&reconciler, question, options).await;
             // Who comes now asks anew.
             drop(landing);
@@ -89,6 +89,6 @@ struct Landing<'a, S> {
 
 impl<S> Drop for Landing<'_, S> {
     fn drop(&mut self) {
-        self.guard.0.flights.lock().remove(&self.flight);
+        self.guard.shared.flights.lock().remove(&self.flight);
     }
 }

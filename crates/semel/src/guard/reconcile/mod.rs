@@ -69,7 +69,7 @@ pub type Answered<'a> =
 /// use std::sync::Arc;
 /// use std::time::Duration;
 ///
-/// use semel::guard::{Answered, Case, Finding, Guard, Policy, Ran, Reconciler};
+/// use semel::guard::{Answered, Asked, Begin, Case, Done, Finding, Guard, Policy, Reconciler};
 /// use semel::memory::MemoryStore;
 /// use semel::store::OnLost;
 /// use semel::{Fingerprint, Identity, Key, Outcome, Scope};
@@ -79,7 +79,7 @@ pub type Answered<'a> =
 /// impl Reconciler for AskTheBank {
 ///     fn reconcile<'a>(&'a self, case: &'a Case<'_>) -> Answered<'a> {
 ///         Box::pin(async move {
-///             // The key that `steps.step("charge", …)` gave to the bank.
+///             // The key that `attempt.step("charge", …)` gave to the bank.
 ///             let key = case.step_key("charge").to_string();
 ///             # let charge_with_key = |key: String| async move { Ok::<_, std::io::Error>(Some(key.len())) };
 ///             Ok(match charge_with_key(key).await? {
@@ -91,16 +91,19 @@ pub type Answered<'a> =
 ///     }
 /// }
 ///
-/// let policy = Policy::default().with_on_lost(OnLost::Reconcile);
-/// let guard = Guard::new(MemoryStore::default(), policy).with_reconciler(Arc::new(AskTheBank));
+/// let guard = Guard::builder(MemoryStore::default())
+///     .policy(Policy::default().with_on_lost(OnLost::Reconcile))
+///     .reconciler(Arc::new(AskTheBank))
+///     .build();
 /// let identity = Identity::new(Scope::new(["tenant-1"]), "pay", Key::new("order-4711")?);
+/// let asked = Asked::new(identity, Fingerprint::of(b"7 EUR"));
 /// // An attempt that nobody settles: its process died.
-/// drop(guard.begin(&identity, Fingerprint::of(b"7 EUR")).await?);
+/// if let Begin::Acquired(attempt) = guard.begin(&asked).await? {
+///     attempt.let_lapse();
+/// }
 /// tokio::time::sleep(Duration::from_secs(30)).await;
-/// let again = guard
-///     .run(&identity, Fingerprint::of(b"7 EUR"), |_| async { Ok::<_, std::io::Error>(String::new()) })
-///     .await?;
-/// assert_eq!(again, Ran::Replayed("paid".to_owned()));
+/// let again = guard.run(asked, |_| async { Ok::<_, std::io::Error>(String::new()) }).await?;
+/// assert_eq!(again, Done::Replayed("paid".to_owned()));
 /// # Ok(())
 /// # }
 /// ```

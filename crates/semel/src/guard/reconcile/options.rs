@@ -3,15 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::store::Nonce;
-
 /// How often a reconciler is asked about one record, how long each question may take, and who is
 /// named in the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReconcileOptions {
     pub(super) attempts: u32,
     pub(super) pause: Duration,
-    pub(super) factor: u32,
     pub(super) longest_pause: Duration,
     pub(super) timeout: Duration,
     pub(super) by: Arc<str>,
@@ -23,7 +20,6 @@ impl ReconcileOptions {
         Self {
             attempts: 3,
             pause: Duration::from_millis(200),
-            factor: 2,
             longest_pause: Duration::from_secs(30),
             timeout: Duration::from_secs(5),
             by: "reconciler".into(),
@@ -48,20 +44,18 @@ impl ReconcileOptions {
         self
     }
 
-    /// The pause after the first question. Each pause is drawn between half of this and the whole
-    /// of it, so that processes do not ask in step.
+    /// The pause after the first question; each is twice as long as the one before. It is drawn
+    /// between half of that and the whole of it, so that processes do not ask in step.
     #[must_use]
     pub const fn with_pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
 
-    /// How much longer each pause is than the one before it, and how long it is at most. 2 and as
-    /// the constructors say unless set.
+    /// No pause is longer than this. As the constructors say unless set.
     #[must_use]
-    pub const fn with_growth(mut self, factor: u32, longest_pause: Duration) -> Self {
-        self.factor = factor;
-        self.longest_pause = longest_pause;
+    pub const fn with_longest_pause(mut self, longest: Duration) -> Self {
+        self.longest_pause = longest;
         self
     }
 
@@ -79,19 +73,9 @@ impl ReconcileOptions {
         self
     }
 
-    /// At most this many questions.
-    pub const fn attempts(&self) -> u32 {
-        self.attempts
-    }
-
-    /// How long a question may take.
-    pub const fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// The pause after this many questions, not yet drawn.
     pub fn pause_after(&self, asked: u32) -> Duration {
-        let times = self.factor.saturating_pow(asked.saturating_sub(1));
+        let times = 2_u32.saturating_pow(asked.saturating_sub(1));
         self.pause.saturating_mul(times).min(self.longest_pause)
     }
 }
@@ -100,16 +84,6 @@ impl Default for ReconcileOptions {
     fn default() -> Self {
         Self::in_line()
     }
-}
-
-/// Nothing waits longer than this between two questions.
-const LONGEST: Duration = Duration::from_hours(24);
-
-/// Between half of it and the whole; of a day, where it is longer.
-pub(super) fn drawn(pause: Duration) -> Duration {
-    let pause = pause.min(LONGEST);
-    let chance = Nonce::random().map_or(255, |nonce| nonce.as_bytes()[0]);
-    pause / 2 + pause / 2 * u32::from(chance) / 255
 }
 
 #[cfg(test)]
@@ -123,11 +97,7 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
         let all: Duration = (1..20).map(|asked| options.pause_after(asked)).sum();
         assert!((Duration::from_mins(55)..Duration::from_mins(65)).contains(&all));
-        for _ in 0..100 {
-            let pause = drawn(Duration::from_secs(2));
-            assert!(pause >= Duration::from_secs(1) && pause <= Duration::from_secs(2));
-        }
         let none = options.with_attempts(0).with_pause(Duration::ZERO);
-        assert_eq!((none.attempts(), none.pause_after(3)), (1, Duration::ZERO));
+        assert_eq!((none.attempts, none.pause_after(3)), (1, Duration::ZERO));
     }
 }

@@ -8,7 +8,7 @@ use crate::inbox::Event;
 /// An event that is about to be set aside.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Poison {
+pub struct DeadLetter {
     /// The event, as it was delivered last.
     pub event: Event,
     /// Why.
@@ -36,4 +36,4 @@ pub(super) type CallbackError = Box<dyn StdError + Send + Sync>;
 type Answer = Pin<Box<dyn Future<Output = Result<(), CallbackError>> + Send>>;
 
 /// The application's callback.
-pub(super) type Callback = dyn Fn(Poison) -> Answer + Send + Sync;
+pub(super) type Callback = dyn Fn(DeadLetter) -> Answer + Send + Sync;

@@ -1,0 +1,434 @@
+//! One transaction, run again after conflicts: the work's writes, and what is recorded with them.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::sleep;
+
+use super::asked::Effects;
+use super::attempt::{Claimed, catch_panic};
+use super::settle::signal_of;
+use super::{Guard, Held, Signal};
+use crate::backoff::Backoff;
+use crate::store::{Fenced, Refusal};
+use crate::sync::Mutex;
+use crate::transaction::{Isolation, Lent, Loan, TransactionError, Transactional};
+use crate::{FinishedStep, Outcome, Progress, StateKind, StoreError, StoreErrorKind};
+
+/// How a transaction is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransactOptions {
+    isolation: Isolation,
+    retries: u32,
+}
+
+/// Before work is run again.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+
+impl TransactOptions {
+    /// How strictly it is kept apart from others. [`Isolation::ReadCommitted`] unless set.
+    #[must_use]
+    pub const fn with_isolation(mut self, isolation: Isolation) -> Self {
+        self.isolation = isolation;
+        self
+    }
+
+    /// How often the work is run again after a deadlock or a serialization failure. 8 unless set.
+    #[must_use]
+    pub const fn with_retries(mut self, retries: u32) -> Self {
+        self.retries = retries;
+        self
+    }
+}
+
+impl Default for TransactOptions {
+    fn default() -> Self {
+        Self {
+            isolation: Isolation::default(),
+            retries: 8,
+        }
+    }
+}
+
+/// What is recorded in a transaction, beside the writes of the work.
+pub(crate) enum Records {
+    /// The outcome of each of its attempts, the same for all.
+    Outcome(Outcome),
+    /// A finished step of its attempt, behind those kept before.
+    Step(FinishedStep, Progress),
+}
+
+/// Work in one transaction that is recorded for these attempts. Without protection nothing is.
+pub(crate) struct Transaction<S> {
+    pub(crate) guard: Guard<S>,
+    pub(crate) attempts: Vec<Arc<Claimed<S>>>,
+    pub(crate) options: TransactOptions,
+}
+
+/// What became of work in a transaction.
+#[derive(Debug)]
+pub enum Transacted<T, E> {
+    /// Its effects and its outcome are committed.
+    Committed(T),
+    /// It never began the transaction.
+    NotTaken(T),
+    /// Rolled back, because there is nothing to record with it.
+    RolledBack(T),
+    /// Rolled back: another attempt took the place of the one at this place.
+    Superseded(usize),
+    /// Rolled back after the work's own error.
+    Failed {
+        /// The error.
+        error: E,
+        /// It comes from a conflict, and the work ran as often as it may.
+        conflict: bool,
+    },
+    /// Rolled back after a panic.
+    Panicked(Box<dyn Any + Send>),
+    /// The work kept the transaction, or could not begin it: nothing is committed.
+    Kept,
+    /// The database did not commit it.
+    NotCommitted {
+        /// What the database said.
+        source: StoreError,
+        /// It was in conflict with others, and the work ran as often as it may.
+        conflict: bool,
+    },
+    /// Nobody knows whether it is committed.
+    Unknown(StoreError),
+}
+
+/// The transaction that work is offered. It may be begun once.
+pub struct Opening<S: Transactional>(Arc<Offer<S>>);
+
+struct Offer<S: Transactional> {
+    transaction: Arc<Transaction<S>>,
+    taken: AtomicBool,
+    // None once the work has ended.
+    loan: Mutex<Option<Loan<S::Transaction>>>,
+    // Renewals that wait for the transaction's end.
+    paused: Mutex<Vec<OwnedMutexGuard<()>>>,
+}
+
+impl<S: Transactional> Opening<S> {
+    /// Begins it. It is given back by dropping it before the work ends: one that is kept longer is
+    /// not committed. Where renewals do not go with such a transaction, there are none until it ends:
+    /// the lease is to be longer than the transaction.
+    ///
+    /// Before it, where it is the work's choice ([`super::Asked::transaction_offered`]) and the
+    /// policy leaves open what becomes of a lost attempt, the record is marked: one statement more.
+    ///
+    /// # Errors
+    /// The store's; and where it was begun before, or the work has ended. Nothing was done.
+    pub async fn begin(&self) -> Result<Lent<S::Transaction>, TransactionError> {
+        let refused = |why: &str| {
+            TransactionError::NotCommitted(StoreError::new(StoreErrorKind::NotApplied, why))
+        };
+        if self.0.taken.swap(true, Ordering::SeqCst) {
+            return Err(refused("the transaction was begun before"));
+        }
+        let transaction = &self.0.transaction;
+        let isolation = transaction.options.isolation;
+        for claimed in &transaction.attempts {
+            claimed.steps.lock().took_transaction = true;
+            if claimed.effects == Effects::Offered && claimed.guard.policy.on_lost.is_none() {
+                claimed.mark_in_transaction().await?;
+            }
+            if !S::renews_beside(isolation) {
+                let paused = claimed.lease.pause().await;
+                self.0.paused.lock().push(paused);
+            }
+        }
+        let begun = transaction.guard.store().begin(isolation).await?;
+        match &*self.0.loan.lock() {
+            Some(loan) => Ok(loan.lend(begun)),
+            None => Err(refused("the work has ended")),
+        }
+    }
+}
+
+impl<S: Transactional> Transaction<S> {
+    /// Runs `work` until it is committed, or fails for good. It is told how often it ran before.
+    /// Where there is nothing to record of its answer, all is rolled back.
+    pub(crate) async fn run<T, E, W: Future<Output = Result<T, E>>>(
+        self,
+        mut work: impl FnMut(u32, Opening<S>) -> W,
+        is_conflict: impl Fn(&E) -> bool,
+        records: impl Fn(&T) -> Option<Records>,
+    ) -> Transacted<T, E> {
+        let this = Arc::new(self);
+        let mut backoff = Backoff::new(FIRST_PAUSE, 64 * FIRST_PAUSE);
+        for retry in 0.. {
+            let again = retry < this.options.retries;
+            for claimed in &this.attempts {
+                claimed.steps.lock().took_transaction = false;
+            }
+            let offer = Arc::new(Offer {
+                transaction: Arc::clone(&this),
+                taken: AtomicBool::new(false),
+                loan: Mutex::new(Some(Loan::none())),
+                paused: Mutex::default(),
+            });
+            let work = work(retry, Opening(Arc::clone(&offer)));
+            let ran = catch_panic(work).await;
+            // From now on it can no longer be taken.
+            let taken = offer.taken.swap(true, Ordering::SeqCst);
+            let lent = offer.loan.lock().take();
+            let transaction = lent.and_then(Loan::take_back);
+            let recorded = match &ran {
+                Ok(Ok(value)) if taken => records(value),
+                _ => None,
+            };
+            let ended = match (ran, recorded, transaction) {
+                (Ok(Ok(value)), ..) if !taken => Some(Transacted::NotTaken(value)),
+                (Ok(Ok(_)), Some(_), None) => Some(Transacted::Kept),
+                (Ok(Ok(value)), Some(records), Some(transaction)) => {
+                    match this.seal(transaction, &records).await {
+                        Sealed::Committed => Some(Transacted::Committed(value)),
+                        Sealed::Refused(place) => Some(Transacted::Superseded(place)),
+                        Sealed::Conflict(_) if again => None,
+                        Sealed::Conflict(error) => Some(not_committed(error, true)),
+                        Sealed::Failed(error) => Some(not_committed(error, false)),
+                        Sealed::Unknown(error) => {
+                            let what = "whether the transaction was committed is not known";
+                            let error =
+                                StoreError::new(StoreErrorKind::Unknown, what).with_source(error);
+                            Some(Transacted::Unknown(error))
+                        }
+                    }
+                }
+                (ran, _, transaction) => {
+                    if let Some(transaction) = transaction {
+                        this.guard.store().rollback(transaction).await;
+                    }
+                    match ran {
+                        Ok(Ok(value)) => Some(Transacted::RolledBack(value)),
+                        Ok(Err(error)) => match is_conflict(&error) {
+                            true if again => None,
+                            conflict => Some(Transacted::Failed { error, conflict }),
+                        },
+                        Err(panic) => Some(Transacted::Panicked(panic)),
+                    }
+                }
+            };
+            offer.paused.lock().clear();
+            if let Some(ended) = ended {
+                return ended;
+            }
+            sleep(backoff.pause()).await;
+        }
+        unreachable!("the last try ends it")
+    }
+
+    /// Records what there is to record in the transaction, and commits it.
+    ///
+    /// Attempts are written in the order of their digests: transactions that complete some of the
+    /// same records, as those of an attempt and of a zombie do, then wait for each other instead of
+    /// locking each other out.
+    async fn seal(&self, mut transaction: S::Transaction, records: &Records) -> Sealed {
+        let store = self.guard.store();
+        let mut ordered: Vec<_> = self.attempts.iter().enumerate().collect();
+        ordered.sort_unstable_by_key(|(_, claimed)| claimed.identity);
+        let mut signals = Vec::with_capacity(ordered.len());
+        for (place, claimed) in &ordered {
+            if S::renews_beside(self.options.isolation) {
+                // Whatever the answer is, the statement decides, which is fenced.
+                claimed.ensure_held().await.ok();
+            }
+            let written = records.write(claimed, &mut transaction).await;
+            match written {
+                Ok(Ok(signal)) => signals.push(signal),
+                Ok(Err(_)) => {
+                    store.rollback(transaction).await;
+                    self.guard.signal(Signal::Stale);
+                    return Sealed::Refused(*place);
+                }
+                Err(error) => {
+                    store.rollback(transaction).await;
+                    return match error {
+                        TransactionError::Conflict(error) => Sealed::Conflict(error),
+                        // The commit was not sent, and will not be.
+                        error => {
+                            self.guard.signal(Signal::StoreError);
+                            Sealed::Failed(error.into_source())
+                        }
+                    };
+                }
+            }
+        }
+        let sealed = match store.commit(transaction).await {
+            Ok(()) => Sealed::Committed,
+            Err(TransactionError::Conflict(error)) => return Sealed::Conflict(error),
+            Err(TransactionError::NotCommitted(error)) => Sealed::Failed(error),
+            Err(TransactionError::Unknown(error)) => {
+                self.guard.signal(Signal::StoreError);
+                match ordered.first() {
+                    // One record tells of all: they are committed together.
+                    Some((place, claimed)) => records.read_back(claimed, *place, error).await,
+                    None => Sealed::Unknown(error),
+                }
+            }
+        };
+        match &sealed {
+            Sealed::Committed => signals
+                .into_iter()
+                .for_each(|signal| self.guard.signal(signal)),
+            Sealed::Failed(_) => self.guard.signal(Signal::StoreError),
+            Sealed::Refused(_) => self.guard.signal(Signal::Stale),
+            Sealed::Conflict(_) | Sealed::Unknown(_) => {}
+        }
+        sealed
+    }
+}
+
+/// Calls work that is called again by later tries, each in a future of its own.
+pub(crate) fn call<A, B, W>(work: &Mutex<impl FnMut(A, B) -> W>, first: A, second: B) -> W {
+    (work.lock())(first, second)
+}
+
+/// What became of a transaction at its end.
+enum Sealed {
+    Committed,
+    Refused(usize),
+    Conflict(StoreError),
+    Failed(StoreError),
+    Unknown(StoreError),
+}
+
+/// The commit was not sent, or was refused: whatever its answer was, nothing is committed.
+fn not_committed<T, E>(error: StoreError, conflict: bool) -> Transacted<T, E> {
+    let source = match error.kind() {
+        StoreErrorKind::Unknown => {
+            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
+        }
+        _ => error,
+    };
+    Transacted::NotCommitted { source, conflict }
+}
+
+impl Records {
+    /// The last statement of the transaction, fenced by the attempt's token; an outcome that is too
+    /// large for the store as omitted. What was recorded, or why not.
+    async fn write<S: Transactional>(
+        &self,
+        claimed: &Claimed<S>,
+        transaction: &mut S::Transaction,
+    ) -> Result<Result<Signal, Refusal>, TransactionError> {
+        let (store, identity) = (claimed.store(), &claimed.identity);
+        let Some(token) = &claimed.token else {
+            return Ok(Err(Refusal::Missing));
+        };
+        let retention = claimed.guard.policy.retention;
+        let (signal, written) = match self {
+            Self::Step(step, kept) => {
+                let kept = kept.as_bytes().len();
+                let written = store.keep_step_in(transaction, identity, token, step, kept);
+                (Signal::StepKept, written.await)
+            }
+            Self::Outcome(outcome) => {
+                let written = store.complete_in(transaction, identity, token, outcome, retention);
+                match written.await {
+                    Err(TransactionError::NotCommitted(error))
+                        if error.kind() == StoreErrorKind::TooLarge =>
+                    {
+                        let omitted = outcome.to_omitted();
+                        let written =
+                            store.complete_in(transaction, identity, token, &omitted, retention);
+                        (Signal::Omitted, written.await)
+                    }
+                    written => (signal_of(outcome.kind()), written),
+                }
+            }
+        };
+        Ok(match written? {
+            Fenced::Applied => Ok(signal),
+            Fenced::Refused(refusal) => Err(refusal),
+        })
+    }
+
+    /// Asks a record whether the transaction was committed. First by a renewal: a write waits for
+    /// the transaction's lock, so that what is read after it is final, where a read alone might come
+    /// before a commit that is still on its way.
+    async fn read_back<S: Transactional>(
+        &self,
+        claimed: &Claimed<S>,
+        place: usize,
+        lost: StoreError,
+    ) -> Sealed {
+        let Some(token) = &claimed.token else {
+            return Sealed::Unknown(lost);
+        };
+        let (guard, identity) = (&claimed.guard, &claimed.identity);
+        let (store, lease) = (guard.store(), guard.policy.lease);
+        match guard.insist(|| store.renew(identity, token, lease)).await {
+            Ok(Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown))) => {}
+            // Our token is proof that it was this attempt.
+            Ok(Fenced::Refused(Refusal::Settled(StateKind::Completed))) => {
+                return Sealed::Committed;
+            }
+            // Another attempt has it; a step may have been committed before that.
+            Ok(Fenced::Refused(_)) if matches!(self, Self::Step(..)) => {
+                return Sealed::Unknown(lost);
+            }
+            Ok(Fenced::Refused(_)) => return Sealed::Refused(place),
+            Err(error) => return Sealed::Unknown(error),
+        }
+        let Self::Step(step, kept) = self else {
+            return Sealed::Conflict(lost);
+        };
+        let entry = match guard.insist(|| store.get(identity)).await {
+            Ok(entry) => entry,
+            Err(error) => return Sealed::Unknown(error),
+        };
+        let record = entry
+            .map(|entry| entry.record)
+            .filter(|record| record.token == *token);
+        let progress = record.map(|record| record.progress).unwrap_or_default();
+        match progress.as_bytes().strip_prefix(kept.as_bytes()) {
+            Some([]) => Sealed::Conflict(lost),
+            Some(later) if later == step.as_bytes() => Sealed::Committed,
+            _ => Sealed::Refused(place),
+        }
+    }
+}
+
+impl<S: Transactional> Held<S> {
+    /// Runs `work`, which may begin the transaction that it is offered; then the outcome that
+    /// `outcome` makes of its answer is recorded in it and both are committed, or, where that is
+    /// none, all is rolled back. Runs it again after a conflict, which `is_conflict` finds in its
+    /// error, as often as the options say.
+    ///
+    /// A lost answer to the commit is resolved by reading the record back; an outcome too large for
+    /// the store is recorded as omitted. Where nothing is committed the attempt is still to be
+    /// settled.
+    pub async fn transact<T, E, W: Future<Output = Result<T, E>>>(
+        &mut self,
+        options: TransactOptions,
+        work: impl FnMut(u32, Opening<S>) -> W,
+        is_conflict: impl Fn(&E) -> bool,
+        outcome: impl Fn(&T) -> Option<Outcome>,
+    ) -> Transacted<T, E> {
+        self.info();
+        let transaction = Transaction {
+            guard: self.claimed().guard.clone(),
+            attempts: vec![Arc::clone(self.claimed())],
+            options,
+        };
+        let records = |value: &T| outcome(value).map(Records::Outcome);
+        let transacted = transaction.run(work, is_conflict, records).await;
+        if let Transacted::Committed(_) | Transacted::Superseded(_) = transacted {
+            self.forget();
+        }
+        transacted
+    }
+}
+
+impl<S: Transactional> fmt::Debug for Opening<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opening").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,182 @@
+//! Leases, renewed in the background while their attempts run.
+//!
+//! Renewals have a task of their own, so that work that blocks its thread keeps its lease where the
+//! runtime has another thread that is awake. Work that blocks for long belongs on
+//! [`spawn_blocking`](tokio::task::spawn_blocking) all the same.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::Signal;
+use super::attempt::Claimed;
+use crate::store::{Fenced, Refusal, Store};
+use crate::sync::Mutex;
+use crate::{StateKind, StoreError, StoreErrorKind};
+
+/// The lease of one attempt, by the holder's own clock.
+pub(super) struct Lease {
+    length: Duration,
+    state: Mutex<State>,
+    lost: Notify,
+    /// Held by whoever renews, and by a transaction that no renewal may run beside. Most attempts end
+    /// before either.
+    renewing: OnceLock<Arc<tokio::sync::Mutex<()>>>,
+}
+
+/// Whoever has a lease.
+pub(super) trait Leased: Send + Sync {
+    fn lease(&self) -> &Lease;
+}
+
+struct State {
+    /// When the claim, or the last renewal that was applied, was sent: the store counts from a
+    /// later moment, so this clock never ends later than the store's.
+    sent: Instant,
+    /// The store refused a renewal.
+    is_lost: bool,
+    renewals: Option<AbortHandle>,
+}
+
+/// `from` later by `by`, or by thirty years where that is beyond what an instant can say.
+pub(super) fn later(from: Instant, by: Duration) -> Instant {
+    const FAR: Duration = Duration::from_hours(24 * 365 * 30);
+    from.checked_add(by).unwrap_or(from + FAR)
+}
+
+impl Lease {
+    pub(super) fn new(length: Duration, sent: Instant) -> Self {
+        Self {
+            length,
+            state: Mutex::new(State {
+                sent,
+                is_lost: false,
+                renewals: None,
+            }),
+            lost: Notify::new(),
+            renewing: OnceLock::new(),
+        }
+    }
+
+    fn renewing(&self) -> &Arc<tokio::sync::Mutex<()>> {
+        self.renewing.get_or_init(Arc::default)
+    }
+
+    fn after(&self, part: Duration) -> Instant {
+        later(self.state.lock().sent, part)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        !self.state.lock().is_lost && Instant::now() < self.after(self.length)
+    }
+
+    /// Returns when the lease is over: refused by the store, or not renewed in time.
+    pub(super) async fn lost(&self) {
+        loop {
+            let notified = self.lost.notified();
+            if !self.is_held() {
+                return;
+            }
+            tokio::select! {
+                () = notified => {}
+                () = sleep_until(self.after(self.length)) => {}
+            }
+        }
+    }
+
+    /// Keeps renewals from running until it is dropped.
+    pub(super) async fn pause(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(self.renewing()).lock_owned().await
+    }
+}
+
+impl<S: Store> Leased for Claimed<S> {
+    fn lease(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl<S: Store> Claimed<S> {
+    /// Sends a renewal, which may take no longer than a third of the lease.
+    async fn renew(&self) -> Result<Fenced, StoreError> {
+        let Some(token) = &self.token else {
+            return Ok(Fenced::Applied);
+        };
+        let (lease, sent) = (&self.lease, Instant::now());
+        // A third, so that there is time for another one; no longer than what is left.
+        let third = lease.length / 3;
+        let left = lease.after(lease.length).saturating_duration_since(sent);
+        let within = if left.is_zero() {
+            third
+        } else {
+            third.min(left)
+        };
+        let renewal = self.store().renew(&self.identity, token, lease.length);
+        let renewed = timeout(within, renewal).await.unwrap_or_else(|_| {
+            let what = "the renewal was not answered in time";
+            Err(StoreError::new(StoreErrorKind::Unknown, what))
+        });
+        match renewed {
+            Ok(Fenced::Applied) => {
+                lease.state.lock().sent = sent;
+                self.guard.signal(Signal::Renewed);
+            }
+            // By this attempt itself, while the renewal was on its way.
+            Ok(Fenced::Refused(Refusal::Settled(StateKind::Completed | StateKind::Released))) => {}
+            Ok(Fenced::Refused(_)) => {
+                lease.state.lock().is_lost = true;
+                lease.lost.notify_waiters();
+                self.guard.signal(Signal::Stale);
+            }
+            Err(_) => self.guard.signal(Signal::StoreError),
+        }
+        renewed
+    }
+
+    /// Before an effect: a lease that is over by our own clock is renewed first.
+    pub(super) async fn ensure_held(&self) -> Result<Fenced, StoreError> {
+        if self.lease.is_held() {
+            return Ok(Fenced::Applied);
+        }
+        let _renewing = self.lease.renewing().lock().await;
+        match self.lease.is_held() {
+            true => Ok(Fenced::Applied),
+            false => self.renew().await,
+        }
+    }
+
+    /// Has the lease renewed from now on, every third of it.
+    pub(super) async fn keep_renewed(self: &Arc<Self>) {
+        let renewals = tokio::spawn(Arc::clone(self).renew_on());
+        self.lease.state.lock().renewals = Some(renewals.abort_handle());
+        // A task that was just spawned waits on this thread, which the work may block.
+        tokio::task::yield_now().await;
+    }
+
+    async fn renew_on(self: Arc<Self>) {
+        let lease = &self.lease;
+        loop {
+            sleep_until(lease.after(lease.length / 3)).await;
+            let renewing = lease.renewing().lock().await;
+            match self.renew().await {
+                Ok(Fenced::Applied) => {}
+                Ok(Fenced::Refused(_)) => return,
+                Err(_) => {
+                    drop(renewing);
+                    sleep(lease.length / 10).await;
+                }
+            }
+        }
+    }
+
+    /// Renews no more.
+    pub(super) fn stop_renewing(&self) {
+        let renewals = self.lease.state.lock().renewals.take();
+        if let Some(renewals) = renewals {
+            renewals.abort();
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The words of the protocol, which the state machine and the stores' port share.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::time::Duration;
+
+use subtle::ConstantTimeEq as _;
+
+use crate::{Fingerprint, Outcome, StoreError, Timestamp};
+
+/// The name of a [`State`](crate::State), without what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StateKind {
+    /// See [`State::InFlight`](crate::State::InFlight).
+    InFlight,
+    /// See [`State::Unknown`](crate::State::Unknown).
+    Unknown,
+    /// See [`State::Completed`](crate::State::Completed).
+    Completed,
+    /// See [`State::Released`](crate::State::Released).
+    Released,
+}
+
+impl StateKind {
+    /// All of them, in the order of a record's life.
+    pub const ALL: [Self; 4] = [
+        Self::InFlight,
+        Self::Unknown,
+        Self::Completed,
+        Self::Released,
+    ];
+
+    /// The name as operators see it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in-flight",
+            Self::Unknown => "unknown",
+            Self::Completed => "completed",
+            Self::Released => "released",
+        }
+    }
+}
+
+/// Number that grows with every new claim on an identity, also across expiry. Handed downstream,
+/// it lets a service refuse a stale attempt. A store gives each number to one identity only, as far
+/// as its page says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Fence(pub u64);
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// 128 random bits that name one attempt. Made once per attempt and used again when the transport
+/// repeats a call, so that a winner never loses to its own first packet.
+#[derive(Clone, Copy)]
+pub struct Nonce([u8; 16]);
+
+// One call of the system for 64 nonces.
+const POOL_BYTES: usize = 1024;
+
+/// Random bytes that this thread has in hand.
+struct Pool {
+    bytes: [u8; POOL_BYTES],
+    used: usize,
+}
+
+impl Pool {
+    fn take(&mut self) -> Result<[u8; 16], StoreError> {
+        if self.used == self.bytes.len() {
+            fill(&mut self.bytes)?;
+            self.used = 0;
+        }
+        let mut taken = [0; 16];
+        let end = self.used + taken.len();
+        // What was given out is not kept.
+        taken.swap_with_slice(&mut self.bytes[self.used..end]);
+        self.used = end;
+        Ok(taken)
+    }
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL_BYTES], used: POOL_BYTES }) };
+}
+
+fn fill(bytes: &mut [u8]) -> Result<(), StoreError> {
+    getrandom::fill(bytes).map_err(|e| {
+        StoreError::new(
+            crate::StoreErrorKind::NotApplied,
+            "the system gave no random bytes",
+        )
+        .with_source(e)
+    })
+}
+
+impl Nonce {
+    /// A fresh nonce from the operating system's generator.
+    ///
+    /// The system is asked once for many nonces. A process that is copied while it runs (a fork,
+    /// a virtual machine's snapshot) takes what is left of them along: the wall clock is mixed into
+    /// each, so that copies do not make the same ones.
+    ///
+    /// # Errors
+    /// [`NotApplied`](crate::StoreErrorKind::NotApplied) where the system has no randomness.
+    pub fn random() -> Result<Self, StoreError> {
+        let taken = POOL.try_with(|pool| pool.borrow_mut().take());
+        let mut bytes = match taken {
+            Ok(bytes) => bytes?,
+            // The thread is ending.
+            Err(_) => {
+                let mut bytes = [0; 16];
+                fill(&mut bytes)?;
+                bytes
+            }
+        };
+        for (byte, time) in bytes
+            .iter_mut()
+            .zip(crate::time::wall_nanos().to_le_bytes())
+        {
+            *byte ^= time;
+        }
+        Ok(Self(bytes))
+    }
+
+    /// From bytes read back from a store.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The nonce's bytes.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+// Compared word by word: byte by byte takes as long as finding the record.
+fn words(bytes: &[u8; 16]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    [words[0], words[1]].map(u64::from_ne_bytes)
+}
+
+impl PartialEq for Nonce {
+    fn eq(&self, other: &Self) -> bool {
+        words(&self.0).ct_eq(&words(&other.0)).into()
+    }
+}
+
+impl Eq for Nonce {}
+
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nonce(…)")
+    }
+}
+
+/// Proof of one claim: the fence it was given and the nonce it was made with. Both are compared
+/// (a fence alone could repeat in a store that forgets).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token {
+    /// The claim's epoch; handed downstream as the fence.
+    pub fence: Fence,
+    /// The attempt's nonce.
+    pub nonce: Nonce,
+}
+
+/// What a claim does with a record whose lease lapsed, or whose outcome is unknown (R7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnLost {
+    /// Take it over and run again: for operations whose effect is safe to repeat, or fenced.
+    Retry,
+    /// Answer "unknown" until somebody resolves it.
+    #[default]
+    Hold,
+    /// Answer "unknown", and let the caller ask its reconciler. For the store the same as `Hold`.
+    Reconcile,
+}
+
+/// What a claim brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// Names the attempt.
+    pub nonce: Nonce,
+    /// Digest of what is asked, saved with the claim (R3).
+    pub fingerprint: Fingerprint,
+    /// How long the claim is held without renewal.
+    pub lease: Duration,
+    /// What to do with a lapsed lease, decided in the same atomic step.
+    pub on_lost: OnLost,
+}
+
+/// How long an outcome is kept, counted from its completion by the store's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Retention {
+    /// How long it is replayed: `[completed, completed + replay)`.
+    pub replay: Duration,
+    /// How much longer claims are answered "expired" instead of running anew.
+    pub tombstone: Duration,
+}
+
+impl Retention {
+    const HOUR: Duration = Duration::from_hours(1);
+
+    /// Payments: 7 days.
+    pub const PAYMENT: Self = Self::new(Self::HOUR.saturating_mul(24 * 7));
+    /// Orders: 24 hours.
+    pub const ORDER: Self = Self::new(Self::HOUR.saturating_mul(24));
+    /// E-mails: 1 hour.
+    pub const EMAIL: Self = Self::new(Self::HOUR);
+    /// API calls: 5 minutes.
+    pub const API: Self = Self::new(Duration::from_mins(5));
+    /// Webhooks: 7 days.
+    pub const WEBHOOK: Self = Self::new(Self::HOUR.saturating_mul(24 * 7));
+    /// Deduplicated events: 30 days.
+    pub const EVENT: Self = Self::new(Self::HOUR.saturating_mul(24 * 30));
+
+    /// Replays for this long, without a tombstone.
+    pub const fn new(replay: Duration) -> Self {
+        Self {
+            replay,
+            tombstone: Duration::ZERO,
+        }
+    }
+
+    /// The same with a tombstone that lasts `tombstone` longer than the replays.
+    #[must_use]
+    pub const fn with_tombstone(mut self, tombstone: Duration) -> Self {
+        self.tombstone = tombstone;
+        self
+    }
+}
+
+/// A claim that was acquired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acquired {
+    /// What completing, renewing and abandoning need.
+    pub token: Token,
+    /// Which attempt this is, from 1. Above 1: an earlier one was released, lapsed or resolved.
+    pub attempt: u32,
+    /// When this life of the identity began, by the store's clock: the record's `created_at`. The
+    /// same in every attempt until the outcome's retention ended (takeovers, retries after a release
+    /// that the store still knows); another one afterwards.
+    pub since: Timestamp,
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// The caller owns the identity until it settles the claim or the lease lapses.
+    Acquired(Acquired),
+    /// Another attempt holds the lease.
+    InFlight {
+        /// The other attempt's fence, for [`Store::wait`](crate::Store::wait).
+        fence: Fence,
+        /// How long its lease lasts if it is not renewed.
+        remaining: Duration,
+    },
+    /// The operation ran; this is to be replayed.
+    Completed {
+        /// What was kept.
+        outcome: Outcome,
+        /// How much longer it will be replayed.
+        remaining: Duration,
+    },
+    /// An attempt may have had its effect, and nobody recorded it.
+    Unknown {
+        /// The attempt's fence, for [`Store::resolve`](crate::Store::resolve).
+        fence: Fence,
+    },
+    /// The identity was first used with another request. Nothing was changed.
+    Mismatch,
+    /// The outcome's retention ended, and its tombstone says so.
+    Expired,
+}
+
+/// The answer to a fenced step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a refused step changed nothing (protocol rule R4)"]
+pub enum Fenced {
+    /// Done, as durable as the store promises; or done before with the same token.
+    Applied,
+    /// Nothing was changed.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Fenced {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// Why a fenced step changed nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is no record: its retention ended and it was purged.
+    #[error("there is no record of this identity")]
+    Missing,
+    /// The token is not the current one: another attempt took over, or somebody resolved it.
+    #[error("a later claim or a resolution took the place of this attempt")]
+    Superseded,
+    /// The transition is not valid from this state.
+    #[error("the record is already {}", .0.as_str())]
+    Settled(StateKind),
+    /// An attempt still holds its lease; resolving would decide over its head.
+    #[error("an attempt still holds its lease")]
+    Running,
+    /// Other steps are kept than the caller knows of.
+    #[error("the record keeps other finished steps than these")]
+    OtherSteps,
+}
+
+/// What somebody found out about an unknown attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It had its effect, with this outcome.
+    Happened {
+        /// What to replay from now on.
+        outcome: Outcome,
+        /// For how long.
+        retention: Retention,
+    },
+    /// It had no effect; the next claim may run.
+    DidNotHappen,
+}
+
+/// A decision about an unknown record, by an operator or a reconciler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolution {
+    /// What was found out.
+    pub verdict: Verdict,
+    /// Who decided.
+    pub by: Box<str>,
+    /// Why.
+    pub reason: Box<str>,
+    /// The fence of the attempt that was looked into; nothing changes if the record moved on.
+    pub fence: Fence,
+    /// Takes the place of the attempt's nonce.
+    pub nonce: Nonce,
+}
