@@ -115,6 +115,17 @@ struct Offer<S: Transactional> {
 }
 
 impl<S: Transactional> Opening<S> {
+    /// Begins it for work that needs it from the start, and is called again by later tries.
+    pub(crate) async fn lend<A, W: Future>(
+        &self,
+        work: &Mutex<impl FnMut(A, Lent<S::Transaction>) -> W>,
+        about: A,
+    ) -> Result<W::Output, StoreError> {
+        let begun = self.begin().await.map_err(TransactionError::into_source)?;
+        let working = (work.lock())(about, begun);
+        Ok(working.await)
+    }
+
     /// Begins it. It is given back by dropping it before the work ends: one that is kept longer is
     /// not committed. Where renewals do not go with such a transaction, there are none until it ends:
     /// the lease is to be longer than the transaction.
@@ -152,6 +163,16 @@ impl<S: Transactional> Opening<S> {
 }
 
 impl<S: Transactional> Transaction<S> {
+    /// For one attempt.
+    pub(super) fn of(claimed: &Arc<Claimed<S>>, options: TransactOptions) -> Self {
+        let protected = claimed.token.is_some();
+        Self {
+            guard: claimed.guard.clone(),
+            attempts: protected.then(|| Arc::clone(claimed)).into_iter().collect(),
+            options,
+        }
+    }
+
     /// Runs `work` until it is committed, or fails for good. It is told how often it ran before.
     /// Where there is nothing to record of its answer, all is rolled back.
     pub(crate) async fn run<T, E, W: Future<Output = Result<T, E>>>(
@@ -285,11 +306,6 @@ impl<S: Transactional> Transaction<S> {
     }
 }
 
-/// Calls work that is called again by later tries, each in a future of its own.
-pub(crate) fn call<A, B, W>(work: &Mutex<impl FnMut(A, B) -> W>, first: A, second: B) -> W {
-    (work.lock())(first, second)
-}
-
 /// What became of a transaction at its end.
 enum Sealed {
     Committed,
@@ -413,11 +429,7 @@ impl<S: Transactional> Held<S> {
         outcome: impl Fn(&T) -> Option<Outcome>,
     ) -> Transacted<T, E> {
         self.info();
-        let transaction = Transaction {
-            guard: self.claimed().guard.clone(),
-            attempts: vec![Arc::clone(self.claimed())],
-            options,
-        };
+        let transaction = Transaction::of(self.claimed(), options);
         let records = |value: &T| outcome(value).map(Records::Outcome);
         let transacted = transaction.run(work, is_conflict, records).await;
         if let Transacted::Committed(_) | Transacted::Superseded(_) = transacted {

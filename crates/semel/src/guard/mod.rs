@@ -64,7 +64,7 @@ pub use run::{Done, Failed, Ran, RunError};
 pub use steps::{StepError, StepKey};
 
 pub(crate) use asked::{Effects, Overrides};
-pub(crate) use engine::{Records, Transaction, call};
+pub(crate) use engine::{Records, Transaction};
 pub(crate) use run::join;
 
 use attempt::Claimed;

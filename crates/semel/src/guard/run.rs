@@ -168,12 +168,6 @@ impl<E> RunError<E> {
     }
 }
 
-/// What a call comes to before its work runs.
-pub(super) enum Turn<S: Store> {
-    Run(Held<S>),
-    RunPlainly(Arc<Claimed<S>>),
-}
-
 pub(super) type Answer<T, E> = Result<Done<T>, RunError<E>>;
 
 impl<S: Store> Guard<S> {
@@ -208,19 +202,14 @@ impl<S: Store> Guard<S> {
         W: Future<Output = Result<T, E>>,
     {
         let mut held = match self.turn(asked).await {
-            Ok(Turn::Run(held)) => held,
-            Ok(Turn::RunPlainly(claimed)) => {
-                let done = work(claimed.attempt()).await;
-                let failed = |error| RunError::Failed(Failed::now(error, Ran::Yes));
-                return done.map(Done::Unprotected).map_err(failed);
-            }
+            Ok(held) => held,
             Err(answer) => return answer,
         };
         if let Err(source) = held.claimed().find_finished_steps().await {
             let ran = Ran::No;
             return Err(RunError::Store { ran, source });
         }
-        let attempt = held.attempt();
+        let (attempt, is_protected) = (held.attempt(), held.claimed().token.is_some());
         // The closure is called inside, so that its panics are panics of the work.
         let done = match held.run(async { work(attempt).await }).await {
             Ok(done) => done,
@@ -239,7 +228,9 @@ impl<S: Store> Guard<S> {
         let settled = held.settle(settlement).await;
         match (done, settled) {
             (Err(error), _) => Err(RunError::Failed(Failed::now(error, Ran::Yes))),
-            (Ok(value), Ok(Settled::Applied | Settled::Omitted)) => Ok(Done::Fresh(value)),
+            (Ok(value), Ok(Settled::Applied | Settled::Omitted)) => {
+                Ok(done_now(value, is_protected))
+            }
             (Ok(_), Ok(Settled::Refused(_))) => Err(RunError::Superseded { ran: Ran::Yes }),
             (Ok(_), Err(source)) => Err(RunError::Store {
                 ran: Ran::Yes,
@@ -248,8 +239,9 @@ impl<S: Store> Guard<S> {
         }
     }
 
-    /// Claims it, or answers.
-    pub(super) async fn turn<T: Value, E>(&self, asked: &Asked) -> Result<Turn<S>, Answer<T, E>> {
+    /// Claims it, or answers. Without a key, or without the store where that may be, what runs is an
+    /// attempt without a token, of which nothing is recorded.
+    pub(super) async fn turn<T: Value, E>(&self, asked: &Asked) -> Result<Held<S>, Answer<T, E>> {
         let unreached = |source| {
             Err(RunError::Store {
                 ran: Ran::No,
@@ -257,17 +249,15 @@ impl<S: Store> Guard<S> {
             })
         };
         Err(match self.begin(asked).await.map_err(unreached)? {
-            Begin::Acquired(held) => return Ok(Turn::Run(held)),
+            Begin::Acquired(held) => return Ok(held),
             // Without the database there is no transaction either.
             Begin::Unprotected(source) if asked.effects == Effects::InTransaction => {
                 unreached(source)
             }
             Begin::Unkeyed | Begin::Unprotected(_) => {
-                let policy = asked.overrides.over(self.policy);
-                let plainly = Claimed::unprotected(self.with_policy(policy), asked);
-                return plainly
-                    .map(|plainly| Turn::RunPlainly(Arc::new(plainly)))
-                    .map_err(unreached);
+                let guard = self.with_policy(asked.overrides.over(self.policy));
+                let claimed = Claimed::unprotected(guard, asked).map_err(unreached)?;
+                return Ok(Held::new(Arc::new(claimed)));
             }
             Begin::Completed(outcome) => replay(&outcome).map(Done::Replayed),
             Begin::InFlight { retry_after } => Err(RunError::InFlight { retry_after }),
@@ -295,6 +285,13 @@ impl<S: Store> Claimed<S> {
             }
             OnError::Unknown => Settlement::Unknown,
         }
+    }
+}
+
+pub(super) const fn done_now<T>(value: T, is_protected: bool) -> Done<T> {
+    match is_protected {
+        true => Done::Fresh(value),
+        false => Done::Unprotected(value),
     }
 }
 

@@ -5,12 +5,10 @@ use std::error::Error as StdError;
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::panic::resume_unwind;
-use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
 use super::attempt::Claimed;
-use super::engine::call;
 use super::{
     Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
     Transaction,
@@ -244,14 +242,7 @@ impl<S: Transactional> Attempt<S> {
             Next::Finished(value) => return Ok(value),
             Next::Run(kept) => kept,
         };
-        let transaction = Transaction {
-            guard: self.claimed.guard.clone(),
-            attempts: match self.claimed.token {
-                Some(_) => vec![Arc::clone(&self.claimed)],
-                None => Vec::new(),
-            },
-            options,
-        };
+        let transaction = Transaction::of(&self.claimed, options);
         let not_committed = |source| StepError::Store {
             ran: Ran::No,
             source,
@@ -260,10 +251,8 @@ impl<S: Transactional> Attempt<S> {
         let work = &Mutex::new(work);
         let transacted = transaction.run(
             |retry, opening: Opening<S>| async move {
-                let begun = opening.begin().await;
-                let begun = begun.map_err(|error| not_committed(error.into_source()))?;
-                let done = call(work, info.again(retry), begun).await;
-                let value = done.map_err(StepError::Failed)?;
+                let done = opening.lend(work, info.again(retry)).await;
+                let value = done.map_err(not_committed)?.map_err(StepError::Failed)?;
                 let (step, all) = finished(kept, name, &value)?;
                 Ok((value, step, all))
             },

@@ -5,12 +5,11 @@ use std::future::Future;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use super::engine::call;
-use super::run::{Answer, Turn};
+use super::run::{Answer, done_now};
 use super::settle::Settlement;
 use super::{
-    Asked, AttemptInfo, Done, Effects, Failed, Guard, Opening, Ran, Records, RunError,
-    TransactOptions, Transacted, Transaction, join,
+    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, TransactOptions,
+    Transacted, join,
 };
 use crate::sync::Mutex;
 use crate::transaction::{Lent, Transactional, comes_from_conflict};
@@ -66,20 +65,16 @@ impl<S: Transactional> Guard<S> {
         F: FnMut(AttemptInfo, Lent<S::Transaction>) -> W,
         W: Future<Output = Result<T, E>>,
     {
-        let (mut held, claimed) = match self.turn(asked).await {
-            Ok(Turn::Run(held)) => {
-                let claimed = Arc::clone(held.claimed());
-                (Some(held), claimed)
-            }
-            Ok(Turn::RunPlainly(claimed)) => (None, claimed),
+        let mut held = match self.turn(asked).await {
+            Ok(held) => held,
             Err(answer) => return answer,
         };
+        let claimed = Arc::clone(held.claimed());
         let (work, info) = (&Mutex::new(work), &claimed.info());
         let work = |retry, opening: Opening<S>| async move {
-            let begun = opening.begin().await;
-            let begun = begun.map_err(|error| not_committed(error.into_source()))?;
-            let done = call(work, info.again(retry), begun).await;
-            done.map_err(|error| RunError::Failed(Failed::now(error, Ran::No)))
+            let done = opening.lend(work, info.again(retry)).await;
+            done.map_err(not_committed)?
+                .map_err(|error| RunError::Failed(Failed::now(error, Ran::No)))
         };
         let is_conflict = |error: &RunError<E>| {
             matches!(error, RunError::Failed(failed)
@@ -89,40 +84,25 @@ impl<S: Transactional> Guard<S> {
         let outcome = |value: &T| {
             Some(value.to_outcome()).filter(|outcome| outcome.kind() != OutcomeKind::Failure)
         };
-        let transacted = match &mut held {
-            Some(held) => held.transact(options, work, is_conflict, outcome).await,
-            None => {
-                let transaction = Transaction {
-                    guard: claimed.guard.clone(),
-                    attempts: Vec::new(),
-                    options,
-                };
-                let records = |value: &T| outcome(value).map(Records::Outcome);
-                transaction.run(work, is_conflict, records).await
-            }
+        let transacted = held.transact(options, work, is_conflict, outcome).await;
+        let settlement = match &transacted {
+            // The failure of the work is what lasts, a conflict does not.
+            Transacted::Failed {
+                error: RunError::Failed(failed),
+                conflict: false,
+            } => failed.error().map(|error| claimed.after(asked, error)),
+            Transacted::RolledBack(failure) => Some(Settlement::Complete(failure.to_outcome())),
+            Transacted::Panicked(_) => Some(claimed.after_panic()),
+            _ => None,
         };
-        let protected = held.is_some();
-        if let Some(held) = held {
-            let settlement = match &transacted {
-                // The failure of the work is what lasts, a conflict does not.
-                Transacted::Failed {
-                    error: RunError::Failed(failed),
-                    conflict: false,
-                } => failed.error().map(|error| claimed.after(asked, error)),
-                Transacted::RolledBack(failure) => Some(Settlement::Complete(failure.to_outcome())),
-                Transacted::Panicked(_) => Some(claimed.after_panic()),
-                _ => None,
-            };
-            // Not so where it was committed for all that: the release waits for its lock, and is refused.
-            let settlement = settlement.unwrap_or(Settlement::Release);
-            // What the caller must see is not what the store says to this.
-            held.settle_if_open(settlement).await;
-        }
+        // Not so where it was committed for all that: the release waits for its lock, and is refused.
+        let settlement = settlement.unwrap_or(Settlement::Release);
+        // What the caller must see is not what the store says to this.
+        held.settle_if_open(settlement).await;
         match transacted {
-            Transacted::Committed(value) | Transacted::RolledBack(value) => Ok(match protected {
-                true => Done::Fresh(value),
-                false => Done::Unprotected(value),
-            }),
+            Transacted::Committed(value) | Transacted::RolledBack(value) => {
+                Ok(done_now(value, claimed.token.is_some()))
+            }
             Transacted::Failed { error, .. } => Err(error),
             Transacted::Panicked(panic) => resume_unwind(panic),
             Transacted::Superseded(_) => Err(RunError::Superseded { ran: Ran::No }),

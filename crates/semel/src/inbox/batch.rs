@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use crate::guard::{
     AttemptInfo, Effects, Held, Opening, Ran, Records, TransactOptions, Transacted, Transaction,
-    call, join,
+    join,
 };
 use crate::sync::Mutex;
 use crate::transaction::{Lent, Transactional, comes_from_conflict};
@@ -216,10 +216,9 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
             let events = &events;
             let transacted = transaction.run(
                 |retry, opening: Opening<S>| async move {
-                    let begun = opening.begin().await;
-                    let begun = begun.map_err(|error| store(Ran::No, &error.into_source()))?;
                     let events = Arc::clone(events);
-                    let done = call(work, NewEvents { events, retry }, begun).await;
+                    let done = opening.lend(work, NewEvents { events, retry }).await;
+                    let done = done.map_err(|error| store(Ran::No, &error))?;
                     done.map_err(|error| InboxError::Failed { error, attempt: 0, ran: Ran::No })
                 },
                 |error| matches!(error, InboxError::Failed { error, .. } if comes_from_conflict::<S>(error)),

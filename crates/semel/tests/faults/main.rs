@@ -103,7 +103,7 @@ async fn outcomes_and_releases_outlive_a_store_that_is_down() {
         match call.await.unwrap() {
             Err(RunError::Store { ran: Ran::Yes, .. }) => assert!(n < 50),
             Err(RunError::Failed(failed)) => {
-                assert_eq!((n >= 50, failed.error()), (true, Some(&"busy")))
+                assert_eq!((n >= 50, failed.error()), (true, Some(&"busy")));
             }
             other => panic!("{n}: {other:?}"),
         }
