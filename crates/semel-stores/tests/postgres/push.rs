@@ -122,7 +122,9 @@ async fn a_push_that_is_lost_is_made_up_for() {
     match waiting.await.unwrap() {
         Ok(waited) => assert_eq!(waited, Waited::Changed),
         Err(error) => {
-            assert_eq!(error.kind(), semel::StoreErrorKind::NotApplied, "{error}");
+            // The connection broke before the question was sent, or after it.
+            use semel::StoreErrorKind::{NotApplied, Unknown};
+            assert!(matches!(error.kind(), NotApplied | Unknown), "{error}");
             let id = identity("lost");
             let waited = two.wait(id.digest(), token.fence, LONG).await.unwrap();
             assert_eq!(waited, Waited::Changed);
