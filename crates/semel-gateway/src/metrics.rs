@@ -87,7 +87,7 @@ impl Metrics {
         );
         registry.register(
             "attempts_running",
-            "Tasks that claim, run or record, also those whose clients went away",
+            "Tasks that claim, run, record or pass on an answer, also those whose clients went away",
             metrics.running.clone(),
         );
         registry.register(

@@ -40,10 +40,13 @@ struct Answer<R: HttpBody> {
     head: response::Parts,
     content: Content<R>,
     plan: Plan,
+    /// The handler or the application says what it means, not its status alone.
+    is_stated: bool,
 }
 
 enum Plan {
-    Keep(Outcome),
+    /// And whether it is a failure.
+    Keep(Outcome, bool),
     Release,
     Unknown,
 }
@@ -65,8 +68,8 @@ enum Recorded {
 #[expect(clippy::large_enum_variant, reason = "an answer is what is expected")]
 enum Called<R: HttpBody, E> {
     Answered(Answer<R>),
-    /// An error, and whether it is known that nothing ran.
-    Failed(E, Disposition),
+    /// An error, and what it means where somebody says so.
+    Failed(E, Option<Disposition>),
 }
 
 impl<S: Store> Run<S> {
@@ -139,53 +142,58 @@ impl<S: Store> Run<S> {
         R: Relayable,
     {
         let answered = &Mutex::new(None);
-        let mut first = Some(inner.clone());
+        let (spare, mut first) = (inner.clone(), Some(inner));
         let transacted = transactions.run(
             &mut held,
             Box::new(move |extensions| {
                 // The service that was polled takes the first call.
-                let (polled, mut spare) = (first.take(), inner.clone());
+                let (polled, mut spare) = (first.take(), spare.clone());
                 let mut parts = parts.clone();
                 parts.extensions.extend(extensions);
                 let request = Request::from_parts(parts, B::from(body.clone()));
                 Box::pin(async move {
-                    let answer = match polled {
-                        Some(mut polled) => polled.call(request).await,
+                    // An answer that was to be run again may hold the transaction.
+                    *answered.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    let called = match polled {
+                        Some(mut polled) => self.called(polled.call(request).await).await,
                         None => match poll_fn(|context| spare.poll_ready(context)).await {
-                            Ok(()) => spare.call(request).await,
-                            Err(error) => Err(error),
+                            Ok(()) => self.called(spare.call(request).await).await,
+                            Err(error) => Called::Failed(error, Some(Disposition::Release)),
                         },
                     };
-                    let called = self.called(answer).await;
                     let next = called.next();
                     *answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(called);
                     next
                 })
             }),
         );
-        let transacted = transacted.await;
+        let transacted = match transacted.await {
+            Transacted::Panicked(panic) => return panicked(held, panic).await,
+            transacted => transacted,
+        };
         let called = answered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
+        let is_conflict = matches!(transacted, Transacted::Failed { conflict: true, .. });
         let problem = match (transacted, called) {
             (Transacted::NotTaken(_), Some(called)) => {
                 return self.settle(held, called, client).await;
             }
-            // Rolled back: what an error says of the effects does not count, nor does an answer that
-            // was to be run again.
-            (
-                Transacted::RolledBack(_) | Transacted::Failed { .. },
-                Some(Called::Failed(error, _)),
-            ) => {
-                let called = Called::Failed(error, Disposition::Release);
-                return self.settle(held, called, client).await;
-            }
-            (Transacted::Failed { .. }, Some(Called::Answered(mut answer))) => {
-                answer.plan = Plan::Release;
-                return self.settle(held, Called::Answered(answer), client).await;
-            }
-            (Transacted::RolledBack(_), Some(called)) => {
+            (Transacted::RolledBack(_) | Transacted::Failed { .. }, Some(mut called)) => {
+                // Nothing is left of it, unless somebody says that there is more than the writes.
+                match &mut called {
+                    Called::Answered(answer)
+                        if is_conflict
+                            || matches!(answer.plan, Plan::Unknown) && !answer.is_stated =>
+                    {
+                        answer.plan = Plan::Release;
+                    }
+                    Called::Failed(_, disposition) => {
+                        disposition.get_or_insert(Disposition::Release);
+                    }
+                    Called::Answered(_) => {}
+                }
                 return self.settle(held, called, client).await;
             }
             (Transacted::Committed(_), Some(Called::Answered(answer))) => {
@@ -204,11 +212,15 @@ impl<S: Store> Run<S> {
                      committed. Ask again with the same key to learn what became of the other.",
                 ),
             },
-            (Transacted::Panicked(panic), _) => return panicked(held, panic).await,
-            (Transacted::Unknown(_), _) => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
-                "The operation ran, and whether it was committed could not be found out. Ask \
-                 again with the same key to learn it.",
-            ),
+
+            (Transacted::Unknown(_), _) => {
+                // Refused where it was committed: it waits for the transaction's lock.
+                held.release().await.ok();
+                Problem::new(ProblemCode::OutcomeUnknown).with_detail(
+                    "The operation ran, and whether it was committed could not be found out. Ask \
+                     again with the same key to learn it.",
+                )
+            }
             (failed, _) => {
                 held.release().await.ok();
                 let code = match failed {
@@ -258,12 +270,13 @@ impl<S: Store> Run<S> {
         let response = match answer {
             Ok(response) => response,
             Err(error) => {
-                let disposition = self.config.classify_error(&error);
-                return Called::Failed(error, disposition);
+                let stated = self.config.classify_error(&error);
+                return Called::Failed(error, stated);
             }
         };
         let (mut head, body) = response.into_parts();
         replay::strip_marks(&mut head.headers, &self.config.replay_header);
+        let is_stated = self.config.is_stated(&head);
         if let Some(plan) = self.plan_by_head(&head) {
             // Nothing of the body is kept, so it goes its way untouched.
             let content = Content::Untouched(body);
@@ -271,6 +284,7 @@ impl<S: Store> Run<S> {
                 head,
                 content,
                 plan,
+                is_stated,
             });
         }
         let content = match body::is_event_stream(&head.headers) {
@@ -286,11 +300,12 @@ impl<S: Store> Run<S> {
             head,
             content,
             plan,
+            is_stated,
         })
     }
 
     /// Records what an answer means, then gives it to the client.
-    async fn settle<R, E>(&self, held: Held<S>, called: Called<R, E>, client: Client<R, E>)
+    async fn settle<R, E: 'static>(&self, held: Held<S>, called: Called<R, E>, client: Client<R, E>)
     where
         R: Relayable,
     {
@@ -300,7 +315,7 @@ impl<S: Store> Run<S> {
                 client.send(Ok(self.answer(recorded, answer))).ok();
             }
             Called::Failed(error, disposition) => {
-                let plan = match disposition {
+                let plan = match disposition.unwrap_or_else(|| Disposition::of_error(&error)) {
                     Disposition::Release => Plan::Release,
                     _ => Plan::Unknown,
                 };
@@ -328,26 +343,29 @@ impl<S: Store> Run<S> {
         trailers: Option<&HeaderMap>,
     ) -> Plan {
         let body = body.filter(|_| trailers.is_none_or(replay::can_be_kept));
-        let kind = match self.config.classify(&Reply {
+        let disposition = self.config.classify(&Reply {
             head,
             body,
             trailers,
-        }) {
+        });
+        let is_failure = disposition == Disposition::KeepFailure;
+        let kind = match disposition {
             Disposition::Release => return Plan::Release,
             Disposition::Unknown => return Plan::Unknown,
-            Disposition::KeepSuccess | Disposition::KeepFailure if body.is_none() => {
-                OutcomeKind::Omitted
-            }
+            _ if body.is_none() => OutcomeKind::Omitted,
             Disposition::KeepSuccess => OutcomeKind::Success,
             Disposition::KeepFailure => OutcomeKind::Failure,
         };
         let allowed = &self.config.allowed_replay_headers;
-        Plan::Keep(replay::outcome_of(kind, head, body, trailers, allowed))
+        Plan::Keep(
+            replay::outcome_of(kind, head, body, trailers, allowed),
+            is_failure,
+        )
     }
 
     async fn record(&self, held: Held<S>, plan: &Plan) -> Recorded {
         let settled = match plan {
-            Plan::Keep(outcome) => held.complete(outcome).await,
+            Plan::Keep(outcome, _) => held.complete(outcome).await,
             // The inner service says that nothing happened, or that nobody knows. The store is
             // told in the background where it cannot be told now.
             Plan::Release => {
@@ -389,7 +407,10 @@ impl<S: Store> Run<S> {
             Recorded::AsPlanned => {
                 return self.first(answer.head, answer.content.into_body(&self.guard));
             }
-            Recorded::Otherwise(outcome) => return self.replay(&outcome),
+            Recorded::Otherwise(outcome) => {
+                drop(answer.content.into_body(&self.guard));
+                return self.replay(&outcome);
+            }
             Recorded::Failed if self.guard.policy().on_store_error() == OnStoreError::FailOpen => {
                 return self.unprotected(answer.head, answer.content.into_body(&self.guard));
             }
@@ -402,6 +423,8 @@ impl<S: Store> Run<S> {
                  key to get it.",
             ),
         };
+        // What the handler does while it writes goes on.
+        drop(answer.content.into_body(&self.guard));
         self.config.problem(problem)
     }
 
@@ -444,9 +467,8 @@ impl<R: HttpBody, E> Called<R, E> {
             return Err(());
         }
         Ok(match &answer.plan {
-            Plan::Keep(outcome)
-                if outcome.kind() != OutcomeKind::Failure
-                    || extensions.get::<CommitFailure>().is_some() =>
+            Plan::Keep(outcome, is_failure)
+                if !is_failure || extensions.get::<CommitFailure>().is_some() =>
             {
                 Some(outcome.clone())
             }

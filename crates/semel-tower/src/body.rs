@@ -7,6 +7,7 @@ use std::fmt;
 use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -16,6 +17,7 @@ use http_body_util::{BodyExt as _, LengthLimitError};
 use semel::Store;
 use semel::guard::{Guard, catch_panic};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// What errors of request bodies are made into, to be looked at.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
@@ -255,6 +257,9 @@ impl<R: Relayable> Content<R> {
     }
 }
 
+/// How long a body is read that its client no longer waits for.
+const LONGEST_ALONE: Duration = Duration::from_mins(10);
+
 /// Passes on a body that is recorded already. It is read to its end also where the client goes away:
 /// the inner service may do its work while it writes (R11).
 async fn pass_on<R>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relayed<R::Error>>)
@@ -262,9 +267,15 @@ where
     R: HttpBody<Data = Bytes>,
 {
     let passed_on = catch_panic(async {
+        let mut alone = None;
         while let Some(frame) = rest.frame().await {
             let broken = frame.is_err();
-            relay.send(Relayed::Frame(frame)).await.ok();
+            if relay.send(Relayed::Frame(frame)).await.is_err() {
+                let since = *alone.get_or_insert_with(Instant::now);
+                if since.elapsed() > LONGEST_ALONE {
+                    break;
+                }
+            }
             if broken {
                 break;
             }

@@ -146,6 +146,9 @@ impl Config {
 
     /// What a response means, where its head alone says so.
     pub(crate) fn by_head(&self, head: &response::Parts) -> Option<Disposition> {
+        if head.status.is_informational() {
+            return Some(Disposition::Release);
+        }
         let stated = head.extensions.get::<Disposition>().copied();
         stated.or_else(|| match self.classifier {
             None => policy::by_head(head),
@@ -162,11 +165,14 @@ impl Config {
         })
     }
 
-    /// What an error of the inner service means.
-    pub(crate) fn classify_error(&self, error: &dyn Any) -> Disposition {
-        let classify = self.error_classifier.as_ref();
-        let classified = classify.and_then(|classify| classify(error));
-        classified.unwrap_or_else(|| Disposition::of_error(error))
+    /// What an error of the inner service means, where the application says so.
+    pub(crate) fn classify_error(&self, error: &dyn Any) -> Option<Disposition> {
+        self.error_classifier.as_ref()?(error)
+    }
+
+    /// Whether what a response means is said by more than its status.
+    pub(crate) fn is_stated(&self, head: &response::Parts) -> bool {
+        self.classifier.is_some() || head.extensions.get::<Disposition>().is_some()
     }
 }
 

@@ -48,7 +48,7 @@ impl<S: Store> IdempotencyLayer<S> {
         &self.guard
     }
 
-    /// Waits until no attempt is running. Call it on shutdown, when no more requests come: without
+    /// Waits until no attempt is running, and no answer that is not kept is on its way. Call it on shutdown, when no more requests come: without
     /// it, attempts whose clients went away end with the runtime, and their outcomes are unknown.
     pub async fn drain(&self) {
         self.guard.drain().await;

@@ -117,12 +117,8 @@ impl Disposition {
     /// that nothing ran, as tower's load shedding does.
     pub fn of_error(error: &dyn Any) -> Self {
         let boxed = error.downcast_ref::<Box<dyn StdError + Send + Sync>>();
-        let first = match boxed {
-            Some(error) => Some(&**error as &(dyn StdError + 'static)),
-            None => error.downcast_ref::<Overloaded>().map(|error| error as _),
-        };
-        let mut causes = std::iter::successors(first, |&error| error.source());
-        match causes.any(|error| error.is::<Overloaded>()) {
+        // Not among its sources: a service that was called may have been refused by another.
+        match error.is::<Overloaded>() || boxed.is_some_and(|error| error.is::<Overloaded>()) {
             true => Self::Release,
             false => Self::Unknown,
         }
@@ -141,9 +137,12 @@ pub(crate) fn by_head(head: &response::Parts) -> Option<Disposition> {
     })
 }
 
+/// gRPC itself. gRPC-Web says its status in the body, and counts by the status of HTTP.
 fn is_grpc(head: &response::Parts) -> bool {
     let kind = head.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
-    head.status == StatusCode::OK && kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
+    let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
+    head.status == StatusCode::OK
+        && rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
 }
 
 fn grpc_status(fields: &HeaderMap) -> Option<u16> {

@@ -14,6 +14,10 @@ mod f_stored;
 mod g_retention;
 mod grpc;
 mod inner;
+#[path = "../../../semel/tests/scripted/mod.rs"]
+#[allow(dead_code, reason = "shared with tests that use the rest")]
+mod scripted;
 mod slow;
 mod socket;
 mod support;
+mod transacted;

@@ -107,7 +107,9 @@ pub struct Opening<S: Transactional>(Arc<Offer<S>>);
 
 struct Offer<S: Transactional> {
     transaction: Arc<Transaction<S>>,
+    /// It was asked for, or can no longer be.
     taken: AtomicBool,
+    begun: AtomicBool,
     // None once the work has ended.
     loan: Mutex<Option<Loan<S::Transaction>>>,
     // Renewals that wait for the transaction's end.
@@ -145,7 +147,6 @@ impl<S: Transactional> Opening<S> {
         let transaction = &self.0.transaction;
         let isolation = transaction.options.isolation;
         for claimed in &transaction.attempts {
-            claimed.steps.lock().took_transaction = true;
             if claimed.effects == Effects::Offered && claimed.guard.policy.on_lost.is_none() {
                 claimed.mark_in_transaction().await?;
             }
@@ -156,7 +157,13 @@ impl<S: Transactional> Opening<S> {
         }
         let begun = transaction.guard.store().begin(isolation).await?;
         match &*self.0.loan.lock() {
-            Some(loan) => Ok(loan.lend(begun)),
+            Some(loan) => {
+                self.0.begun.store(true, Ordering::SeqCst);
+                for claimed in &transaction.attempts {
+                    claimed.steps.lock().took_transaction = true;
+                }
+                Ok(loan.lend(begun))
+            }
             None => Err(refused("the work has ended")),
         }
     }
@@ -191,21 +198,23 @@ impl<S: Transactional> Transaction<S> {
             let offer = Arc::new(Offer {
                 transaction: Arc::clone(&this),
                 taken: AtomicBool::new(false),
+                begun: AtomicBool::new(false),
                 loan: Mutex::new(Some(Loan::none())),
                 paused: Mutex::default(),
             });
             let work = work(retry, Opening(Arc::clone(&offer)));
             let ran = catch_panic(work).await;
             // From now on it can no longer be taken.
-            let taken = offer.taken.swap(true, Ordering::SeqCst);
+            offer.taken.store(true, Ordering::SeqCst);
             let lent = offer.loan.lock().take();
+            let begun = offer.begun.load(Ordering::SeqCst);
             let transaction = lent.and_then(Loan::take_back);
             let recorded = match &ran {
-                Ok(Ok(value)) if taken => records(value),
+                Ok(Ok(value)) if begun => records(value),
                 _ => None,
             };
             let ended = match (ran, recorded, transaction) {
-                (Ok(Ok(value)), ..) if !taken => Some(Transacted::NotTaken(value)),
+                (Ok(Ok(value)), ..) if !begun => Some(Transacted::NotTaken(value)),
                 (Ok(Ok(_)), Some(_), None) => Some(Transacted::Kept),
                 (Ok(Ok(value)), Some(records), Some(transaction)) => {
                     match this.seal(transaction, &records).await {
@@ -228,7 +237,7 @@ impl<S: Transactional> Transaction<S> {
                     }
                     match ran {
                         Ok(Ok(value)) => Some(Transacted::RolledBack(value)),
-                        Ok(Err(error)) => match is_conflict(&error) {
+                        Ok(Err(error)) => match begun && is_conflict(&error) {
                             true if again => None,
                             conflict => Some(Transacted::Failed { error, conflict }),
                         },
