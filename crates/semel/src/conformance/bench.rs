@@ -239,6 +239,17 @@ impl Bench {
         Ok(attempt)
     }
 
+    /// A fresh identity, completed and past its retention; swept too if `purge`.
+    pub(super) async fn past_retention(&self, purge: bool) -> Result<Attempt, Failure> {
+        let brief = Retention::new(self.short());
+        let attempt = self.completed(&Outcome::void(), brief).await?;
+        self.pass(self.short()).await;
+        if purge {
+            while self.store.purge(1_000).await?.more {}
+        }
+        Ok(attempt)
+    }
+
     /// A fresh identity, marked as unknown.
     pub(super) async fn unknown(&self) -> Result<Attempt, Failure> {
         let attempt = self.attempt().await?;

@@ -250,12 +250,7 @@ async fn since_is_the_records_beginning(bench: &Bench) -> Result<(), Failure> {
 
 async fn since_moves_with_retention(bench: &Bench) -> Result<(), Failure> {
     for purge in [false, true] {
-        let brief = Retention::new(bench.short());
-        let attempt = bench.completed(&Outcome::void(), brief).await?;
-        bench.pass(bench.short()).await;
-        if purge {
-            while bench.store().purge(1_000).await?.more {}
-        }
+        let attempt = bench.past_retention(purge).await?;
         let next = acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         ensure!(
             next.since > attempt.since,

@@ -75,12 +75,7 @@ async fn stale_after_release(bench: &Bench) -> Result<(), Failure> {
 
 async fn stale_after_expiry(bench: &Bench) -> Result<(), Failure> {
     for purge in [false, true] {
-        let brief = Retention::new(bench.short());
-        let attempt = bench.completed(&Outcome::void(), brief).await?;
-        bench.pass(bench.short()).await;
-        if purge {
-            while bench.store().purge(1_000).await?.more {}
-        }
+        let attempt = bench.past_retention(purge).await?;
         acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
         changes_nothing(bench, &attempt, &attempt.token).await?;
     }
