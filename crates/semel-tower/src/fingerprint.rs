@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use http::request::Parts;
 use semel::Fingerprint;
 
@@ -22,8 +22,8 @@ pub enum BodyForm {
     Json,
 }
 
-/// The fingerprint of a request: method, path and query, media type, content coding, the fields
-/// named by `headers`, and the body.
+/// The fingerprint of a request: method, path and query, media type, content coding, `If-Match` and
+/// `If-None-Match`, the fields named by `headers`, and the body.
 ///
 /// Path and query are taken with their percent-encoding normalised (RFC 3986, section 6.2.2): `%7e`
 /// and `%7E` are `~`, `%2f` is `%2F` and not `/`. Dot segments stay: routers tell them apart. Of
@@ -51,7 +51,8 @@ pub fn of_request(
         let coding = coding.as_bytes().trim_ascii().to_ascii_lowercase();
         builder = builder.part("content-encoding", &coding);
     }
-    for name in headers {
+    // Another condition is another request: its answer is not that of the one before.
+    for name in [IF_MATCH, IF_NONE_MATCH].iter().chain(headers) {
         for value in parts.headers.get_all(name) {
             builder = builder
                 .part("header", name.as_str().as_bytes())

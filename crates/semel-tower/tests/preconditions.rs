@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -387,6 +388,85 @@ async fn a_write_in_the_requests_transaction() {
             .version,
         Version(2)
     );
+}
+
+/// Notes that somebody else writes between each look and the write after it, `rivals` times.
+struct Contended {
+    notes: MemoryVersioned,
+    rivals: AtomicUsize,
+}
+
+impl VersionedStore for Contended {
+    async fn read(&self, key: &NaturalKey) -> Result<Option<Versioned>, StoreError> {
+        let found = self.notes.read(key).await?;
+        let left = |rivals: usize| rivals.checked_sub(1);
+        let order = Ordering::SeqCst;
+        if found.is_some() && self.rivals.fetch_update(order, order, left).is_ok() {
+            let rival = self.notes.write(key, Expected::Any, "rival".into());
+            rival.await.unwrap();
+        }
+        Ok(found)
+    }
+
+    async fn write_as(
+        &self,
+        key: &NaturalKey,
+        expected: Expected,
+        value: Bytes,
+        writer: Nonce,
+    ) -> Result<Version, WriteError> {
+        self.notes.write_as(key, expected, value, writer).await
+    }
+
+    async fn delete_as(
+        &self,
+        key: &NaturalKey,
+        expected: Expected,
+        writer: Nonce,
+    ) -> Result<(), WriteError> {
+        self.notes.delete_as(key, expected, writer).await
+    }
+}
+
+/// Whatever the precondition, it held at each look: a 412 would be false, and kept.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_others_keep_writing_is_503_and_the_key_is_released() {
+    for (field, tags) in [(MATCH, "*"), (NONE_MATCH, "\"99\"")] {
+        for method in [Method::PUT, Method::DELETE] {
+            let store = Arc::new(Contended {
+                notes: MemoryVersioned::default(),
+                rivals: AtomicUsize::new(0),
+            });
+            let app = behind(MemoryStore::default(), notes(&store));
+            put(&app, &[]).await;
+            store.rivals.store(1000, Ordering::SeqCst);
+            let fields = [(KEY, "\"one\""), (field, tags)];
+            let refused = send(&app, method.clone(), "/notes/a", &fields).await;
+            refused.is_problem(503, "contended");
+            assert_eq!(refused.headers["retry-after"], "1");
+            // A few rivals are outlasted, under the same key.
+            store.rivals.store(3, Ordering::SeqCst);
+            let again = send(&app, method.clone(), "/notes/a", &fields).await;
+            assert!(again.status.is_success(), "{}", again.status);
+            assert!(!again.replayed());
+        }
+    }
+}
+
+/// A record that goes while it is looked at does not meet `*` any more.
+#[tokio::test(start_paused = true)]
+async fn a_condition_that_fails_at_a_later_look_is_412() {
+    let store = Arc::new(Contended {
+        notes: MemoryVersioned::default(),
+        rivals: AtomicUsize::new(0),
+    });
+    let app = behind(MemoryStore::default(), notes(&store));
+    put(&app, &[]).await;
+    store.rivals.store(1, Ordering::SeqCst);
+    // The rival makes version 2, which the second look finds.
+    put(&app, &[(MATCH, "\"1\", \"9\"")])
+        .await
+        .is_problem(412, "precondition-failed");
 }
 
 /// A store whose answers are lost.

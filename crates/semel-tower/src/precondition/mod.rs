@@ -44,15 +44,21 @@ mod extract;
 mod reject;
 mod tags;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
+use semel::Backoff;
 use semel::versioned::{Expected, NaturalKey, Version, VersionedStore, WriteError};
+use tokio::time::sleep;
 
 pub use self::reject::{Code, Rejection};
 use self::tags::{Comparison, Tags};
 
-/// How often a record is looked at that changes between look and write.
+/// How often a record is looked at that changes between look and write; half a second of pauses.
 const LOOKS: usize = 16;
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The preconditions of a request on a record.
 ///
@@ -154,22 +160,18 @@ impl Precondition {
     /// has to be looked at first.
     ///
     /// # Errors
-    /// [`Failed`](Rejection::Failed) where it does not, and those of the store.
+    /// [`Failed`](Rejection::Failed) where it does not, [`Contended`](Rejection::Contended) where
+    /// others changed it after each of 16 looks, and those of the store.
     pub async fn write<S: VersionedStore>(
         &self,
         store: &S,
         key: &NaturalKey,
         value: Bytes,
     ) -> Result<Version, Rejection> {
-        for _ in 1..self.looks() {
-            let expected = self.expected(store, key).await?;
-            match store.write(key, expected, value.clone()).await {
-                Err(WriteError::ConcurrentModification { .. }) => {}
-                done => return Ok(done?),
-            }
-        }
-        let expected = self.expected(store, key).await?;
-        Ok(store.write(key, expected, value).await?)
+        self.change(store, key, |expected| {
+            store.write(key, expected, value.clone())
+        })
+        .await
     }
 
     /// Deletes the record where it meets the precondition.
@@ -181,24 +183,36 @@ impl Precondition {
         store: &S,
         key: &NaturalKey,
     ) -> Result<(), Rejection> {
-        for _ in 1..self.looks() {
+        self.change(store, key, |expected| store.delete(key, expected))
+            .await
+    }
+
+    /// Looks at the record where that is needed, and changes it where it is still as it was seen. Where
+    /// it is not, the precondition may hold all the same, as `If-Match: *` does: another look.
+    async fn change<S: VersionedStore, T, F>(
+        &self,
+        store: &S,
+        key: &NaturalKey,
+        change: impl Fn(Expected) -> F,
+    ) -> Result<T, Rejection>
+    where
+        F: Future<Output = Result<T, WriteError>>,
+    {
+        if let Some(expected) = self.without_looking() {
+            return Ok(change(expected).await?);
+        }
+        let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        for look in 1..=LOOKS {
             let expected = self.expected(store, key).await?;
-            match store.delete(key, expected).await {
-                Err(WriteError::ConcurrentModification { .. }) => {}
+            match change(expected).await {
+                Err(WriteError::ConcurrentModification { .. }) if look < LOOKS => {
+                    sleep(pauses.pause()).await;
+                }
+                Err(WriteError::ConcurrentModification { .. }) => break,
                 done => return Ok(done?),
             }
         }
-        let expected = self.expected(store, key).await?;
-        Ok(store.delete(key, expected).await?)
-    }
-
-    /// How often it is tried. Where the record was looked at and changed since, the precondition may
-    /// still hold, as `If-Match: *`: another look.
-    fn looks(&self) -> usize {
-        match self.without_looking() {
-            Some(_) => 1,
-            None => LOOKS,
-        }
+        Err(Rejection::Contended)
     }
 
     /// What a write is to expect; looks at the record only where that is needed. The write itself

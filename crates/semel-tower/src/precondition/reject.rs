@@ -35,6 +35,10 @@ pub enum Rejection {
         /// What is there; `None` where there is no record.
         found: Option<Version>,
     },
+    /// 503 `contended`: others changed the record between each look at it and the write, so that nobody
+    /// can say that the precondition did not hold. Nothing was changed; the key is released.
+    #[error("others changed the record at each look")]
+    Contended,
     /// The store failed: 503 `store-unavailable` or `capacity`, 413 `too-large`, and 409
     /// `outcome-unknown` where the write may have happened.
     #[error(transparent)]
@@ -51,6 +55,8 @@ pub enum Code {
     PreconditionRequired,
     /// `precondition-failed`.
     PreconditionFailed,
+    /// `contended`.
+    Contended,
     /// One of the layer's.
     Of(ProblemCode),
 }
@@ -62,6 +68,7 @@ impl Code {
             Self::InvalidPrecondition => "invalid-precondition",
             Self::PreconditionRequired => "precondition-required",
             Self::PreconditionFailed => "precondition-failed",
+            Self::Contended => "contended",
             Self::Of(code) => code.as_str(),
         }
     }
@@ -72,6 +79,7 @@ impl Code {
             Self::InvalidPrecondition => StatusCode::BAD_REQUEST,
             Self::PreconditionRequired => StatusCode::PRECONDITION_REQUIRED,
             Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
+            Self::Contended => StatusCode::SERVICE_UNAVAILABLE,
             Self::Of(code) => code.status(),
         }
     }
@@ -81,6 +89,7 @@ impl Code {
             Self::InvalidPrecondition => "The precondition is not valid",
             Self::PreconditionRequired => "A precondition is required",
             Self::PreconditionFailed => "The precondition does not hold",
+            Self::Contended => "Others keep changing the record",
             Self::Of(ProblemCode::TooLarge) => "The value is too large",
             Self::Of(ProblemCode::Capacity) => "The store is full",
             Self::Of(_) => "The store is not available",
@@ -111,6 +120,7 @@ impl Rejection {
             Self::Malformed { .. } => Code::InvalidPrecondition,
             Self::Required => Code::PreconditionRequired,
             Self::Failed { .. } => Code::PreconditionFailed,
+            Self::Contended => Code::Contended,
             Self::Store(error) => Code::Of(match error.kind() {
                 StoreErrorKind::Unknown => ProblemCode::OutcomeUnknown,
                 StoreErrorKind::Capacity => ProblemCode::Capacity,
@@ -138,6 +148,9 @@ impl Rejection {
                                                 there already. Nothing was changed; read it \
                                                 again."
                 .into(),
+            Self::Contended => "Others changed the record each time it was looked at. Nothing was \
+                                changed; ask again with the same key."
+                .into(),
             Self::Store(error) => match error.kind() {
                 StoreErrorKind::Unknown => {
                     "The write may have happened: its answer was lost. Read the record before \
@@ -155,7 +168,7 @@ impl Rejection {
     pub fn to_response(&self) -> Response<Bytes> {
         let code = self.code();
         let retry_after = match code {
-            Code::Of(ProblemCode::StoreUnavailable | ProblemCode::Capacity) => {
+            Code::Contended | Code::Of(ProblemCode::StoreUnavailable | ProblemCode::Capacity) => {
                 Some(std::time::Duration::from_secs(1))
             }
             _ => None,

@@ -54,6 +54,32 @@ async fn row_24_method_path_and_query_count() {
     assert!(same(BodyForm::Raw, Call::order(), Call::post("/%6frders").key(K)).await);
 }
 
+/// Another condition is another request: whoever read again and asks under the old key must not be
+/// given the answer to the condition from before.
+#[tokio::test]
+async fn preconditions_count() {
+    for field in ["if-match", "if-none-match"] {
+        let with = |value| Call::order().header(field, value);
+        let seven = || with("\"7\"");
+        assert!(same(BodyForm::Raw, seven(), seven()).await, "{field}");
+        assert!(
+            !same(BodyForm::Raw, seven(), with("\"8\"")).await,
+            "{field}"
+        );
+        assert!(
+            !same(BodyForm::Raw, seven(), Call::order()).await,
+            "{field}"
+        );
+        assert!(
+            !same(BodyForm::Raw, Call::order(), seven()).await,
+            "{field}"
+        );
+    }
+    let (matches, none) = (("if-match", "*"), ("if-none-match", "*"));
+    let with = |(field, value): (&'static str, &str)| Call::order().header(field, value);
+    assert!(!same(BodyForm::Raw, with(matches), with(none)).await);
+}
+
 #[tokio::test]
 async fn row_25_volatile_headers_do_not_count() {
     let retry = Call::order()
