@@ -24,19 +24,22 @@ use crate::error::{EnvelopeError, EventError, FunctionError};
 use crate::invocation::{Invocation, Record};
 use crate::message::PlainMessages;
 
-/// A function that handles each event once. Cloning shares it.
+/// A function that handles each event once.
+///
+/// Clones share the dispatcher. A setting holds for the value that it is made on, and for clones of it
+/// from then on.
 ///
 /// It is a service: [`lambda_runtime::run`] runs it, also inside other layers.
 pub struct Function<S>(Arc<Inner<S>>);
 
 struct Inner<S> {
     inbox: Inbox<S>,
-    dispatcher: Dispatcher<S>,
+    dispatcher: Arc<Dispatcher<S>>,
     plain: PlainMessages,
     margin: Duration,
     concurrency: NonZeroUsize,
     whole_batches: bool,
-    on_failure: Box<OnFailure>,
+    on_failure: Arc<OnFailure>,
 }
 
 type OnFailure = dyn Fn(&Failure<'_>) + Send + Sync;
@@ -83,12 +86,12 @@ impl<S: Store> Function<S> {
     pub fn new(inbox: Inbox<S>, dispatcher: Dispatcher<S>) -> Self {
         Self(Arc::new(Inner {
             inbox,
-            dispatcher,
+            dispatcher: Arc::new(dispatcher),
             plain: PlainMessages::default(),
             margin: MARGIN,
             concurrency: CONCURRENCY,
             whole_batches: false,
-            on_failure: Box::new(log),
+            on_failure: Arc::new(log),
         }))
     }
 
@@ -131,18 +134,11 @@ impl<S: Store> Function<S> {
         self,
         on_failure: impl Fn(&Failure<'_>) + Send + Sync + 'static,
     ) -> Self {
-        self.rebuild(|inner| inner.on_failure = Box::new(on_failure))
+        self.rebuild(|inner| inner.on_failure = Arc::new(on_failure))
     }
 
-    // Setters come before sharing; a function that is shared already stays as it is.
     fn rebuild(mut self, set: impl FnOnce(&mut Inner<S>)) -> Self {
-        debug_assert!(
-            Arc::get_mut(&mut self.0).is_some(),
-            "set before the function is cloned"
-        );
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            set(inner);
-        }
+        set(Arc::make_mut(&mut self.0));
         self
     }
 
@@ -275,6 +271,20 @@ impl<S: Store> Service<LambdaEvent<Box<RawValue>>> for Function<S> {
     fn call(&mut self, event: LambdaEvent<Box<RawValue>>) -> Self::Future {
         let function = self.clone();
         Box::pin(async move { function.invoke(event).await })
+    }
+}
+
+impl<S> Clone for Inner<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inbox: self.inbox.clone(),
+            dispatcher: Arc::clone(&self.dispatcher),
+            plain: self.plain.clone(),
+            margin: self.margin,
+            concurrency: self.concurrency,
+            whole_batches: self.whole_batches,
+            on_failure: Arc::clone(&self.on_failure),
+        }
     }
 }
 

@@ -41,9 +41,15 @@ use serde_json::Value;
 /// | authorised by | scope |
 /// |---|---|
 /// | a JWT (HTTP API), a user pool of Cognito (REST API) | its issuer and subject |
-/// | IAM | the id of the user, or of the role and its session |
+/// | IAM with credentials of an identity pool of Cognito | the id of the identity in the pool |
+/// | IAM otherwise | the id of the user, or of the role and its session |
 /// | a function that says `principalId` | that |
 /// | a key of the API, and nothing else (REST API) | its id |
+///
+/// A session of a role that somebody assumes has the name that they give it: `AROA…:NAME`. **Where
+/// each call of STS makes up a new name, the client is another principal after each refresh of its
+/// credentials, and a retry runs again.** Give sessions the name of the client (`RoleSessionName`,
+/// which `sts:RoleSessionName` in the role's trust policy can demand), or scope by something else.
 ///
 /// `None` where nobody was: refuse those with
 /// [`with_principal_required`](semel_tower::IdempotencyLayer::with_principal_required), or they share
@@ -62,7 +68,9 @@ fn of_http_api(authorizer: &ApiGatewayRequestAuthorizer) -> Option<Scope> {
         return subject(claim("iss"), claim("sub"));
     }
     if let Some(iam) = &authorizer.iam {
-        return named("iam", iam.user_id.as_deref());
+        let cognito = iam.cognito_identity.as_ref();
+        let identity = cognito.and_then(|cognito| cognito.identity_id.as_deref());
+        return of_iam(identity, iam.user_id.as_deref());
     }
     named("authorizer", text(authorizer.fields.get("principalId")))
 }
@@ -74,8 +82,22 @@ fn of_rest_api(context: &ApiGatewayProxyRequestContext) -> Option<Scope> {
     }
     let identity = &context.identity;
     named("authorizer", text(fields.get("principalId")))
-        .or_else(|| named("iam", identity.user.as_deref()))
+        .or_else(|| {
+            of_iam(
+                identity.cognito_identity_id.as_deref(),
+                identity.user.as_deref(),
+            )
+        })
         .or_else(|| named("api-key", identity.api_key_id.as_deref()))
+}
+
+/// How Cognito calls the session of everybody who has credentials of an identity pool.
+const OF_THE_POOL: &str = ":CognitoIdentityCredentials";
+
+// The identity comes first: the user is the same for all who have a role by an identity pool.
+fn of_iam(identity: Option<&str>, user: Option<&str>) -> Option<Scope> {
+    named("cognito", identity)
+        .or_else(|| named("iam", user.filter(|user| !user.ends_with(OF_THE_POOL))))
 }
 
 fn text(value: Option<&Value>) -> Option<&str> {
@@ -141,6 +163,32 @@ mod tests {
             rest_api(&json!({}), &json!({"apiKeyId": "k"})),
             Some(Scope::new(["api-key", "k"]))
         );
+    }
+
+    /// Users of an identity pool of Cognito have one role, one session name, and so one user id.
+    #[test]
+    fn users_of_an_identity_pool_are_apart() {
+        let role = "AROA1:CognitoIdentityCredentials";
+        let rest = |id: &str| rest_api(&json!({}), &json!({"user": role, "cognitoIdentityId": id}));
+        let http = |id: &str| {
+            let cognito = json!({"amr": [], "identityId": id, "identityPoolId": "eu:pool"});
+            http_api(&json!({"iam": {"userId": role, "cognitoIdentity": cognito}}))
+        };
+        let ada = Some(Scope::new(["cognito", "eu:ada"]));
+        assert_eq!((rest("eu:ada"), http("eu:ada")), (ada.clone(), ada));
+        assert_ne!(rest("eu:ada"), rest("eu:bob"));
+        assert_ne!(http("eu:ada"), http("eu:bob"));
+        // Who of them it is is not said: nobody, not all of them.
+        assert_eq!((rest(""), http("")), (None, None));
+        assert_eq!(http_api(&json!({"iam": {"userId": role}})), None);
+    }
+
+    /// A session of a role that people assume by name is one of them.
+    #[test]
+    fn sessions_of_a_role_are_apart() {
+        let session = |name: &str| http_api(&json!({"iam": {"userId": format!("AROA1:{name}")}}));
+        assert_eq!(session("ada"), Some(Scope::new(["iam", "AROA1:ada"])));
+        assert_ne!(session("ada"), session("bob"));
     }
 
     #[test]

@@ -77,6 +77,24 @@ async fn a_panic_of_the_observer_fails_the_batch_after_all_have_ended() {
     assert_eq!(crowd.done.load(Ordering::SeqCst), 3);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_setting_after_a_clone_holds_for_the_value_it_was_made_on() {
+    let crowd = Arc::new(Crowd::default());
+    let one = NonZeroUsize::new(1).unwrap();
+    let function = function(&crowd);
+    let narrow = function.clone().with_concurrency(one);
+    let whole = narrow.clone().with_whole_batches();
+    let unknown = || batch([task("m", "unknown", "m", &json!({}))]);
+    let failed = whole.invoke(invocation(&unknown())).await.unwrap_err();
+    assert_eq!(failed.name(), "Batch");
+    assert!(narrow.invoke(invocation(&unknown())).await.is_ok());
+    narrow.invoke(invocation(&batch(tasks(3)))).await.unwrap();
+    assert_eq!(crowd.most.load(Ordering::SeqCst), 1);
+    let more = tasks(6).into_iter().skip(3);
+    function.invoke(invocation(&batch(more))).await.unwrap();
+    assert_eq!(crowd.most.load(Ordering::SeqCst), 3);
+}
+
 #[test]
 fn the_function_runs_on_managed_instances_too() {
     fn concurrent<F: tower_service::Service<I, Future: Send> + Clone + Send + 'static, I>(_: &F) {}
