@@ -4,19 +4,24 @@ use std::any::Any;
 use std::future::poll_fn;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, response};
 use http_body::Body as HttpBody;
-use semel::guard::{Asked, Begin, Guard, Held, OnStoreError, Settled, Transacted};
+use semel::guard::{
+    Asked, Begin, Guard, Held, InFlight, OnStoreError, Settled, Signal, Transacted,
+};
 use semel::{Identity, Outcome, OutcomeKind, State, Store, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
+use tower::ServiceExt as _;
 use tower_service::Service;
 
 use crate::body::{self, Body, Content, Relayable};
 use crate::config::Config;
+use crate::limits::{Bodies, Slot};
 use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
@@ -31,6 +36,8 @@ pub(crate) struct Run<S> {
     pub(crate) config: Arc<Config>,
     pub(crate) identity: Identity,
     pub(crate) asked: Asked,
+    /// What is held in memory for it.
+    pub(crate) bodies: Bodies,
     pub(crate) origin: Option<HeaderValue>,
     pub(crate) transactions: Option<Arc<dyn Transactions<S>>>,
 }
@@ -76,10 +83,11 @@ impl<S: Store> Run<S> {
     /// Claims the identity, and runs the inner service if the claim is acquired.
     pub(crate) async fn once<Inner, B, R>(
         self,
-        mut inner: Inner,
+        inner: Inner,
         mut parts: Parts,
         body: Bytes,
-        client: Client<R, Inner::Error>,
+        mut client: Client<R, Inner::Error>,
+        slot: Slot,
     ) where
         Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
             + Clone
@@ -89,17 +97,27 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        let mut held = match self.guard.begin(&self.asked).await {
-            Ok(Begin::Acquired(held)) => held,
+        let Some((begun, slot)) = self.begin(slot, &mut client).await else {
+            return;
+        };
+        let (mut held, slot) = match begun {
+            Ok(Begin::Acquired(held)) => match slot.or_else(|| self.config.limits.slot()) {
+                Some(slot) => (held, slot),
+                None => {
+                    held.release().await.ok();
+                    client.send(Ok(self.overloaded())).ok();
+                    return;
+                }
+            },
             // Without the database there is no transaction either.
             Ok(Begin::Unprotected(_)) if self.transactions.is_none() => {
                 parts.extensions.insert(self.identity.clone());
-                let answer = inner.call(Request::from_parts(parts, B::from(body))).await;
-                let unprotected = |response: Response<R>| {
+                let request = Request::from_parts(parts, B::from(body));
+                let answer = inner.oneshot(request).await.map(|response| {
                     let (head, body) = response.into_parts();
                     self.unprotected(head, Body::inner(body))
-                };
-                client.send(answer.map(unprotected)).ok();
+                });
+                client.send(answer).ok();
                 return;
             }
             begun => {
@@ -111,17 +129,52 @@ impl<S: Store> Run<S> {
         if let Some(transactions) = &self.transactions {
             let transactions = Arc::clone(transactions);
             return self
-                .transacted(&*transactions, held, inner, &parts, &body, client)
+                .transacted(&*transactions, held, inner, &(parts, body), client, slot)
                 .await;
         }
         parts.extensions.insert(held.info());
         let request = Request::from_parts(parts, B::from(body));
-        match held
-            .run(async { self.called(inner.call(request).await).await })
-            .await
-        {
-            Ok(called) => self.settle(held, called, client).await,
+        match held.run(self.call(inner, request)).await {
+            Ok(called) => self.settle(held, called, client, slot).await,
             Err(panic) => panicked(held, panic).await,
+        }
+    }
+
+    /// Claims. A duplicate that waits gives its slot back, and waits no longer than its client.
+    async fn begin<R: HttpBody, E>(
+        &self,
+        slot: Slot,
+        client: &mut Client<R, E>,
+    ) -> Option<(Result<Begin<S>, StoreError>, Option<Slot>)> {
+        let policy = *self.guard.policy();
+        if policy.in_flight() == InFlight::Reject {
+            return Some((self.guard.begin(&self.asked).await, Some(slot)));
+        }
+        let policy = policy.with_in_flight(InFlight::Reject);
+        let at_once = self.asked.clone().with_policy(policy);
+        match self.guard.begin(&at_once).await {
+            Ok(Begin::InFlight { .. }) => drop(slot),
+            begun => return Some((begun, Some(slot))),
+        }
+        tokio::select! {
+            begun = self.guard.begin(&self.asked) => Some((begun, None)),
+            () = client.closed() => None,
+        }
+    }
+
+    /// Calls the inner service when it is ready. One that fails before that ran nothing.
+    async fn call<Inner, B, R>(
+        &self,
+        mut inner: Inner,
+        request: Request<B>,
+    ) -> Called<R, Inner::Error>
+    where
+        Inner: Service<Request<B>, Response = Response<R>, Error: 'static>,
+        R: HttpBody<Data = Bytes>,
+    {
+        match poll_fn(|context| inner.poll_ready(context)).await {
+            Ok(()) => self.called(inner.call(request).await).await,
+            Err(error) => Called::Failed(error, Some(Disposition::Release)),
         }
     }
 
@@ -131,9 +184,9 @@ impl<S: Store> Run<S> {
         transactions: &dyn Transactions<S>,
         mut held: Held<S>,
         inner: Inner,
-        parts: &Parts,
-        body: &Bytes,
+        (parts, body): &(Parts, Bytes),
         client: Client<R, Inner::Error>,
+        slot: Slot,
     ) where
         Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
             + Clone
@@ -142,25 +195,17 @@ impl<S: Store> Run<S> {
         R: Relayable,
     {
         let answered = &Mutex::new(None);
-        let (spare, mut first) = (inner.clone(), Some(inner));
         let transacted = transactions.run(
             &mut held,
             Box::new(move |extensions| {
-                // The service that was polled takes the first call.
-                let (polled, mut spare) = (first.take(), spare.clone());
+                let inner = inner.clone();
                 let mut parts = parts.clone();
                 parts.extensions.extend(extensions);
                 let request = Request::from_parts(parts, B::from(body.clone()));
                 Box::pin(async move {
                     // An answer that was to be run again may hold the transaction.
                     *answered.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    let called = match polled {
-                        Some(mut polled) => self.called(polled.call(request).await).await,
-                        None => match poll_fn(|context| spare.poll_ready(context)).await {
-                            Ok(()) => self.called(spare.call(request).await).await,
-                            Err(error) => Called::Failed(error, Some(Disposition::Release)),
-                        },
-                    };
+                    let called = self.call(inner, request).await;
                     let next = called.next();
                     *answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(called);
                     next
@@ -178,7 +223,7 @@ impl<S: Store> Run<S> {
         let is_conflict = matches!(transacted, Transacted::Failed { conflict: true, .. });
         let problem = match (transacted, called) {
             (Transacted::NotTaken(_), Some(called)) => {
-                return self.settle(held, called, client).await;
+                return self.settle(held, called, client, slot).await;
             }
             (Transacted::RolledBack(_) | Transacted::Failed { .. }, Some(mut called)) => {
                 // Nothing is left of it, unless somebody says that there is more than the writes.
@@ -194,11 +239,11 @@ impl<S: Store> Run<S> {
                     }
                     Called::Answered(_) => {}
                 }
-                return self.settle(held, called, client).await;
+                return self.settle(held, called, client, slot).await;
             }
             (Transacted::Committed(_), Some(Called::Answered(answer))) => {
                 client
-                    .send(Ok(self.answer(Recorded::AsPlanned, answer)))
+                    .send(Ok(self.answer(Recorded::AsPlanned, answer, slot)))
                     .ok();
                 return;
             }
@@ -236,6 +281,39 @@ impl<S: Store> Run<S> {
             }
         };
         client.send(Ok(self.config.problem(problem))).ok();
+    }
+
+    /// The answer where as many attempts run as may: what is known already needs none.
+    pub(crate) async fn without_attempt<R: HttpBody>(&self) -> Response<Body<R>> {
+        let record = match self.guard.store().get(self.identity.digest()).await {
+            Ok(entry) => entry.map(|entry| entry.record),
+            Err(error) => {
+                self.guard.signal(Signal::StoreError);
+                return self.without_running(Err(error));
+            }
+        };
+        let (signal, begun) = match record {
+            None => return self.overloaded(),
+            Some(record) if record.state == State::Released => return self.overloaded(),
+            Some(record) if record.fingerprint != self.asked.fingerprint() => {
+                (Signal::Mismatch, Begin::Mismatch)
+            }
+            Some(record) => match record.state {
+                State::Completed(outcome) => (Signal::Replayed, Begin::Completed(outcome)),
+                State::Unknown => (Signal::Unknown, Begin::Unknown),
+                State::InFlight | State::Released => {
+                    let retry_after = Duration::from_secs(1);
+                    (Signal::InFlight, Begin::InFlight { retry_after })
+                }
+            },
+        };
+        self.guard.signal(signal);
+        self.without_running(Ok(begun))
+    }
+
+    fn overloaded<R: HttpBody>(&self) -> Response<Body<R>> {
+        self.guard.signal(Signal::Overloaded);
+        self.config.problem(Problem::new(ProblemCode::Overloaded))
     }
 
     /// The answer where the inner service is not called.
@@ -289,7 +367,7 @@ impl<S: Store> Run<S> {
         }
         let content = match body::is_event_stream(&head.headers) {
             true => Content::stream(body),
-            false => body::collect(body, self.config.max_response_body).await,
+            false => body::collect(body, self.config.max_response_body, &self.bodies).await,
         };
         let plan = match &content {
             Content::Whole(data, trailers) => self.plan(&head, Some(data), trailers.as_ref()),
@@ -305,14 +383,19 @@ impl<S: Store> Run<S> {
     }
 
     /// Records what an answer means, then gives it to the client.
-    async fn settle<R, E: 'static>(&self, held: Held<S>, called: Called<R, E>, client: Client<R, E>)
-    where
+    async fn settle<R, E: 'static>(
+        &self,
+        held: Held<S>,
+        called: Called<R, E>,
+        client: Client<R, E>,
+        slot: Slot,
+    ) where
         R: Relayable,
     {
         match called {
             Called::Answered(answer) => {
                 let recorded = self.record(held, &answer.plan).await;
-                client.send(Ok(self.answer(recorded, answer))).ok();
+                client.send(Ok(self.answer(recorded, answer, slot))).ok();
             }
             Called::Failed(error, disposition) => {
                 let plan = match disposition.unwrap_or_else(|| Disposition::of_error(&error)) {
@@ -399,20 +482,21 @@ impl<S: Store> Run<S> {
     }
 
     /// What the client gets once the outcome is recorded, or is not.
-    fn answer<R>(&self, recorded: Recorded, answer: Answer<R>) -> Response<Body<R>>
+    fn answer<R>(&self, recorded: Recorded, answer: Answer<R>, slot: Slot) -> Response<Body<R>>
     where
         R: Relayable,
     {
         let problem = match recorded {
             Recorded::AsPlanned => {
-                return self.first(answer.head, answer.content.into_body(&self.guard));
+                return self.first(answer.head, answer.content.into_body(&self.guard, slot));
             }
             Recorded::Otherwise(outcome) => {
-                drop(answer.content.into_body(&self.guard));
+                drop(answer.content.into_body(&self.guard, slot));
                 return self.replay(&outcome);
             }
             Recorded::Failed if self.guard.policy().on_store_error() == OnStoreError::FailOpen => {
-                return self.unprotected(answer.head, answer.content.into_body(&self.guard));
+                let body = answer.content.into_body(&self.guard, slot);
+                return self.unprotected(answer.head, body);
             }
             Recorded::Superseded => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
                 "The operation ran, but lost its lease, and its answer was not recorded. Ask again \
@@ -424,7 +508,7 @@ impl<S: Store> Run<S> {
             ),
         };
         // What the handler does while it writes goes on.
-        drop(answer.content.into_body(&self.guard));
+        drop(answer.content.into_body(&self.guard, slot));
         self.config.problem(problem)
     }
 

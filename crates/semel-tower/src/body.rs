@@ -19,6 +19,8 @@ use semel::guard::{Guard, catch_panic};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::limits::{Bodies, Slot};
+
 /// What errors of request bodies are made into, to be looked at.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
@@ -176,15 +178,20 @@ fn minus(size: &SizeHint, read: u64) -> SizeHint {
 pub(crate) enum Read {
     Whole(Bytes),
     TooLarge,
+    /// There is no room in memory.
+    NoRoom,
     Failed,
 }
 
-/// Reads a request body of at most `limit` bytes. Its trailers are dropped.
-pub(crate) async fn read<B>(body: B, limit: usize) -> Read
+/// Reads a request body of at most `limit` bytes, as far as there is room. Its trailers are dropped.
+pub(crate) async fn read<B>(body: B, limit: usize, held: &Bodies) -> Read
 where
     B: HttpBody<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
+    if !held.take(0) {
+        return Read::NoRoom;
+    }
     let mut body = std::pin::pin!(body);
     let mut chunks = Chunks::default();
     while let Some(frame) = body.frame().await {
@@ -195,6 +202,9 @@ where
         if let Ok(data) = frame.into_data() {
             if chunks.len + data.len() > limit {
                 return Read::TooLarge;
+            }
+            if !held.take(data.len()) {
+                return Read::NoRoom;
             }
             chunks.push(data);
         }
@@ -238,7 +248,8 @@ pub(crate) trait Relayable: HttpBody<Data = Bytes, Error: Send> + Send + 'static
 impl<R: HttpBody<Data = Bytes, Error: Send> + Send + 'static> Relayable for R {}
 
 impl<R: Relayable> Content<R> {
-    pub(crate) fn into_body<S: Store>(self, guard: &Guard<S>) -> Body<R> {
+    /// What the client gets. The attempt's `slot` is given back once all of it was read.
+    pub(crate) fn into_body<S: Store>(self, guard: &Guard<S>, slot: Slot) -> Body<R> {
         match self {
             Self::Untouched(body) => Body::inner(body),
             Self::Whole(data, trailers) => Body::with_trailers(data, trailers),
@@ -250,7 +261,10 @@ impl<R: Relayable> Content<R> {
             Self::Large(read, rest) => {
                 let (relay, coming) = mpsc::channel(RELAYED_FRAMES);
                 let size = plus(&rest.size_hint(), read.len as u64);
-                guard.spawn(pass_on(rest, relay));
+                guard.spawn(async {
+                    pass_on(rest, relay).await;
+                    drop(slot);
+                });
                 Body::relayed(read.into_frames(), coming, size)
             }
         }
@@ -290,7 +304,11 @@ where
 const RELAYED_FRAMES: usize = 16;
 
 /// Reads a body of at most `limit` bytes; of a larger one no more than shows that it is.
-pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(body: R, limit: usize) -> Content<R> {
+pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(
+    body: R,
+    limit: usize,
+    held: &Bodies,
+) -> Content<R> {
     if body.size_hint().lower() > limit as u64 {
         return Content::stream(body);
     }
@@ -304,6 +322,7 @@ pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(body: R, limit: usize) ->
         };
         match frame.into_data() {
             Ok(data) => {
+                held.add(data.len());
                 read.push(data);
                 if read.len > limit {
                     return Content::Large(read, body);

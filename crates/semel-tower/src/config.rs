@@ -15,6 +15,7 @@ use semel::{Fingerprint, Identity, Key, KeyRule, Outcome};
 use crate::body::Body;
 use crate::fingerprint::{self, BodyForm};
 use crate::header::{self, HeaderError, Syntax};
+use crate::limits::Limits;
 use crate::policy::{self, Disposition, Reply};
 use crate::problem::{Docs, Problem, ProblemCode};
 use crate::replay;
@@ -37,6 +38,7 @@ pub(crate) struct Config {
     pub(crate) fingerprinter: Option<Arc<Fingerprinter>>,
     pub(crate) max_request_body: usize,
     pub(crate) max_response_body: usize,
+    pub(crate) limits: Limits,
     pub(crate) replay_header: HeaderName,
     pub(crate) allowed_replay_headers: Vec<HeaderName>,
     pub(crate) classifier: Option<Arc<Classifier>>,
@@ -65,6 +67,7 @@ impl Default for Config {
             fingerprinter: None,
             max_request_body: MIB,
             max_response_body: MIB,
+            limits: Limits::default(),
             replay_header: replay::REPLAYED,
             allowed_replay_headers: Vec::new(),
             classifier: None,
@@ -187,6 +190,7 @@ impl fmt::Debug for Config {
             .field("fingerprint_headers", &self.fingerprint_headers)
             .field("max_request_body", &self.max_request_body)
             .field("max_response_body", &self.max_response_body)
+            .field("limits", &self.limits)
             .field("replay_header", &self.replay_header)
             .field("allowed_replay_headers", &self.allowed_replay_headers)
             .finish_non_exhaustive()

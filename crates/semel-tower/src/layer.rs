@@ -171,6 +171,28 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.max_response_body = bytes)
     }
 
+    /// How many attempts may run at once, on this layer and its clones; an answer that is too large to
+    /// be kept is one until it was read to its end. Without bound unless set.
+    ///
+    /// Beyond it requests with a new key are answered 503 `overloaded`, before anything is claimed.
+    /// What is known already is still answered: replays, mismatches, attempts in flight, which are
+    /// then not waited for. Duplicates that wait are no attempts, nor are requests without a key.
+    pub fn with_max_attempts(self, at_once: usize) -> Self {
+        self.configured(|config| config.limits.set_attempts(at_once))
+    }
+
+    /// How many bytes of bodies may be held at once, on this layer and its clones: those of requests
+    /// with a key, until their attempt is over, and of the answers that are kept, until they are
+    /// recorded. Without bound unless set.
+    ///
+    /// Beyond it requests with a key are answered 503 `overloaded`, before anything is claimed. An
+    /// answer is never given up for it: these may add
+    /// [`max_response_body`](Self::with_max_response_body) for each
+    /// [attempt](Self::with_max_attempts).
+    pub fn with_max_body_memory(self, bytes: usize) -> Self {
+        self.configured(|config| config.limits.set_body_memory(bytes))
+    }
+
     /// The field that marks replays. `Idempotency-Replayed` unless set.
     pub fn with_replay_header(self, name: HeaderName) -> Self {
         self.configured(|config| config.replay_header = name)

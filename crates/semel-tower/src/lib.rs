@@ -91,6 +91,7 @@ mod future;
 pub mod header;
 pub mod json;
 mod layer;
+mod limits;
 mod policy;
 pub mod precondition;
 mod problem;

@@ -31,6 +31,8 @@ pub enum ProblemCode {
     TooLarge,
     /// 422: the key was first used with another request.
     Mismatch,
+    /// 503: as much runs, or is held in memory, as may be.
+    Overloaded,
     /// 503: the store cannot be asked, or could not record what happened.
     StoreUnavailable,
     /// 503: the store is full and takes no new claims.
@@ -39,7 +41,7 @@ pub enum ProblemCode {
 
 impl ProblemCode {
     /// Every code.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::MissingKey,
         Self::InvalidKey,
         Self::MissingPrincipal,
@@ -49,6 +51,7 @@ impl ProblemCode {
         Self::Expired,
         Self::TooLarge,
         Self::Mismatch,
+        Self::Overloaded,
         Self::StoreUnavailable,
         Self::Capacity,
     ];
@@ -65,6 +68,7 @@ impl ProblemCode {
             Self::Expired => "expired",
             Self::TooLarge => "too-large",
             Self::Mismatch => "mismatch",
+            Self::Overloaded => "overloaded",
             Self::StoreUnavailable => "store-unavailable",
             Self::Capacity => "capacity",
         }
@@ -79,7 +83,9 @@ impl ProblemCode {
             Self::InFlight | Self::OutcomeUnknown | Self::Expired => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::StoreUnavailable | Self::Capacity => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded | Self::StoreUnavailable | Self::Capacity => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 
@@ -95,6 +101,7 @@ impl ProblemCode {
             Self::Expired => "The answer to this key has expired",
             Self::TooLarge => "The request body is too large",
             Self::Mismatch => "The idempotency key was used with another request",
+            Self::Overloaded => "As many operations as may run are running",
             Self::StoreUnavailable => "The idempotency store is not available",
             Self::Capacity => "The idempotency store is full",
         }
@@ -131,6 +138,10 @@ impl ProblemCode {
             Self::Mismatch => {
                 "Use the same key for retries of the same request only. Nothing was run or changed."
             }
+            Self::Overloaded => {
+                "No more operations with keys are begun at present. Nothing was run. Ask again with \
+                 the same key."
+            }
             Self::StoreUnavailable => "Nothing was run. Ask again with the same key.",
             Self::Capacity => {
                 "No new operations with keys are taken at present. Nothing was run. Ask again with \
@@ -157,7 +168,10 @@ impl Problem {
     pub(crate) fn new(code: ProblemCode) -> Self {
         let retry_after = matches!(
             code,
-            ProblemCode::InFlight | ProblemCode::StoreUnavailable | ProblemCode::Capacity
+            ProblemCode::InFlight
+                | ProblemCode::Overloaded
+                | ProblemCode::StoreUnavailable
+                | ProblemCode::Capacity
         )
         .then_some(Duration::from_secs(1));
         Self {

@@ -99,9 +99,10 @@ where
             Ok(identity) => identity,
             Err(problem) => return self.refuse(problem),
         };
-        // The clone may not be ready; the service that was polled is, so it takes the call.
-        let clone = self.inner.clone();
-        let inner = std::mem::replace(&mut self.inner, clone);
+        // The service that was polled may hold room for a call, which this request does not need
+        // before its body is there and its key claimed: it is dropped, and a clone is polled then.
+        let inner = self.inner.clone();
+        self.inner = inner.clone();
         let once = Once {
             inner,
             guard: self.guard.clone(),
@@ -189,8 +190,13 @@ impl<Inner, S: Store> Once<Inner, S> {
             identity,
         } = self;
         let (parts, body) = request.into_parts();
-        let body = match body::read(body, config.max_request_body).await {
+        let bodies = config.limits.bodies();
+        let body = match body::read(body, config.max_request_body, &bodies).await {
             Read::Whole(body) => body,
+            Read::NoRoom => {
+                guard.signal(Signal::Overloaded);
+                return Ok(config.problem(Problem::new(ProblemCode::Overloaded)));
+            }
             Read::TooLarge => return Ok(config.problem(config.too_large())),
             Read::Failed => {
                 return Ok(config.problem(Problem::new(ProblemCode::IncompleteBody)));
@@ -211,10 +217,14 @@ impl<Inner, S: Store> Once<Inner, S> {
             transactions,
             identity,
             asked,
+            bodies,
+        };
+        let Some(slot) = config.limits.slot() else {
+            return Ok(run.without_attempt().await);
         };
         // From the claim on in a task of its own: a client that goes away neither stops an attempt
         // (R11) nor leaves behind a claim that nobody runs.
-        let task = guard.spawn(run.once(inner, parts, body, client));
+        let task = guard.spawn(run.once(inner, parts, body, client, slot));
         if let Ok(answer) = answered.await {
             return answer;
         }

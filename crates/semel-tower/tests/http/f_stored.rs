@@ -263,6 +263,9 @@ async fn every_problem() -> Vec<Answer> {
             .send(Call::order())
             .await,
     );
+
+    let app = App::orders(layer().with_max_attempts(0));
+    all.push(app.send(Call::order()).await);
     all
 }
 
@@ -282,6 +285,7 @@ async fn row_64_65_problems_are_whole_distinct_and_say_nothing_of_the_content() 
         "expired",
         "store-unavailable",
         "capacity",
+        "overloaded",
     ]) {
         assert_eq!(answer.code(), code);
         let problem: Value = serde_json::from_slice(&answer.body).unwrap();
@@ -296,7 +300,7 @@ async fn row_64_65_problems_are_whole_distinct_and_say_nothing_of_the_content() 
             assert!(!problem[member].as_str().unwrap().is_empty(), "{code}");
         }
         assert_eq!(answer.header("cache-control"), Some("no-store"), "{code}");
-        let retry = ["in-flight", "store-unavailable", "capacity"].contains(&code);
+        let retry = ["in-flight", "overloaded", "store-unavailable", "capacity"].contains(&code);
         assert_eq!(answer.header("retry-after"), retry.then_some("1"), "{code}");
         let whole = format!("{answer:?}");
         for secret in [

@@ -14,6 +14,7 @@ mod f_stored;
 mod g_retention;
 mod grpc;
 mod inner;
+mod limits;
 #[path = "../../../semel/tests/scripted/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]
 mod scripted;

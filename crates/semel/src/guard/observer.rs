@@ -79,6 +79,8 @@ signals! {
     StoreError = "store_error",
     /// The store was full.
     Capacity = "capacity",
+    /// A call was refused before its claim: as much runs, or is held in memory, as may be.
+    Overloaded = "overloaded",
     /// A call ran without protection, because the store could not be used (R9).
     Unprotected = "unprotected",
 }

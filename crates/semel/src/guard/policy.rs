@@ -144,6 +144,11 @@ impl Policy {
         self.on_lost
     }
 
+    /// What happens with a duplicate while an attempt is in flight.
+    pub const fn in_flight(&self) -> InFlight {
+        self.in_flight
+    }
+
     /// What happens without the store.
     pub const fn on_store_error(&self) -> OnStoreError {
         self.on_store_error

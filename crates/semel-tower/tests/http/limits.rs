@@ -1,0 +1,252 @@
+//! How much may run and be held at once, and what does not need to wait for it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+use http_body_util::channel::Channel;
+use semel::guard::InFlight;
+use semel::store::ListQuery;
+use semel::{StateKind, Store as _};
+use semel_tower::IdempotencyLayer;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tower::{ServiceBuilder, ServiceExt as _, service_fn};
+
+use crate::support::{Answer, App, Call, Execs, Memory, layer, layer_over, policy};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Orders that are placed once the gate is opened for them.
+fn gated(layer: IdempotencyLayer<Memory>) -> (App, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let waiting = Arc::clone(&gate);
+    let app = App::running(layer, move |n| {
+        let gate = Arc::clone(&waiting);
+        async move {
+            gate.acquire().await.unwrap().forget();
+            (StatusCode::CREATED, format!("order {n}")).into_response()
+        }
+    });
+    (app, gate)
+}
+
+fn with_key(key: &str) -> Call {
+    Call::post("/orders").key(key)
+}
+
+/// Sends a call, and returns once its handler has started.
+async fn start(app: &App, call: Call) -> JoinHandle<Answer> {
+    let before = app.execs();
+    let running = sent(app, call);
+    while app.execs() == before {
+        tokio::task::yield_now().await;
+    }
+    running
+}
+
+/// Sends a call, and gives it the time to get somewhere.
+fn sent(app: &App, call: Call) -> JoinHandle<Answer> {
+    let app = app.clone();
+    tokio::spawn(async move { app.send(call).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_inner_services_room_is_not_held_while_a_body_comes_in() {
+    let execs = Execs::default();
+    let counting = {
+        let execs = execs.clone();
+        service_fn(move |_: Request<Body>| {
+            execs.add();
+            async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+        })
+    };
+    let service = ServiceBuilder::new()
+        .layer(layer())
+        .concurrency_limit(1)
+        .service(counting);
+    let (mut rest, slow) = Channel::<Bytes>::new(1);
+    let slow = with_key("slow").request_with(Body::new(slow));
+    let slow = tokio::spawn(service.clone().oneshot(slow));
+    tokio::time::sleep(SECOND).await;
+    let other = timeout(SECOND, service.oneshot(with_key("other").request())).await;
+    assert_eq!(other.unwrap().unwrap().status(), StatusCode::OK);
+    let last = Frame::data(Bytes::from_static(b"3 apples"));
+    rest.send(last).await.unwrap();
+    drop(rest);
+    assert_eq!(slow.await.unwrap().unwrap().status(), StatusCode::OK);
+    assert_eq!(execs.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nor_while_a_duplicate_waits() {
+    let (gate, execs) = (Arc::new(Semaphore::new(0)), Execs::default());
+    let waits = layer().with_policy(policy().with_in_flight(InFlight::Wait(60 * SECOND)));
+    let gated = {
+        let (gate, execs) = (Arc::clone(&gate), execs.clone());
+        service_fn(move |request: Request<Body>| {
+            let gate = Arc::clone(&gate);
+            let first = execs.add() == 1;
+            async move {
+                drop(request);
+                if first {
+                    gate.acquire().await.unwrap().forget();
+                }
+                Ok::<_, Infallible>(Response::new(Body::empty()))
+            }
+        })
+    };
+    let service = ServiceBuilder::new()
+        .layer(waits)
+        .concurrency_limit(2)
+        .service(gated);
+    let ask = |key| {
+        let answer = service.clone().oneshot(with_key(key).request());
+        tokio::spawn(async move { Answer::of(answer.await.unwrap().map(Body::new)).await })
+    };
+    let first = ask("first");
+    tokio::time::sleep(SECOND).await;
+    let duplicate = ask("first");
+    tokio::time::sleep(SECOND).await;
+    timeout(SECOND, ask("other"))
+        .await
+        .unwrap()
+        .unwrap()
+        .assert_first(200);
+    gate.add_permits(1);
+    first.await.unwrap().assert_first(200);
+    assert!(duplicate.await.unwrap().is_replay());
+    assert_eq!(execs.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_bound_new_keys_are_refused_before_the_claim_and_known_ones_answered() {
+    let store = Memory::default();
+    let (app, gate) = gated(layer_over(&store).with_max_attempts(1));
+    gate.add_permits(1);
+    let done = app.send(with_key("done")).await;
+    done.assert_first(201);
+    let running = start(&app, with_key("running")).await;
+
+    let refused = app.send(with_key("new")).await;
+    refused.assert_problem(503, "overloaded");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(
+        store
+            .list(&ListQuery::new(StateKind::InFlight))
+            .await
+            .unwrap()
+            .entries
+            .len(),
+        1
+    );
+
+    app.send(with_key("done")).await.assert_replay_of(&done);
+    let duplicate = app.send(with_key("running")).await;
+    duplicate.assert_problem(409, "in-flight");
+    for known in ["done", "running"] {
+        let other = app.send(with_key(known).body("other")).await;
+        other.assert_problem(422, "mismatch");
+    }
+    // Neither safe methods nor requests without a key are attempts.
+    let unkeyed = start(&app, Call::new(http::Method::PUT, "/orders")).await;
+    gate.add_permits(2);
+    running.await.unwrap().assert_first(201);
+    unkeyed.await.unwrap().assert_first(201);
+    gate.add_permits(1);
+    app.send(with_key("new")).await.assert_first(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_leaves_its_attempt_among_those_that_run() {
+    let (app, gate) = gated(layer().with_max_attempts(1));
+    let gone = start(&app, with_key("gone")).await;
+    gone.abort();
+    gone.await.unwrap_err();
+    app.send(with_key("new"))
+        .await
+        .assert_problem(503, "overloaded");
+    gate.add_permits(2);
+    while app.send(with_key("gone")).await.status != 201 {
+        tokio::task::yield_now().await;
+    }
+    app.send(with_key("new")).await.assert_first(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_that_waits_is_no_attempt() {
+    let waits = policy().with_in_flight(InFlight::Wait(60 * SECOND));
+    let (app, gate) = gated(layer().with_policy(waits).with_max_attempts(2));
+    let first = start(&app, with_key("first")).await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(sent(&app, with_key("first")));
+        tokio::time::sleep(SECOND).await;
+    }
+    let other = start(&app, with_key("other")).await;
+    // Of those beyond the bound none waits.
+    app.send(with_key("first"))
+        .await
+        .assert_problem(409, "in-flight");
+    gate.add_permits(2);
+    first.await.unwrap().assert_first(201);
+    other.await.unwrap().assert_first(201);
+    for duplicate in waiting {
+        assert!(duplicate.await.unwrap().is_replay());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_kept_is_an_attempt_until_its_end() {
+    let (mut rest, large) = Channel::<Bytes>::new(1);
+    let large = std::sync::Mutex::new(Some(large));
+    let large = Arc::new(large);
+    let layer = layer().with_max_response_body(2).with_max_attempts(1);
+    let app = App::answering(layer, move |_| match large.lock().unwrap().take() {
+        Some(body) => Body::new(body).into_response(),
+        None => StatusCode::CREATED.into_response(),
+    });
+    let piece = || Frame::data(Bytes::from_static(b"3 apples"));
+    rest.send(piece()).await.unwrap();
+    let response = app.router.clone().oneshot(with_key("large").request());
+    let response = response.await.unwrap();
+    app.send(with_key("new"))
+        .await
+        .assert_problem(503, "overloaded");
+    rest.send(piece()).await.unwrap();
+    drop(rest);
+    response.into_body().collect().await.unwrap();
+    app.send(with_key("new")).await.assert_first(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_are_held_up_to_a_bound() {
+    let (app, gate) = gated(layer().with_max_body_memory(10));
+    let running = start(&app, with_key("running").body("3 apples")).await;
+    let refused = app.send(with_key("new").body("3 pears")).await;
+    refused.assert_problem(503, "overloaded");
+    let small = start(&app, with_key("small").body("1")).await;
+    gate.add_permits(2);
+    running.await.unwrap().assert_first(201);
+    small.await.unwrap().assert_first(201);
+    gate.add_permits(1);
+    app.send(with_key("new").body("3 pears"))
+        .await
+        .assert_first(201);
+    // What nobody waits for is given back.
+    let (_rest, endless) = Channel::<Bytes>::new(1);
+    let endless = with_key("endless").request_with(Body::new(endless));
+    timeout(SECOND, app.router.clone().oneshot(endless))
+        .await
+        .unwrap_err();
+    gate.add_permits(1);
+    let whole = app.send(with_key("whole").body("0123456789")).await;
+    whole.assert_first(201);
+}
