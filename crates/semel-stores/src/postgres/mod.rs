@@ -57,7 +57,7 @@ use self::connect::Connector;
 pub use self::for_sqlx::SqlxSteps;
 use self::options::Listen;
 pub use self::options::PostgresOptions;
-use self::pool::Pool;
+use self::pool::{Pool, Sent};
 use self::push::Push;
 use self::sql::Kind;
 use self::step::{Answer, Step};
@@ -145,10 +145,11 @@ impl PostgresStore {
         read: impl Fn(usize, &[Row]) -> Result<(Answer<T>, bool)> + Send,
     ) -> Result<T> {
         let _step = self.gate.enter()?;
+        let mut sent = Sent::default();
         for turn in 0..TURNS {
             let step = make(turn);
             let digest = step.digest;
-            let rows = self.pool.run(step).await?;
+            let rows = self.pool.run(step, &mut sent).await?;
             let (answer, changed) = read(turn, &rows)?;
             if let (true, Some(digest)) = (changed, &digest) {
                 // Who waits in this process need not wait for the server to tell.
@@ -163,10 +164,10 @@ impl PostgresStore {
                 Answer::Again => {}
             }
         }
-        Err(StoreError::new(
+        Err(sent.error(StoreError::new(
             StoreErrorKind::NotApplied,
             "the record changed whenever the step was tried",
-        ))
+        )))
     }
 
     /// A fenced step; where it was not written, the record says why. `ends` says whether it ends

@@ -93,6 +93,28 @@ impl Fate {
     }
 }
 
+/// What is known of the sendings of one call, through all its steps.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    in_doubt: bool,
+}
+
+impl Sent {
+    /// Whether a sending whose answer was lost may have had its effect.
+    pub(super) const fn in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
+    /// The error as the call's: one of a later step never makes an earlier sending undone.
+    pub(super) fn error(&self, error: StoreError) -> StoreError {
+        match error.kind() {
+            StoreErrorKind::Unknown => error,
+            _ if self.in_doubt => again(StoreErrorKind::Unknown, error),
+            _ => error,
+        }
+    }
+}
+
 impl Pool {
     pub(super) fn new(connector: Arc<Connector>, options: &super::PostgresOptions) -> Self {
         Self(Arc::new(Shared {
@@ -106,26 +128,21 @@ impl Pool {
     }
 
     /// Runs a step, within the time that a call has. Sent again where the server rolled it back,
-    /// and where the connection broke: the nonce or token in it makes that the same step.
+    /// and where the connection broke: the nonce or token in it makes that the same step. `sent` is
+    /// one for all steps of a call.
     ///
     /// # Errors
-    /// `Unknown` where any sending of it may have happened.
-    pub(super) async fn run(&self, step: Step) -> Result<Vec<Row>> {
-        Ok(self.run_told(step).await?.0)
-    }
-
-    /// Runs a step, and says whether it was sent again after its connection broke, so that an earlier
-    /// sending may have had its effect.
-    ///
-    /// # Errors
-    /// Those of [`run`](Self::run).
-    pub(super) async fn run_told(&self, step: Step) -> Result<(Vec<Row>, bool)> {
+    /// `Unknown` where any sending of it, or of an earlier step, may have happened.
+    pub(super) async fn run(&self, step: Step, sent: &mut Sent) -> Result<Vec<Row>> {
         let step = Arc::new(step);
         let deadline = Instant::now() + self.0.timeout;
         let (mut lost, mut late, mut retries) = (0, false, 0);
         let error = loop {
             match self.once(&step, retries > 0, deadline).await {
-                Ok(rows) => return Ok((rows, lost > 0)),
+                Ok(rows) => {
+                    sent.in_doubt |= lost > 0 && !step.kind.reads();
+                    return Ok(rows);
+                }
                 Err(Failed::RolledBack(error)) if retries == RETRIES => break error,
                 Err(Failed::RolledBack(_)) => retries += 1,
                 Err(Failed::Lost(error)) if lost == RESENDS => break error,
@@ -140,17 +157,13 @@ impl Pool {
             }
         };
         if step.kind.reads() {
-            return Err(match error.kind() {
+            return Err(sent.error(match error.kind() {
                 StoreErrorKind::Unknown => again(StoreErrorKind::NotApplied, error),
                 _ => error,
-            });
+            }));
         }
-        Err(match error.kind() {
-            StoreErrorKind::Unknown => error,
-            // An earlier sending is still an open question.
-            _ if late || lost > 0 => again(StoreErrorKind::Unknown, error),
-            _ => error,
-        })
+        sent.in_doubt |= late || lost > 0;
+        Err(sent.error(error))
     }
 
     async fn once(

@@ -15,6 +15,7 @@ mod steps;
 mod tls;
 mod transact;
 mod transact_steps;
+mod trips;
 mod versioned;
 
 use std::time::Duration;

@@ -19,6 +19,7 @@ use semel::versioned::{
 use semel::{StoreError, StoreErrorKind};
 use tokio_postgres::Row;
 
+use super::pool::Sent;
 use super::row::{self, Param, array, escaped};
 use super::sql::Kind;
 use super::step::{self, Step};
@@ -99,11 +100,11 @@ fn found(rows: &[Row]) -> Result<Option<Versioned>> {
     }))
 }
 
-fn too_busy() -> WriteError {
-    WriteError::Store(StoreError::new(
+fn too_busy() -> StoreError {
+    StoreError::new(
         StoreErrorKind::NotApplied,
         "the record changed whenever the write was tried",
-    ))
+    )
 }
 
 impl PostgresStore {
@@ -115,15 +116,14 @@ impl PostgresStore {
     ) -> Result<Version, WriteError> {
         let _step = self.gate.enter()?;
         let step = write(key, &change, value)?;
-        let mut resent = false;
+        let mut sent = Sent::default();
         for _ in 0..TURNS {
-            let (rows, again) = self.pool.run_told(step.clone()).await?;
-            resent |= again;
-            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, resent) {
+            let rows = self.pool.run(step.clone(), &mut sent).await?;
+            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, sent.in_doubt()) {
                 return answer;
             }
         }
-        Err(too_busy())
+        Err(sent.error(too_busy()).into())
     }
 
     async fn change_in(
@@ -145,7 +145,7 @@ impl PostgresStore {
                 return answer;
             }
         }
-        Err(too_busy())
+        Err(too_busy().into())
     }
 
     async fn run_in(&self, transaction: &PostgresTransaction, step: &Step) -> Result<Vec<Row>> {
@@ -158,7 +158,8 @@ impl PostgresStore {
 impl VersionedStore for PostgresStore {
     async fn read(&self, key: &NaturalKey) -> Result<Option<Versioned>> {
         let _step = self.gate.enter()?;
-        let rows = self.pool.run(step(Kind::VersionedRead, key, [])).await?;
+        let step = step(Kind::VersionedRead, key, []);
+        let rows = self.pool.run(step, &mut Sent::default()).await?;
         found(&rows)
     }
 
