@@ -1,7 +1,6 @@
 //! A broker that delivers at least once, in random order, to consumers that die.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::store::Nonce;
@@ -18,7 +17,6 @@ struct Inside {
     waiting: Vec<String>,
     in_hand: HashMap<u64, Vec<String>>,
     kills: u32,
-    lives: u32,
     deliveries: u32,
 }
 
@@ -75,19 +73,18 @@ impl Broker {
         self.0.lock().waiting.push(name.to_owned());
     }
 
-    /// What it had in its hands is delivered again.
+    /// What it had in its hands is delivered again. A kill counts where there was something.
     pub(super) fn killed(&self, consumer: u64) {
         let mut inside = self.0.lock();
-        inside.kills += 1;
         let lost = inside.in_hand.remove(&consumer).unwrap_or_default();
+        inside.kills += u32::from(!lost.is_empty());
         inside.waiting.extend(lost);
     }
 
-    /// How long the next consumer lives; `None`: as long as there is work.
-    pub(super) fn life(&self, kills: u32) -> Option<Duration> {
-        let mut inside = self.0.lock();
-        inside.lives += 1;
-        (inside.lives <= kills).then(|| Duration::from_millis(20 + chance(150)))
+    /// In the how manieth of its transactions the next consumer is killed; `None`: it lives as long as
+    /// there is work, because there were enough kills.
+    pub(super) fn dies_in(&self, kills: u32) -> Option<u64> {
+        (self.kills() < kills).then(|| 1 + chance(4))
     }
 
     pub(super) fn kills(&self) -> u32 {

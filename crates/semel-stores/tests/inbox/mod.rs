@@ -18,8 +18,9 @@ use parking_lot::Mutex;
 use semel::guard::{Policy, TransactOptions};
 use semel::inbox::{Event, Inbox, InboxError, NewEvents, Receipt};
 use semel::transaction::{Isolation, Lent, Transactional};
+use tokio::sync::watch;
 
-use broker::Broker;
+use broker::{Broker, chance};
 
 /// A database with the records of a store and a ledger of effects.
 trait Database: Clone + Send + Sync + 'static {
@@ -110,14 +111,56 @@ fn deliveries_race_and_consumers_die<D: Database>(database: &D) {
     assert_eq!(sorted(looking.block_on(database.ledger())), names);
     let (kills, deliveries) = (broker.kills(), broker.deliveries());
     println!("{begun} deliveries became {deliveries} by {kills} kills");
-    assert!(kills >= KILLS / 2, "{kills} kills");
+    assert!(kills >= KILLS, "{kills} kills with deliveries in hand");
+}
+
+/// A database that tells how many transactions have begun to write in it.
+#[derive(Clone)]
+struct Watched<D> {
+    database: D,
+    begun: watch::Sender<u64>,
+}
+
+impl<D: Database> Database for Watched<D> {
+    type Store = D::Store;
+    type Error = D::Error;
+
+    async fn open(&self) -> D::Store {
+        self.database.open().await
+    }
+
+    async fn write(
+        &self,
+        tx: Lent<<D::Store as Transactional>::Transaction>,
+        ids: Vec<String>,
+    ) -> Result<(), D::Error> {
+        self.begun.send_modify(|begun| *begun += 1);
+        self.database.write(tx, ids).await
+    }
+
+    async fn ledger(&self) -> Vec<String> {
+        self.database.ledger().await
+    }
 }
 
 /// One life of a consumer: until there is nothing left, or it is killed. Whether it is to live again.
 fn consume<D: Database>(database: &D, broker: &Broker, consumer: u64) -> bool {
     let runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = { runtime }.worker_threads(1).enable_all().build().unwrap();
-    let life = broker.life(KILLS);
+    let database = &Watched {
+        database: database.clone(),
+        begun: watch::Sender::default(),
+    };
+    let mut begun = database.begun.subscribe();
+    let dying = async move {
+        match broker.dies_in(KILLS) {
+            Some(writes) => begun.wait_for(|begun| *begun >= writes).await.map(drop),
+            None => std::future::pending().await,
+        }
+        .unwrap();
+        // Before the commit, during it, and after it.
+        tokio::time::sleep(Duration::from_micros(chance(8000))).await;
+    };
     let done = runtime.block_on(async {
         let brief = Policy::default().with_lease(Duration::from_millis(400));
         let inbox = inbox(database.open().await).with_policy(brief);
@@ -141,12 +184,9 @@ fn consume<D: Database>(database: &D, broker: &Broker, consumer: u64) -> bool {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        match life {
-            Some(life) => tokio::time::timeout(life, working).await.is_ok(),
-            None => {
-                working.await;
-                true
-            }
+        tokio::select! {
+            () = working => true,
+            () = dying => false,
         }
     });
     // Its tasks end wherever they are, and its connections with them.
