@@ -7,8 +7,8 @@
 //! | `write` | in a transaction: the effect is a row beside the records |
 //! | any other | by the handler for unknown types, where `OTHERWISE` is set |
 //!
-//! `STORE`: a URL, `sqlite:PATH` or `postgres://…`. `FOLDER`: where the ledger is, and a file for each
-//! event that was begun. `LEASE_MS`, `MARGIN_MS`, `WHOLE_BATCHES`, `RETRY`: as their names say.
+//! `STORE`: a URL, `sqlite:PATH` or `postgres://…`. `FOLDER`: where the ledger is, a file for each
+//! event that was begun, and `PROCESS-NAME.in-hand` while one is being handled. `LEASE_MS`, `MARGIN_MS`, `WHOLE_BATCHES`, `RETRY`: as their names say.
 
 #![expect(clippy::print_stderr, reason = "Lambda logs what is printed")]
 
@@ -45,7 +45,11 @@ impl Task {
     /// Says that it has begun, takes its time, and fails if it is to fail.
     async fn play(&self, context: &EventContext) -> Result<(), BoxError> {
         std::fs::write(folder().join(&self.name), "begun")?;
+        let in_hand = format!("{}-{}.in-hand", std::process::id(), self.name);
+        let in_hand = folder().join(in_hand);
+        std::fs::write(&in_hand, "")?;
         sleep(Duration::from_millis(self.takes_ms)).await;
+        std::fs::remove_file(in_hand)?;
         let mended = folder().join("mended").exists();
         assert!(mended || !self.panics, "as it was told");
         if (self.fails && !mended) || context.attempt() < self.fails_before {

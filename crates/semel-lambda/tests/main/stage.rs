@@ -93,6 +93,18 @@ impl Stage {
         panic!("{name} was not begun within 10 s");
     }
 
+    /// What the handlers of a process are at work on; of a process that was killed: were, when it was.
+    pub(crate) fn in_hand(&self, process: u32) -> Vec<String> {
+        let prefix = format!("{process}-");
+        let files = std::fs::read_dir(self.path()).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let in_hand = names.filter_map(|name| {
+            let name = name.strip_prefix(&prefix)?.strip_suffix(".in-hand")?;
+            Some(name.to_owned())
+        });
+        in_hand.collect()
+    }
+
     /// Whether the handler has begun with this task.
     pub(crate) fn has_begun(&self, name: &str) -> bool {
         self.path().join(name).exists()

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -12,13 +12,10 @@ use semel_stores::sqlite::rusqlite::Connection;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::stage::{
-    Sandbox, Stage, TIMEOUT, batch, database, failures_of, freeze, in_group, task, thaw,
-};
+use crate::stage::{Stage, batch, database, failures_of, freeze, in_group, task, thaw};
 
 const GROUPS: usize = 8;
 const OF_GROUP: usize = 10;
-const FAULTS: i32 = 14;
 const LEASE: Duration = Duration::from_millis(600);
 
 /// A number below `bound`.
@@ -79,70 +76,113 @@ impl Queue {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.groups.iter().all(VecDeque::is_empty)
+    fn left(&self) -> usize {
+        self.groups.iter().map(VecDeque::len).sum()
     }
 }
 
-/// What befalls a sandbox during an invocation, until there were enough faults.
-async fn poll(stage: Arc<Stage>, queue: Arc<Mutex<Queue>>, faults: Arc<AtomicI32>, freezes: bool) {
+/// What befell sandboxes while they had work in hand.
+#[derive(Debug, Default)]
+struct Faults {
+    kills: AtomicUsize,
+    freezes: AtomicUsize,
+    /// Messages in the hands of a frozen sandbox whose late completion was refused.
+    fenced: AtomicUsize,
+}
+
+/// How many of each there are to be.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    kills: usize,
+    freezes: usize,
+}
+
+impl Faults {
+    /// Whether the next one is a freeze; `None` where there were enough of both.
+    fn next(&self, plan: Plan) -> Option<bool> {
+        let kill = self.kills.load(Ordering::SeqCst) < plan.kills;
+        let freeze = self.freezes.load(Ordering::SeqCst) < plan.freezes;
+        (kill || freeze).then(|| freeze && (!kill || chance(2) > 0))
+    }
+}
+
+async fn poll(stage: Arc<Stage>, queue: Arc<Mutex<Queue>>, faults: Arc<Faults>, plan: Plan) {
     let mut sandbox = stage.sandbox().await;
-    while !queue.lock().is_empty() {
-        let taken = queue.lock().take();
+    loop {
+        let (taken, left) = {
+            let mut queue = queue.lock();
+            (queue.take(), queue.left())
+        };
+        if left == 0 {
+            return;
+        }
         if taken.is_empty() {
             sleep(Duration::from_millis(20)).await;
             continue;
         }
         let payload = batch(taken.iter().map(|(_, message)| message.clone()));
-        if chance(3) > 0 || faults.fetch_sub(1, Ordering::SeqCst) <= 0 {
-            let answered = crate::stage::invoke(&sandbox, &payload).await;
-            queue.lock().settle(&taken, Some(&failures_of(answered)));
-        } else if freezes && chance(2) > 0 {
-            frozen(&sandbox, &payload, || queue.lock().settle(&taken, None)).await;
-        } else {
-            tokio::select! {
-                _ = sandbox.invoke(&payload, TIMEOUT) => {}
-                () = sleep(Duration::from_millis(chance(60))) => {}
+        // Half of the messages see no fault by chance only; the others, until there were enough.
+        let fault = faults
+            .next(plan)
+            .filter(|_| left <= GROUPS * OF_GROUP / 2 || chance(2) > 0);
+        let process = sandbox.process.id().unwrap();
+        let mut invoked = Box::pin(crate::stage::invoke(&sandbox, &payload));
+        let answered = tokio::select! {
+            answered = &mut invoked => Some(answered),
+            () = at_work(&stage, process), if fault.is_some() => None,
+        };
+        match (answered, fault) {
+            (Some(answered), _) => queue.lock().settle(&taken, Some(&failures_of(answered))),
+            // Others take over, and it is thawed. Its answer comes too late.
+            (None, Some(true)) => {
+                freeze(&sandbox);
+                let in_hand = stage.in_hand(process);
+                sleep(LEASE).await;
+                queue.lock().settle(&taken, None);
+                sleep(LEASE).await;
+                thaw(&sandbox);
+                let failed = failures_of(invoked.await);
+                let fenced = in_hand.iter().filter(|name| failed.contains(name)).count();
+                faults.fenced.fetch_add(fenced, Ordering::SeqCst);
+                let counts = usize::from(!in_hand.is_empty());
+                faults.freezes.fetch_add(counts, Ordering::SeqCst);
             }
             // Whatever it answered, nobody heard it.
-            sandbox.kill().await;
-            queue.lock().settle(&taken, None);
-            sandbox = stage.sandbox().await;
+            (None, _) => {
+                drop(invoked);
+                sandbox.kill().await;
+                let counts = usize::from(!stage.in_hand(process).is_empty());
+                faults.kills.fetch_add(counts, Ordering::SeqCst);
+                queue.lock().settle(&taken, None);
+                sandbox = stage.sandbox().await;
+            }
         }
     }
 }
 
-/// Frozen in the middle, while others take over, and thawed. Its answer comes too late.
-async fn frozen(sandbox: &Sandbox, payload: &Value, give_back: impl FnOnce()) {
-    let freezing = async {
-        sleep(Duration::from_millis(chance(60))).await;
-        freeze(sandbox);
-        sleep(LEASE).await;
-        give_back();
-        sleep(LEASE).await;
-        thaw(sandbox);
-    };
-    let (answered, ()) = tokio::join!(crate::stage::invoke(sandbox, payload), freezing);
-    failures_of(answered);
+/// Until the process handles something, and a moment longer.
+async fn at_work(stage: &Stage, process: u32) {
+    while stage.in_hand(process).is_empty() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    sleep(Duration::from_millis(chance(10))).await;
 }
 
 /// Plays it to its end; what it calls its messages.
-async fn play(
-    stage: Stage,
-    freezes: bool,
-) -> (Arc<Stage>, impl Fn(usize, usize) -> String + Clone) {
+async fn play(stage: Stage, plan: Plan) -> (Arc<Stage>, impl Fn(usize, usize) -> String + Clone) {
     let stage = Arc::new(stage.with("LEASE_MS", &LEASE.as_millis().to_string()));
     let prefix = stage.name();
     let name = move |group: usize, number: usize| format!("{prefix}-{group}-{number}");
     let queue = Arc::new(Mutex::new(Queue::new(name.clone())));
-    let faults = Arc::new(AtomicI32::new(FAULTS));
+    let faults = Arc::new(Faults::default());
     let sandboxes =
-        [(); 3].map(|()| tokio::spawn(poll(stage.clone(), queue.clone(), faults.clone(), freezes)));
+        [(); 3].map(|()| tokio::spawn(poll(stage.clone(), queue.clone(), faults.clone(), plan)));
     for sandbox in sandboxes {
         let ended = timeout(Duration::from_secs(60), sandbox).await;
         ended.expect("an empty queue within a minute").unwrap();
     }
-    assert!(faults.load(Ordering::SeqCst) < FAULTS);
+    eprintln!("with work in hand: {faults:?}");
+    assert_eq!(faults.next(plan), None, "{faults:?} of {plan:?}");
     (stage, name)
 }
 
@@ -163,7 +203,11 @@ fn check(applied: &[String], name: impl Fn(usize, usize) -> String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sqlite_through_kills() {
-    let (stage, name) = play(Stage::new(), false).await;
+    let plan = Plan {
+        kills: 14,
+        freezes: 0,
+    };
+    let (stage, name) = play(Stage::new(), plan).await;
     let store = Connection::open(stage.path().join("store.db")).unwrap();
     let mut all = store
         .prepare("SELECT name FROM effects ORDER BY rowid")
@@ -177,7 +221,11 @@ async fn on_sqlite_through_kills() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_postgresql_through_kills_and_freezes() {
     let (url, client) = database("storm").await;
-    let (_, name) = play(Stage::on(url), true).await;
+    let plan = Plan {
+        kills: 7,
+        freezes: 7,
+    };
+    let (_, name) = play(Stage::on(url), plan).await;
     let sql = "SELECT name FROM lambda_effects ORDER BY place";
     let applied = client.query(sql, &[]).await.unwrap();
     let applied: Vec<String> = applied.iter().map(|row| row.get(0)).collect();
