@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
+use crate::clock::now;
 use crate::nemesis::{Fault, Switch};
 use crate::report::Report;
 use crate::torture::{self, Options, Struck, Target};
@@ -75,13 +76,14 @@ async fn redis_failover(program: &Path) -> Result<Report> {
     let folder = tempfile::tempdir()?;
     let faults = async |_: &_| {
         sleep(Duration::from_secs(3)).await;
+        let from = now();
         master.nodes()[0].pause();
         until(replica.address(), "REPLICAOF NO ONE", "OK").await?;
         sleep(Duration::from_millis(300)).await;
         master.nodes()[0].resume();
         sleep(Duration::from_secs(2)).await;
         switch.lead_to(replica.address());
-        Ok(Struck::from([(Fault::Failover, 1)]))
+        Ok(Struck::by(Fault::Failover, from))
     };
     torture::through(&options()?, &target, folder.path(), program, faults).await
 }
@@ -94,12 +96,13 @@ async fn redis_without_log(program: &Path) -> Result<Report> {
     let folder = tempfile::tempdir()?;
     let faults = async |_: &_| {
         sleep(Duration::from_secs(4)).await;
+        let from = now();
         let node = server.nodes()[0];
         tokio::task::block_in_place(|| {
             node.kill();
             node.start()
         })?;
-        Ok(Struck::from([(Fault::KillServer, 1)]))
+        Ok(Struck::by(Fault::KillServer, from))
     };
     torture::through(&options()?, &target, folder.path(), program, faults).await
 }

@@ -50,7 +50,8 @@ pub struct Report {
     lost: usize,
     double_effects: usize,
     explained_effects: usize,
-    linear_keys: usize,
+    /// Calls of histories that were searched for an order, and of those whose search was given up.
+    linear_calls: usize,
     linear_undecided: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<&'static str>,
@@ -104,7 +105,7 @@ impl Report {
             lost: 0,
             double_effects: 0,
             explained_effects: 0,
-            linear_keys: 0,
+            linear_calls: 0,
             linear_undecided: 0,
             bug: options.bug.map(|bug| bug.name()),
             failed_because: Vec::new(),
@@ -138,9 +139,11 @@ impl Report {
         self.effects_refused = refused;
     }
 
-    pub(crate) fn faults(&mut self, struck: &BTreeMap<Fault, usize>) {
-        self.faults = struck.values().sum();
-        self.faults_by_kind = struck.iter().map(|(f, n)| (f.name(), *n)).collect();
+    pub(crate) fn faults(&mut self, struck: &[Fault]) {
+        self.faults = struck.len();
+        for fault in struck {
+            *self.faults_by_kind.entry(fault.name()).or_default() += 1;
+        }
     }
 
     pub(crate) fn findings(&mut self, ops: &[Op], findings: &Findings, begun: Nanos) {
@@ -149,8 +152,8 @@ impl Report {
         self.lost = findings.lost;
         self.double_effects = findings.double_effects;
         self.explained_effects = findings.explained_effects;
-        self.linear_keys = findings.linear_checked;
-        self.linear_undecided = findings.linear_undecided;
+        self.linear_calls = findings.searched.calls;
+        self.linear_undecided = findings.undecided.calls;
         self.details = details(ops, findings, begun);
     }
 
@@ -173,8 +176,19 @@ impl Report {
             );
             self.failed(why);
         }
+    }
+
+    /// A run in which the search was given up for many calls proves too little.
+    pub(crate) fn judge(&mut self, findings: &Findings) {
         if self.violations > 0 {
             self.failed(format!("{} violations", self.violations));
+        }
+        let (searched, given_up) = (findings.searched.calls, findings.undecided.calls);
+        if searched < 9 * given_up {
+            self.failed(format!(
+                "the search for an order was given up for {given_up} of {} calls",
+                searched + given_up
+            ));
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use super::Options;
 use crate::clock::Nanos;
-use crate::history::{Answer, Call, Held, Kept, KeyIndex, Op, Refused, Step};
+use crate::history::{Answer, Call, Held, Kept, KeyIndex, Op, Step};
 
 /// A claim operation, taken apart.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +69,7 @@ pub(super) struct Attempt {
     pub(super) number: u32,
     pub(super) print: u64,
     pub(super) retry: bool,
-    pub(super) process: u32,
+    pub(super) worker: u32,
     /// It was not acquired before.
     pub(super) from: Nanos,
     /// It was acquired by then.
@@ -98,20 +99,6 @@ impl Attempt {
     pub(super) fn ended_by(&self) -> Nanos {
         let acked = self.ends.iter().filter_map(|end| end.acked);
         acked.min().unwrap_or(Nanos::MAX)
-    }
-}
-
-/// Whether an answer may hide that the step was done when it was first sent: its record has moved
-/// on since, or is gone. With a claim that takes as long as its lease.
-pub(super) fn is_hidden(op: &Op) -> bool {
-    let moved = matches!(
-        op.answer,
-        Answer::Refused(Refused::Superseded | Refused::Missing | Refused::Unknown)
-    );
-    match op.call {
-        Call::Claim { lease, .. } => op.answered.saturating_sub(op.invoked) >= lease,
-        Call::Resolve { .. } | Call::Fenced { .. } => moved,
-        _ => false,
     }
 }
 
@@ -173,9 +160,9 @@ impl<'a> KeyHistory<'a> {
     }
 
     /// Makes the attempts, once all operations are here.
-    pub(super) fn gather(&mut self, repeats: bool) {
-        self.gather_attempts(repeats);
-        self.gather_ends(repeats);
+    pub(super) fn gather(&mut self, options: &Options) {
+        self.gather_attempts(options);
+        self.gather_ends(options);
         let mut soonest = Nanos::MAX;
         self.superseded_by = vec![Nanos::MAX; self.attempts.len()];
         for (at, attempt) in self.attempts.iter().enumerate().rev() {
@@ -184,7 +171,7 @@ impl<'a> KeyHistory<'a> {
         }
     }
 
-    fn gather_attempts(&mut self, repeats: bool) {
+    fn gather_attempts(&mut self, options: &Options) {
         // When a claim with this nonce was first sent and not answered, and whether one was to
         // retry: a guard that gives back what it may have claimed asks again to hold.
         let mut unanswered: HashMap<u128, (Nanos, bool)> = HashMap::new();
@@ -195,7 +182,7 @@ impl<'a> KeyHistory<'a> {
                 let first = unanswered.entry(nonce).or_insert((op.invoked, false));
                 first.1 |= claim.retry;
             }
-            if op.answer.is_ambiguous() || repeats && is_hidden(op) {
+            if op.answer.is_ambiguous() || options.hides(op) {
                 self.ghosts.push((op.invoked, nonce));
             }
             let Answer::Acquired { fence, attempt } = op.answer else {
@@ -211,7 +198,7 @@ impl<'a> KeyHistory<'a> {
                 number: attempt,
                 print: claim.print,
                 retry: claim.retry || retried,
-                process: op.process,
+                worker: op.worker,
                 from,
                 known: op.answered,
                 lapse_from: from.saturating_add(claim.lease),
@@ -228,8 +215,8 @@ impl<'a> KeyHistory<'a> {
         self.attempts = attempts;
     }
 
-    fn gather_ends(&mut self, repeats: bool) {
-        let may_be_applied = |op: &Op| op.answer.may_be_applied() || repeats && is_hidden(op);
+    fn gather_ends(&mut self, options: &Options) {
+        let may_be_applied = |op: &Op| op.answer.may_be_applied() || options.hides(op);
         for fenced in &self.fenced {
             let FencedOp { op, held, step } = *fenced;
             let Some(&at) = self.by_held.get(&held) else {

@@ -120,7 +120,7 @@ fn cause(
         || history.ghost_by(by, None) && attempt.ended_by() < by;
     let own = |end: &super::attempts::End| end.from == fenced.op.invoked;
     // Where stores repeat steps, this one may have been done, and its record be gone.
-    let hidden = options.repeats && refused == Refused::Missing;
+    let hidden = options.hides(fenced.op) && refused == Refused::Missing;
     let others = |end: &&super::attempts::End| end.from < by && (hidden || !own(end));
     let mut ends = attempt.ends.iter().filter(others);
     use super::attempts::How::{Abandoned, Completed, Marked, ResolvedDone, ResolvedFree};

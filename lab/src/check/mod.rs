@@ -15,7 +15,7 @@
 //! | P9 | [`replays`], [`ownership`], [`answers`] | a mismatch that replays or takes over, or a request called a mismatch that is none |
 //! | P10 | [`effects`] | an effect without an acquired claim |
 //! | P11 | [`answers`], [`fencing`] | an attempt told that another holds what only it can hold; a refusal for which there is no cause |
-//! | linear | [`linear`] | a short history of one key that no order of its calls explains |
+//! | linear | [`linear`] | a history of one key that no order of its calls explains |
 
 mod answers;
 mod attempts;
@@ -34,7 +34,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Nanos, millis};
-use crate::history::{KeyIndex, Op, write_answer, write_call};
+use crate::history::{Answer, Call, KeyIndex, Op, Refused, write_answer, write_call};
 use crate::ledger::Effect;
 use attempts::KeyHistory;
 
@@ -45,11 +45,10 @@ pub struct Options {
     pub tolerance: Nanos,
     /// The store has no clock: lapses are seen by observers only, a lease late or later.
     pub clockless: bool,
-    /// Calls may meet a bad network, and stores repeat them by themselves. A repeated step that is
-    /// refused tells nothing of the first time that it was sent: it may have been done then, and
-    /// its end be over since.
-    pub repeats: bool,
-    /// How long after a change a waiter may sleep on.
+    /// When something was broken. A store repeats a step that it has no answer to by itself: one
+    /// that was refused then tells nothing of the first time that it was sent.
+    pub troubles: Vec<Trouble>,
+    /// How long after a change a waiter may sleep on, where nothing was broken meanwhile.
     pub wait_grace: Nanos,
     /// When the faults were over and the keys were driven to an end; `None`: they were not.
     pub settling: Option<Nanos>,
@@ -57,8 +56,60 @@ pub struct Options {
     pub settle_within: Nanos,
     /// How many keys there are.
     pub keys: KeyIndex,
-    /// Histories longer than this are not searched for an order.
-    pub linear_ops: usize,
+}
+
+/// A time in which something was broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// From when.
+    pub from: Nanos,
+    /// Until when.
+    pub until: Nanos,
+    /// The worker that suffered alone; `None`: all of them.
+    pub worker: Option<u32>,
+}
+
+impl Trouble {
+    fn is_of(&self, worker: u32) -> bool {
+        self.worker.is_none_or(|own| own == worker)
+    }
+}
+
+impl Options {
+    /// Whether something was broken for this worker between these instants.
+    fn in_trouble(&self, worker: u32, from: Nanos, until: Nanos) -> bool {
+        self.troubles
+            .iter()
+            .any(|trouble| trouble.from <= until && from <= trouble.until && trouble.is_of(worker))
+    }
+
+    /// When nothing is broken any more for this worker that was broken at `time`, or soon after.
+    fn after_trouble(&self, worker: u32, mut time: Nanos) -> Nanos {
+        const SOON: Nanos = 250_000_000;
+        while let Some(trouble) = self.troubles.iter().find(|trouble| {
+            trouble.from <= time.saturating_add(SOON)
+                && time < trouble.until
+                && trouble.is_of(worker)
+        }) {
+            time = trouble.until;
+        }
+        time
+    }
+
+    /// Whether the answer of a call may hide that its step was done when it was first sent: something
+    /// was broken while it was under way, and its record has moved on since, or is gone. So may that
+    /// of a claim that took as long as its lease.
+    fn hides(&self, op: &Op) -> bool {
+        let may = match op.call {
+            Call::Claim { lease, .. } => op.answered.saturating_sub(op.invoked) >= lease,
+            Call::Resolve { .. } | Call::Fenced { .. } => matches!(
+                op.answer,
+                Answer::Refused(Refused::Superseded | Refused::Missing | Refused::Unknown)
+            ),
+            _ => false,
+        };
+        may && self.in_trouble(op.worker, op.invoked, op.answered)
+    }
 }
 
 impl Default for Options {
@@ -66,12 +117,11 @@ impl Default for Options {
         Self {
             tolerance: 5_000_000,
             clockless: false,
-            repeats: false,
+            troubles: Vec::new(),
             wait_grace: 2_000_000_000,
             settling: None,
             settle_within: 3_000_000_000,
             keys: 0,
-            linear_ops: 400,
         }
     }
 }
@@ -101,10 +151,26 @@ pub struct Findings {
     pub double_effects: usize,
     /// Second effects that a lapse, a resolution or the end of retention explains.
     pub explained_effects: usize,
-    /// Keys whose history was searched for an order.
-    pub linear_checked: usize,
-    /// Keys whose search was given up.
-    pub linear_undecided: usize,
+    /// Keys whose search for an order came to an end, and the calls in their histories.
+    pub searched: Searched,
+    /// Keys whose search was given up, and their calls.
+    pub undecided: Searched,
+}
+
+/// How much was searched for an order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Searched {
+    /// So many keys.
+    pub keys: usize,
+    /// So many calls of theirs.
+    pub calls: usize,
+}
+
+impl Searched {
+    const fn add(&mut self, calls: usize) {
+        self.keys += 1;
+        self.calls += calls;
+    }
 }
 
 impl Findings {
@@ -139,7 +205,7 @@ pub fn check(ops: &[Op], accepted: &[Effect], options: &Options) -> Findings {
         }
     }
     for history in keys.values_mut() {
-        history.gather(options.repeats);
+        history.gather(options);
     }
     for history in keys.values() {
         ownership::check(history, options, &mut findings);
@@ -147,9 +213,7 @@ pub fn check(ops: &[Op], accepted: &[Effect], options: &Options) -> Findings {
         replays::check(history, options, &mut findings);
         answers::check(history, options, &mut findings);
         settled::check_waits(history, options, &mut findings);
-        if history.ops.len() <= options.linear_ops {
-            linear::check(history, options, &mut findings);
-        }
+        linear::check(history, options, &mut findings);
     }
     settled::check(&keys, options, &mut findings);
     effects::check(&keys, accepted, options, &mut findings);
@@ -173,7 +237,7 @@ fn show(op: &Op, origin: Nanos) -> String {
         Nanos::MAX => write!(line, "         … "),
         answered => write!(line, "{:>10.3} ", at(answered)),
     };
-    let _ = write!(line, "process {:<3} ", op.process);
+    let _ = write!(line, "worker {:<3} ", op.worker);
     write_call(&mut line, &op.call);
     line.push_str(" -> ");
     write_answer(&mut line, &op.answer);

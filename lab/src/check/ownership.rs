@@ -36,7 +36,7 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
                 next.known.max(last.known),
                 format!(
                     "fence {} was given to two nonces, in processes {} and {}",
-                    next.held.fence, last.process, next.process
+                    next.held.fence, last.worker, next.worker
                 ),
             );
             continue;
@@ -55,7 +55,7 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
                 next.known,
                 format!(
                     "attempt {} of process {} was acquired after attempt {} of process {}, {why}",
-                    next.held.fence, next.process, last.held.fence, last.process
+                    next.held.fence, next.worker, last.held.fence, last.worker
                 ),
             );
         } else if next.number == 1 && direct && !may_begin_anew(last, next, options) {

@@ -16,7 +16,7 @@ const LEASE: Nanos = 100 * MS;
 impl History {
     fn op(&mut self, from: u64, by: u64, call: Call) -> &mut Self {
         self.0.push(Op {
-            process: 0,
+            worker: 0,
             invoked: from * MS,
             answered: by * MS,
             call,

@@ -243,11 +243,11 @@ impl Answer {
     }
 }
 
-/// One call of one process.
+/// One call of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Op {
-    /// The number of the process's history.
-    pub process: u32,
+    /// Which worker sent it, in any of its lives.
+    pub worker: u32,
     /// When it was sent, at the latest.
     pub invoked: Nanos,
     /// When the answer had come, at the latest; [`Nanos::MAX`] where none came.

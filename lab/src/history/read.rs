@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use super::{Answer, Op, parse_answer, parse_call};
 use crate::clock::Nanos;
 
-/// All calls in a process's history, in the order in which they were sent. A last line that was
+/// All calls in the history of a life of a worker, in the order in which they were sent. A last line that was
 /// cut by a kill is left out; a damaged line anywhere else is an error.
 ///
 /// # Errors
 /// Those of the file system, and `InvalidData` where the file is not a history.
-pub fn read(path: &Path, process: u32) -> io::Result<Vec<Op>> {
+pub fn read(path: &Path, worker: u32) -> io::Result<Vec<Op>> {
     let text = fs::read_to_string(path)?;
-    parse(&text, process).map_err(|line| {
+    parse(&text, worker).map_err(|line| {
         let what = format!("{}: line {line} is not one of a history", path.display());
         io::Error::new(io::ErrorKind::InvalidData, what)
     })
 }
 
-fn parse(text: &str, process: u32) -> Result<Vec<Op>, usize> {
+fn parse(text: &str, worker: u32) -> Result<Vec<Op>, usize> {
     let mut ops = Vec::new();
     let mut open = HashMap::new();
     for (number, line) in text.split_inclusive('\n').enumerate() {
@@ -39,7 +39,7 @@ fn parse(text: &str, process: u32) -> Result<Vec<Op>, usize> {
         if sort == ">" {
             open.insert(id, ops.len());
             ops.push(Op {
-                process,
+                worker,
                 invoked: time,
                 answered: Nanos::MAX,
                 call: parse_call(rest).ok_or(number + 1)?,
@@ -66,8 +66,15 @@ pub fn read_all(directory: &Path) -> io::Result<Vec<Op>> {
     paths.retain(|path| path.extension().is_some_and(|e| e == "history"));
     paths.sort();
     let mut all = Vec::new();
-    for (process, path) in (0..).zip(&paths) {
-        all.append(&mut read(path, process)?);
+    for path in &paths {
+        // `NUMBER-LIFE.history`.
+        let name = path.file_stem().and_then(|stem| stem.to_str());
+        let number = name.and_then(|name| name.split('-').next()?.parse().ok());
+        let worker = number.ok_or_else(|| {
+            let what = format!("{}: which worker's?", path.display());
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        })?;
+        all.append(&mut read(path, worker)?);
     }
     all.sort_by_key(|op| op.invoked);
     Ok(all)

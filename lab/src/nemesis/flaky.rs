@@ -1,5 +1,6 @@
 //! Faults for a store inside the process: answers that are dropped after the step was done, steps
-//! that are refused before, and delays on either side.
+//! that are refused before, and delays on either side. All the time, or in [spells](Flaky::in_spells),
+//! in which half of the steps without an answer are sent again, as the stores on servers do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +14,9 @@ use semel::store::{
 use semel::{
     AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind,
 };
+
+use crate::check::Trouble;
+use crate::clock::{Nanos, now};
 
 /// How many of a thousand calls meet which fault.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,7 +36,13 @@ pub struct Flaky {
     odds: Odds,
     chance: Arc<Mutex<fastrand::Rng>>,
     dropped: Arc<AtomicUsize>,
+    /// When it was made, if it is bad in spells.
+    spells_from: Option<Nanos>,
 }
+
+/// How long a spell lasts, and the peace after it.
+const SPELL: Nanos = 150_000_000;
+const PEACE: Nanos = 450_000_000;
 
 impl Flaky {
     /// A bad network before `inner`, the same for the same seed and order of calls.
@@ -42,7 +52,38 @@ impl Flaky {
             odds,
             chance: Arc::new(Mutex::new(fastrand::Rng::with_seed(seed))),
             dropped: Arc::default(),
+            spells_from: None,
         }
+    }
+
+    /// The same with faults in spells only, ten times as many, beginning now.
+    #[must_use]
+    pub fn in_spells(mut self) -> Self {
+        self.odds.answers_dropped *= 10;
+        self.odds.refused *= 10;
+        self.odds.delayed *= 10;
+        self.spells_from = Some(now());
+        self
+    }
+
+    /// The spells until now.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        let Some(begun) = self.spells_from else {
+            return Vec::new();
+        };
+        let starts = (begun..now()).step_by(usize::try_from(SPELL + PEACE).unwrap_or(usize::MAX));
+        starts
+            .map(|from| Trouble {
+                from,
+                until: from + SPELL,
+                worker: None,
+            })
+            .collect()
+    }
+
+    fn is_bad(&self) -> bool {
+        self.spells_from
+            .is_none_or(|begun| (now() - begun) % (SPELL + PEACE) < SPELL)
     }
 
     /// How many faults there were.
@@ -55,7 +96,13 @@ impl Flaky {
         (chance.u32(..1000), Duration::from_millis(chance.u64(1..20)))
     }
 
-    async fn through<T>(&self, step: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn through<T, F>(&self, step: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        if !self.is_bad() {
+            return step().await;
+        }
         let (roll, pause) = self.roll();
         let Odds {
             answers_dropped,
@@ -67,7 +114,12 @@ impl Flaky {
             Err(StoreError::new(kind, what))
         };
         if roll < answers_dropped {
-            step.await?;
+            step().await?;
+            if self.spells_from.is_some() && roll % 2 == 0 {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(pause).await;
+                return step().await;
+            }
             return fault(StoreErrorKind::Unknown, "the answer was dropped");
         }
         if roll < answers_dropped + refused {
@@ -77,19 +129,19 @@ impl Flaky {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             if roll % 2 == 0 {
                 tokio::time::sleep(pause).await;
-                return step.await;
+                return step().await;
             }
-            let answer = step.await;
+            let answer = step().await;
             tokio::time::sleep(pause).await;
             return answer;
         }
-        step.await
+        step().await
     }
 }
 
 impl Store for Flaky {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.through(self.inner.claim(identity, request)).await
+        self.through(|| self.inner.claim(identity, request)).await
     }
 
     async fn renew(
@@ -98,7 +150,8 @@ impl Store for Flaky {
         token: &Token,
         lease: Duration,
     ) -> Result<Fenced> {
-        self.through(self.inner.renew(identity, token, lease)).await
+        self.through(|| self.inner.renew(identity, token, lease))
+            .await
     }
 
     async fn complete(
@@ -108,7 +161,7 @@ impl Store for Flaky {
         outcome: &Outcome,
         retention: Retention,
     ) -> Result<Fenced> {
-        let step = self.inner.complete(identity, token, outcome, retention);
+        let step = || self.inner.complete(identity, token, outcome, retention);
         self.through(step).await
     }
 
@@ -119,24 +172,26 @@ impl Store for Flaky {
         step: &FinishedStep,
         kept: usize,
     ) -> Result<Fenced> {
-        let step = self.inner.keep_step(identity, token, step, kept);
+        let step = || self.inner.keep_step(identity, token, step, kept);
         self.through(step).await
     }
 
     async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.through(self.inner.abandon(identity, token)).await
+        self.through(|| self.inner.abandon(identity, token)).await
     }
 
     async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.through(self.inner.mark_unknown(identity, token)).await
+        self.through(|| self.inner.mark_unknown(identity, token))
+            .await
     }
 
     async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.through(self.inner.resolve(identity, resolution)).await
+        self.through(|| self.inner.resolve(identity, resolution))
+            .await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.through(self.inner.get(identity)).await
+        self.through(|| self.inner.get(identity)).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Page> {
@@ -144,7 +199,7 @@ impl Store for Flaky {
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.through(self.inner.purge(limit)).await
+        self.through(|| self.inner.purge(limit)).await
     }
 
     async fn wait(

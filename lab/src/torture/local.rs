@@ -9,6 +9,7 @@ use semel::memory::{Limits, MemoryStore};
 use semel::{AnyStore, Store};
 
 use crate::bugs::{Bug, Buggy};
+use crate::check::Trouble;
 use crate::clock::{nanos, now};
 use crate::nemesis::flaky::{Flaky, Odds};
 use crate::worker::{Settings, Worker};
@@ -22,15 +23,19 @@ pub struct Local {
     pub time: Duration,
     /// How bad the network is.
     pub odds: Odds,
+    /// Only in spells, in which the store sends half of what got no answer again by itself.
+    pub in_spells: bool,
 }
 
 /// What a run left behind, besides the files.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Ran {
     /// When the keys began to be settled.
     pub settling: u64,
     /// How many faults there were.
     pub faults: usize,
+    /// When.
+    pub troubles: Vec<Trouble>,
 }
 
 impl Local {
@@ -55,6 +60,7 @@ impl Local {
                 refused: 5,
                 delayed: 20,
             },
+            in_spells: false,
         }
     }
 
@@ -74,6 +80,10 @@ impl Local {
     pub async fn on(&self, store: AnyStore) -> Result<Ran> {
         let bug = self.settings.bug.as_deref().and_then(Bug::from_name);
         let flaky = Flaky::new(store.clone(), self.odds, self.settings.seed);
+        let flaky = match self.in_spells {
+            true => flaky.in_spells(),
+            false => flaky,
+        };
         let buggy = bug.map(|bug| Buggy::new(AnyStore::new(flaky.clone()), bug));
         let handle = |number| match &buggy {
             Some(buggy) => AnyStore::new(buggy.for_caller(number)),
@@ -100,13 +110,18 @@ impl Local {
         }
         while settled.join_next().await.is_some() {}
         store.close().await?;
-        Ok(Ran { settling, faults })
+        Ok(Ran {
+            settling,
+            faults,
+            troubles: flaky.troubles(),
+        })
     }
 
     /// What the checker must know of such a run.
     pub fn options(&self, ran: &Ran) -> crate::check::Options {
         let lease = nanos(self.settings.lease);
         crate::check::Options {
+            troubles: ran.troubles.clone(),
             settling: Some(ran.settling),
             settle_within: lease + 2_000_000_000,
             keys: self.settings.keys,

@@ -25,7 +25,7 @@ use crate::check::{self, check};
 use crate::clock::{Nanos, nanos, now};
 use crate::history::read_all;
 use crate::ledger;
-use crate::nemesis::{Fault, Lane, plan};
+use crate::nemesis::{Fault, plan};
 use crate::report::{self, Report};
 use crate::worker::Settings;
 pub(crate) use fleet::Fleet;
@@ -113,6 +113,8 @@ pub fn again(directory: &Path) -> Result<bool> {
         "violations_by_property": findings.by_property(),
         "lost": findings.lost,
         "double_effects": findings.double_effects,
+        "linear_calls": findings.searched.calls,
+        "linear_undecided": findings.undecided.calls,
     });
     println!("{counts}");
     Ok(findings.violations.is_empty())
@@ -141,7 +143,7 @@ async fn work(
     let mut ran = Ran {
         begun,
         settling: Nanos::MAX,
-        struck: Struck::new(),
+        struck: Struck::default(),
         broken: None,
     };
     match faults(&fleet).await {
@@ -177,40 +179,34 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
     let mut report = Report::new(&target.name(), options, settings);
     report.calls(&ops);
     report.effects(accepted.len(), refused);
-    report.faults(&ran.struck);
+    report.faults(&ran.struck.faults);
     report.findings(&ops, &findings, ran.begun);
     report.took(ran.begun, ran.settling.min(now()));
     if let Some(error) = &ran.broken {
         report.failed(format!("the run broke off: {error:#}"));
     }
     let planned: BTreeSet<Fault> = options.faults.iter().copied().collect();
-    for fault in planned.into_iter().filter(|f| !ran.struck.contains_key(f)) {
+    for fault in planned
+        .into_iter()
+        .filter(|f| !ran.struck.faults.contains(f))
+    {
         report.failed(format!("the planned fault {} never fired", fault.name()));
     }
     report.floor(options.floor());
+    report.judge(&findings);
     Ok(report)
 }
 
 fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
     const SECOND: Nanos = 1_000_000_000;
     let lease = nanos(options.lease);
-    let has = |lane| options.faults.iter().any(|fault| fault.lane() == lane);
-    let broken = has(Lane::Server) || has(Lane::Network);
-    let paused = options.faults.contains(&Fault::PauseWorker);
     check::Options {
         tolerance: nanos(options.tolerance) * if target.clockless { 5 } else { 1 },
         clockless: target.clockless,
-        // Who was paused finds its answer late, or not at all, and asks again.
-        repeats: broken || paused,
-        wait_grace: match (broken, paused) {
-            // A wake-up may be lost with its connection: the waiter looks by itself, later.
-            (true, _) => Nanos::MAX,
-            (false, true) => 3 * lease + 2 * SECOND,
-            (false, false) => 2 * SECOND,
-        },
+        troubles: ran.struck.troubles.clone(),
+        wait_grace: 2 * SECOND,
         settling: (ran.settling != Nanos::MAX).then_some(ran.settling),
         settle_within: lease * if target.clockless { 2 } else { 1 } + 2 * SECOND,
         keys: options.keys,
-        ..check::Options::default()
     }
 }

@@ -1,6 +1,5 @@
 //! Faults as they happen.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -11,10 +10,44 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::fleet::Fleet;
 use super::target::Target;
+use crate::check::Trouble;
+use crate::clock::{Nanos, now};
 use crate::nemesis::{Fault, Lane, Planned};
 
-/// How often each fault struck: one that was planned and hit nobody does not count.
-pub(crate) type Struck = BTreeMap<Fault, usize>;
+/// What became of the planned faults.
+#[derive(Debug, Default)]
+pub(crate) struct Struck {
+    /// Those that hit somebody.
+    pub(crate) faults: Vec<Fault>,
+    /// When something was broken.
+    pub(crate) troubles: Vec<Trouble>,
+}
+
+/// Connections that broke are made anew by then.
+const AFTERMATH: Nanos = 250_000_000;
+
+impl Struck {
+    /// For a run with this fault alone, which is over now.
+    pub(crate) fn by(fault: Fault, from: Nanos) -> Self {
+        let mut struck = Self::default();
+        struck.push(fault, from, None);
+        struck
+    }
+
+    fn push(&mut self, fault: Fault, from: Nanos, worker: Option<u32>) {
+        self.faults.push(fault);
+        self.note(from, worker);
+    }
+
+    fn note(&mut self, from: Nanos, worker: Option<u32>) {
+        let until = now() + AFTERMATH;
+        self.troubles.push(Trouble {
+            from,
+            until,
+            worker,
+        });
+    }
+}
 
 /// Lets the planned faults happen, from `begun` until `end`: a server that starts slowly delays
 /// those after it, and does not prolong the run.
@@ -28,48 +61,63 @@ pub(super) async fn all(
     let workers = |p: &&Planned| p.fault.lane() == Lane::Worker;
     let (own, others): (Vec<Planned>, Vec<Planned>) = planned.iter().partition(workers);
     let row = |planned: Vec<Planned>| async move {
-        let mut struck = Struck::new();
+        let mut struck = Struck::default();
         for one in planned {
             sleep_until(begun + one.at).await;
             if Instant::now() > end {
                 break;
             }
-            let hit = strike(&one, target, fleet)
+            strike(&one, target, fleet, &mut struck)
                 .await
                 .with_context(|| format!("the fault {}", one.fault.name()))?;
-            if hit {
-                *struck.entry(one.fault).or_default() += 1;
-            }
         }
         anyhow::Ok(struck)
     };
     let (mut struck, others) = tokio::try_join!(row(own), row(others))?;
-    struck.extend(others);
+    struck.faults.extend(others.faults);
+    struck.troubles.extend(others.troubles);
     Ok(struck)
 }
 
-async fn strike(one: &Planned, target: &Target, fleet: &Mutex<Fleet>) -> Result<bool> {
-    match one.fault.lane() {
-        Lane::Worker => on_worker(one, fleet).await,
-        Lane::Server => on_server(one, target).await,
-        Lane::Network => on_network(one, target).await,
+async fn strike(
+    one: &Planned,
+    target: &Target,
+    fleet: &Mutex<Fleet>,
+    struck: &mut Struck,
+) -> Result<()> {
+    let from = now();
+    let hit = match one.fault.lane() {
+        Lane::Worker => return on_worker(one, fleet, from, struck).await,
+        Lane::Server => on_server(one, target).await?,
+        Lane::Network => on_network(one, target).await?,
+    };
+    match hit {
+        true => struck.push(one.fault, from, None),
+        false => struck.note(from, None),
     }
+    Ok(())
 }
 
-async fn on_worker(one: &Planned, fleet: &Mutex<Fleet>) -> Result<bool> {
-    match one.fault {
-        Fault::KillWorker => {
-            let number = fleet.lock().await.kill(one.whom).await?;
-            sleep(one.lasts).await;
-            fleet.lock().await.revive(number)?;
-        }
-        _ => {
-            let number = fleet.lock().await.pause(one.whom).await?;
-            sleep(one.lasts).await;
-            fleet.lock().await.resume(number)?;
-        }
+async fn on_worker(
+    one: &Planned,
+    fleet: &Mutex<Fleet>,
+    from: Nanos,
+    struck: &mut Struck,
+) -> Result<()> {
+    if one.fault == Fault::KillWorker {
+        let number = fleet.lock().await.kill(one.whom).await?;
+        sleep(one.lasts).await;
+        fleet.lock().await.revive(number)?;
+        // Its own calls are without an answer, and nobody else is the worse for it.
+        struck.faults.push(one.fault);
+    } else {
+        let number = fleet.lock().await.pause(one.whom).await?;
+        sleep(one.lasts).await;
+        fleet.lock().await.resume(number)?;
+        // Who was paused finds its answer late, or not at all, and asks again.
+        struck.push(one.fault, from, Some(u32::try_from(number)?));
     }
-    Ok(true)
+    Ok(())
 }
 
 async fn on_server(one: &Planned, target: &Target) -> Result<bool> {

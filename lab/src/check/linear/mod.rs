@@ -10,7 +10,7 @@ mod spec;
 
 use std::collections::HashSet;
 
-use super::attempts::{KeyHistory, is_hidden};
+use super::attempts::KeyHistory;
 use super::{Findings, Options};
 use crate::clock::Nanos;
 use crate::history::{Answer, Call, Failed, Op};
@@ -31,11 +31,12 @@ pub enum Verdict {
 }
 
 pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
+    let calls = history.ops.len();
     match search(&history.ops, options) {
-        Verdict::Orderly => findings.linear_checked += 1,
-        Verdict::Undecided => findings.linear_undecided += 1,
+        Verdict::Orderly => findings.searched.add(calls),
+        Verdict::Undecided => findings.undecided.add(calls),
         Verdict::None(at) => {
-            findings.linear_checked += 1;
+            findings.searched.add(calls);
             let what = "no order of this key's calls explains all their answers".to_owned();
             findings.report("linear", history.key, at, what);
         }
@@ -47,7 +48,7 @@ pub fn search(ops: &[&Op], options: &Options) -> Verdict {
     let mut told = Vec::with_capacity(ops.len());
     for op in ops.iter().copied().filter(|op| counts(op)) {
         // What an answer may hide is left open.
-        let hidden = options.repeats && is_hidden(op);
+        let hidden = options.hides(op);
         if hidden {
             let answer = Answer::Lost;
             told.push(Op { answer, ..*op });
@@ -195,6 +196,7 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::Trouble;
     use crate::check::tests::History;
     use crate::history::{Refused, Step};
 
@@ -278,9 +280,20 @@ mod tests {
         history.claim(120, 121, 3).acquired(6);
         history.complete(122, 123, 6, 3, 0xaa).applied();
         let ops = history.ops();
-        for (repeats, fine) in [(true, true), (false, false)] {
+        let trouble = |from, until| Trouble {
+            from,
+            until,
+            worker: None,
+        };
+        // Only what broke while it was under way.
+        let troubles = [
+            (vec![trouble(1_000_000_000, 1_100_000_000)], true),
+            (vec![trouble(1_500_000_000, 1_600_000_000)], false),
+            (Vec::new(), false),
+        ];
+        for (troubles, fine) in troubles {
             let options = Options {
-                repeats,
+                troubles,
                 ..Options::default()
             };
             let found = search(&ops.iter().collect::<Vec<_>>(), &options);
