@@ -11,6 +11,11 @@ pub enum Lane {
     Network,
 }
 
+impl Lane {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Worker, Self::Server, Self::Network];
+}
+
 macro_rules! faults {
     ($($(#[doc = $what:literal])+ $fault:ident = $name:literal in $lane:ident,)+) => {
         /// One kind of fault.

@@ -38,14 +38,14 @@ fn lasts(fault: Fault, lease: Duration, chance: &mut fastrand::Rng) -> Duration 
     }
 }
 
-/// The faults of a run of this length. The workers' and the store's go on side by side; those of
-/// the server and of the network take turns. Every kind comes up before any comes up again.
+/// The faults of a run of this length. Those of the workers, the server and the network go on side by
+/// side; in each of these lanes every kind comes up before any comes up again.
 pub fn plan(faults: &[Fault], length: Duration, lease: Duration, seed: u64) -> Vec<Planned> {
     let mut chance = fastrand::Rng::with_seed(seed ^ 0x6e65_6d65_7369_7321);
     let mut planned = Vec::new();
-    let workers = |fault: &&Fault| fault.lane() == Lane::Worker;
-    let (own, others): (Vec<Fault>, Vec<Fault>) = faults.iter().partition(workers);
-    for mut lane in [own, others] {
+    for lane in Lane::ALL {
+        let own = |fault: &Fault| fault.lane() == lane;
+        let mut lane: Vec<Fault> = faults.iter().copied().filter(own).collect();
         if lane.is_empty() {
             continue;
         }

@@ -58,25 +58,26 @@ pub(super) async fn all(
     begun: Instant,
     end: Instant,
 ) -> Result<Struck> {
-    let workers = |p: &&Planned| p.fault.lane() == Lane::Worker;
-    let (own, others): (Vec<Planned>, Vec<Planned>) = planned.iter().partition(workers);
-    let row = |planned: Vec<Planned>| async move {
+    let row = |lane| async move {
         let mut struck = Struck::default();
-        for one in planned {
+        for one in planned.iter().filter(|one| one.fault.lane() == lane) {
             sleep_until(begun + one.at).await;
             if Instant::now() > end {
                 break;
             }
-            strike(&one, target, fleet, &mut struck)
+            strike(one, target, fleet, &mut struck)
                 .await
                 .with_context(|| format!("the fault {}", one.fault.name()))?;
         }
         anyhow::Ok(struck)
     };
-    let (mut struck, others) = tokio::try_join!(row(own), row(others))?;
-    struck.faults.extend(others.faults);
-    struck.troubles.extend(others.troubles);
-    Ok(struck)
+    let [worker, server, network] = Lane::ALL.map(row);
+    let mut all = Struck::default();
+    for struck in <[_; 3]>::from(tokio::try_join!(worker, server, network)?) {
+        all.faults.extend(struck.faults);
+        all.troubles.extend(struck.troubles);
+    }
+    Ok(all)
 }
 
 async fn strike(
