@@ -1,8 +1,6 @@
 //! A request with a key, in a task of its own: claim, run, record, answer.
 
-use std::any::Any;
 use std::future::poll_fn;
-use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -136,7 +134,7 @@ impl<S: Store> Run<S> {
         let request = Request::from_parts(parts, B::from(body));
         match held.run(self.call(inner, request)).await {
             Ok(called) => self.settle(held, called, client, slot).await,
-            Err(panic) => panicked(held, panic).await,
+            Err(panic) => held.panicked(panic).await,
         }
     }
 
@@ -213,7 +211,7 @@ impl<S: Store> Run<S> {
             }),
         );
         let transacted = match transacted.await {
-            Transacted::Panicked(panic) => return panicked(held, panic).await,
+            Transacted::Panicked(panic) => held.panicked(panic).await,
             transacted => transacted,
         };
         let called = answered
@@ -531,12 +529,6 @@ impl<S: Store> Run<S> {
     fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
         self.config.replay(outcome, self.origin.as_ref())
     }
-}
-
-/// Whatever the store says, the panic is what the client's task must see.
-async fn panicked<S: Store>(held: Held<S>, panic: Box<dyn Any + Send>) {
-    held.panicked().await.ok();
-    resume_unwind(panic)
 }
 
 impl<R: HttpBody, E> Called<R, E> {

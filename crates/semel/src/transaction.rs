@@ -193,24 +193,15 @@ impl<T> Lent<T> {
     /// Lends `transaction` until the first is dropped; the second takes it back.
     pub fn new(transaction: T) -> (Self, Loan<T>) {
         let loan = Loan(Arc::default());
-        (loan.lend(transaction), loan)
+        let lent = Self {
+            transaction: Some(transaction),
+            lender: Arc::downgrade(&loan.0),
+        };
+        (lent, loan)
     }
 }
 
 impl<T> Loan<T> {
-    /// Of nothing so far.
-    pub fn none() -> Self {
-        Self(Arc::default())
-    }
-
-    /// Lends `transaction` until that is dropped.
-    pub fn lend(&self, transaction: T) -> Lent<T> {
-        Lent {
-            transaction: Some(transaction),
-            lender: Arc::downgrade(&self.0),
-        }
-    }
-
     /// What was lent; `None` where it was not given back. Then it is not taken back later either,
     /// but dropped by whoever has it.
     pub fn take_back(self) -> Option<T> {

@@ -1,10 +1,10 @@
 //! An attempt: what its work may know and do, and who settles it.
 
 use std::any::Any;
-use std::fmt;
+use std::fmt::{self, Display};
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,12 +13,12 @@ use tokio::time::Instant;
 
 use super::asked::Effects;
 use super::lease::{Lease, Leased};
-use super::settle::{Settlement, in_runtime};
+use super::settle::in_runtime;
 use super::steps::Taken;
-use super::{Asked, Guard, OnError, OnPanic};
+use super::{Asked, Guard, OnError, OnPanic, Settlement};
 use crate::store::{Acquired, Fence, Nonce, Refusal, Store, Token};
 use crate::sync::Mutex;
-use crate::{IdentityDigest, Outcome, StoreError, Timestamp};
+use crate::{IdentityDigest, Outcome, OutcomeKind, StoreError, Timestamp};
 
 /// What the work may know of the attempt that it runs in.
 #[derive(Clone)]
@@ -162,29 +162,37 @@ impl<S: Store> Claimed<S> {
         }
     }
 
-    /// Whether what the work does is undone, or done again under the same keys.
-    fn is_repeatable(&self) -> bool {
-        match self.effects {
-            Effects::InSteps | Effects::InTransaction => true,
-            Effects::Offered => self.steps.lock().took_transaction,
-            Effects::Anywhere => false,
+    /// What an error of the work means.
+    pub(super) fn after<E: Display + 'static>(&self, asked: &Asked, error: &E) -> Settlement {
+        let classifier = asked.classifier.as_ref();
+        let said = classifier.and_then(|classify| classify(error));
+        match said.or(self.guard.policy.on_error) {
+            Some(OnError::Keep) => {
+                let text = error.to_string();
+                let failure = Outcome::builder(OutcomeKind::Failure).code(Outcome::TEXT);
+                Settlement::Complete(failure.body(text.as_bytes()))
+            }
+            Some(OnError::Release) => Settlement::Release,
+            Some(OnError::Unknown) => Settlement::Unknown,
+            None => self.unless_said(),
         }
     }
 
-    /// What an error means that nobody classified.
-    pub(super) fn on_error(&self) -> OnError {
-        let policy = self.guard.policy.on_error;
-        policy.unwrap_or(match self.is_repeatable() {
-            true => OnError::Release,
-            false => OnError::Unknown,
-        })
+    /// What a panic means.
+    fn after_panic(&self) -> Settlement {
+        match self.guard.policy.on_panic {
+            Some(OnPanic::Release) => Settlement::Release,
+            Some(OnPanic::Unknown) => Settlement::Unknown,
+            None => self.unless_said(),
+        }
     }
 
-    /// What a panic means.
-    pub(super) fn after_panic(&self) -> Settlement {
-        match (self.guard.policy.on_panic, self.is_repeatable()) {
-            (Some(OnPanic::Release), _) | (None, true) => Settlement::Release,
-            (Some(OnPanic::Unknown), _) | (None, false) => Settlement::Unknown,
+    /// What the work did is undone, or done again under the same keys; elsewhere nobody knows.
+    fn unless_said(&self) -> Settlement {
+        match self.effects {
+            Effects::InSteps | Effects::InTransaction => Settlement::Release,
+            Effects::Offered if self.steps.lock().took_transaction => Settlement::Release,
+            Effects::Offered | Effects::Anywhere => Settlement::Unknown,
         }
     }
 }
@@ -202,8 +210,7 @@ pub enum Settled {
 }
 
 /// A claim that was acquired, and whose lease is renewed until it is settled. [`run`](Self::run) the
-/// work, then settle it with one of [`complete`](Self::complete), [`release`](Self::release) and
-/// [`mark_unknown`](Self::mark_unknown).
+/// work, then [`settle`](Self::settle) it.
 ///
 /// Dropped without that it settles itself in the background: released where the work was not begun,
 /// unknown otherwise.
@@ -246,7 +253,7 @@ impl<S: Store> Held<S> {
         self.claimed.attempt()
     }
 
-    fn begin_work(&mut self) {
+    pub(super) fn begin_work(&mut self) {
         if self.otherwise.is_some() {
             self.otherwise = Some(Settlement::Unknown);
             self.claimed.steps.lock().begun = true;
@@ -287,13 +294,12 @@ impl<S: Store> Held<S> {
         self.settle(Settlement::Unknown).await
     }
 
-    /// Settles it as the policy says of a panic.
-    ///
-    /// # Errors
-    /// See [`Held`].
-    pub async fn panicked(self) -> Result<Settled, StoreError> {
+    /// Settles it as the policy says of a panic, which goes on: whatever the store says, it is what
+    /// the caller must see.
+    pub async fn panicked(self, panic: Box<dyn Any + Send>) -> ! {
         let settlement = self.claimed.after_panic();
-        self.settle(settlement).await
+        self.settle(settlement).await.ok();
+        resume_unwind(panic)
     }
 
     /// Gives the identity back in the background.

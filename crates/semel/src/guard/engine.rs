@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
@@ -107,13 +106,17 @@ pub struct Opening<S: Transactional>(Arc<Offer<S>>);
 
 struct Offer<S: Transactional> {
     transaction: Arc<Transaction<S>>,
-    /// It was asked for, or can no longer be.
-    taken: AtomicBool,
-    begun: AtomicBool,
     // None once the work has ended.
-    loan: Mutex<Option<Loan<S::Transaction>>>,
+    taking: Mutex<Option<Taking<S::Transaction>>>,
+}
+
+/// How far the work took the transaction.
+struct Taking<T> {
+    is_asked_for: bool,
+    // Some once it is begun.
+    loan: Option<Loan<T>>,
     // Renewals that wait for the transaction's end.
-    paused: Mutex<Vec<OwnedMutexGuard<()>>>,
+    paused: Vec<OwnedMutexGuard<()>>,
 }
 
 impl<S: Transactional> Opening<S> {
@@ -141,28 +144,33 @@ impl<S: Transactional> Opening<S> {
         let refused = |why: &str| {
             TransactionError::NotCommitted(StoreError::new(StoreErrorKind::NotApplied, why))
         };
-        if self.0.taken.swap(true, Ordering::SeqCst) {
-            return Err(refused("the transaction was begun before"));
+        let Offer {
+            transaction,
+            taking,
+        } = &*self.0;
+        match &mut *taking.lock() {
+            Some(taking) if !taking.is_asked_for => taking.is_asked_for = true,
+            _ => return Err(refused("the transaction was begun before")),
         }
-        let transaction = &self.0.transaction;
         let isolation = transaction.options.isolation;
         for claimed in &transaction.attempts {
             if claimed.effects == Effects::Offered && claimed.guard.policy.on_lost.is_none() {
-                claimed.mark_in_transaction().await?;
+                let marked = claimed.mark_in_transaction().await;
+                marked.map_err(TransactionError::NotCommitted)?;
             }
             if !S::renews_beside(isolation) {
                 let paused = claimed.lease.pause().await;
-                self.0.paused.lock().push(paused);
+                if let Some(taking) = &mut *taking.lock() {
+                    taking.paused.push(paused);
+                }
             }
         }
         let begun = transaction.guard.store().begin(isolation).await?;
-        match &*self.0.loan.lock() {
-            Some(loan) => {
-                self.0.begun.store(true, Ordering::SeqCst);
-                for claimed in &transaction.attempts {
-                    claimed.steps.lock().took_transaction = true;
-                }
-                Ok(loan.lend(begun))
+        match &mut *taking.lock() {
+            Some(taking) => {
+                let (lent, loan) = Lent::new(begun);
+                taking.loan = Some(loan);
+                Ok(lent)
             }
             None => Err(refused("the work has ended")),
         }
@@ -190,68 +198,63 @@ impl<S: Transactional> Transaction<S> {
     ) -> Transacted<T, E> {
         let this = Arc::new(self);
         let mut backoff = Backoff::new(FIRST_PAUSE, 64 * FIRST_PAUSE);
-        for retry in 0.. {
-            let again = retry < this.options.retries;
-            for claimed in &this.attempts {
-                claimed.steps.lock().took_transaction = false;
-            }
+        let mut retry = 0;
+        loop {
             let offer = Arc::new(Offer {
                 transaction: Arc::clone(&this),
-                taken: AtomicBool::new(false),
-                begun: AtomicBool::new(false),
-                loan: Mutex::new(Some(Loan::none())),
-                paused: Mutex::default(),
+                taking: Mutex::new(Some(Taking {
+                    is_asked_for: false,
+                    loan: None,
+                    paused: Vec::new(),
+                })),
             });
-            let work = work(retry, Opening(Arc::clone(&offer)));
-            let ran = catch_panic(work).await;
+            let ran = catch_panic(work(retry, Opening(Arc::clone(&offer)))).await;
             // From now on it can no longer be taken.
-            offer.taken.store(true, Ordering::SeqCst);
-            let lent = offer.loan.lock().take();
-            let begun = offer.begun.load(Ordering::SeqCst);
-            let transaction = lent.and_then(Loan::take_back);
-            let recorded = match &ran {
+            let taken = offer.taking.lock().take();
+            let (loan, paused) =
+                taken.map_or((None, Vec::new()), |taken| (taken.loan, taken.paused));
+            let begun = loan.is_some();
+            for claimed in &this.attempts {
+                claimed.steps.lock().took_transaction = begun;
+            }
+            let records = match &ran {
                 Ok(Ok(value)) if begun => records(value),
                 _ => None,
             };
-            let ended = match (ran, recorded, transaction) {
-                (Ok(Ok(value)), ..) if !begun => Some(Transacted::NotTaken(value)),
-                (Ok(Ok(_)), Some(_), None) => Some(Transacted::Kept),
-                (Ok(Ok(value)), Some(records), Some(transaction)) => {
-                    match this.seal(transaction, &records).await {
-                        Sealed::Committed => Some(Transacted::Committed(value)),
-                        Sealed::Refused(place) => Some(Transacted::Superseded(place)),
-                        Sealed::Conflict(_) if again => None,
-                        Sealed::Conflict(error) => Some(not_committed(error, true)),
-                        Sealed::Failed(error) => Some(not_committed(error, false)),
-                        Sealed::Unknown(error) => {
-                            let what = "whether the transaction was committed is not known";
-                            let error =
-                                StoreError::new(StoreErrorKind::Unknown, what).with_source(error);
-                            Some(Transacted::Unknown(error))
-                        }
-                    }
+            let sealed = match (loan.and_then(Loan::take_back), &records) {
+                (Some(transaction), Some(records)) => Some(this.seal(transaction, records).await),
+                (Some(transaction), None) => {
+                    this.guard.store().rollback(transaction).await;
+                    None
                 }
-                (ran, _, transaction) => {
-                    if let Some(transaction) = transaction {
-                        this.guard.store().rollback(transaction).await;
-                    }
-                    match ran {
-                        Ok(Ok(value)) => Some(Transacted::RolledBack(value)),
-                        Ok(Err(error)) => match begun && is_conflict(&error) {
-                            true if again => None,
-                            conflict => Some(Transacted::Failed { error, conflict }),
-                        },
-                        Err(panic) => Some(Transacted::Panicked(panic)),
-                    }
-                }
+                (None, _) => None,
             };
-            offer.paused.lock().clear();
-            if let Some(ended) = ended {
-                return ended;
+            drop(paused);
+            let ended = match (ran, sealed) {
+                (Ok(Ok(value)), Some(Ok(None))) => Transacted::Committed(value),
+                (Ok(_), Some(Ok(Some(place)))) => {
+                    this.guard.signal(Signal::Stale);
+                    Transacted::Superseded(place)
+                }
+                (Ok(_), Some(Err(error))) => this.not_committed(error),
+                (Ok(Ok(_)), None) if records.is_some() => Transacted::Kept,
+                (Ok(Ok(value)), None) if begun => Transacted::RolledBack(value),
+                (Ok(Ok(value)), _) => Transacted::NotTaken(value),
+                (Ok(Err(error)), _) => {
+                    let conflict = begun && is_conflict(&error);
+                    Transacted::Failed { error, conflict }
+                }
+                (Err(panic), _) => Transacted::Panicked(panic),
+            };
+            match ended {
+                Transacted::Failed { conflict: true, .. }
+                | Transacted::NotCommitted { conflict: true, .. }
+                    if retry < this.options.retries => {}
+                ended => return ended,
             }
             sleep(backoff.pause()).await;
+            retry += 1;
         }
-        unreachable!("the last try ends it")
     }
 
     /// Records what there is to record in the transaction, and commits it.
@@ -259,7 +262,13 @@ impl<S: Transactional> Transaction<S> {
     /// Attempts are written in the order of their digests: transactions that complete some of the
     /// same records, as those of an attempt and of a zombie do, then wait for each other instead of
     /// locking each other out.
-    async fn seal(&self, mut transaction: S::Transaction, records: &Records) -> Sealed {
+    ///
+    /// Committed, or the place of an attempt that another one took.
+    async fn seal(
+        &self,
+        mut transaction: S::Transaction,
+        records: &Records,
+    ) -> Result<Option<usize>, TransactionError> {
         let store = self.guard.store();
         let mut ordered: Vec<_> = self.attempts.iter().enumerate().collect();
         ordered.sort_unstable_by_key(|(_, claimed)| claimed.identity);
@@ -269,83 +278,76 @@ impl<S: Transactional> Transaction<S> {
                 // Whatever the answer is, the statement decides, which is fenced.
                 claimed.ensure_held().await.ok();
             }
-            let written = records.write(claimed, &mut transaction).await;
-            match written {
-                Ok(Ok(signal)) => signals.push(signal),
-                Ok(Err(_)) => {
-                    store.rollback(transaction).await;
-                    self.guard.signal(Signal::Stale);
-                    return Sealed::Refused(*place);
+            let refused = match records.write(claimed, &mut transaction).await {
+                Ok(Some(signal)) => {
+                    signals.push(signal);
+                    continue;
                 }
-                Err(error) => {
-                    store.rollback(transaction).await;
-                    return match error {
-                        TransactionError::Conflict(error) => Sealed::Conflict(error),
-                        // The commit was not sent, and will not be.
-                        error => {
-                            self.guard.signal(Signal::StoreError);
-                            Sealed::Failed(error.into_source())
-                        }
-                    };
-                }
-            }
+                Ok(None) => Ok(Some(*place)),
+                Err(TransactionError::Conflict(error)) => Err(TransactionError::Conflict(error)),
+                // The commit was not sent, and will not be.
+                Err(error) => Err(TransactionError::NotCommitted(error.into_source())),
+            };
+            store.rollback(transaction).await;
+            return refused;
         }
         let sealed = match store.commit(transaction).await {
-            Ok(()) => Sealed::Committed,
-            Err(TransactionError::Conflict(error)) => return Sealed::Conflict(error),
-            Err(TransactionError::NotCommitted(error)) => Sealed::Failed(error),
             Err(TransactionError::Unknown(error)) => {
                 self.guard.signal(Signal::StoreError);
                 match ordered.first() {
                     // One record tells of all: they are committed together.
                     Some((place, claimed)) => records.read_back(claimed, *place, error).await,
-                    None => Sealed::Unknown(error),
+                    None => Err(TransactionError::Unknown(error)),
                 }
             }
+            committed => committed.map(|()| None),
         };
-        match &sealed {
-            Sealed::Committed => signals
+        if let Ok(None) = sealed {
+            signals
                 .into_iter()
-                .for_each(|signal| self.guard.signal(signal)),
-            Sealed::Failed(_) => self.guard.signal(Signal::StoreError),
-            Sealed::Refused(_) => self.guard.signal(Signal::Stale),
-            Sealed::Conflict(_) | Sealed::Unknown(_) => {}
+                .for_each(|signal| self.guard.signal(signal));
         }
         sealed
     }
-}
 
-/// What became of a transaction at its end.
-enum Sealed {
-    Committed,
-    Refused(usize),
-    Conflict(StoreError),
-    Failed(StoreError),
-    Unknown(StoreError),
-}
-
-/// The commit was not sent, or was refused: whatever its answer was, nothing is committed.
-fn not_committed<T, E>(error: StoreError, conflict: bool) -> Transacted<T, E> {
-    let source = match error.kind() {
-        StoreErrorKind::Unknown => {
-            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
+    fn not_committed<T, E>(&self, error: TransactionError) -> Transacted<T, E> {
+        let conflict = matches!(error, TransactionError::Conflict(_));
+        match error {
+            TransactionError::Unknown(error) => {
+                let what = "whether the transaction was committed is not known";
+                Transacted::Unknown(
+                    StoreError::new(StoreErrorKind::Unknown, what).with_source(error),
+                )
+            }
+            // The commit was not sent, or was refused: whatever its answer was, nothing is committed.
+            TransactionError::Conflict(error) | TransactionError::NotCommitted(error) => {
+                if !conflict {
+                    self.guard.signal(Signal::StoreError);
+                }
+                let source = match error.kind() {
+                    StoreErrorKind::Unknown => {
+                        StoreError::new(StoreErrorKind::NotApplied, error.to_string())
+                            .with_source(error)
+                    }
+                    _ => error,
+                };
+                Transacted::NotCommitted { source, conflict }
+            }
         }
-        _ => error,
-    };
-    Transacted::NotCommitted { source, conflict }
+    }
 }
 
 impl Records {
     /// The last statement of the transaction, fenced by the attempt's token; an outcome that is too
-    /// large for the store as omitted. What was recorded, or why not.
+    /// large for the store as omitted. What was recorded; `None` where another attempt is current.
     async fn write<S: Transactional>(
         &self,
         claimed: &Claimed<S>,
         transaction: &mut S::Transaction,
-    ) -> Result<Result<Signal, Refusal>, TransactionError> {
+    ) -> Result<Option<Signal>, TransactionError> {
         let (store, identity) = (claimed.store(), &claimed.identity);
         let Some(token) = &claimed.token else {
-            return Ok(Err(Refusal::Missing));
+            return Ok(None);
         };
         let retention = claimed.guard.policy.retention;
         let (signal, written) = match self {
@@ -369,10 +371,7 @@ impl Records {
                 }
             }
         };
-        Ok(match written? {
-            Fenced::Applied => Ok(signal),
-            Fenced::Refused(refusal) => Err(refusal),
-        })
+        Ok((written? == Fenced::Applied).then_some(signal))
     }
 
     /// Asks a record whether the transaction was committed. First by a renewal: a write waits for
@@ -383,40 +382,32 @@ impl Records {
         claimed: &Claimed<S>,
         place: usize,
         lost: StoreError,
-    ) -> Sealed {
+    ) -> Result<Option<usize>, TransactionError> {
         let Some(token) = &claimed.token else {
-            return Sealed::Unknown(lost);
+            return Err(TransactionError::Unknown(lost));
         };
         let (guard, identity) = (&claimed.guard, &claimed.identity);
         let (store, lease) = (guard.store(), guard.policy.lease);
-        match guard.insist(|| store.renew(identity, token, lease)).await {
-            Ok(Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown))) => {}
+        let renewed = guard.insist(|| store.renew(identity, token, lease)).await;
+        match (renewed.map_err(TransactionError::Unknown)?, self) {
+            (Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown)), _) => {}
             // Our token is proof that it was this attempt.
-            Ok(Fenced::Refused(Refusal::Settled(StateKind::Completed))) => {
-                return Sealed::Committed;
-            }
+            (Fenced::Refused(Refusal::Settled(StateKind::Completed)), _) => return Ok(None),
             // Another attempt has it; a step may have been committed before that.
-            Ok(Fenced::Refused(_)) if matches!(self, Self::Step(..)) => {
-                return Sealed::Unknown(lost);
-            }
-            Ok(Fenced::Refused(_)) => return Sealed::Refused(place),
-            Err(error) => return Sealed::Unknown(error),
+            (Fenced::Refused(_), Self::Step(..)) => return Err(TransactionError::Unknown(lost)),
+            (Fenced::Refused(_), Self::Outcome(_)) => return Ok(Some(place)),
         }
         let Self::Step(step, kept) = self else {
-            return Sealed::Conflict(lost);
+            return Err(TransactionError::Conflict(lost));
         };
-        let entry = match guard.insist(|| store.get(identity)).await {
-            Ok(entry) => entry,
-            Err(error) => return Sealed::Unknown(error),
-        };
-        let record = entry
-            .map(|entry| entry.record)
-            .filter(|record| record.token == *token);
-        let progress = record.map(|record| record.progress).unwrap_or_default();
+        let entry = guard.insist(|| store.get(identity)).await;
+        let record = entry.map_err(TransactionError::Unknown)?;
+        let record = record.filter(|entry| entry.record.token == *token);
+        let progress = record.map_or(Progress::EMPTY, |entry| entry.record.progress);
         match progress.as_bytes().strip_prefix(kept.as_bytes()) {
-            Some([]) => Sealed::Conflict(lost),
-            Some(later) if later == step.as_bytes() => Sealed::Committed,
-            _ => Sealed::Refused(place),
+            Some([]) => Err(TransactionError::Conflict(lost)),
+            Some(later) if later == step.as_bytes() => Ok(None),
+            _ => Ok(Some(place)),
         }
     }
 }
@@ -437,7 +428,7 @@ impl<S: Transactional> Held<S> {
         is_conflict: impl Fn(&E) -> bool,
         outcome: impl Fn(&T) -> Option<Outcome>,
     ) -> Transacted<T, E> {
-        self.info();
+        self.begin_work();
         let transaction = Transaction::of(self.claimed(), options);
         let records = |value: &T| outcome(value).map(Records::Outcome);
         let transacted = transaction.run(work, is_conflict, records).await;

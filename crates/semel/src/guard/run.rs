@@ -1,6 +1,5 @@
 //! `Guard::run`: the full cycle of claim, run and record for an async function.
 
-use std::any::Any;
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -10,8 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::attempt::Claimed;
-use super::settle::Settlement;
-use super::{Asked, Attempt, Begin, Effects, Guard, Held, OnError, Settled};
+use super::{Asked, Attempt, Begin, Effects, Guard, Held, Settled, Settlement};
 use crate::store::Store;
 use crate::{Outcome, OutcomeKind, StoreError, Value};
 
@@ -166,6 +164,11 @@ impl<E> RunError<E> {
             | Self::Decode => Ran::No,
         }
     }
+
+    /// The store failed, when the work had run or had not.
+    pub(super) fn store(ran: Ran) -> impl Fn(StoreError) -> Self {
+        move |source| Self::Store { ran, source }
+    }
 }
 
 pub(super) type Answer<T, E> = Result<Done<T>, RunError<E>>;
@@ -191,63 +194,47 @@ impl<S: Store> Guard<S> {
         W: Future<Output = Result<T, E>> + Send + 'static,
     {
         let (guard, asked) = (self.clone(), asked.into());
-        join(self.spawn(async move { guard.once(&asked, work).await })).await
-    }
-
-    async fn once<T, E, F, W>(&self, asked: &Asked, work: F) -> Answer<T, E>
-    where
-        T: Value,
-        E: Display + 'static,
-        F: FnOnce(Attempt<S>) -> W,
-        W: Future<Output = Result<T, E>>,
-    {
-        let mut held = match self.turn(asked).await {
-            Ok(held) => held,
-            Err(answer) => return answer,
-        };
-        if let Err(source) = held.claimed().find_finished_steps().await {
-            let ran = Ran::No;
-            return Err(RunError::Store { ran, source });
-        }
-        let (attempt, is_protected) = (held.attempt(), held.claimed().token.is_some());
-        // The closure is called inside, so that its panics are panics of the work.
-        let done = match held.run(async { work(attempt).await }).await {
-            Ok(done) => done,
-            Err(panic) => return panicked(held, panic).await,
-        };
-        let left = held.claimed().steps_left();
-        if done.is_ok() && left > 0 {
-            // The finished steps stay: code that asks for them again can go on.
-            held.release().await.ok();
-            return Err(RunError::StepsLeft(left));
-        }
-        let settlement = match &done {
-            Ok(value) => Settlement::Complete(value.to_outcome()),
-            Err(error) => held.claimed().after(asked, error),
-        };
-        let settled = held.settle(settlement).await;
-        match (done, settled) {
-            (Err(error), _) => Err(RunError::Failed(Failed::now(error, Ran::Yes))),
-            (Ok(value), Ok(Settled::Applied | Settled::Omitted)) => {
-                Ok(done_now(value, is_protected))
+        let running = self.spawn(async move {
+            let mut held = match guard.turn(&asked).await {
+                Ok(held) => held,
+                Err(answer) => return answer,
+            };
+            let claimed = Arc::clone(held.claimed());
+            // Steps that the work does not ask for are noticed at its end.
+            if asked.effects == Effects::InSteps {
+                let found = claimed.finished_steps().await;
+                found.map_err(RunError::store(Ran::No))?;
             }
-            (Ok(_), Ok(Settled::Refused(_))) => Err(RunError::Superseded { ran: Ran::Yes }),
-            (Ok(_), Err(source)) => Err(RunError::Store {
-                ran: Ran::Yes,
-                source,
-            }),
-        }
+            let attempt = held.attempt();
+            // The closure is called inside, so that its panics are panics of the work.
+            let done = match held.run(async { work(attempt).await }).await {
+                Ok(done) => done,
+                Err(panic) => held.panicked(panic).await,
+            };
+            let left = claimed.steps_left();
+            if done.is_ok() && left > 0 {
+                // The finished steps stay: code that asks for them again can go on.
+                held.release().await.ok();
+                return Err(RunError::StepsLeft(left));
+            }
+            let settlement = match &done {
+                Ok(value) => Settlement::Complete(value.to_outcome()),
+                Err(error) => claimed.after(&asked, error),
+            };
+            let settled = held.settle(settlement).await;
+            let value = done.map_err(|error| RunError::Failed(Failed::now(error, Ran::Yes)))?;
+            match settled.map_err(RunError::store(Ran::Yes))? {
+                Settled::Applied | Settled::Omitted => Ok(claimed.done(value)),
+                Settled::Refused(_) => Err(RunError::Superseded { ran: Ran::Yes }),
+            }
+        });
+        join(running).await
     }
 
     /// Claims it, or answers. Without a key, or without the store where that may be, what runs is an
     /// attempt without a token, of which nothing is recorded.
     pub(super) async fn turn<T: Value, E>(&self, asked: &Asked) -> Result<Held<S>, Answer<T, E>> {
-        let unreached = |source| {
-            Err(RunError::Store {
-                ran: Ran::No,
-                source,
-            })
-        };
+        let unreached = |source| Err(RunError::store(Ran::No)(source));
         Err(match self.begin(asked).await.map_err(unreached)? {
             Begin::Acquired(held) => return Ok(held),
             // Without the database there is no transaction either.
@@ -270,35 +257,13 @@ impl<S: Store> Guard<S> {
 }
 
 impl<S: Store> Claimed<S> {
-    /// What an error of the work means.
-    pub(super) fn after<E: Display + 'static>(&self, asked: &Asked, error: &E) -> Settlement {
-        let classified = asked
-            .classifier
-            .as_ref()
-            .and_then(|classify| classify(error));
-        match classified.unwrap_or_else(|| self.on_error()) {
-            OnError::Release => Settlement::Release,
-            OnError::Keep => {
-                let text = error.to_string();
-                let failure = Outcome::builder(OutcomeKind::Failure).code(Outcome::TEXT);
-                Settlement::Complete(failure.body(text.as_bytes()))
-            }
-            OnError::Unknown => Settlement::Unknown,
+    /// The answer of this call's work.
+    pub(super) fn done<T>(&self, value: T) -> Done<T> {
+        match self.token {
+            Some(_) => Done::Fresh(value),
+            None => Done::Unprotected(value),
         }
     }
-}
-
-pub(super) const fn done_now<T>(value: T, is_protected: bool) -> Done<T> {
-    match is_protected {
-        true => Done::Fresh(value),
-        false => Done::Unprotected(value),
-    }
-}
-
-/// Whatever the store says, the panic is what the caller must see.
-pub(super) async fn panicked<S: Store, T>(held: Held<S>, panic: Box<dyn Any + Send>) -> T {
-    held.panicked().await.ok();
-    resume_unwind(panic)
 }
 
 /// What a task answers, for a caller who waits for it.

@@ -1,54 +1,59 @@
 //! Telling the store what is known of an attempt, for as long as it takes (R14).
 
-use std::future::pending;
+use std::future::ready;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::attempt::Claimed;
-use super::lease::later;
 use super::run::join;
-use super::{Asked, Guard, Held, Settled, Shared, Signal};
+use super::{Guard, Held, Settled, Signal};
 use crate::backoff::Backoff;
-use crate::store::{ClaimRequest, Fenced, Refusal, Store, Token};
+use crate::store::{Fenced, Refusal, Store, Token};
 use crate::{Outcome, OutcomeKind, StoreError, StoreErrorKind};
 
 /// How long a caller waits for a store that does not take what it is told.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is known of an attempt at its end.
-pub(super) enum Settlement {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settlement {
+    /// It is done, with this outcome.
     Complete(Outcome),
+    /// It had no effect, and may run again.
     Release,
+    /// It may have had its effect, and nobody knows.
     Unknown,
 }
 
 impl<S: Store> Held<S> {
-    pub(super) async fn settle(mut self, settlement: Settlement) -> Result<Settled, StoreError> {
+    /// Tells the store what is known of the attempt: an outcome is recorded for the policy's
+    /// retention, as omitted where it is too large for the store.
+    ///
+    /// # Errors
+    /// The store's: it is not recorded yet, see [`Held`].
+    pub async fn settle(mut self, settlement: Settlement) -> Result<Settled, StoreError> {
         let claimed = Arc::clone(self.claimed());
         // Dropped while it waits for the store, it goes on in the background.
-        let mut told = claimed.tell(self.otherwise.insert(settlement)).await;
+        let settlement = self.otherwise.insert(settlement);
+        let once = claimed
+            .guard
+            .ask_until(ready(()), || claimed.tell(settlement));
+        let told = once.await;
         let settlement = self.otherwise.take();
-        if let (Err(error), Some(settlement)) = (&told, settlement)
-            && may_pass(error)
-        {
-            let pursuit = claimed.settle_in_background(settlement);
-            if let Ok(later) = timeout(PATIENCE, join(pursuit)).await {
-                told = later;
+        match (&told, settlement) {
+            (Err(error), Some(settlement)) if may_pass(error) => {
+                let pursuit = claimed.settle_in_background(settlement);
+                timeout(PATIENCE, join(pursuit)).await.unwrap_or(told)
             }
-        } else {
-            claimed.stop_renewing();
-        }
-        told
-    }
-
-    /// For callers who have their answer already; nothing where it was settled before.
-    pub(super) async fn settle_if_open(self, settlement: Settlement) {
-        if self.otherwise.is_some() {
-            self.settle(settlement).await.ok();
+            _ => {
+                claimed.stop_renewing();
+                told
+            }
         }
     }
 }
@@ -73,42 +78,34 @@ impl<S: Store> Drop for Ending<S> {
 impl<S: Store> Claimed<S> {
     pub(super) fn settle_in_background(
         self: &Arc<Self>,
-        mut settlement: Settlement,
+        settlement: Settlement,
     ) -> JoinHandle<Result<Settled, StoreError>> {
-        let claimed = Ending(Arc::clone(self));
+        let ending = Ending(Arc::clone(self));
         self.guard.pursue(async move {
-            let claimed = &claimed.0;
-            let mut tries = claimed.guard.tries();
-            loop {
-                match claimed.tell(&mut settlement).await {
-                    Err(error) if may_pass(&error) && tries.another().await => {}
-                    told => return told,
-                }
-            }
+            let (claimed, guard) = (&ending.0, &ending.0.guard);
+            guard
+                .ask_until(guard.drained(), || claimed.tell(&settlement))
+                .await
         })
     }
 
     /// Tells the store once. It may be told again, also where the answer was lost.
-    async fn tell(&self, settlement: &mut Settlement) -> Result<Settled, StoreError> {
+    async fn tell(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
         let Some(token) = &self.token else {
             return Ok(Settled::Applied);
         };
-        let told = self.send(token, settlement).await;
-        self.guard.signal(match (&told, settlement) {
-            (Ok(Settled::Refused(_)), _) => Signal::Stale,
-            (Ok(_), Settlement::Complete(outcome)) => signal_of(outcome.kind()),
-            (Ok(_), Settlement::Release) => Signal::Released,
-            (Ok(_), Settlement::Unknown) => Signal::MarkedUnknown,
-            (Err(_), _) => Signal::StoreError,
+        let told = self.send(token, settlement).await?;
+        self.guard.signal(match (told, settlement) {
+            (Settled::Refused(_), _) => Signal::Stale,
+            (Settled::Omitted, _) => Signal::Omitted,
+            (Settled::Applied, Settlement::Complete(outcome)) => signal_of(outcome.kind()),
+            (Settled::Applied, Settlement::Release) => Signal::Released,
+            (Settled::Applied, Settlement::Unknown) => Signal::MarkedUnknown,
         });
-        told
+        Ok(told)
     }
 
-    async fn send(
-        &self,
-        token: &Token,
-        settlement: &mut Settlement,
-    ) -> Result<Settled, StoreError> {
+    async fn send(&self, token: &Token, settlement: &Settlement) -> Result<Settled, StoreError> {
         let (store, identity) = (self.store(), &self.identity);
         let retention = self.guard.policy.retention;
         let mut applied = Settled::Applied;
@@ -117,8 +114,8 @@ impl<S: Store> Claimed<S> {
                 match store.complete(identity, token, outcome, retention).await {
                     Err(error) if error.kind() == StoreErrorKind::TooLarge => {
                         applied = Settled::Omitted;
-                        *outcome = outcome.to_omitted();
-                        store.complete(identity, token, outcome, retention).await
+                        let omitted = outcome.to_omitted();
+                        store.complete(identity, token, &omitted, retention).await
                     }
                     sent => sent,
                 }
@@ -150,118 +147,72 @@ pub(super) const fn signal_of(kind: OutcomeKind) -> Signal {
     }
 }
 
-/// A claim that the store may have made, though nobody was told. Dropped as such it is looked for in
-/// the background, by its nonce, and given back.
-pub(super) struct InDoubt<'a, S: Store> {
-    pub(super) guard: &'a Guard<S>,
-    pub(super) asked: &'a Asked,
-    pub(super) request: ClaimRequest,
-    pub(super) is_doubtful: bool,
-}
-
-impl<S: Store> Drop for InDoubt<'_, S> {
-    fn drop(&mut self) {
-        let Some(identity) = self
-            .asked
-            .identity()
-            .filter(|_| self.is_doubtful && in_runtime())
-        else {
-            return;
-        };
-        let (guard, asked, digest) = (self.guard.clone(), self.asked.clone(), *identity.digest());
-        let nonce = self.request.nonce;
-        self.guard.pursue(async move {
-            let mut tries = guard.tries();
-            // What is still on its way may arrive after the first look.
-            let mut looked = false;
-            loop {
-                let sent = Instant::now();
-                match guard.store().get(&digest).await {
-                    Ok(Some(entry)) if entry.record.token.nonce == nonce => {
-                        let acquired = Some(entry.record.acquired());
-                        let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
-                        let released = Held::new(Arc::new(claimed)).release().await;
-                        return released.map(drop);
-                    }
-                    Ok(_) if looked => return Ok(()),
-                    Ok(_) => {
-                        looked = true;
-                        sleep(PATIENCE).await;
-                    }
-                    Err(error) if may_pass(&error) && tries.another().await => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        });
-    }
-}
-
 /// Whether a task can be spawned: not at the end of a program.
 pub(super) fn in_runtime() -> bool {
     tokio::runtime::Handle::try_current().is_ok()
 }
 
-/// Tries of something that the store must be told, until the process drains.
-pub(super) struct Tries<'a, S> {
-    guard: &'a Guard<S>,
-    backoff: Backoff,
-    patience: Instant,
-    is_deferred: bool,
-}
-
 impl<S: Store> Guard<S> {
-    fn tries(&self) -> Tries<'_, S> {
-        Tries {
-            guard: self,
-            backoff: Backoff::new(Duration::from_millis(10), Duration::from_secs(1)),
-            patience: later(Instant::now(), PATIENCE),
-            is_deferred: false,
+    /// Asks a store that fails again, for as long as a caller has patience.
+    pub(super) async fn insist<T, F>(&self, call: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let patience = sleep(PATIENCE.min(self.policy.lease));
+        self.ask_until(patience, call).await
+    }
+
+    /// Asks a store that fails again, with pauses, until `end`.
+    pub(super) async fn ask_until<T, F>(
+        &self,
+        end: impl Future<Output = ()>,
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut end = pin!(end);
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
+        loop {
+            let error = match call().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            self.signal(Signal::StoreError);
+            if !may_pass(&error) {
+                return Err(error);
+            }
+            tokio::select! {
+                biased;
+                () = &mut end => return Err(error),
+                () = sleep(backoff.pause()) => {}
+            }
+        }
+    }
+
+    /// Returns once a drain, and whoever waits for this, have waited long enough.
+    pub(super) fn drained(&self) -> impl Future<Output = ()> + Send {
+        let patience = sleep(PATIENCE);
+        let mut draining = self.shared.draining.subscribe();
+        async move {
+            let is_deferred = async {
+                patience.await;
+                self.signal(Signal::Deferred);
+            };
+            let is_drained = async {
+                draining.wait_for(|is_draining| *is_draining).await.ok();
+                sleep(PATIENCE).await;
+            };
+            future::join(is_deferred, is_drained).await;
+            self.signal(Signal::GaveUp);
         }
     }
 
     /// Runs `pursuit` in a task that is counted, and that a drain waits for.
-    fn pursue<T: Send + 'static>(
+    pub(super) fn pursue<T: Send + 'static>(
         &self,
         pursuit: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
-        let counted = Counted(Arc::clone(&self.shared));
-        counted.0.pursuits.fetch_add(1, Ordering::Relaxed);
-        self.spawn(async move {
-            let _counted = counted;
-            pursuit.await
-        })
-    }
-}
-
-struct Counted<S>(Arc<Shared<S>>);
-
-impl<S> Drop for Counted<S> {
-    fn drop(&mut self) {
-        self.0.pursuits.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl<S: Store> Tries<'_, S> {
-    /// Pauses, and says whether to try again: not once a drain, and this, have waited long enough.
-    async fn another(&mut self) -> bool {
-        if !self.is_deferred && self.patience <= Instant::now() {
-            self.is_deferred = true;
-            self.guard.signal(Signal::Deferred);
-        }
-        let mut draining = self.guard.shared.draining.subscribe();
-        let drained = async {
-            let until = draining.wait_for(Option::is_some).await.map(|until| *until);
-            match until {
-                Ok(Some(until)) => sleep_until(until.max(self.patience)).await,
-                _ => pending().await,
-            }
-        };
-        tokio::select! {
-            () = sleep(self.backoff.pause()) => true,
-            () = drained => {
-                self.guard.signal(Signal::GaveUp);
-                false
-            }
-        }
+        self.spawn(self.shared.pursuits.track_future(pursuit))
     }
 }

@@ -4,6 +4,7 @@
 use std::error::Error as StdError;
 use std::fmt::{self, Display};
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 
 use sha2::{Digest as _, Sha256};
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::store::{Fenced, Store};
 use crate::sync::Mutex;
-use crate::transaction::{Lent, TransactionError, Transactional, comes_from_conflict};
+use crate::transaction::{Lent, Transactional, comes_from_conflict};
 use crate::{
     FinishedStep, IdentityDigest, Outcome, Progress, ProgressTooLarge, StoreError, StoreErrorKind,
     Timestamp, Value,
@@ -104,6 +105,11 @@ impl<E> StepError<E> {
             | Self::Decode(_) => Ran::No,
         }
     }
+
+    /// The store failed, when the step had run or had not.
+    fn store(ran: Ran) -> impl Fn(StoreError) -> Self {
+        move |source| Self::Store { ran, source }
+    }
 }
 
 /// How far an attempt is.
@@ -173,20 +179,21 @@ impl<S: Store> Attempt<S> {
     {
         let claimed = &*self.claimed;
         let kept = match claimed.next_step(name).await? {
-            Next::Finished(value) => return Ok(value),
-            Next::Run(kept) => kept,
+            ControlFlow::Break(finished) => return Ok(finished),
+            ControlFlow::Continue(kept) => kept,
         };
-        claimed.steps.lock().keys = true;
-        let key = StepKey::of(&claimed.identity, claimed.since, claimed.place(), name);
+        let place = {
+            let mut steps = claimed.steps.lock();
+            steps.keys = true;
+            steps.taken
+        };
+        let key = StepKey::of(&claimed.identity, claimed.since, place, name);
         let value = work(key).await.map_err(StepError::Failed)?;
         let (step, all) = finished(&kept, name, &value)?;
-        match claimed.keep(&step, &kept).await {
-            Ok(Fenced::Applied) => claimed.guard.signal(Signal::StepKept),
-            Ok(Fenced::Refused(_)) => return Err(StepError::Superseded { ran: Ran::Yes }),
-            Err(source) => {
-                let ran = Ran::Yes;
-                return Err(StepError::Store { ran, source });
-            }
+        let done = claimed.keep(&step, &kept).await;
+        match done.map_err(StepError::store(Ran::Yes))? {
+            Fenced::Applied => claimed.guard.signal(Signal::StepKept),
+            Fenced::Refused(_) => return Err(StepError::Superseded { ran: Ran::Yes }),
         }
         claimed.finish_step(all);
         Ok(value)
@@ -238,21 +245,18 @@ impl<S: Transactional> Attempt<S> {
         E: StdError + 'static,
         W: Future<Output = Result<T, E>>,
     {
-        let kept = match self.claimed.next_step(name).await? {
-            Next::Finished(value) => return Ok(value),
-            Next::Run(kept) => kept,
+        let kept = &match self.claimed.next_step(name).await? {
+            ControlFlow::Break(finished) => return Ok(finished),
+            ControlFlow::Continue(kept) => kept,
         };
         let transaction = Transaction::of(&self.claimed, options);
-        let not_committed = |source| StepError::Store {
-            ran: Ran::No,
-            source,
-        };
-        let (info, kept) = (&self.info, &kept);
+        let info = &self.info;
         let work = &Mutex::new(work);
         let transacted = transaction.run(
             |retry, opening: Opening<S>| async move {
                 let done = opening.lend(work, info.again(retry)).await;
-                let value = done.map_err(not_committed)?.map_err(StepError::Failed)?;
+                let done = done.map_err(StepError::store(Ran::No))?;
+                let value = done.map_err(StepError::Failed)?;
                 let (step, all) = finished(kept, name, &value)?;
                 Ok((value, step, all))
             },
@@ -267,11 +271,8 @@ impl<S: Transactional> Attempt<S> {
             Transacted::Superseded(_) => Err(StepError::Superseded { ran: Ran::No }),
             Transacted::Failed { error, .. } => Err(error),
             Transacted::Panicked(panic) => resume_unwind(panic),
-            Transacted::NotCommitted { source, .. } => Err(not_committed(source)),
-            Transacted::Unknown(source) => Err(StepError::Store {
-                ran: Ran::Unknown,
-                source,
-            }),
+            Transacted::NotCommitted { source, .. } => Err(StepError::store(Ran::No)(source)),
+            Transacted::Unknown(source) => Err(StepError::store(Ran::Unknown)(source)),
             Transacted::Kept | Transacted::NotTaken(_) | Transacted::RolledBack(_) => {
                 Err(StepError::TransactionKept(name.into()))
             }
@@ -279,25 +280,20 @@ impl<S: Transactional> Attempt<S> {
     }
 }
 
-enum Next<T> {
-    Finished(T),
-    /// Behind these.
-    Run(Progress),
-}
-
 impl<S: Store> Claimed<S> {
-    async fn next_step<T: Value, E>(&self, name: &str) -> Result<Next<T>, StepError<E>> {
+    /// What the step returned where it is finished; else what is kept before it.
+    async fn next_step<T: Value, E>(
+        &self,
+        name: &str,
+    ) -> Result<ControlFlow<T, Progress>, StepError<E>> {
         let policy = &self.guard.policy;
         if self.token.is_some() && self.effects != Effects::InSteps && policy.on_lost.is_none() {
             return Err(StepError::Undeclared);
         }
-        let unread = |source| StepError::Store {
-            ran: Ran::No,
-            source,
-        };
-        let kept = self.finished_steps().await.map_err(unread)?;
+        let kept = self.finished_steps().await;
+        let kept = kept.map_err(StepError::store(Ran::No))?;
         let kept = kept.ok_or(StepError::Superseded { ran: Ran::No })?;
-        let place = self.place();
+        let place = self.steps.lock().taken;
         if let Some((finished, result)) = kept.steps().nth(place) {
             if finished != name {
                 return Err(StepError::Changed {
@@ -309,17 +305,13 @@ impl<S: Store> Claimed<S> {
             let value = decode(result).ok_or_else(|| StepError::Decode(name.into()))?;
             self.steps.lock().taken += 1;
             self.guard.signal(Signal::StepReplayed);
-            return Ok(Next::Finished(value));
+            return Ok(ControlFlow::Break(value));
         }
-        match self.ensure_held().await.map_err(unread)? {
-            Fenced::Applied => Ok(Next::Run(kept)),
+        let held = self.ensure_held().await;
+        match held.map_err(StepError::store(Ran::No))? {
+            Fenced::Applied => Ok(ControlFlow::Continue(kept)),
             Fenced::Refused(_) => Err(StepError::Superseded { ran: Ran::No }),
         }
-    }
-
-    /// Which step is next, from 0.
-    fn place(&self) -> usize {
-        self.steps.lock().taken
     }
 
     fn finish_step(&self, all: Progress) {
@@ -333,14 +325,6 @@ impl<S: Store> Claimed<S> {
         let steps = self.steps.lock();
         let kept = steps.kept.as_ref().map_or(0, |kept| kept.steps().count());
         kept.saturating_sub(steps.taken)
-    }
-
-    /// Before work in steps: what it does not ask for is noticed at its end.
-    pub(super) async fn find_finished_steps(&self) -> Result<(), StoreError> {
-        if self.effects == Effects::InSteps {
-            self.finished_steps().await?;
-        }
-        Ok(())
     }
 
     /// What is kept under the record; `None` where another attempt has it.
@@ -402,27 +386,18 @@ impl<S: Store> Claimed<S> {
     }
 
     /// Says in the record that what this attempt does is in a transaction.
-    pub(super) async fn mark_in_transaction(&self) -> Result<(), TransactionError> {
-        let not_begun = TransactionError::NotCommitted;
-        let kept = self
-            .finished_steps()
-            .await
-            .map_err(not_begun)?
-            .unwrap_or_default();
+    pub(super) async fn mark_in_transaction(&self) -> Result<(), StoreError> {
+        let kept = self.finished_steps().await?.unwrap_or_default();
         if kept.is_in_transaction() {
             return Ok(());
         }
         let mark = FinishedStep::in_transaction();
-        match self.keep(&mark, &kept).await.map_err(not_begun)? {
-            Fenced::Applied => {
-                self.steps.lock().kept = kept.with(&mark).ok();
-                Ok(())
-            }
-            Fenced::Refused(refusal) => Err(not_begun(
-                StoreError::new(StoreErrorKind::NotApplied, "the attempt lost its lease")
-                    .with_source(refusal),
-            )),
+        if let Fenced::Refused(refusal) = self.keep(&mark, &kept).await? {
+            let what = "the attempt lost its lease";
+            return Err(StoreError::new(StoreErrorKind::NotApplied, what).with_source(refusal));
         }
+        self.steps.lock().kept = kept.with(&mark).ok();
+        Ok(())
     }
 }
 

@@ -2,18 +2,16 @@
 
 use std::error::Error as StdError;
 use std::future::Future;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use super::run::{Answer, done_now};
-use super::settle::Settlement;
+use super::run::Answer;
 use super::{
-    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, TransactOptions,
-    Transacted, join,
+    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, Settlement,
+    TransactOptions, Transacted, join,
 };
 use crate::sync::Mutex;
 use crate::transaction::{Lent, Transactional, comes_from_conflict};
-use crate::{OutcomeKind, StoreError, Value};
+use crate::{OutcomeKind, Value};
 
 impl<S: Transactional> Guard<S> {
     /// Like [`run`](Self::run), with the effect of `work` and its completion in one transaction of
@@ -46,77 +44,64 @@ impl<S: Transactional> Guard<S> {
         F: FnMut(AttemptInfo, Lent<S::Transaction>) -> W + Send + 'static,
         W: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (guard, asked) = (
-            self.clone(),
-            asked.into().with_effects(Effects::InTransaction),
-        );
-        join(self.spawn(async move { guard.transact_once(&asked, options, work).await })).await
+        let asked = asked.into().with_effects(Effects::InTransaction);
+        let guard = self.clone();
+        let running = self.spawn(async move {
+            let mut held = match guard.turn(&asked).await {
+                Ok(held) => held,
+                Err(answer) => return answer,
+            };
+            let claimed = Arc::clone(held.claimed());
+            let (work, info) = (&Mutex::new(work), &claimed.info());
+            let work = |retry, opening: Opening<S>| async move {
+                let done = opening.lend(work, info.again(retry)).await;
+                done.map_err(RunError::store(Ran::No))?
+                    .map_err(|error| RunError::Failed(Failed::now(error, Ran::No)))
+            };
+            let is_conflict = |error: &RunError<E>| {
+                matches!(error, RunError::Failed(failed)
+                    if failed.error().is_some_and(|error| comes_from_conflict::<S>(error)))
+            };
+            // A failure is kept beside the transaction, not committed with it.
+            let outcome = |value: &T| {
+                Some(value.to_outcome()).filter(|outcome| outcome.kind() != OutcomeKind::Failure)
+            };
+            let transacted = held.transact(options, work, is_conflict, outcome).await;
+            let (settlement, answer) = match transacted {
+                Transacted::Committed(value) => return Ok(claimed.done(value)),
+                Transacted::Superseded(_) => return Err(RunError::Superseded { ran: Ran::No }),
+                Transacted::Panicked(panic) => held.panicked(panic).await,
+                Transacted::RolledBack(value) => {
+                    let failure = value.to_outcome();
+                    (Settlement::Complete(failure), Ok(claimed.done(value)))
+                }
+                Transacted::Failed { error, conflict } => {
+                    let settlement = match &error {
+                        // The failure of the work is what lasts, a conflict does not.
+                        RunError::Failed(failed) if !conflict => {
+                            failed.error().map(|error| claimed.after(&asked, error))
+                        }
+                        _ => None,
+                    };
+                    (settlement.unwrap_or(Settlement::Release), Err(error))
+                }
+                Transacted::NotCommitted { source, .. } => {
+                    (Settlement::Release, Err(RunError::store(Ran::No)(source)))
+                }
+                // Not so where it was committed for all that: the release waits for its lock, and is
+                // refused.
+                Transacted::Unknown(source) => {
+                    let answer = Err(RunError::store(Ran::Unknown)(source));
+                    (Settlement::Release, answer)
+                }
+                Transacted::Kept | Transacted::NotTaken(_) => {
+                    (Settlement::Release, Err(RunError::TransactionKept))
+                }
+            };
+            // What the caller must see is not what the store says to this.
+            held.settle(settlement).await.ok();
+            answer
+        });
+        join(running).await
     }
-
-    async fn transact_once<T, E, F, W>(
-        &self,
-        asked: &Asked,
-        options: TransactOptions,
-        work: F,
-    ) -> Answer<T, E>
-    where
-        T: Value,
-        E: StdError + 'static,
-        F: FnMut(AttemptInfo, Lent<S::Transaction>) -> W,
-        W: Future<Output = Result<T, E>>,
-    {
-        let mut held = match self.turn(asked).await {
-            Ok(held) => held,
-            Err(answer) => return answer,
-        };
-        let claimed = Arc::clone(held.claimed());
-        let (work, info) = (&Mutex::new(work), &claimed.info());
-        let work = |retry, opening: Opening<S>| async move {
-            let done = opening.lend(work, info.again(retry)).await;
-            done.map_err(not_committed)?
-                .map_err(|error| RunError::Failed(Failed::now(error, Ran::No)))
-        };
-        let is_conflict = |error: &RunError<E>| {
-            matches!(error, RunError::Failed(failed)
-                if failed.error().is_some_and(|error| comes_from_conflict::<S>(error)))
-        };
-        // A failure is kept beside the transaction, not committed with it.
-        let outcome = |value: &T| {
-            Some(value.to_outcome()).filter(|outcome| outcome.kind() != OutcomeKind::Failure)
-        };
-        let transacted = held.transact(options, work, is_conflict, outcome).await;
-        let settlement = match &transacted {
-            // The failure of the work is what lasts, a conflict does not.
-            Transacted::Failed {
-                error: RunError::Failed(failed),
-                conflict: false,
-            } => failed.error().map(|error| claimed.after(asked, error)),
-            Transacted::RolledBack(failure) => Some(Settlement::Complete(failure.to_outcome())),
-            Transacted::Panicked(_) => Some(claimed.after_panic()),
-            _ => None,
-        };
-        // Not so where it was committed for all that: the release waits for its lock, and is refused.
-        let settlement = settlement.unwrap_or(Settlement::Release);
-        // What the caller must see is not what the store says to this.
-        held.settle_if_open(settlement).await;
-        match transacted {
-            Transacted::Committed(value) | Transacted::RolledBack(value) => {
-                Ok(done_now(value, claimed.token.is_some()))
-            }
-            Transacted::Failed { error, .. } => Err(error),
-            Transacted::Panicked(panic) => resume_unwind(panic),
-            Transacted::Superseded(_) => Err(RunError::Superseded { ran: Ran::No }),
-            Transacted::NotCommitted { source, .. } => Err(not_committed(source)),
-            Transacted::Unknown(source) => Err(RunError::Store {
-                ran: Ran::Unknown,
-                source,
-            }),
-            Transacted::Kept | Transacted::NotTaken(_) => Err(RunError::TransactionKept),
-        }
-    }
-}
-
-const fn not_committed<E>(source: StoreError) -> RunError<E> {
-    let ran = Ran::No;
-    RunError::Store { ran, source }
 }

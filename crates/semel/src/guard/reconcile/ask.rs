@@ -5,44 +5,27 @@ use std::sync::Arc;
 use tokio::time::{sleep, timeout};
 
 use super::super::attempt::catch_panic;
-use super::super::{Guard, Signal};
+use super::super::{Asked, Guard, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{Entry, Fence, Fenced, Nonce, Resolution, Store, Verdict};
-use crate::{IdentityDigest, Key, State, StoreError, StoreErrorKind};
+use crate::{Identity, IdentityDigest, State, StoreError, StoreErrorKind};
 
 /// The most of a reconciler's own words that a record keeps, in characters.
 const LONGEST_REASON: usize = 500;
 
-/// Which question about which record.
-#[derive(Clone, Copy)]
-pub(super) struct Question<'a> {
-    pub(super) digest: &'a IdentityDigest,
-    pub(super) key: Option<&'a Key>,
-    pub(super) about: Option<&'a str>,
+/// A question about one attempt, and all that asking it needs.
+pub(super) struct Inquiry<S> {
+    pub(super) guard: Guard<S>,
+    pub(super) reconciler: Arc<dyn Reconciler>,
+    pub(super) options: ReconcileOptions,
+    pub(super) digest: IdentityDigest,
     /// The attempt that it is about.
     pub(super) fence: Fence,
+    /// What the caller in line asked for; in the background nobody waits for it.
+    pub(super) caller: Option<Asked>,
     /// From 1.
     pub(super) asked: u32,
-    /// Whether no caller waits for it.
-    pub(super) background: bool,
-}
-
-impl<'a> Question<'a> {
-    pub(super) const fn in_background(
-        digest: &'a IdentityDigest,
-        fence: Fence,
-        asked: u32,
-    ) -> Self {
-        Self {
-            digest,
-            key: None,
-            about: None,
-            fence,
-            asked,
-            background: true,
-        }
-    }
 }
 
 /// What became of it.
@@ -65,58 +48,52 @@ impl Reply {
     }
 }
 
-impl<S> Guard<S> {
-    pub(super) fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
-        if let Some(observer) = &self.shared.plugged.observer {
-            observer.on_reconcile(case, news);
+impl<S: Store> Inquiry<S> {
+    /// Asks as often as the options allow, with pauses. Whether the record changed.
+    pub(super) async fn ask_until(mut self) -> bool {
+        loop {
+            let changed = self.ask().await.changed();
+            if changed || self.is_last() {
+                return changed;
+            }
+            sleep(jittered(self.options.pause_after(self.asked))).await;
+            self.asked += 1;
         }
     }
-}
 
-impl<S: Store> Guard<S> {
-    /// Asks as often as the options allow, with pauses.
-    pub(super) async fn ask_until(
-        &self,
-        reconciler: &Arc<dyn Reconciler>,
-        mut question: Question<'_>,
-        options: &ReconcileOptions,
-    ) -> Reply {
-        loop {
-            let reply = self.ask(reconciler, question, options).await;
-            if reply.changed() || question.asked >= options.attempts {
-                return reply;
-            }
-            sleep(jittered(options.pause_after(question.asked))).await;
-            question.asked += 1;
-        }
+    const fn is_last(&self) -> bool {
+        self.asked >= self.options.attempts
     }
 
     /// Asks once, about the record as it is now.
-    pub(super) async fn ask(
-        &self,
-        reconciler: &Arc<dyn Reconciler>,
-        question: Question<'_>,
-        options: &ReconcileOptions,
-    ) -> Reply {
-        let entry = match self.store().get(question.digest).await {
-            Ok(Some(entry)) if is_open(&entry, question.fence) => entry,
+    pub(super) async fn ask(&self) -> Reply {
+        let guard = &self.guard;
+        let entry = match guard.store().get(&self.digest).await {
+            Ok(Some(entry)) if is_open(&entry, self.fence) => entry,
             Ok(_) => return Reply::Moved,
             Err(_) => {
-                self.signal(Signal::StoreError);
+                guard.signal(Signal::StoreError);
                 return Reply::NotAsked;
             }
         };
+        let caller = self.caller.as_ref();
         let case = Case {
-            key: question.key,
-            about: question.about,
-            asked: question.asked,
+            key: caller.and_then(Asked::identity).map(Identity::key),
+            about: caller.and_then(|asked| asked.about.as_deref()),
+            asked: self.asked,
             ..Case::of(&entry)
         };
-        self.signal(Signal::ReconcileAsked);
-        let asking = catch_panic(async { reconciler.reconcile(&case).await });
-        let failure;
-        let news = match timeout(options.timeout, asking).await {
-            Ok(Ok(Ok(answer))) => return self.take(&case, answer, question, options).await,
+        guard.signal(Signal::ReconcileAsked);
+        let asking = catch_panic(async { self.reconciler.reconcile(&case).await });
+        let (failure, refused);
+        let news = match timeout(self.options.timeout, asking).await {
+            Ok(Ok(Ok(answer))) => match self.resolve(answer).await {
+                Ok(news) => news,
+                Err(error) => {
+                    refused = error;
+                    Reconciled::Store(&refused)
+                }
+            },
             Ok(Ok(Err(error))) => {
                 failure = error;
                 Reconciled::Failed(&*failure)
@@ -124,104 +101,82 @@ impl<S: Store> Guard<S> {
             Ok(Err(_)) => Reconciled::Panicked,
             Err(_) => Reconciled::TimedOut,
         };
-        self.signal(Signal::ReconcilerFailed);
-        self.on_reconcile(&case, &news);
-        self.still_unknown(&case, question, options)
+        self.tell(&case, &news)
     }
 
-    async fn take(
-        &self,
-        case: &Case<'_>,
-        answer: Answer,
-        question: Question<'_>,
-        options: &ReconcileOptions,
-    ) -> Reply {
+    /// Tells the observer what a question led to.
+    fn tell(&self, case: &Case<'_>, news: &Reconciled<'_>) -> Reply {
+        let (signal, reply) = match news {
+            Reconciled::Happened | Reconciled::DidNotHappen => (Signal::Resolved, Reply::Resolved),
+            // An attempt took over, or went on, or somebody else resolved it.
+            Reconciled::Refused => (Signal::ResolveRefused, Reply::Moved),
+            Reconciled::Failed(_) | Reconciled::Panicked | Reconciled::TimedOut => {
+                self.guard.signal(Signal::ReconcilerFailed);
+                (Signal::StillUnknown, Reply::Unknown)
+            }
+            Reconciled::StillUnknown | Reconciled::Store(_) => {
+                (Signal::StillUnknown, Reply::Unknown)
+            }
+            Reconciled::GaveUp => (Signal::ReconcileGaveUp, Reply::Unknown),
+        };
+        self.guard.signal(signal);
+        if let Some(observer) = &self.guard.shared.observer {
+            observer.on_reconcile(case, news);
+        }
+        if signal == Signal::StillUnknown && self.caller.is_none() && self.is_last() {
+            self.tell(case, &Reconciled::GaveUp);
+        }
+        reply
+    }
+
+    /// Records an answer. The store decides whether the record is still as it was when the question
+    /// was asked. A lost answer is asked for again under the same nonce.
+    async fn resolve(&self, answer: Answer) -> Result<Reconciled<'static>, StoreError> {
         let (said, news, verdict) = match answer.finding {
             Finding::Happened(outcome) => {
-                let retention = self.policy().retention();
+                let retention = self.guard.policy.retention;
                 let verdict = Verdict::Happened { outcome, retention };
                 ("that it happened", Reconciled::Happened, verdict)
             }
-            Finding::DidNotHappen => (
-                "that it did not happen",
-                Reconciled::DidNotHappen,
-                Verdict::DidNotHappen,
-            ),
-            Finding::StillUnknown => {
-                self.on_reconcile(case, &Reconciled::StillUnknown);
-                return self.still_unknown(case, question, options);
+            Finding::DidNotHappen => {
+                let news = Reconciled::DidNotHappen;
+                ("that it did not happen", news, Verdict::DidNotHappen)
             }
+            Finding::StillUnknown => return Ok(Reconciled::StillUnknown),
         };
-        let place = match question.background {
-            true => "in the background",
-            false => "in line",
+        let place = match self.caller {
+            None => "in the background",
+            Some(_) => "in line",
         };
-        let asked = question.asked;
+        let asked = self.asked;
         let mut reason = format!("the reconciler said {said} (question {asked}, {place})");
         if let Some(own) = answer.reason {
             reason.push_str(": ");
             reason.extend(own.chars().take(LONGEST_REASON));
         }
-        match self.resolve(case, verdict, &reason, &options.by).await {
-            Ok(Fenced::Applied) => {
-                self.signal(Signal::Resolved);
-                self.on_reconcile(case, &news);
-                Reply::Resolved
-            }
-            // An attempt took over, or went on, or somebody else resolved it.
-            Ok(Fenced::Refused(_)) => {
-                self.signal(Signal::ResolveRefused);
-                self.on_reconcile(case, &Reconciled::Refused);
-                Reply::Moved
-            }
-            Err(error) => {
-                self.on_reconcile(case, &Reconciled::Store(&error));
-                self.still_unknown(case, question, options)
-            }
-        }
-    }
-
-    fn still_unknown(
-        &self,
-        case: &Case<'_>,
-        question: Question<'_>,
-        options: &ReconcileOptions,
-    ) -> Reply {
-        self.signal(Signal::StillUnknown);
-        if question.background && question.asked >= options.attempts {
-            self.signal(Signal::ReconcileGaveUp);
-            self.on_reconcile(case, &Reconciled::GaveUp);
-        }
-        Reply::Unknown
-    }
-
-    /// The store decides whether the record is still as it was when the question was asked. A lost
-    /// answer is asked for again under the same nonce.
-    async fn resolve(
-        &self,
-        case: &Case<'_>,
-        verdict: Verdict,
-        reason: &str,
-        by: &str,
-    ) -> Result<Fenced, StoreError> {
         let mut resolution = Resolution {
             verdict,
-            by: by.into(),
+            by: (*self.options.by).into(),
             reason: reason.into(),
-            fence: case.fence,
+            fence: self.fence,
             nonce: Nonce::random()?,
         };
-        let store = self.store();
-        let done = self.insist(|| store.resolve(case.id, &resolution)).await;
-        match (done, &mut resolution.verdict) {
-            (Err(error), Verdict::Happened { outcome, .. })
-                if error.kind() == StoreErrorKind::TooLarge =>
-            {
-                *outcome = outcome.to_omitted();
-                self.insist(|| store.resolve(case.id, &resolution)).await
-            }
-            (done, _) => done,
+        let (guard, store) = (&self.guard, self.guard.store());
+        let mut done = guard
+            .insist(|| store.resolve(&self.digest, &resolution))
+            .await;
+        if let (Err(error), Verdict::Happened { outcome, .. }) = (&done, &mut resolution.verdict)
+            && error.kind() == StoreErrorKind::TooLarge
+        {
+            *outcome = outcome.to_omitted();
+            done = guard
+                .insist(|| store.resolve(&self.digest, &resolution))
+                .await;
         }
+        Ok(match done? {
+            Fenced::Applied => news,
+            Fenced::Refused(_) => Reconciled::Refused,
+        })
     }
 }
 

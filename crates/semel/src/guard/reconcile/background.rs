@@ -1,7 +1,6 @@
 //! Without a caller: unknown records resolve by themselves.
 
 use std::collections::HashMap;
-use std::collections::hash_map;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::super::{Guard, Signal};
-use super::ask::{Question, Reply};
+use super::ask::{Inquiry, Reply};
 use super::{ReconcileOptions, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{Entry, Fence, ListQuery, Store};
@@ -40,7 +39,7 @@ const AT_ONCE: usize = 8;
 pub struct Background<S> {
     guard: Guard<S>,
     operations: Box<[Box<str>]>,
-    options: Arc<ReconcileOptions>,
+    options: ReconcileOptions,
     every: Duration,
     at_once: usize,
     pending: HashMap<IdentityDigest, Pending>,
@@ -48,6 +47,7 @@ pub struct Background<S> {
 }
 
 /// A record that waits for an answer.
+#[derive(Clone, Copy)]
 struct Pending {
     fence: Fence,
     asked: u32,
@@ -79,7 +79,7 @@ impl<S: Store> Background<S> {
         Self {
             guard,
             operations: operations.into_iter().map(Into::into).collect(),
-            options: Arc::new(ReconcileOptions::background()),
+            options: ReconcileOptions::background(),
             every: Duration::from_secs(30),
             at_once: AT_ONCE,
             pending: HashMap::new(),
@@ -90,7 +90,7 @@ impl<S: Store> Background<S> {
     /// How often the reconciler is asked about one record, and how long it has for an answer.
     #[must_use]
     pub fn with_options(mut self, options: ReconcileOptions) -> Self {
-        self.options = Arc::new(options);
+        self.options = options;
         self
     }
 
@@ -129,7 +129,7 @@ impl<S: Store> Background<S> {
     /// # Errors
     /// The store's, where it did not list its records. What was found before is asked about.
     pub async fn turn(&mut self) -> Result<Tally, StoreError> {
-        let Some(reconciler) = self.guard.shared.plugged.reconciler.clone() else {
+        let Some(reconciler) = self.guard.shared.reconciler.clone() else {
             self.next_look = Instant::now() + jittered(self.every);
             return Ok(Tally::default());
         };
@@ -148,78 +148,107 @@ impl<S: Store> Background<S> {
         })
     }
 
-    /// Brings what is pending up to what the store shows.
+    /// Brings what is pending up to what the store shows: the records of these operations that are
+    /// unknown, or in flight past their lease.
     async fn look(&mut self) -> Result<(), StoreError> {
-        // What was given up is not to keep out what is new.
-        let counts = |digest: &IdentityDigest, fence| {
-            let pending = self.pending.get(digest);
-            !pending.is_some_and(|p| p.fence == fence && p.due.is_none())
-        };
-        let found = match self.guard.stuck(&self.operations, counts).await {
-            Ok(found) => found,
-            Err(error) => {
-                self.guard.signal(Signal::StoreError);
-                return Err(error);
-            }
-        };
-        let now = Instant::now();
-        self.pending
-            .retain(|digest, pending| found.get(digest) == Some(&pending.fence));
-        for (digest, fence) in found {
-            if let hash_map::Entry::Vacant(new) = self.pending.entry(digest) {
-                new.insert(Pending {
-                    fence,
-                    asked: 0,
-                    due: Some(now),
-                });
+        let mut found = HashMap::new();
+        let mut waiting = 0;
+        for state in [StateKind::Unknown, StateKind::InFlight] {
+            let mut query = ListQuery::new(state);
+            query.lapsed = state == StateKind::InFlight;
+            while waiting < MOST_PENDING {
+                let page = match self.guard.store().list(&query).await {
+                    Ok(page) => page,
+                    Err(error) => {
+                        self.guard.signal(Signal::StoreError);
+                        return Err(error);
+                    }
+                };
+                for Entry { label, record } in page.entries {
+                    if self.operations.contains(&label.operation) {
+                        let fence = record.token.fence;
+                        let known = self.pending.get(&label.digest);
+                        let pending = known.filter(|known| known.fence == fence).copied();
+                        let pending = pending.unwrap_or_else(|| Pending::new(fence));
+                        // What was given up is not to keep out what is new.
+                        waiting += usize::from(pending.due.is_some());
+                        found.insert(label.digest, pending);
+                    }
+                }
+                query.after = match page.next {
+                    None => break,
+                    next => next,
+                };
             }
         }
+        self.pending = found;
         Ok(())
     }
 
+    /// How many were resolved.
     async fn ask_due(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
         let now = Instant::now();
-        let due = |p: &Pending| p.due.is_some_and(|due| due <= now);
-        let questions: Vec<_> = self
-            .pending
-            .iter()
-            .filter(|(_, pending)| due(pending))
-            .map(|(digest, pending)| (*digest, pending.fence, pending.asked + 1))
-            .collect();
-        let questions = questions.into_iter().map(|(digest, fence, asked)| {
-            let (guard, reconciler) = (self.guard.clone(), Arc::clone(reconciler));
-            let options = Arc::clone(&self.options);
-            async move {
-                // Who asks in line has the whole key.
-                if guard.is_asking(&digest, fence) {
-                    return (digest, Reply::NotAsked);
-                }
-                let question = Question::in_background(&digest, fence, asked);
-                let reply = guard.ask(&reconciler, question, &options).await;
-                (digest, reply)
-            }
+        let due = self.pending.iter();
+        let due = due.filter(|(_, pending)| pending.due.is_some_and(|due| due <= now));
+        let mut inquiries = due.map(|(digest, pending)| Inquiry {
+            guard: self.guard.clone(),
+            reconciler: Arc::clone(reconciler),
+            options: self.options.clone(),
+            digest: *digest,
+            fence: pending.fence,
+            caller: None,
+            asked: pending.asked + 1,
         });
-        let replies = at_once(self.at_once, questions).await;
-        for (digest, reply) in &replies {
-            self.note(*digest, *reply);
+        // All end with this future: nobody is asked whose answer nobody takes.
+        let mut asking = JoinSet::new();
+        let mut replies = Vec::new();
+        loop {
+            while asking.len() < self.at_once
+                && let Some(inquiry) = inquiries.next()
+            {
+                asking.spawn(async move {
+                    // Who asks in line has the whole key.
+                    let reply = match inquiry.guard.is_asking(&inquiry.digest, inquiry.fence) {
+                        true => Reply::NotAsked,
+                        false => inquiry.ask().await,
+                    };
+                    (inquiry.digest, reply)
+                });
+            }
+            match asking.join_next().await {
+                // An observer's panic counts as no answer.
+                Some(reply) => replies.extend(reply),
+                None => break,
+            }
         }
-        let resolved = |(_, reply): &&(_, Reply)| *reply == Reply::Resolved;
-        replies.iter().filter(resolved).count()
+        for (digest, reply) in &replies {
+            self.note(digest, *reply);
+        }
+        let resolved = replies
+            .iter()
+            .filter(|(_, reply)| *reply == Reply::Resolved);
+        resolved.count()
     }
 
-    fn note(&mut self, digest: IdentityDigest, reply: Reply) {
-        let hash_map::Entry::Occupied(mut entry) = self.pending.entry(digest) else {
-            return;
-        };
+    fn note(&mut self, digest: &IdentityDigest, reply: Reply) {
         if reply.changed() {
-            entry.remove();
-            return;
+            self.pending.remove(digest);
+        } else if let Some(pending) = self.pending.get_mut(digest) {
+            pending.asked += u32::from(reply == Reply::Unknown);
+            let pause = self.options.pause_after(pending.asked);
+            let more = pending.asked < self.options.attempts;
+            pending.due = more.then(|| Instant::now() + jittered(pause));
         }
-        let pending = entry.get_mut();
-        pending.asked += u32::from(reply == Reply::Unknown);
-        let pause = self.options.pause_after(pending.asked.max(1));
-        let more = pending.asked < self.options.attempts;
-        pending.due = more.then(|| Instant::now() + jittered(pause));
+    }
+}
+
+impl Pending {
+    fn new(fence: Fence) -> Self {
+        Self {
+            fence,
+            asked: 0,
+            due: Some(Instant::now()),
+        }
     }
 }
 
@@ -234,78 +263,26 @@ impl<S: Store> Guard<S> {
         &self,
         operations: impl IntoIterator<Item = O>,
     ) -> Result<Tally, StoreError> {
-        let operations: Box<[Box<str>]> = operations.into_iter().map(Into::into).collect();
-        let Some(reconciler) = &self.shared.plugged.reconciler else {
+        let Some(reconciler) = &self.shared.reconciler else {
             return Ok(Tally::default());
         };
-        let found = self.stuck(&operations, |_, _| true).await?;
-        let questions = found.into_iter().map(|(digest, fence)| {
-            let (guard, reconciler) = (self.clone(), Arc::clone(reconciler));
-            async move {
-                let question = Question::in_background(&digest, fence, 1);
-                let options = &guard.shared.plugged.reconcile_options;
-                guard.ask_until(&reconciler, question, options).await
-            }
-        });
-        let mut tally = Tally::default();
-        for reply in at_once(AT_ONCE, questions).await {
-            match reply {
-                Reply::Resolved => tally.resolved += 1,
-                Reply::Moved => {}
-                Reply::Unknown | Reply::NotAsked => tally.given_up += 1,
-            }
+        let options = self.shared.reconcile_options.clone();
+        let mut job = Background::new(self.clone(), operations).with_options(options);
+        job.look().await?;
+        let mut resolved = job.ask_due(reconciler).await;
+        for _ in 1..job.options.attempts {
+            let due = job.pending.values().filter_map(|pending| pending.due);
+            let Some(all_due) = due.max() else {
+                break;
+            };
+            sleep_until(all_due).await;
+            resolved += job.ask_due(reconciler).await;
         }
-        Ok(tally)
-    }
-
-    /// The records of these operations that are unknown, or in flight past their lease, with the
-    /// fences of their attempts: at least [`MOST_PENDING`] of those that count, if there are.
-    async fn stuck(
-        &self,
-        operations: &[Box<str>],
-        counts: impl Fn(&IdentityDigest, Fence) -> bool,
-    ) -> Result<HashMap<IdentityDigest, Fence>, StoreError> {
-        let mut found = HashMap::new();
-        let mut counted = 0;
-        for state in [StateKind::Unknown, StateKind::InFlight] {
-            let mut query = ListQuery::new(state);
-            query.lapsed = state == StateKind::InFlight;
-            while counted < MOST_PENDING {
-                let page = self.store().list(&query).await?;
-                for Entry { label, record } in page.entries {
-                    if operations.contains(&label.operation) {
-                        counted += usize::from(counts(&label.digest, record.token.fence));
-                        found.insert(label.digest, record.token.fence);
-                    }
-                }
-                query.after = match page.next {
-                    None => break,
-                    next => next,
-                };
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// Runs these at the same time, no more than `most` of them. All end with this future: nobody is
-/// asked whose answer nobody takes. An observer's panic counts as no answer.
-async fn at_once<T: Send + 'static>(
-    most: usize,
-    mut all: impl Iterator<Item = impl Future<Output = T> + Send + 'static>,
-) -> Vec<T> {
-    let mut running = JoinSet::new();
-    let mut done = Vec::new();
-    loop {
-        while running.len() < most
-            && let Some(next) = all.next()
-        {
-            running.spawn(next);
-        }
-        match running.join_next().await {
-            Some(one) => done.extend(one),
-            None => return done,
-        }
+        Ok(Tally {
+            resolved,
+            pending: 0,
+            given_up: job.pending.len(),
+        })
     }
 }
 

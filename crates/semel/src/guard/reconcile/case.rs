@@ -59,13 +59,6 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The same with the whole key.
-    #[must_use]
-    pub const fn with_key(mut self, key: Option<&'a Key>) -> Self {
-        self.key = key;
-        self
-    }
-
     /// The key that the step of this name handed to the service it calls: that of the finished
     /// step, or else of the one that was under way when the attempt was lost. It follows from the
     /// digest, so it is known in the background too.

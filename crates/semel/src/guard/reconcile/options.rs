@@ -52,13 +52,6 @@ impl ReconcileOptions {
         self
     }
 
-    /// No pause is longer than this. As the constructors say unless set.
-    #[must_use]
-    pub const fn with_longest_pause(mut self, longest: Duration) -> Self {
-        self.longest_pause = longest;
-        self
-    }
-
     /// How long a question may take: 5 s unless set. What takes longer is still unknown.
     #[must_use]
     pub const fn with_timeout(mut self, timeout: Duration) -> Self {
@@ -74,7 +67,7 @@ impl ReconcileOptions {
     }
 
     /// The pause after this many questions, not yet drawn.
-    pub fn pause_after(&self, asked: u32) -> Duration {
+    pub(super) fn pause_after(&self, asked: u32) -> Duration {
         let times = 2_u32.saturating_pow(asked.saturating_sub(1));
         self.pause.saturating_mul(times).min(self.longest_pause)
     }

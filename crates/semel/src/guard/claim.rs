@@ -1,0 +1,260 @@
+//! The claim of what is asked for, and what becomes of one that the store did not answer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::attempt::Claimed;
+use super::lease::later;
+use super::settle::{PATIENCE, in_runtime};
+use super::{Asked, Effects, Guard, Held, InFlight, OnStoreError, Signal};
+use crate::backoff::Backoff;
+use crate::store::{Claim, ClaimRequest, Fence, Nonce, OnLost, Store};
+use crate::{Identity, Outcome, Record, StoreError, StoreErrorKind};
+
+/// What [`Guard::begin`] found.
+#[must_use = "an acquired attempt that is dropped settles itself"]
+pub enum Begin<S: Store> {
+    /// Run it, then settle the attempt.
+    Acquired(Held<S>),
+    /// It ran; replay this.
+    Completed(Outcome),
+    /// Another attempt is running.
+    InFlight {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// An earlier attempt may have had its effect, and nobody knows (R7).
+    Unknown,
+    /// The key was used with another request (R3).
+    Mismatch,
+    /// The outcome's retention ended, and its tombstone says so.
+    Expired,
+    /// There is no key: run it plainly (R13).
+    Unkeyed,
+    /// There is no key, and the policy requires one.
+    KeyRequired,
+    /// The store cannot be reached, and the policy is to run all the same and say so (R9).
+    Unprotected(StoreError),
+}
+
+/// What a duplicate is told to wait before it asks again; less where the lease ends sooner.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How often a claim is sent again, under the same nonce, when the store does not answer.
+const CLAIM_RETRIES: u32 = 2;
+
+impl<S: Store> Guard<S> {
+    /// Claims what is asked for, waiting for an attempt in flight as the policy says. An acquired
+    /// attempt is renewed from now on.
+    ///
+    /// Dropped before it answers, or answered with an error, it leaves no claim behind: one that
+    /// the store may have made is given back in the background (R14).
+    ///
+    /// # Errors
+    /// The store's, where the policy is to refuse; and where the store fails while this waits for an
+    /// attempt in flight, whatever the policy. Nothing ran.
+    pub async fn begin(&self, asked: &Asked) -> Result<Begin<S>, StoreError> {
+        let guard = self.with_policy(asked.overrides.over(self.policy));
+        let Some(identity) = asked.identity() else {
+            if guard.policy.key_required {
+                return Ok(Begin::KeyRequired);
+            }
+            self.signal(Signal::Unkeyed);
+            return Ok(Begin::Unkeyed);
+        };
+        let policy = guard.policy;
+        let mut claim = InDoubt {
+            guard: &guard,
+            asked,
+            identity,
+            request: ClaimRequest {
+                nonce: Nonce::random()?,
+                fingerprint: asked.fingerprint,
+                lease: policy.lease,
+                on_lost: policy.on_lost.unwrap_or(asked.effects.on_lost()),
+            },
+            is_doubtful: false,
+        };
+        let mut deadline = None;
+        let mut asked_about = None;
+        loop {
+            let sent = Instant::now();
+            let answer = match claim.send().await {
+                Ok(answer) => answer,
+                Err(error)
+                    if policy.on_store_error == OnStoreError::FailOpen && is_down(&error) =>
+                {
+                    self.signal(Signal::Unprotected);
+                    return Ok(Begin::Unprotected(error));
+                }
+                Err(error) => return Err(error),
+            };
+            let (signal, begin) = match answer {
+                Claim::Acquired(acquired) => {
+                    let (acquired, digest) = (Some(acquired), *identity.digest());
+                    let claimed = Claimed::new(guard.clone(), asked, digest, acquired, sent);
+                    let held = Held::new(Arc::new(claimed));
+                    self.signal(match held.number() {
+                        1 => Signal::New,
+                        _ => Signal::Again,
+                    });
+                    held.claimed().keep_renewed().await;
+                    return Ok(Begin::Acquired(held));
+                }
+                Claim::InFlight { fence, remaining } => {
+                    if let InFlight::Wait(at_most) = policy.in_flight {
+                        let deadline = *deadline.get_or_insert_with(|| later(sent, at_most));
+                        let left = deadline.saturating_duration_since(Instant::now());
+                        if !left.is_zero() {
+                            // A lapse is no change in the store: ask again when it is due.
+                            let turn = left.min(remaining.max(Duration::from_millis(1)));
+                            self.store().wait(identity.digest(), fence, turn).await?;
+                            continue;
+                        }
+                    }
+                    let retry_after = remaining.min(RETRY_AFTER);
+                    (Signal::InFlight, Begin::InFlight { retry_after })
+                }
+                Claim::Unknown { fence } => {
+                    // Each attempt is looked into once: the answer may be that nobody knows.
+                    if asked_about.replace(fence) != Some(fence)
+                        && guard
+                            .look_into(asked, identity, fence, &mut claim.request)
+                            .await?
+                    {
+                        continue;
+                    }
+                    (Signal::Unknown, Begin::Unknown)
+                }
+                Claim::Completed { outcome, .. } => (Signal::Replayed, Begin::Completed(outcome)),
+                Claim::Mismatch => (Signal::Mismatch, Begin::Mismatch),
+                Claim::Expired => (Signal::Expired, Begin::Expired),
+            };
+            self.signal(signal);
+            return Ok(begin);
+        }
+    }
+
+    /// Whether another claim is worth it after an attempt of unknown outcome.
+    async fn look_into(
+        &self,
+        asked: &Asked,
+        identity: &Identity,
+        fence: Fence,
+        request: &mut ClaimRequest,
+    ) -> Result<bool, StoreError> {
+        if request.on_lost == OnLost::Reconcile {
+            return Ok(self.reconcile(asked, identity, fence).await);
+        }
+        if self.policy.on_lost.is_some() || asked.effects != Effects::Offered {
+            return Ok(false);
+        }
+        // The mark was kept before the transaction was begun. What was said to be unknown, and not
+        // found so after its lease, is unknown for all that.
+        let record = self
+            .store()
+            .get(identity.digest())
+            .await?
+            .map(|entry| entry.record);
+        let lost = |record: Record| {
+            record.progress.is_in_transaction() && record.settled_at >= Some(record.lease_until)
+        };
+        if record.is_some_and(lost) {
+            request.on_lost = OnLost::Retry;
+        }
+        Ok(request.on_lost == OnLost::Retry)
+    }
+}
+
+/// A claim that the store may have made, though nobody was told. Dropped as such it is looked for in
+/// the background, by its nonce, and given back.
+struct InDoubt<'a, S: Store> {
+    guard: &'a Guard<S>,
+    asked: &'a Asked,
+    identity: &'a Identity,
+    request: ClaimRequest,
+    is_doubtful: bool,
+}
+
+impl<S: Store> InDoubt<'_, S> {
+    /// Sends the claim, and again under the same nonce while the store does not answer: if the first
+    /// one arrived, the second is told that it won.
+    async fn send(&mut self) -> Result<Claim, StoreError> {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(60));
+        let mut retries = CLAIM_RETRIES;
+        loop {
+            let was_doubtful = std::mem::replace(&mut self.is_doubtful, true);
+            let answer = self.guard.store().claim(self.identity, &self.request).await;
+            let Err(error) = answer else {
+                self.is_doubtful = false;
+                return answer;
+            };
+            self.is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
+            self.guard.signal(match error.kind() {
+                StoreErrorKind::Capacity => Signal::Capacity,
+                _ => Signal::StoreError,
+            });
+            if !is_down(&error) || retries == 0 {
+                return Err(error);
+            }
+            retries -= 1;
+            sleep(backoff.pause()).await;
+        }
+    }
+}
+
+impl<S: Store> Drop for InDoubt<'_, S> {
+    fn drop(&mut self) {
+        if !self.is_doubtful || !in_runtime() {
+            return;
+        }
+        let (guard, asked, nonce) = (self.guard.clone(), self.asked.clone(), self.request.nonce);
+        let digest = *self.identity.digest();
+        self.guard.pursue(async move {
+            let store = guard.store();
+            for is_first_look in [true, false] {
+                let sent = Instant::now();
+                let found = guard
+                    .ask_until(guard.drained(), || store.get(&digest))
+                    .await?;
+                if let Some(entry) = found.filter(|entry| entry.record.token.nonce == nonce) {
+                    let acquired = Some(entry.record.acquired());
+                    let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
+                    let released = Held::new(Arc::new(claimed)).release().await;
+                    return released.map(drop);
+                }
+                // What is still on its way may arrive after the first look.
+                if is_first_look {
+                    sleep(PATIENCE).await;
+                }
+            }
+            Ok::<_, StoreError>(())
+        });
+    }
+}
+
+/// Whether the store did not answer, or not in time. One that is full, damaged or closed did.
+fn is_down(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        StoreErrorKind::NotApplied | StoreErrorKind::Unknown
+    )
+}
+
+impl<S: Store> fmt::Debug for Begin<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Acquired(_) => "Acquired",
+            Self::Completed(_) => "Completed",
+            Self::InFlight { .. } => "InFlight",
+            Self::Unknown => "Unknown",
+            Self::Mismatch => "Mismatch",
+            Self::Expired => "Expired",
+            Self::Unkeyed => "Unkeyed",
+            Self::KeyRequired => "KeyRequired",
+            Self::Unprotected(_) => "Unprotected",
+        })
+    }
+}
