@@ -143,8 +143,10 @@ impl EventError {
                 InboxError::InFlight { .. } => "InFlight",
                 InboxError::Unknown => "Unknown",
                 InboxError::Mismatch => "Mismatch",
-                InboxError::Failed { .. } => "Failed",
-                InboxError::Panicked { .. } => "Panicked",
+                InboxError::Failed { failed, .. } => match failed.error() {
+                    Some(_) => "Failed",
+                    None => "Panicked",
+                },
                 InboxError::NotDeadLettered { .. } => "NotDeadLettered",
                 InboxError::Superseded { .. } => "Superseded",
                 InboxError::TransactionKept => "TransactionKept",

@@ -75,13 +75,18 @@ async fn a_handler_s_own_error_is_within_reach() {
         .invoke(invocation(&event("e-1", "task", &json!({}))))
         .await;
     let Err(FunctionError::Event(EventError::Inbox(semel::inbox::InboxError::Failed {
-        error,
+        failed,
         attempt: 1,
         ..
     }))) = answer
     else {
         panic!("{answer:?}");
     };
-    let error = error.into_inner().downcast::<std::io::Error>().unwrap();
+    let error = failed
+        .into_error()
+        .unwrap()
+        .into_inner()
+        .downcast::<std::io::Error>()
+        .unwrap();
     assert_eq!(error.raw_os_error(), Some(7));
 }

@@ -18,7 +18,7 @@ use super::steps::Taken;
 use super::{Asked, Guard, OnError, OnPanic, Settlement};
 use crate::store::{Acquired, Fence, Nonce, Refusal, Store, Token};
 use crate::sync::Mutex;
-use crate::{IdentityDigest, Outcome, OutcomeKind, StoreError, Timestamp};
+use crate::{FinishedStep, IdentityDigest, Outcome, OutcomeKind, StoreError, Timestamp};
 
 /// What the work may know of the attempt that it runs in.
 #[derive(Clone)]
@@ -284,6 +284,15 @@ impl<S: Store> Held<S> {
     /// The store's: the identity is not released yet, see [`Held`].
     pub async fn release(self) -> Result<Settled, StoreError> {
         self.settle(Settlement::Release).await
+    }
+
+    /// Gives the identity back, and leaves a step under its record: not the one without the other.
+    pub(crate) async fn release_leaving(
+        self,
+        step: Option<FinishedStep>,
+    ) -> Result<Settled, StoreError> {
+        self.claimed.steps.lock().leaves = step;
+        self.release().await
     }
 
     /// Says that the work may have had its effect, and that nobody knows.

@@ -55,7 +55,7 @@ pub enum Ran {
 }
 
 /// A failure of the work: that of this call, or one that an earlier call left and that was kept.
-/// Both have the same text.
+/// Both have the same text. Of an event also its panic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed<E> {
     text: Box<str>,
@@ -64,19 +64,32 @@ pub struct Failed<E> {
 }
 
 impl<E> Failed<E> {
-    /// The error itself; `None` where it is a replay, of which the text was kept.
+    /// The error itself; `None` where it is a replay, of which the text was kept, or a panic.
     pub fn into_error(self) -> Option<E> {
         self.error
     }
 
-    /// The error itself; `None` where it is a replay, of which the text was kept.
+    /// The error itself; `None` where it is a replay, of which the text was kept, or a panic.
     pub const fn error(&self) -> Option<&E> {
         self.error.as_ref()
+    }
+
+    /// Whether what the work did stands: not in a transaction.
+    pub const fn ran(&self) -> Ran {
+        self.ran
+    }
+
+    pub(crate) fn panicked(message: &str, ran: Ran) -> Self {
+        Self {
+            text: format!("the work panicked: {message}").into(),
+            error: None,
+            ran,
+        }
     }
 }
 
 impl<E: Display> Failed<E> {
-    pub(super) fn now(error: E, ran: Ran) -> Self {
+    pub(crate) fn now(error: E, ran: Ran) -> Self {
         Self {
             text: error.to_string().into(),
             error: Some(error),
@@ -151,7 +164,7 @@ impl<E> RunError<E> {
     /// Whether this call had an effect.
     pub const fn ran(&self) -> Ran {
         match self {
-            Self::Failed(failed) => failed.ran,
+            Self::Failed(failed) => failed.ran(),
             Self::Superseded { ran } | Self::Store { ran, .. } => *ran,
             Self::StepsLeft(_) => Ran::Yes,
             Self::KeyRequired

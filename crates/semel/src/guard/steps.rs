@@ -121,6 +121,8 @@ pub(super) struct Taken {
     /// The work was given a key.
     keys: bool,
     pub(super) begun: bool,
+    /// What a release leaves under the record, whatever else it would.
+    pub(super) leaves: Option<FinishedStep>,
     /// The transaction on offer was taken in this try.
     pub(super) took_transaction: bool,
 }
@@ -368,14 +370,15 @@ impl<S: Store> Claimed<S> {
     pub(super) async fn left_by_release(
         &self,
     ) -> Result<Option<(FinishedStep, usize)>, StoreError> {
-        let (begun, keys) = {
+        let (begun, keys, leaves) = {
             let steps = self.steps.lock();
-            (steps.begun, steps.keys)
+            (steps.begun, steps.keys, steps.leaves.clone())
         };
         let keys = keys || self.effects == Effects::InSteps && self.number > 1;
-        let mark = match self.unbegun.filter(|_| !begun) {
-            Some(name) => FinishedStep::new(name, &[]).ok(),
-            None => keys.then(FinishedStep::keys_given),
+        let mark = match (leaves, self.unbegun.filter(|_| !begun)) {
+            (Some(step), _) => Some(step),
+            (None, Some(name)) => FinishedStep::new(name, &[]).ok(),
+            (None, None) => keys.then(FinishedStep::keys_given),
         };
         let Some(mark) = mark else {
             return Ok(None);

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use crate::guard::{
-    AttemptInfo, Effects, Held, Opening, Ran, Records, TransactOptions, Transacted, Transaction,
-    join,
+    AttemptInfo, Effects, Failed, Held, Opening, Ran, Records, TransactOptions, Transacted,
+    Transaction, join,
 };
 use crate::sync::Mutex;
 use crate::transaction::{Lent, Transactional, comes_from_conflict};
 use crate::{Outcome, StoreError, StoreErrorKind};
 
-use super::claim::Claimed;
+use super::claim::Old;
 use super::failure::message;
+use super::receipt::Answer;
 use super::{Event, Inbox, InboxError, Receipt};
 
 /// The events of a batch that are to be handled now, in the order in which they were delivered.
@@ -27,8 +28,6 @@ pub struct NewEvents {
     /// How often the work was run for these events and rolled back because of a conflict.
     pub retry: u32,
 }
-
-type Answer<E> = Result<Receipt, InboxError<E>>;
 
 impl<S: Transactional> Inbox<S> {
     /// Handles `event` once, its effects and its record in one transaction of the store's database:
@@ -53,18 +52,12 @@ impl<S: Transactional> Inbox<S> {
         F: FnMut(AttemptInfo, Lent<S::Transaction>) -> W + Send + 'static,
         W: Future<Output = Result<(), E>> + Send + 'static,
     {
+        let work = move |new: NewEvents, tx| work(new.events[0].1.again(new.retry), tx);
         let (inbox, event) = (self.clone(), event.clone());
         let task = self.guard.spawn(async move {
-            let claimed = inbox.claim(&event, Effects::InTransaction, true).await?;
-            let mut held = match inbox.unless_new(&event, claimed).await {
-                Ok(held) => held,
-                Err(answer) => return answer,
-            };
-            let info = held.info();
-            let work = Mutex::new(|new: NewEvents, tx| work(info.again(new.retry), tx));
-            let mut batch = Batch::new(&inbox, vec![event], [(0, held)]);
-            batch.run(vec![0], options, &work).await;
-            batch.answers.swap_remove(0).unwrap_or_else(|| Err(never()))
+            let work = Mutex::new(work);
+            let mut answers = inbox.all(vec![event], true, options, &work).await;
+            answers.swap_remove(0)
         });
         join(task).await
     }
@@ -96,13 +89,14 @@ impl<S: Transactional> Inbox<S> {
         let (inbox, events) = (self.clone(), events.to_vec());
         let task = self
             .guard
-            .spawn(async move { inbox.all(events, options, &Mutex::new(work)).await });
+            .spawn(async move { inbox.all(events, false, options, &Mutex::new(work)).await });
         join(task).await
     }
 
     async fn all<E, F, W>(
         &self,
         events: Vec<Event>,
+        may_wait: bool,
         options: TransactOptions,
         work: &Mutex<F>,
     ) -> Vec<Answer<E>>
@@ -115,46 +109,31 @@ impl<S: Transactional> Inbox<S> {
         let once = (0..events.len()).filter(|place| !repeats.contains_key(place));
         // Together, so that a store that groups its steps makes them one.
         let claims = join_all(once.map(|place| {
-            let claim = self.claim(&events[place], Effects::InTransaction, false);
+            let claim = self.claim(&events[place], Effects::InTransaction, may_wait);
             async move { (place, claim.await) }
         }))
         .await;
 
-        let (mut held, mut new, mut rest) = (Vec::new(), Vec::new(), Vec::new());
-        let mut exhausted = Vec::new();
+        let mut batch = Batch::new(self, events);
+        let (mut new, mut rest) = (Vec::new(), Vec::new());
         for (place, claimed) in claims {
             match claimed {
-                Ok(Claimed::New(attempt)) => {
-                    held.push((place, attempt));
+                Ok(held) => {
+                    batch.held.insert(place, held);
                     new.push(place);
                 }
-                Ok(Claimed::Exhausted(attempt, spent)) => exhausted.push((place, attempt, spent)),
-                other => rest.push((place, other)),
+                Err(old) => rest.push((place, old)),
             }
         }
-        let mut batch = Batch::new(self, events, held);
         batch.run(new, options, work).await;
-        for (place, held, spent) in exhausted {
-            let answer = self.exhausted(&batch.events[place], held, spent).await;
-            batch.answers[place] = Some(answer);
-        }
-        for (place, claimed) in rest {
-            batch.answers[place] = Some(match claimed {
-                Ok(Claimed::Before(receipt)) => Ok(receipt),
-                Ok(_) => self.mismatch(&batch.events[place]).await,
-                Err(error) => Err(error),
-            });
+        for (place, old) in rest {
+            batch.answers[place] = self.answer(&batch.events[place], old).await;
         }
         for (place, first) in repeats {
-            batch.answers[place] = Some(match batch.repeated(place, first) {
-                Some(answer) => answer,
-                None => self.mismatch(&batch.events[place]).await,
-            });
+            let answer = Old::Answered(batch.repeated(place, first));
+            batch.answers[place] = self.answer(&batch.events[place], answer).await;
         }
-        let answers = batch.answers.into_iter();
-        answers
-            .map(|answer| answer.unwrap_or_else(|| Err(never())))
-            .collect()
+        batch.answers
     }
 
     /// Places of events that are in the batch already, and where.
@@ -173,23 +152,19 @@ impl<S: Transactional> Inbox<S> {
     }
 }
 
-/// Events under way, and what was answered of each so far.
+/// Events under way, and what is answered of each.
 struct Batch<'a, S: Transactional, E> {
     inbox: &'a Inbox<S>,
     events: Vec<Event>,
     held: BTreeMap<usize, Held<S>>,
-    answers: Vec<Option<Answer<E>>>,
+    answers: Vec<Answer<E>>,
 }
 
 impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
-    fn new(
-        inbox: &'a Inbox<S>,
-        events: Vec<Event>,
-        held: impl IntoIterator<Item = (usize, Held<S>)>,
-    ) -> Self {
+    fn new(inbox: &'a Inbox<S>, events: Vec<Event>) -> Self {
         Self {
-            held: held.into_iter().collect(),
-            answers: events.iter().map(|_| None).collect(),
+            answers: events.iter().map(|_| Err(unreached())).collect(),
+            held: BTreeMap::new(),
             inbox,
             events,
         }
@@ -218,10 +193,9 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                 |retry, opening: Opening<S>| async move {
                     let events = Arc::clone(events);
                     let done = opening.lend(work, NewEvents { events, retry }).await;
-                    let done = done.map_err(|error| store(Ran::No, &error))?;
-                    done.map_err(|error| InboxError::Failed { error, attempt: 0, ran: Ran::No })
+                    done.map_err(Err)?.map_err(Ok)
                 },
-                |error| matches!(error, InboxError::Failed { error, .. } if comes_from_conflict::<S>(error)),
+                |error| matches!(error, Ok(error) if comes_from_conflict::<S>(error)),
                 |()| Some(Records::Outcome(Outcome::void())),
             );
             match transacted.await {
@@ -239,84 +213,77 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     self.answer(&part, || Err(store(Ran::Unknown, &source)));
                 }
                 Transacted::Failed {
-                    error: InboxError::Store { source, .. },
-                    ..
+                    error: Err(source), ..
                 } => {
                     // There was no transaction to be had, nor would those that wait get one.
                     let all: Vec<_> = part.into_iter().chain(parts.drain(..).flatten()).collect();
-                    self.release(&all).await;
+                    let held: Vec<_> = all.iter().filter_map(|p| self.held.remove(p)).collect();
+                    join_all(held.into_iter().map(|held| self.inbox.release(held))).await;
                     self.answer(&all, || Err(store(Ran::No, &source)));
-                }
-                Transacted::Kept => {
-                    self.release(&part).await;
-                    self.answer(&part, || Err(InboxError::TransactionKept));
                 }
                 _ if part.len() > 1 => {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.push_front(second.to_vec());
                     parts.push_front(first.to_vec());
                 }
-                failed => {
-                    let answer = self.alone(part[0], failed).await;
-                    self.answers[part[0]] = Some(answer);
-                }
+                failed => self.alone(part[0], failed).await,
             }
         }
     }
 
-    /// What the first delivery of an event in the batch means for a second one; `None` where they
-    /// are not the same.
-    fn repeated(&self, place: usize, first: usize) -> Option<Answer<E>> {
+    /// What the first delivery of an event in the batch means for another one.
+    fn repeated(&self, place: usize, first: usize) -> Answer<E> {
         if self.events[place].fingerprint() != self.events[first].fingerprint() {
-            return None;
+            return Err(InboxError::Mismatch);
         }
-        Some(match &self.answers[first] {
-            Some(Ok(Receipt::DeadLettered)) => Ok(Receipt::DeadLettered),
-            Some(Ok(_)) => Ok(Receipt::Duplicate),
-            Some(Err(error)) => Err(InboxError::InFlight {
+        match &self.answers[first] {
+            Ok(Receipt::DeadLettered) => Ok(Receipt::DeadLettered),
+            Ok(_) => Ok(Receipt::Duplicate),
+            Err(error) => Err(InboxError::InFlight {
                 retry_after: error.retry_after(),
             }),
-            None => Err(never()),
-        })
+        }
     }
 
     /// The work failed for this one event.
-    async fn alone(&mut self, place: usize, failed: Transacted<(), InboxError<E>>) -> Answer<E> {
+    async fn alone(&mut self, place: usize, failed: Transacted<(), Result<E, StoreError>>) {
         let Some(held) = self.held.remove(&place) else {
-            return Err(never());
+            return;
         };
-        let (inbox, event) = (self.inbox, &self.events[place]);
+        let ran = Ran::No;
         let (text, error, conflict) = match failed {
             Transacted::Failed {
-                error: InboxError::Failed { error, .. },
+                error: Ok(error),
                 conflict,
-            } => (text(&error), Ok(Some(error)), conflict),
+            } => {
+                let text = text(&error);
+                let failed = Failed::now(error, ran);
+                (text, InboxError::failed(failed), conflict)
+            }
             // A constraint that is checked at the end is the event's fault.
-            Transacted::NotCommitted { source, conflict } => (text(&source), Err(source), conflict),
-            Transacted::Panicked(panic) => (message(&*panic), Ok(None), false),
-            _ => return Err(never()),
+            Transacted::NotCommitted { source, conflict } => {
+                (text(&source), InboxError::store(ran, source), conflict)
+            }
+            Transacted::Panicked(panic) => {
+                let text = message(&*panic);
+                let failed = Failed::panicked(&text, ran);
+                (text, InboxError::failed(failed), false)
+            }
+            // It was kept.
+            _ => {
+                let kept = InboxError::TransactionKept;
+                (kept.to_string(), kept, false)
+            }
         };
-        let (message, ran) = (text.clone(), Ran::No);
-        let again = |attempt| match error {
-            Ok(Some(error)) => InboxError::Failed {
-                error,
-                attempt,
-                ran,
-            },
-            Ok(None) => InboxError::Panicked {
-                message,
-                attempt,
-                ran,
-            },
-            Err(source) => store(Ran::No, &source),
-        };
-        if conflict {
+        self.answers[place] = if conflict {
             // Others were in the way, too often in a row; the event is none the worse for it.
             let attempt = held.number();
-            inbox.release(held).await;
-            return Err(again(attempt));
-        }
-        inbox.failed(event, held, &text, again).await
+            self.inbox.release(held).await;
+            Err(error.after(attempt))
+        } else {
+            let event = &self.events[place];
+            self.inbox.failed(event, held, &text, error).await
+        };
     }
 
     fn new_events(&mut self, places: &[usize]) -> Arc<[(Event, AttemptInfo)]> {
@@ -336,20 +303,14 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
 
     fn answer(&mut self, places: &[usize], answer: impl Fn() -> Answer<E>) {
         for place in places {
-            self.answers[*place] = Some(answer());
+            self.answers[*place] = answer();
         }
-    }
-
-    async fn release(&mut self, places: &[usize]) {
-        let held: Vec<_> = places.iter().filter_map(|p| self.held.remove(p)).collect();
-        join_all(held.into_iter().map(|held| self.inbox.release(held))).await;
     }
 }
 
 /// The same error for each of several events.
 fn store<E>(ran: Ran, source: &StoreError) -> InboxError<E> {
-    let source = StoreError::new(source.kind(), source.to_string());
-    InboxError::Store { ran, source }
+    InboxError::store(ran, StoreError::new(source.kind(), source.to_string()))
 }
 
 /// An error's text with those of what it comes from: drivers keep what matters in a source.
@@ -359,10 +320,8 @@ fn text(error: &(dyn StdError + 'static)) -> String {
     texts.join(": ")
 }
 
-/// Every event of a batch is answered; should one not be, it is not acknowledged.
-fn never<E>() -> InboxError<E> {
-    InboxError::Store {
-        ran: Ran::No,
-        source: StoreError::new(StoreErrorKind::NotApplied, "the event was not reached"),
-    }
+/// Every event is answered; should one not be, it is not acknowledged.
+fn unreached<E>() -> InboxError<E> {
+    let source = StoreError::new(StoreErrorKind::NotApplied, "the event was not reached");
+    InboxError::store(Ran::No, source)
 }

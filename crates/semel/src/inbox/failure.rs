@@ -1,20 +1,20 @@
 //! Failures, counted durably: each is kept as a finished step under the event's record.
 //!
 //! A record counts its attempts while it lives, but one that was released is forgotten after a
-//! minute, unless steps are finished under it: then after seven days. So an attempt that fails keeps
-//! a step before it gives the event back. One that ends without a word (its process died) releases
+//! minute, unless steps are finished under it: then after seven days. So an attempt that fails leaves
+//! a step when it gives the event back. One that ends without a word (its process died) releases
 //! nothing, and its record stays and counts it. What is subtracted are attempts that ended for no
-//! fault of the event's, each of which keeps a step of another name: there was no transaction to be had.
+//! fault of the event's, each of which leaves a step of another name: there was no transaction to be
+//! had, or the event was only handed to the callback for dead letters.
 
 use std::any::Any;
-use std::sync::Arc;
 
-use crate::guard::{Held, Ran, Settled, catch_panic};
-use crate::store::Store;
-use crate::{FinishedStep, Outcome, Progress, StoreError};
+use crate::guard::{Effects, Held, InFlight, Ran};
+use crate::store::{OnLost, Store};
+use crate::{FinishedStep, Progress, Record};
 
-use super::dead_letter::{Callback, CallbackError};
-use super::{DeadLetter, Event, Inbox, InboxError, Reason, Receipt};
+use super::receipt::Answer;
+use super::{Event, Inbox, InboxError};
 
 const FAILED: &str = "failed";
 pub(super) const RELEASED: &str = "released";
@@ -24,148 +24,90 @@ const FRAME: usize = 2 + FAILED.len() + 4;
 const LONGEST: usize = 1024;
 
 /// What the record says of the attempts before this one.
-#[derive(Default)]
 pub(super) struct History {
-    errors: Vec<String>,
+    pub(super) errors: Vec<String>,
     released: u32,
-    progress: Progress,
+    pub(super) progress: Progress,
 }
 
 impl History {
-    pub(super) async fn of<S: Store>(held: &Held<S>) -> Result<Self, StoreError> {
+    pub(super) async fn of<S: Store, E>(held: &Held<S>) -> Result<Self, InboxError<E>> {
+        let unread = |source| InboxError::store(Ran::No, source);
         // Another attempt's, where this one lost its claim: nothing can be kept behind it either.
-        let progress = held.claimed().finished_steps().await?.unwrap_or_default();
-        let mut history = Self::default();
+        let progress = held.claimed().finished_steps().await.map_err(unread)?;
+        let progress = progress.unwrap_or_default();
+        let (mut errors, mut released) = (Vec::new(), 0);
         for (name, text) in progress.steps() {
-            if name == FAILED {
-                let text = String::from_utf8_lossy(text).into_owned();
-                history.errors.push(text);
-            } else {
-                history.released += 1;
+            match name {
+                FAILED => errors.push(String::from_utf8_lossy(text).into_owned()),
+                _ => released += 1,
             }
         }
         Ok(Self {
+            errors,
+            released,
             progress,
-            ..history
         })
     }
 
     /// How many of the attempts before this one failed, or ended without a word.
-    pub(super) fn failed<S: Store>(&self, held: &Held<S>) -> u32 {
-        held.number().saturating_sub(1 + self.released)
+    pub(super) const fn failed(&self, number: u32) -> u32 {
+        number.saturating_sub(1 + self.released)
     }
 }
 
-/// What setting an event aside that used up its attempts needs.
-pub(super) struct Spent {
-    pub(super) history: History,
-    pub(super) callback: Arc<Callback>,
+/// What an attempt leaves that is no failure of the event's. With its own number it says that the
+/// event was only handed over.
+pub(super) fn released(text: &str) -> Option<FinishedStep> {
+    step(RELEASED, text)
+}
+
+fn step(name: &str, text: &str) -> Option<FinishedStep> {
+    FinishedStep::new(name, text.as_bytes()).ok()
+}
+
+/// Whether the latest attempt did nothing but hand the event over: it may be made again.
+pub(super) fn only_handed_over(record: &Record) -> bool {
+    let number = record.attempt.to_string();
+    let last = record.progress.steps().last();
+    last == Some((RELEASED, number.as_bytes()))
 }
 
 impl<S: Store> Inbox<S> {
-    /// The work failed: the failure is kept and the event given back, which is what `again` says, or
-    /// it is set aside where it had its last attempt.
+    /// The work failed: the event is given back with the failure kept, and set aside where that was
+    /// its last attempt.
     pub(super) async fn failed<E>(
         &self,
         event: &Event,
         held: Held<S>,
         text: &str,
-        again: impl FnOnce(u32) -> InboxError<E>,
-    ) -> Result<Receipt, InboxError<E>> {
-        let Ok(mut history) = History::of(&held).await else {
-            let number = held.number();
-            held.release().await.ok();
-            return Err(again(number));
+        error: InboxError<E>,
+    ) -> Answer<E> {
+        let number = held.number();
+        let history = History::of::<_, E>(&held).await;
+        let failure = step(FAILED, self.cut(text));
+        held.release_leaving(failure).await.ok();
+        let Ok(history) = history else {
+            return Err(error.after(number));
         };
-        let text = self.cut(text);
-        let failed = 1 + history.failed(&held);
         let delivered = event.delivery().filter(|_| self.count_deliveries);
-        let failed = failed.max(delivered.unwrap_or(0));
-        match &self.dead_letters {
-            Some(callback) if failed >= self.max_attempts => {
-                history.errors.push(text.into());
-                self.set_aside(&**callback, event, held, history, failed, (FAILED, text))
-                    .await
-            }
-            _ => {
-                give_back(held, (FAILED, text), &history.progress).await;
-                Err(again(failed))
-            }
+        let failed = (1 + history.failed(number)).max(delivered.unwrap_or(0));
+        if self.dead_letters.is_none() || failed < self.max_attempts {
+            return Err(error.after(failed));
         }
-    }
-
-    /// So many attempts failed or ended without a word that there is to be no other.
-    pub(super) async fn exhausted<E>(
-        &self,
-        event: &Event,
-        held: Held<S>,
-        spent: Spent,
-    ) -> Result<Receipt, InboxError<E>> {
-        let Spent { history, callback } = spent;
-        let failed = history.failed(&held);
-        self.set_aside(&*callback, event, held, history, failed, (RELEASED, ""))
-            .await
-    }
-
-    /// Hands it to the callback, and records that it will not be handled. A crash in between hands
-    /// it over again.
-    async fn set_aside<E>(
-        &self,
-        callback: &Callback,
-        event: &Event,
-        mut held: Held<S>,
-        history: History,
-        attempts: u32,
-        last: (&'static str, &str),
-    ) -> Result<Receipt, InboxError<E>> {
-        let text = history.errors.last().cloned().unwrap_or_default();
-        let letter = DeadLetter {
-            event: event.clone(),
-            reason: Reason::Failed,
-            attempts,
-            errors: history.errors,
-        };
-        if let Err(source) = taken(held.run(async { callback(letter).await }).await) {
-            give_back(held, last, &history.progress).await;
-            return Err(InboxError::NotDeadLettered {
-                attempt: attempts,
-                source,
-            });
-        }
-        match held.complete(&Outcome::failure(text.as_bytes())).await {
-            Ok(Settled::Applied | Settled::Omitted) => Ok(Receipt::DeadLettered),
-            Ok(Settled::Refused(_)) => Err(InboxError::Superseded { ran: Ran::No }),
-            Err(source) => Err(InboxError::Store {
-                ran: Ran::No,
-                source,
-            }),
+        // In an attempt of its own: if it is lost, that was not the work.
+        let policy = self.policy.with_on_lost(OnLost::Retry);
+        let policy = policy.with_in_flight(InFlight::Reject);
+        match self.begin::<E>(event, Effects::Anywhere, policy).await {
+            Ok(held) => self.set_aside(event, held, failed).await,
+            // The next delivery finds that it had its last attempt.
+            Err(_) => Err(error.after(failed)),
         }
     }
 
     /// The attempt ended for no fault of the event's: it does not count.
     pub(super) async fn release(&self, held: Held<S>) {
-        match History::of(&held).await {
-            Ok(history) => give_back(held, (RELEASED, ""), &history.progress).await,
-            Err(_) => drop(held.release().await),
-        }
-    }
-
-    /// The event came with the id of another one: handed to the callback, without which it stays
-    /// where it is.
-    pub(super) async fn mismatch<E>(&self, event: &Event) -> Result<Receipt, InboxError<E>> {
-        let Some(callback) = &self.dead_letters else {
-            return Err(InboxError::Mismatch);
-        };
-        let letter = DeadLetter {
-            event: event.clone(),
-            reason: Reason::Mismatch,
-            attempts: 0,
-            errors: Vec::new(),
-        };
-        match taken(catch_panic(async { callback(letter).await }).await) {
-            Ok(()) => Ok(Receipt::DeadLettered),
-            Err(source) => Err(InboxError::NotDeadLettered { attempt: 0, source }),
-        }
+        held.release_leaving(released("")).await.ok();
     }
 
     /// The start of a failure's text, short enough that half a record keeps all of them.
@@ -174,23 +116,6 @@ impl<S: Store> Inbox<S> {
         let longest = room.saturating_sub(FRAME).min(LONGEST);
         &text[..text.floor_char_boundary(longest)]
     }
-}
-
-/// What the callback answered; its panic is a failure like another.
-fn taken(
-    answer: Result<Result<(), CallbackError>, Box<dyn Any + Send>>,
-) -> Result<(), CallbackError> {
-    answer.unwrap_or_else(|panic| Err(message(&*panic).into()))
-}
-
-/// Keeps a step, and gives the event back: also where the store did not take the step, which then is
-/// not counted.
-async fn give_back<S: Store>(held: Held<S>, step: (&'static str, &str), kept: &Progress) {
-    let (name, text) = step;
-    if let Ok(step) = FinishedStep::new(name, text.as_bytes()) {
-        held.claimed().keep(&step, kept).await.ok();
-    }
-    held.release().await.ok();
 }
 
 /// The text of a panic.

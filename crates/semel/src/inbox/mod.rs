@@ -110,9 +110,9 @@ impl<S: Store> Inbox<S> {
     }
 
     /// Takes the events that are set aside as dead letters: those that failed too often, and those
-    /// that come with the id of another one. Where the answer is an error the event is not set aside, and is
-    /// handed over again at its next delivery; so it is after a crash. Without such a callback no
-    /// event is ever set aside: nothing is acknowledged that nobody took.
+    /// of which no delivery would ever run ([`Reason`]). Where the answer is an error the event is
+    /// not set aside, and is handed over again at its next delivery; so it is after a crash. Without
+    /// such a callback no event is ever set aside: nothing is acknowledged that nobody took.
     #[must_use]
     pub fn with_dead_letters<F, W, E>(mut self, callback: F) -> Self
     where

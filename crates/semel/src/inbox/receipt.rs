@@ -3,8 +3,9 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use super::Reason;
 use crate::StoreError;
-use crate::guard::Ran;
+use crate::guard::{Failed, Ran, Settled};
 
 /// The event needs no further delivery: acknowledge it. Given only after the commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,10 +15,12 @@ pub enum Receipt {
     Handled,
     /// An earlier delivery was handled. Nothing ran.
     Duplicate,
-    /// It is not handled, and never will be: it was handed to the callback for such events, now or
-    /// at an earlier delivery. Where the broker has a place for dead letters, it belongs there.
+    /// It was handed to the callback for dead letters, now or at an earlier delivery, and is not run
+    /// again. Where the broker has a place for dead letters, it belongs there.
     DeadLettered,
 }
+
+pub(super) type Answer<E> = Result<Receipt, InboxError<E>>;
 
 /// Why there is no receipt: do not acknowledge the event. Delivered again it may get one.
 #[derive(Debug, thiserror::Error)]
@@ -39,30 +42,18 @@ pub enum InboxError<E> {
     /// An event with this id and another content came before. Nothing ran.
     #[error("an event with this id and another content came before")]
     Mismatch,
-    /// The work failed. The failure is kept with the event.
-    #[error("{error}")]
+    /// The work failed or panicked. The failure is kept with the event.
+    #[error("{failed}")]
     Failed {
-        /// What it failed with.
-        error: E,
+        /// What it failed with; [without an error](Failed::error) it panicked.
+        failed: Failed<E>,
         /// How many attempts have failed so far, this one among them.
         attempt: u32,
-        /// Whether what it did stands: not in a transaction.
-        ran: Ran,
     },
-    /// The work panicked, which is a failure like another.
-    #[error("the work panicked: {message}")]
-    Panicked {
-        /// The panic's text.
-        message: String,
-        /// How many attempts have failed so far, this one among them.
-        attempt: u32,
-        /// Whether what it did stands: not in a transaction.
-        ran: Ran,
-    },
-    /// The callback for events that are set aside failed: the event is not set aside.
+    /// The callback for dead letters failed: the event is not set aside.
     #[error("the event could not be set aside")]
     NotDeadLettered {
-        /// How many attempts have failed so far.
+        /// How many attempts have failed so far; 0 where it was to be set aside without one.
         attempt: u32,
         /// What the callback failed with.
         source: Box<dyn StdError + Send + Sync>,
@@ -74,7 +65,8 @@ pub enum InboxError<E> {
         /// Whether the effects of this one stand.
         ran: Ran,
     },
-    /// The work ended and kept its transaction, which was therefore not committed.
+    /// The work ended and kept its transaction, which was therefore not committed. It counts as a
+    /// failure.
     #[error("the work kept its transaction, which was not committed")]
     TransactionKept,
     /// The store failed. After the work ran without a transaction, its outcome is recorded as soon
@@ -97,24 +89,22 @@ impl<E> InboxError<E> {
     pub fn retry_after(&self) -> Duration {
         match self {
             Self::InFlight { retry_after } => *retry_after,
-            Self::Failed { attempt, .. }
-            | Self::Panicked { attempt, .. }
-            | Self::NotDeadLettered { attempt, .. } => {
-                let doubled = 1 << attempt.saturating_sub(1).min(6);
+            Self::Failed { attempt, .. } | Self::NotDeadLettered { attempt, .. }
+                if *attempt > 0 =>
+            {
+                let doubled = 1 << (attempt - 1).min(6);
                 Duration::from_secs(doubled).min(LONGEST)
             }
             Self::Superseded { .. } | Self::Store { .. } => Duration::from_secs(1),
-            Self::NoId | Self::Unknown | Self::Mismatch | Self::TransactionKept => LONGEST,
+            _ => LONGEST,
         }
     }
 
     /// Whether this call had an effect.
     pub const fn ran(&self) -> Ran {
         match self {
-            Self::Failed { ran, .. }
-            | Self::Panicked { ran, .. }
-            | Self::Superseded { ran }
-            | Self::Store { ran, .. } => *ran,
+            Self::Failed { failed, .. } => failed.ran(),
+            Self::Superseded { ran } | Self::Store { ran, .. } => *ran,
             Self::NoId
             | Self::InFlight { .. }
             | Self::Unknown
@@ -122,5 +112,45 @@ impl<E> InboxError<E> {
             | Self::NotDeadLettered { .. }
             | Self::TransactionKept => Ran::No,
         }
+    }
+
+    /// Why an event with this answer, of which nothing runs, is set aside where somebody takes it.
+    pub(super) const fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::NoId => Some(Reason::NoId),
+            Self::Unknown => Some(Reason::Unknown),
+            Self::Mismatch => Some(Reason::Mismatch),
+            _ => None,
+        }
+    }
+
+    /// The work failed; how often so far is said later.
+    pub(super) const fn failed(failed: Failed<E>) -> Self {
+        Self::Failed { failed, attempt: 0 }
+    }
+
+    /// The same after so many attempts that failed.
+    pub(super) const fn after(mut self, attempts: u32) -> Self {
+        if let Self::Failed { attempt, .. } = &mut self {
+            *attempt = attempts;
+        }
+        self
+    }
+
+    pub(super) const fn store(ran: Ran, source: StoreError) -> Self {
+        Self::Store { ran, source }
+    }
+}
+
+/// The answer once the store was told of it.
+pub(super) fn told<E>(
+    settled: Result<Settled, StoreError>,
+    receipt: Receipt,
+    ran: Ran,
+) -> Answer<E> {
+    match settled {
+        Ok(Settled::Applied | Settled::Omitted) => Ok(receipt),
+        Ok(Settled::Refused(_)) => Err(InboxError::Superseded { ran }),
+        Err(source) => Err(InboxError::store(ran, source)),
     }
 }

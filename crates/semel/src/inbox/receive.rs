@@ -3,10 +3,11 @@
 use std::fmt::Display;
 
 use crate::Outcome;
-use crate::guard::{AttemptInfo, Effects, Ran, Settled, join};
+use crate::guard::{AttemptInfo, Effects, Failed, Ran, join};
 use crate::store::Store;
 
 use super::failure::message;
+use super::receipt::{Answer, told};
 use super::{Event, Inbox, InboxError, Receipt};
 
 impl<S: Store> Inbox<S> {
@@ -34,47 +35,30 @@ impl<S: Store> Inbox<S> {
         join(task).await
     }
 
-    async fn once<E, F, W>(&self, event: &Event, work: F) -> Result<Receipt, InboxError<E>>
+    async fn once<E, F, W>(&self, event: &Event, work: F) -> Answer<E>
     where
         E: Display,
         F: FnOnce(AttemptInfo) -> W,
         W: Future<Output = Result<(), E>>,
     {
-        let claimed = self.claim(event, Effects::Anywhere, true).await?;
-        let mut held = match self.unless_new(event, claimed).await {
+        let mut held = match self.claim(event, Effects::Anywhere, true).await {
             Ok(held) => held,
-            Err(answer) => return answer,
+            Err(old) => return self.answer(event, old).await,
         };
-        let info = held.info();
-        match held.run(async { work(info).await }).await {
-            Ok(Ok(())) => match held.complete(&Outcome::void()).await {
-                Ok(Settled::Applied | Settled::Omitted) => Ok(Receipt::Handled),
-                Ok(Settled::Refused(_)) => Err(InboxError::Superseded { ran: Ran::Yes }),
-                Err(source) => Err(InboxError::Store {
-                    ran: Ran::Yes,
-                    source,
-                }),
-            },
-            Ok(Err(error)) => {
-                let text = error.to_string();
-                let ran = Ran::Yes;
-                let again = |attempt| InboxError::Failed {
-                    error,
-                    attempt,
-                    ran,
-                };
-                self.failed(event, held, &text, again).await
+        let (info, ran) = (held.info(), Ran::Yes);
+        let (text, failed) = match held.run(async { work(info).await }).await {
+            Ok(Ok(())) => {
+                let done = held.complete(&Outcome::void()).await;
+                return told(done, Receipt::Handled, ran);
             }
+            Ok(Err(error)) => (error.to_string(), Failed::now(error, ran)),
             Err(panic) => {
-                let message = message(&*panic);
-                drop(panic);
-                let again = |attempt| InboxError::Panicked {
-                    message: message.clone(),
-                    attempt,
-                    ran: Ran::Yes,
-                };
-                self.failed(event, held, &message, again).await
+                let text = message(&*panic);
+                let failed = Failed::panicked(&text, ran);
+                (text, failed)
             }
-        }
+        };
+        let error = InboxError::failed(failed);
+        self.failed(event, held, &text, error).await
     }
 }

@@ -189,11 +189,11 @@ async fn a_failure_gives_it_back_and_is_counted_for_days() {
         assert_eq!(failed.retry_after(), Duration::from_secs(wait));
         match failed {
             InboxError::Failed {
-                error,
+                failed,
                 attempt: told,
-                ran: Ran::Yes,
             } => {
-                assert_eq!((error, told), (format!("failure {attempt}"), attempt));
+                assert_eq!((failed.ran(), told), (Ran::Yes, attempt));
+                assert_eq!(failed.into_error(), Some(format!("failure {attempt}")));
             }
             other => panic!("{other:?}"),
         }
@@ -214,7 +214,7 @@ async fn a_failure_gives_it_back_whatever_the_policy_says() {
         assert!(matches!(failed, Err(InboxError::Failed { .. })));
         let panics = |_| async { panic!("on purpose") };
         let panicked = inbox.receive::<String, _, _>(&event("a"), panics).await;
-        assert!(matches!(panicked, Err(InboxError::Panicked { .. })));
+        assert!(matches!(panicked, Err(InboxError::Failed { .. })));
         let handled = receive(&inbox, &event("a"), &runs, false).await;
         assert_eq!(handled.unwrap(), Receipt::Handled);
     }

@@ -1,12 +1,15 @@
 //! Events that are not to hold up the others.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use semel::inbox::{Event, Inbox, InboxError, Reason, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::{ListQuery, OnLost, Store as _};
 use semel::{OutcomeKind, State, StateKind};
-use tokio::time::advance;
+use tokio::sync::Notify;
+use tokio::time::{advance, sleep};
 
 use super::receive::lost;
 use super::scripted::Scripted;
@@ -79,11 +82,11 @@ async fn a_panic_is_a_failure_and_stops_nobody() {
     let panics = |_| async { panic!("out of cheese") };
     let first = inbox.receive::<String, _, _>(&event("a"), panics).await;
     match first {
-        Err(InboxError::Panicked {
-            message,
-            attempt: 1,
-            ran: semel::guard::Ran::Yes,
-        }) => assert_eq!(message, "out of cheese"),
+        Err(InboxError::Failed { failed, attempt: 1 }) => {
+            assert_eq!(failed.ran(), semel::guard::Ran::Yes);
+            assert_eq!(failed.to_string(), "the work panicked: out of cheese");
+            assert!(failed.error().is_none());
+        }
         other => panic!("{other:?}"),
     }
     let second = inbox.receive::<String, _, _>(&event("a"), panics).await;
@@ -180,4 +183,85 @@ async fn a_text_too_large_for_the_store_is_set_aside_all_the_same() {
         assert_eq!(answer.unwrap(), Receipt::DeadLettered);
     }
     assert_eq!(taken.all().len(), 1);
+}
+
+/// The consumer dies while the callback has the event: nothing but the callback can have run.
+#[tokio::test(start_paused = true)]
+async fn a_crash_in_the_callback_hands_it_over_again() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let (called, takes) = (Arc::new(Notify::new()), taken.clone());
+    let calls = called.clone();
+    let dies = move |letter| {
+        let first = takes.all().is_empty();
+        let taken = takes.take(letter);
+        calls.notify_one();
+        async move {
+            match first {
+                true => std::future::pending().await,
+                false => taken,
+            }
+        }
+    };
+    let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
+    let inbox = inbox.with_max_attempts(1).with_dead_letters(dies);
+    inbox.store().deaf.store(true, Ordering::SeqCst);
+    let (there, runs_there) = (inbox.clone(), runs.clone());
+    tokio::spawn(async move { receive(&there, &event("a"), &runs_there, true).await });
+    called.notified().await;
+    advance(Duration::from_secs(31)).await;
+    let aside = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 1));
+    for letter in taken.all() {
+        assert_eq!((letter.reason, letter.attempts), (Reason::Failed, 1));
+        assert_eq!(letter.errors, ["failure 1"]);
+    }
+    assert_eq!(taken.all().len(), 2);
+    let after = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!((after.unwrap(), runs.count()), (Receipt::DeadLettered, 1));
+}
+
+/// A failure is not given back without being counted, however the store answers.
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_kept_though_the_store_cannot_be_read() {
+    let runs = Runs::default();
+    let retries = policy().with_on_lost(OnLost::Retry);
+    let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing").with_policy(retries);
+    lost(&inbox, &event("a")).await;
+    let store = inbox.store().clone();
+    store.blind.store(true, Ordering::SeqCst);
+    let failed = receive(&inbox, &event("a"), &runs, true).await;
+    assert!(matches!(failed, Err(InboxError::Failed { .. })));
+    store.blind.store(false, Ordering::SeqCst);
+    sleep(LATER).await;
+    match receive(&inbox, &event("a"), &runs, true).await {
+        Err(InboxError::Failed { attempt: 3, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nobody knows whether it was handled: the application has it, and the record stays as it is.
+#[tokio::test(start_paused = true)]
+async fn an_event_of_unknown_outcome_is_handed_over_and_stays_unknown() {
+    let (taken, runs) = (Taken::failing(1), Runs::default());
+    let inbox = taken.inbox(Inbox::new(Arc::new(Scripted::new(&[])), "billing"));
+    lost(&inbox, &event("a")).await;
+    let failed = receive(&inbox, &event("a"), &runs, false).await;
+    assert!(matches!(failed, Err(InboxError::NotDeadLettered { .. })));
+    for _ in 0..2 {
+        let aside = receive(&inbox, &event("a"), &runs, false).await;
+        assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 0));
+    }
+    assert!(taken.all().iter().all(|l| l.reason == Reason::Unknown));
+    let query = ListQuery::new(StateKind::Unknown);
+    let page = inbox.store().list(&query).await.unwrap();
+    assert_eq!(page.entries.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_without_an_id_is_handed_over() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let inbox = taken.inbox(inbox());
+    let aside = receive(&inbox, &event(""), &runs, false).await;
+    assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 0));
+    assert_eq!(taken.all()[0].reason, Reason::NoId);
 }

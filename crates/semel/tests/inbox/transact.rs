@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use semel::guard::{Ran, TransactOptions};
+use semel::guard::{
+    Answered, Case, Finding, Guard, Ran, ReconcileOptions, Reconciler, TransactOptions,
+};
 use semel::inbox::{Event, Inbox, InboxError, NewEvents, Reason, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLost, Store as _};
@@ -14,8 +16,9 @@ use semel::{Fingerprint, StateKind, StoreErrorKind};
 use tokio::sync::Notify;
 use tokio::time::advance;
 
+use super::receive::lost;
 use super::scripted::{Conflict, Failure, Fate, Scripted, Work};
-use super::{LATER, Taken, event};
+use super::{LATER, Taken, event, policy};
 
 type Tx = Lent<Work>;
 type Answer = Result<Receipt, InboxError<Failure>>;
@@ -342,6 +345,38 @@ async fn all_leases_are_renewed_while_the_work_runs() {
     assert_eq!(bench.runs(), ["3", "x"]);
 }
 
+/// Is sure after longer than a lease.
+struct Slow;
+
+impl Reconciler for Slow {
+    fn reconcile<'a>(&'a self, _: &'a Case<'_>) -> Answered<'a> {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            Ok(Finding::DidNotHappen.into())
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_are_renewed_while_others_of_the_batch_are_being_claimed() {
+    let mut bench = Bench::new(&[]);
+    let store = bench.inbox.store().clone();
+    let patient = ReconcileOptions::in_line().with_timeout(Duration::from_secs(200));
+    let guard = Guard::builder(store.clone()).reconciler(Arc::new(Slow));
+    let reconciles = policy().with_on_lost(OnLost::Reconcile);
+    bench.inbox = Inbox::new(guard.reconcile_options(patient).build(), "billing");
+    bench.inbox = bench.inbox.with_policy(reconciles);
+    let bench = Arc::new(bench);
+    lost(&bench.inbox, &event("a")).await;
+    let there = bench.clone();
+    let batch = tokio::spawn(async move { there.batch(&events("a b")).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    store.deaf.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(short(&[bench.one(&event("b")).await]), "i");
+    assert_eq!(short(&batch.await.unwrap()), "HH");
+}
+
 #[tokio::test(start_paused = true)]
 async fn where_none_are_renewed_beside_a_transaction_they_are_between_two() {
     let bench = Bench::new(&[]);
@@ -400,11 +435,11 @@ async fn work_that_keeps_the_transaction_or_panics_is_not_committed() {
         .await;
     assert_eq!(answers[0].as_ref().unwrap(), &Receipt::Handled);
     match &answers[1] {
-        Err(InboxError::Panicked {
-            message,
-            attempt: 1,
-            ran: Ran::No,
-        }) => assert_eq!(message, "not b"),
+        // The transaction that it kept counts as well.
+        Err(InboxError::Failed { failed, attempt: 2 }) => {
+            assert_eq!(failed.ran(), Ran::No);
+            assert_eq!(failed.to_string(), "the work panicked: not b");
+        }
         other => panic!("{other:?}"),
     }
 }

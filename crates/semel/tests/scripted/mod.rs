@@ -36,6 +36,8 @@ pub(crate) struct Scripted {
     pub(crate) unreached: AtomicBool,
     /// Renewals are not answered.
     pub(crate) deaf: AtomicBool,
+    /// Reads are not answered.
+    pub(crate) blind: AtomicBool,
     /// What was committed beside the records, in its order.
     pub(crate) ledger: Mutex<Vec<String>>,
     /// What was completed, in its order.
@@ -52,6 +54,7 @@ impl Scripted {
             rolled_back: AtomicU32::new(0),
             unreached: false.into(),
             deaf: false.into(),
+            blind: false.into(),
             ledger: Mutex::default(),
             completed: Mutex::default(),
         }
@@ -209,6 +212,9 @@ impl Store for Scripted {
         self.memory.resolve(identity, resolution).await
     }
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        if self.blind.load(Ordering::SeqCst) {
+            return Err(error(StoreErrorKind::NotApplied));
+        }
         self.memory.get(identity).await
     }
     async fn list(&self, query: &ListQuery) -> Result<Page> {
