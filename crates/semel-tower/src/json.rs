@@ -7,9 +7,9 @@ use serde_json::Value;
 ///
 /// Two texts with the same canonical form count as the same request, so the form is given only to
 /// I-JSON (RFC 7493) that it represents without loss. `None` for what is not JSON at all (a byte
-/// order mark, invalid UTF-8, `NaN`), for duplicate names, lone surrogates, more than 128 levels,
-/// numbers that are too large for a double, and numbers from 2^53 up whose digits a double does not
-/// keep: `9007199254740993` would collapse into `9007199254740992`.
+/// order mark, invalid UTF-8, `NaN`), for duplicate names, lone surrogates, more than 128 levels, and
+/// numbers whose digits a double does not keep: `1.000000000000000001` would collapse into `1`, and
+/// `9007199254740993` into `9007199254740992`.
 pub fn canonical(text: &[u8]) -> Option<Vec<u8>> {
     let value = lossless(text)?;
     // With serde_json's `arbitrary_precision` unified in by some other crate, numbers beyond a
@@ -63,20 +63,14 @@ fn string_end(text: &[u8], start: usize) -> usize {
     at
 }
 
-/// Whether the double nearest to a number says what the number says, or is small enough that its
-/// digits are taken to be rounding.
+/// Whether the double nearest to a number, in its shortest form, says what the number says.
 fn keeps_digits(literal: &str) -> bool {
-    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53: every smaller integer is a double
-
     let Ok(double) = literal.parse::<f64>() else {
         return false;
     };
-    if double == 0.0 {
-        // Too small for a double, and not zero.
-        return Decimal::of(literal).digits.is_empty();
-    }
-    double.is_finite()
-        && (double.abs() < EXACT || Decimal::of(literal) == Decimal::of(&format!("{double:e}")))
+    let is_short = literal.len() <= 15 && literal.bytes().all(|b| b.is_ascii_digit());
+    // Every integer of so few digits is a double.
+    is_short || double.is_finite() && Decimal::of(literal) == Decimal::of(&format!("{double:e}"))
 }
 
 /// A decimal number as its significant digits, times a power of ten. The sign is left out: both
@@ -91,18 +85,19 @@ impl Decimal {
     fn of(literal: &str) -> Self {
         let (mantissa, exponent) = literal.split_once(['e', 'E']).unwrap_or((literal, "0"));
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        // Only exponents of doubles are compared; longer ones are zeros or were refused before.
-        let exponent: i64 = exponent.parse().unwrap_or(i64::MIN / 2);
+        // Too long a one saturates: no double has such an exponent, so nothing equals it but zero.
+        let exponent: i64 = exponent.parse().unwrap_or(i64::MIN);
         let mut digits: Vec<u8> = whole
             .bytes()
             .chain(fraction.bytes())
             .filter(u8::is_ascii_digit)
             .skip_while(|d| *d == b'0')
             .collect();
-        let mut exponent = exponent - i64::try_from(fraction.len()).unwrap_or(i64::MAX / 4);
+        let places = i64::try_from(fraction.len()).unwrap_or(i64::MAX);
+        let mut exponent = exponent.saturating_sub(places);
         while digits.last() == Some(&b'0') {
             digits.pop();
-            exponent += 1;
+            exponent = exponent.saturating_add(1);
         }
         if digits.is_empty() {
             exponent = 0;
@@ -123,6 +118,8 @@ fn count_members(value: &Value) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn text(input: &str) -> Option<String> {
@@ -130,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_from_2_to_the_53_up_keep_their_digits_or_are_refused() {
+    fn large_numbers_keep_their_digits_or_are_refused() {
         for (input, output) in [
             ("9007199254740992", "9007199254740992"),
             ("1E30", "1e+30"),
@@ -187,10 +184,97 @@ mod tests {
         assert_eq!(text(input).as_deref(), Some(input));
     }
 
-    proptest::proptest! {
+    #[test]
+    fn numbers_whose_digits_a_double_does_not_keep_are_refused() {
+        for lossy in [
+            "1.000000000000000001",
+            "1.000000000000000002",
+            "99.99999999999999999",
+            "0.10000000000000000001",
+            "1e-5000",
+            "1.5e-9223372036854775808",
+            "-1.5e-9223372036854775807",
+            "1.5e-99999999999999999999",
+            "0.1e9223372036854775807",
+        ] {
+            assert_eq!(text(lossy), None, "{lossy}");
+        }
+        for (input, output) in [
+            ("0.1", "0.1"),
+            ("0.30000000000000004", "0.30000000000000004"),
+            ("1234567.89", "1234567.89"),
+            ("1.50000000000000000000", "1.5"),
+            ("0.00e-9223372036854775808", "0"),
+            ("0e99999999999999999999", "0"),
+            ("5e-324", "5e-324"),
+        ] {
+            assert_eq!(text(input).as_deref(), Some(output), "{input}");
+        }
+    }
+
+    /// A number as JSON may write it: any digits, and exponents up to the edge of what a machine
+    /// counts in.
+    fn literals() -> impl Strategy<Value = String> {
+        let exponent = prop_oneof![
+            Just(String::new()),
+            "[eE][+-]?[0-9]{1,3}",
+            "[eE]-?9223372036854775[0-9]{3}",
+            "[eE]-?[1-9][0-9]{18,24}",
+        ];
+        ("-?(0|[1-9][0-9]{0,24})(\\.[0-9]{1,24})?", exponent).prop_map(|(m, e)| m + &e)
+    }
+
+    /// Sign, digits and exponent, found without any of the code above.
+    fn value_of(literal: &str) -> (bool, String, i128) {
+        let (mantissa, exponent) = literal.split_once(['e', 'E']).unwrap_or((literal, "0"));
+        let unsigned = mantissa.trim_start_matches('-');
+        let (whole, fraction) = unsigned.split_once('.').unwrap_or((unsigned, ""));
+        let digits = format!("{whole}{fraction}");
+        let significant = digits.trim_end_matches('0');
+        let dropped = digits.len() - significant.len();
+        let significant = significant.trim_start_matches('0').to_owned();
+        if significant.is_empty() {
+            return (false, significant, 0);
+        }
+        let exponent: i128 = exponent.parse().unwrap();
+        let exponent = exponent - fraction.len() as i128 + dropped as i128;
+        (mantissa.starts_with('-'), significant, exponent)
+    }
+
+    proptest! {
         #[test]
         fn any_bytes_are_answered(bytes: Vec<u8>) {
             let _ = canonical(&bytes);
+        }
+
+        #[test]
+        fn no_two_numbers_have_one_form(literal in literals()) {
+            if let Some(form) = text(&literal) {
+                prop_assert_eq!(value_of(&literal), value_of(&form));
+            }
+        }
+
+        #[test]
+        fn what_a_double_says_in_its_shortest_form_has_one(
+            double in proptest::num::f64::NORMAL | proptest::num::f64::SUBNORMAL,
+        ) {
+            let form = text(&format!("{double:e}"));
+            prop_assert!(form.is_some());
+            // However it is written.
+            let point = if double.fract() == 0.0 { ".00" } else { "00" };
+            prop_assert_eq!(&text(&format!("{double}{point}")), &form);
+            prop_assert_eq!(text(&format!("{double}")), form);
+        }
+
+        #[test]
+        fn digits_behind_those_of_a_double_are_not_dropped(
+            whole in 0_u32..1000,
+            (one, other) in ("[0-9]{18,20}", "[0-9]{18,20}"),
+        ) {
+            let (one, other) = (format!("{whole}.{one}"), format!("{whole}.{other}"));
+            prop_assume!(value_of(&one) != value_of(&other));
+            let forms = (text(&one), text(&other));
+            prop_assert!(forms.0.is_none() || forms.0 != forms.1);
         }
     }
 }

@@ -164,7 +164,8 @@ fn row_28_the_canonical_form_is_that_of_rfc_8785() {
             assert_eq!(canonical, None, "{name}");
             continue;
         };
-        if name == "2^68" {
+        // A double does not keep the digits of 2^68, nor of the 333333333.33333329 in "exp".
+        if ["2^68", "exp"].contains(&name) {
             assert_eq!(canonical, None, "{name}");
             continue;
         }
@@ -176,7 +177,7 @@ fn row_28_the_canonical_form_is_that_of_rfc_8785() {
         );
         seen += 1;
     }
-    assert_eq!(seen, 12);
+    assert_eq!(seen, 11);
 }
 
 #[tokio::test]
@@ -197,16 +198,20 @@ async fn row_29_what_is_not_i_json_is_taken_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn row_30_large_integers_do_not_collapse() {
+async fn row_30_numbers_that_a_double_does_not_hold_do_not_collapse() {
     for (first, second) in [
         ("9007199254740992", "9007199254740993"),
         ("9007199254740993", "9007199254740992"),
         ("295147905179352825856", "295147905179352830000"),
         ("18446744073709551615", "18446744073709551616"),
+        // Nor do amounts with 18 digits behind the point.
+        ("1.000000000000000001", "1.000000000000000002"),
+        (r#"{"amount":100}"#, r#"{"amount":99.99999999999999999}"#),
     ] {
         assert!(!same_body(BodyForm::Json, first, second).await, "{first}");
     }
     assert!(same_body(BodyForm::Json, "1e21", "1E+21").await);
+    assert!(same_body(BodyForm::Json, "4.50", "45e-1").await);
 }
 
 #[tokio::test]
