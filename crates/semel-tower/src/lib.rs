@@ -84,6 +84,7 @@
 mod attempt;
 mod body;
 mod config;
+mod conflict;
 #[cfg(feature = "axum")]
 mod extract;
 pub mod fingerprint;

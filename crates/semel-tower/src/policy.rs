@@ -8,6 +8,8 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, StatusCode, response};
 use tower::load_shed::error::Overloaded;
 
+use crate::conflict;
+
 /// What becomes of the record once the inner service has answered.
 ///
 /// The layer decides by status ([`of_status`](Self::of_status)), or by the function given to
@@ -54,6 +56,9 @@ impl Disposition {
     /// * of gRPC the `grpc-status`, mapped as the status codes of HTTP are: 0, `NOT_FOUND`,
     ///   `ALREADY_EXISTS` and `FAILED_PRECONDITION` are kept, `CANCELLED`, `DEADLINE_EXCEEDED` and none
     ///   at all are unknown, all others are released;
+    /// * a 409 of a service that dedupes itself is not the operation's answer: one with a
+    ///   `Retry-After`, or whose problem (`code`, at most 16 KiB of JSON) says `in-flight`,
+    ///   `idempotency_key_in_use` or the like, is released; `outcome-unknown` is unknown;
     /// * a 422 with which axum's extractors refuse a body is released: the handler did not run.
     pub fn of(reply: &Reply<'_>) -> Self {
         let Reply {
@@ -74,12 +79,14 @@ impl Disposition {
                 (None, None) => Self::of_status(head.status),
             };
         }
-        match head.status == StatusCode::UNPROCESSABLE_ENTITY
-            && body.is_some_and(|b| is_rejection(b))
-        {
-            true => Self::Release,
-            false => Self::of_status(head.status),
-        }
+        let said = match head.status {
+            StatusCode::CONFLICT => conflict::disposition(head, body),
+            StatusCode::UNPROCESSABLE_ENTITY => body
+                .is_some_and(|body| is_rejection(body))
+                .then_some(Self::Release),
+            _ => None,
+        };
+        said.unwrap_or_else(|| Self::of_status(head.status))
     }
 
     /// What a status means where nobody says otherwise.
@@ -127,7 +134,7 @@ impl Disposition {
 
 /// What a response means, where its head alone says so.
 pub(crate) fn by_head(head: &response::Parts) -> Option<Disposition> {
-    let is_open = is_grpc(head) && grpc_status(&head.headers).is_none();
+    let is_open = is_grpc(head) && grpc_status(&head.headers).is_none() || conflict::is_open(head);
     (!is_open).then(|| {
         Disposition::of(&Reply {
             head,

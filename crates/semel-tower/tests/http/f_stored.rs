@@ -153,7 +153,10 @@ async fn row_60_61_or_as_the_application_decides() {
 #[tokio::test]
 async fn row_61_lasting_failures_are_replayed() {
     for status in [402, 404, 409, 410, 412, 422] {
-        let app = first(status);
+        let app = App::answering(layer(), move |n| {
+            let status = StatusCode::from_u16(status).unwrap();
+            (status, format!("answer {n}")).into_response()
+        });
         let answer = app.send(Call::order()).await;
         answer.assert_first(status);
         app.send(Call::order()).await.assert_replay_of(&answer);

@@ -13,6 +13,7 @@ mod e_replay;
 mod f_stored;
 mod g_retention;
 mod grpc;
+mod in_flight_elsewhere;
 mod inner;
 mod limits;
 #[path = "../../../semel/tests/scripted/mod.rs"]
