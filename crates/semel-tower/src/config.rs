@@ -1,12 +1,12 @@
 //! Everything that the layer's setters set, but for the policies that the guard follows.
 
 use std::any::Any;
-use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, ORIGIN};
+use http::header::{CONTENT_LENGTH, HOST, HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, Response, response};
 use http_body::Body as HttpBody;
@@ -16,6 +16,7 @@ use crate::body::Body;
 use crate::fingerprint::{self, BodyForm};
 use crate::header::{self, HeaderError, Syntax};
 use crate::limits::Limits;
+use crate::operation::OperationRule;
 use crate::policy::{self, Disposition, Reply};
 use crate::problem::{Docs, Problem, ProblemCode};
 use crate::replay;
@@ -24,7 +25,6 @@ use crate::scope::ScopeRule;
 pub(crate) type Classifier = dyn Fn(&Reply<'_>) -> Disposition + Send + Sync;
 pub(crate) type ErrorClassifier = dyn Fn(&dyn Any) -> Option<Disposition> + Send + Sync;
 pub(crate) type Fingerprinter = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
-pub(crate) type OperationName = dyn Fn(&Parts) -> String + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Config {
@@ -32,24 +32,20 @@ pub(crate) struct Config {
     pub(crate) syntax: Syntax,
     pub(crate) key_rule: KeyRule,
     pub(crate) scope: ScopeRule,
-    pub(crate) operation: Operation,
+    pub(crate) operation: OperationRule,
     pub(crate) body_form: BodyForm,
     pub(crate) fingerprint_headers: Vec<HeaderName>,
+    pub(crate) host_counts: bool,
     pub(crate) fingerprinter: Option<Arc<Fingerprinter>>,
     pub(crate) max_request_body: usize,
     pub(crate) max_response_body: usize,
     pub(crate) limits: Limits,
     pub(crate) replay_header: HeaderName,
     pub(crate) allowed_replay_headers: Vec<HeaderName>,
+    pub(crate) dispositions: BTreeMap<u16, Disposition>,
     pub(crate) classifier: Option<Arc<Classifier>>,
     pub(crate) error_classifier: Option<Arc<ErrorClassifier>>,
     pub(crate) docs: Docs,
-}
-
-#[derive(Clone)]
-pub(crate) enum Operation {
-    Named(Arc<str>),
-    By(Arc<OperationName>),
 }
 
 const MIB: usize = 1 << 20;
@@ -61,15 +57,17 @@ impl Default for Config {
             syntax: Syntax::default(),
             key_rule: KeyRule::GENERAL,
             scope: ScopeRule::default(),
-            operation: Operation::Named("http".into()),
+            operation: OperationRule::default(),
             body_form: BodyForm::default(),
             fingerprint_headers: Vec::new(),
+            host_counts: true,
             fingerprinter: None,
             max_request_body: MIB,
             max_response_body: MIB,
             limits: Limits::default(),
             replay_header: replay::REPLAYED,
             allowed_replay_headers: Vec::new(),
+            dispositions: BTreeMap::new(),
             classifier: None,
             error_classifier: None,
             docs: Docs::default(),
@@ -92,9 +90,7 @@ impl Config {
         body: &B,
         key: Key,
     ) -> Result<Identity, Problem> {
-        let Some(scope) = self.scope.of(parts) else {
-            return Err(Problem::new(ProblemCode::MissingPrincipal));
-        };
+        let scope = self.scope.of(parts)?;
         let announced = parts
             .headers
             .get(CONTENT_LENGTH)
@@ -104,17 +100,17 @@ impl Config {
         if announced > self.max_request_body as u64 {
             return Err(self.too_large());
         }
-        let operation: Cow<'_, str> = match &self.operation {
-            Operation::Named(name) => Cow::Borrowed(name),
-            Operation::By(name) => Cow::Owned(name(parts)),
-        };
-        Ok(Identity::new(scope, &operation, key))
+        Ok(Identity::new(scope, &self.operation.of(parts), key))
     }
 
     pub(crate) fn fingerprint(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
         match &self.fingerprinter {
             Some(make) => make(parts, body),
-            None => fingerprint::of_request(parts, body, self.body_form, &self.fingerprint_headers),
+            None => {
+                let host = self.host_counts.then_some(&HOST);
+                let headers = host.into_iter().chain(&self.fingerprint_headers);
+                fingerprint::of_request(parts, body, self.body_form, headers)
+            }
         }
     }
 
@@ -152,8 +148,7 @@ impl Config {
         if head.status.is_informational() {
             return Some(Disposition::Release);
         }
-        let stated = head.extensions.get::<Disposition>().copied();
-        stated.or_else(|| match self.classifier {
+        self.stated(head).or_else(|| match self.classifier {
             None => policy::by_head(head),
             Some(_) => None,
         })
@@ -161,11 +156,19 @@ impl Config {
 
     /// What a response means.
     pub(crate) fn classify(&self, reply: &Reply<'_>) -> Disposition {
-        let stated = reply.head.extensions.get::<Disposition>().copied();
-        stated.unwrap_or_else(|| match &self.classifier {
-            Some(classify) => classify(reply),
-            None => Disposition::of(reply),
-        })
+        self.stated(reply.head)
+            .unwrap_or_else(|| match &self.classifier {
+                Some(classify) => classify(reply),
+                None => Disposition::of(reply),
+            })
+    }
+
+    /// What the handler says of its response, or the application of the status.
+    fn stated(&self, head: &response::Parts) -> Option<Disposition> {
+        let stated = head.extensions.get::<Disposition>();
+        stated
+            .or_else(|| self.dispositions.get(&head.status.as_u16()))
+            .copied()
     }
 
     /// What an error of the inner service means, where the application says so.
@@ -175,7 +178,7 @@ impl Config {
 
     /// Whether what a response means is said by more than its status.
     pub(crate) fn is_stated(&self, head: &response::Parts) -> bool {
-        self.classifier.is_some() || head.extensions.get::<Disposition>().is_some()
+        self.classifier.is_some() || self.stated(head).is_some()
     }
 }
 
@@ -186,6 +189,7 @@ impl fmt::Debug for Config {
             .field("syntax", &self.syntax)
             .field("key_rule", &self.key_rule)
             .field("scope", &self.scope)
+            .field("operation", &self.operation)
             .field("body_form", &self.body_form)
             .field("fingerprint_headers", &self.fingerprint_headers)
             .field("max_request_body", &self.max_request_body)

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use http::request::Parts;
 use semel::Fingerprint;
 
-use crate::json;
+use crate::{host, json};
 
 /// How the body enters the fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -27,13 +27,16 @@ pub enum BodyForm {
 ///
 /// Path and query are taken with their percent-encoding normalised (RFC 3986, section 6.2.2): `%7e`
 /// and `%7E` are `~`, `%2f` is `%2F` and not `/`. Dot segments stay: routers tell them apart. Of
-/// `Content-Type` only the media type counts, in lower case, without its parameters. `Host` is not
-/// part of it.
-pub fn of_request(
+/// `Content-Type` only the media type counts, in lower case, without its parameters.
+///
+/// `Host` among `headers` is the host that the request is for, wherever it stands: in the target, as
+/// HTTP/2 has it, or in the field. It counts in lower case, without the ports 80 and 443; an address
+/// (`10.0.0.1:8080`) does not count, because a retry may be sent to another instance of the service.
+pub fn of_request<'a>(
     parts: &Parts,
     body: &[u8],
     form: BodyForm,
-    headers: &[HeaderName],
+    headers: impl IntoIterator<Item = &'a HeaderName>,
 ) -> Fingerprint {
     let mut builder = Fingerprint::builder()
         .part("method", parts.method.as_str().as_bytes())
@@ -53,10 +56,13 @@ pub fn of_request(
     }
     // Another condition is another request: its answer is not that of the one before.
     for name in [IF_MATCH, IF_NONE_MATCH].iter().chain(headers) {
-        for value in parts.headers.get_all(name) {
+        for value in host::values(parts, name) {
+            if *name == HOST && host::is_address(&value) {
+                continue;
+            }
             builder = builder
                 .part("header", name.as_str().as_bytes())
-                .part("value", value.as_bytes());
+                .part("value", &value);
         }
     }
     let canonical = match form {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::HeaderName;
-use http::request;
+use http::{StatusCode, request};
 use semel::guard::{Guard, Policy, TransactOptions};
 use semel::transaction::Transactional;
-use semel::{Fingerprint, KeyRule, Scope, Store};
+use semel::{Fingerprint, KeyRule, Scope, Service, Store};
 use tower_layer::Layer;
 
-use crate::config::{Config, Operation};
+use crate::config::Config;
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
 use crate::policy::{Disposition, Reply};
@@ -94,11 +94,16 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.key_rule = rule)
     }
 
-    /// Finds the principal that a key belongs to; `None` where there is none. Unless set, it is the
-    /// SHA-256 of the `Authorization` field.
+    /// Finds the principal that a key belongs to; `None` where there is none.
     ///
-    /// A stable name is better than a digest of credentials: it outlives their rotation. A service
-    /// outside that authenticates can leave it among the request's extensions.
+    /// Unless set, it is the SHA-256 of the `Authorization` field, where its scheme is Basic or
+    /// Bearer. A request with a key and another scheme is answered 400 `missing-principal`, because
+    /// its credentials may differ in each request (Digest, AWS4-HMAC-SHA256, signatures): each retry
+    /// would be another caller's, and run.
+    ///
+    /// A stable name is better than a digest of credentials: after a token is refreshed, a retry under
+    /// the new one is another caller's request, and runs. A service outside that authenticates can
+    /// leave the name among the request's extensions.
     pub fn with_scope(
         self,
         find: impl Fn(&request::Parts) -> Option<Scope> + Send + Sync + 'static,
@@ -108,11 +113,15 @@ impl<S: Store> IdempotencyLayer<S> {
 
     /// Takes the principal from this field. It must come from something that authenticated the
     /// caller: whoever can send the field can read every answer.
+    ///
+    /// `Authorization` and `Cookie` are taken by their SHA-256. Naming `Authorization` says that every
+    /// scheme in use sends the same in each request.
     pub fn with_principal_header(self, name: HeaderName) -> Self {
         self.configured(|config| config.scope.set_header(name))
     }
 
-    /// Adds the values of this field to the scope: tenant, account, mode. May be called again.
+    /// Adds the values of this field to the scope: tenant, account, mode. May be called again. `Host`
+    /// is the host that the request is for, also where HTTP/2 or an absolute target says it.
     pub fn with_scope_header(self, name: HeaderName) -> Self {
         self.configured(|config| config.scope.add_header(name))
     }
@@ -124,10 +133,20 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.scope.set_required(required))
     }
 
+    /// The service that this layer protects: part of every identity. `default` unless set. Services
+    /// that share a store need names of their own; else a key that is sent to two of them is a
+    /// mismatch, or gets the other one's answer.
+    ///
+    /// In the store, and for [`Background`](semel::guard::Background), operations have the names that
+    /// [`Service::operation`] makes.
+    pub fn with_service(self, service: Service) -> Self {
+        self.configured(|config| config.operation.set_service(service))
+    }
+
     /// Names what is done. `http` for everything unless set: the same key on another route is then
     /// a mismatch, because method and path are part of the fingerprint.
     pub fn with_operation(self, name: impl Into<Arc<str>>) -> Self {
-        self.configured(|config| config.operation = Operation::Named(name.into()))
+        self.configured(|config| config.operation.set_name(name.into()))
     }
 
     /// Names what is done by the request, for instance by its path: the same key in two operations
@@ -136,7 +155,7 @@ impl<S: Store> IdempotencyLayer<S> {
         self,
         name: impl Fn(&request::Parts) -> String + Send + Sync + 'static,
     ) -> Self {
-        self.configured(|config| config.operation = Operation::By(Arc::new(name)))
+        self.configured(|config| config.operation.set_function(Arc::new(name)))
     }
 
     /// How the body enters the fingerprint. [`BodyForm::Json`] unless set.
@@ -144,7 +163,14 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.body_form = form)
     }
 
-    /// Fields that enter the fingerprint, besides `Content-Type` and `Content-Encoding`.
+    /// Whether the host that a request is for enters the fingerprint. It does unless set: the same
+    /// key and request sent to another host is then a mismatch, not a replay. Addresses never count.
+    /// Take it out where one service has several names, and clients retry under another one.
+    pub fn with_host_in_fingerprint(self, counts: bool) -> Self {
+        self.configured(|config| config.host_counts = counts)
+    }
+
+    /// Fields that enter the fingerprint, besides `Host`, `Content-Type` and `Content-Encoding`.
     pub fn with_fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.configured(|config| config.fingerprint_headers = names.into_iter().collect())
     }
@@ -202,6 +228,15 @@ impl<S: Store> IdempotencyLayer<S> {
     /// Hop-by-hop fields are never kept.
     pub fn with_allowed_replay_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.configured(|config| config.allowed_replay_headers = names.into_iter().collect())
+    }
+
+    /// What a response of this status means, in place of all that [`Disposition::of`] and a
+    /// [classifier](Self::with_classifier) say of it. What a handler puts among the response's
+    /// extensions counts before it. May be called again, for other statuses.
+    pub fn with_disposition(self, status: StatusCode, disposition: Disposition) -> Self {
+        self.configured(|config| {
+            config.dispositions.insert(status.as_u16(), disposition);
+        })
     }
 
     /// Decides what becomes of a response, in place of [`Disposition::of`].

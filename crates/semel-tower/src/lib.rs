@@ -38,7 +38,8 @@
 //!
 //! Put it outside `Router::nest` too, or name what is nested with
 //! [`with_operation`](IdempotencyLayer::with_operation): a nested service sees a path without its
-//! prefix, and `/v1/orders` and `/v2/orders` would look the same.
+//! prefix, and `/v1/orders` and `/v2/orders` would look the same. Where several services share one
+//! store, give each a name: [`with_service`](IdempotencyLayer::with_service).
 //!
 //! What the service does is done at most once for a recorded answer; across a crash it is
 //! at-most-once under [`OnLost::Hold`](semel::store::OnLost::Hold) (the default) and
@@ -90,9 +91,11 @@ mod extract;
 pub mod fingerprint;
 mod future;
 pub mod header;
+mod host;
 pub mod json;
 mod layer;
 mod limits;
+mod operation;
 mod policy;
 pub mod precondition;
 mod problem;
@@ -111,6 +114,7 @@ pub use layer::IdempotencyLayer;
 pub use policy::{Disposition, Reply};
 pub use problem::{Problem, ProblemCode};
 pub use replay::{BODY_OMITTED, PROTECTED, outcome_of_response};
+pub use semel::Service;
 pub use semel::guard::AttemptInfo;
 pub use service::Idempotency;
 pub use transact::{CommitFailure, RunAgain, TransactionHandle};

@@ -12,7 +12,8 @@ use crate::conflict;
 
 /// What becomes of the record once the inner service has answered.
 ///
-/// The layer decides by status ([`of_status`](Self::of_status)), or by the function given to
+/// The layer decides by status ([`of_status`](Self::of_status), or as
+/// [`with_disposition`](crate::IdempotencyLayer::with_disposition) says), or by the function given to
 /// [`with_classifier`](crate::IdempotencyLayer::with_classifier). A handler that knows better puts
 /// its decision among the response's extensions, and that one counts:
 ///

@@ -4,10 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, HeaderName};
+use http::header::{AUTHORIZATION, COOKIE, HeaderName};
 use http::request::Parts;
 use semel::Scope;
 use sha2::{Digest as _, Sha256};
+
+use crate::host;
+use crate::problem::{Problem, ProblemCode};
 
 type Finder = dyn Fn(&Parts) -> Option<Scope> + Send + Sync;
 
@@ -22,16 +25,30 @@ pub(crate) struct ScopeRule {
 
 #[derive(Clone, Default)]
 enum Principal {
-    /// Digest of the `Authorization` field, so that no credential is ever stored.
+    /// Digest of the `Authorization` field, where its scheme sends the same in every request.
     #[default]
     Authorization,
+    /// Digest of this field, so that no credential is ever stored.
+    Credentials(HeaderName),
     Header(HeaderName),
     Function(Arc<Finder>),
 }
 
+/// Why a request has no scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoScope {
+    /// A principal is required, and there is none.
+    Missing,
+    /// There are credentials, of a scheme whose credentials may differ in each request.
+    MayDiffer,
+}
+
 impl ScopeRule {
     pub(crate) fn set_header(&mut self, name: HeaderName) {
-        self.principal = Principal::Header(name);
+        self.principal = match name {
+            AUTHORIZATION | COOKIE => Principal::Credentials(name),
+            name => Principal::Header(name),
+        };
     }
 
     pub(crate) fn set_function(&mut self, find: Arc<Finder>) {
@@ -46,33 +63,40 @@ impl ScopeRule {
         self.required = required;
     }
 
-    /// The scope of a request; `None` where a principal is required and there is none.
-    pub(crate) fn of(&self, parts: &Parts) -> Option<Scope> {
+    /// The scope of a request.
+    pub(crate) fn of(&self, parts: &Parts) -> Result<Scope, NoScope> {
         let principal = match &self.principal {
-            Principal::Authorization => digest_of(&parts.headers, &AUTHORIZATION)
-                .map(|digest| Scope::new([AUTHORIZATION.as_str(), &digest])),
+            Principal::Authorization => {
+                let has_credentials = has_stable_credentials(&parts.headers)?;
+                has_credentials.then(|| digest_of(&parts.headers, &AUTHORIZATION))
+            }
+            Principal::Credentials(name) => {
+                let is_sent = host::values(parts, name).any(|value| !is_blank(&value));
+                is_sent.then(|| digest_of(&parts.headers, name))
+            }
             Principal::Header(name) => {
-                let mut segments = Vec::new();
-                append(&mut segments, &parts.headers, name);
-                // An empty value names nobody.
-                (segments.len() > 2 && segments[2..].iter().any(|s| !s.is_empty()))
-                    .then(|| Scope::new(&segments))
+                let is_sent = host::values(parts, name).any(|value| !is_blank(&value));
+                is_sent.then(|| {
+                    let mut segments = Vec::new();
+                    append(&mut segments, parts, name);
+                    Scope::new(segments)
+                })
             }
             Principal::Function(find) => find(parts),
         };
         let scope = match principal {
             Some(scope) => scope,
-            None if self.required => return None,
+            None if self.required => return Err(NoScope::Missing),
             None => Scope::anonymous(),
         };
         if self.also.is_empty() {
-            return Some(scope);
+            return Ok(scope);
         }
         let mut segments: Vec<String> = scope.segments().map(str::to_owned).collect();
         for name in &self.also {
-            append(&mut segments, &parts.headers, name);
+            append(&mut segments, parts, name);
         }
-        Some(Scope::new(segments))
+        Ok(Scope::new(segments))
     }
 }
 
@@ -80,7 +104,7 @@ impl fmt::Debug for ScopeRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let principal = match &self.principal {
             Principal::Authorization => "digest of authorization",
-            Principal::Header(name) => name.as_str(),
+            Principal::Credentials(name) | Principal::Header(name) => name.as_str(),
             Principal::Function(_) => "function",
         };
         f.debug_struct("ScopeRule")
@@ -91,30 +115,70 @@ impl fmt::Debug for ScopeRule {
     }
 }
 
+impl From<NoScope> for Problem {
+    fn from(why: NoScope) -> Self {
+        let problem = Self::new(ProblemCode::MissingPrincipal);
+        match why {
+            NoScope::Missing => problem,
+            // Shows nothing of the field: where there is no scheme, its first word is the secret.
+            NoScope::MayDiffer => problem.with_detail(
+                "The scheme of `Authorization` is neither Basic nor Bearer. Its credentials may \
+                 differ in each request, as signatures do, so that a retry could not be told from \
+                 another caller's request. Whoever runs this service has to say which field names \
+                 the caller (`with_principal_header` or `with_scope` of the layer, \
+                 `--scope-header` of the gateway); `Authorization` itself, where the scheme sends \
+                 the same in every request. Nothing was run.",
+            ),
+        }
+    }
+}
+
+/// Whether there are credentials, all of a scheme that sends the same in every request until they
+/// are renewed: Basic (RFC 7617) and Bearer (RFC 6750). All others are taken to differ: a wrong
+/// guess that they do not would run every retry, and nobody would be told.
+fn has_stable_credentials(headers: &HeaderMap) -> Result<bool, NoScope> {
+    let mut found = false;
+    for value in headers.get_all(AUTHORIZATION) {
+        let value = value.as_bytes().trim_ascii();
+        let end = value.iter().position(u8::is_ascii_whitespace);
+        let (scheme, credentials) = value.split_at(end.unwrap_or(value.len()));
+        let is_stable = [&b"basic"[..], b"bearer"]
+            .iter()
+            .any(|stable| scheme.eq_ignore_ascii_case(stable));
+        if !is_stable && !scheme.is_empty() {
+            return Err(NoScope::MayDiffer);
+        }
+        found |= !is_blank(credentials);
+    }
+    Ok(found)
+}
+
+fn is_blank(value: &[u8]) -> bool {
+    value.trim_ascii().is_empty()
+}
+
 /// Adds a field's name, the number of its values, and each value. The number keeps two adjacent
 /// fields apart; bytes that are no text are written so that they equal no text.
-fn append(segments: &mut Vec<String>, headers: &HeaderMap, name: &HeaderName) {
-    let values = headers.get_all(name);
+fn append(segments: &mut Vec<String>, parts: &Parts, name: &HeaderName) {
     segments.push(name.as_str().to_owned());
-    segments.push(values.iter().count().to_string());
-    for value in values {
-        segments.push(match std::str::from_utf8(value.as_bytes()) {
+    segments.push(host::values(parts, name).count().to_string());
+    for value in host::values(parts, name) {
+        segments.push(match std::str::from_utf8(&value) {
             Ok(text) => text.to_owned(),
             // A field value holds no control characters, so no text begins like this.
-            Err(_) => format!("\0{}", value.as_bytes().escape_ascii()),
+            Err(_) => format!("\0{}", value.escape_ascii()),
         });
     }
 }
 
 /// SHA-256, in hexadecimal, over all values of a field.
-fn digest_of(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
-    let mut values = headers.get_all(name).iter().peekable();
-    values.peek()?;
+fn digest_of(headers: &HeaderMap, name: &HeaderName) -> Scope {
     let mut hash = Sha256::new();
-    for value in values {
+    for value in headers.get_all(name) {
         hash.update((value.len() as u64).to_be_bytes());
         hash.update(value.as_bytes());
     }
     let digest: [u8; 32] = hash.finalize().into();
-    Some(semel::IdentityDigest::from_bytes(digest).to_string())
+    let digest = semel::IdentityDigest::from_bytes(digest).to_string();
+    Scope::new([name.as_str(), &digest])
 }

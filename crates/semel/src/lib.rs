@@ -6,6 +6,7 @@
 //! | to | use |
 //! |---|---|
 //! | name what is done once | [`Key`], [`Scope`], [`Identity`] |
+//! | keep apart the services that share a store | [`Service`] |
 //! | say what makes two requests the same | [`Fingerprint`] |
 //! | say what is replayed | [`Outcome`] |
 //! | say how a call's parts become an identity | an [`Operation`](operation::Operation) |
@@ -36,6 +37,7 @@ mod progress;
 mod protocol;
 pub mod purge;
 pub mod record;
+mod service;
 pub mod store;
 mod sync;
 mod time;
@@ -53,6 +55,7 @@ pub use key::{Key, KeyError, KeyRule};
 pub use outcome::{DecodeError, Fields, Outcome, OutcomeBuilder, OutcomeKind};
 pub use progress::{FinishedStep, Progress, ProgressTooLarge};
 pub use record::{Record, State, StateKind};
+pub use service::{Service, ServiceError};
 pub use store::Store;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 #[cfg(feature = "json")]

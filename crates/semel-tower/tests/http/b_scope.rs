@@ -6,8 +6,8 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use http::{HeaderName, Method, StatusCode};
-use semel::Scope;
 use semel::guard::Policy;
+use semel::{Scope, Service};
 use tower_http::cors::{Any, CorsLayer};
 
 use crate::support::{App, Call, Execs, K, Memory, layer, layer_over};
@@ -297,6 +297,31 @@ async fn row_21_or_a_record_of_its_own_where_routes_are_operations() {
     for (n, name) in ["order", "refund"].into_iter().enumerate() {
         let app = App::orders(layer_over(&store).with_operation(name));
         app.send(Call::order()).await.assert_first(201);
+        assert_eq!(store.len(), n + 1);
+    }
+}
+
+#[tokio::test]
+async fn row_21_services_that_share_a_store_are_apart() {
+    let store = Memory::default();
+    let service = |name| Service::new(name).unwrap();
+    // Whichever is set first.
+    let payments = layer_over(&store).with_service(service("payments"));
+    let orders = layer_over(&store)
+        .with_operation("http")
+        .with_service(service("orders"));
+    // An operation cannot play another service's.
+    let forged = layer_over(&store).with_operation_by(|_| "http@payments".to_owned());
+    let by_path = layer_over(&store)
+        .with_operation_by(|parts| parts.uri.path().to_owned())
+        .with_service(service("orders"));
+    for (n, layer) in [payments, orders, forged, by_path, layer_over(&store)]
+        .into_iter()
+        .enumerate()
+    {
+        let app = App::orders(layer);
+        app.send(Call::order()).await.assert_first(201);
+        assert!(app.send(Call::order()).await.is_replay());
         assert_eq!(store.len(), n + 1);
     }
 }

@@ -151,6 +151,31 @@ async fn row_60_61_or_as_the_application_decides() {
 }
 
 #[tokio::test]
+async fn row_60_61_or_as_is_set_for_a_status() {
+    let layer = layer()
+        .with_classifier(|_| Disposition::KeepFailure)
+        .with_disposition(StatusCode::BAD_GATEWAY, Disposition::Release)
+        .with_disposition(StatusCode::INTERNAL_SERVER_ERROR, Disposition::Unknown);
+    let app = App::answering(layer, |n| {
+        let statuses = [502, 500, 503];
+        StatusCode::from_u16(statuses[n - 1])
+            .unwrap()
+            .into_response()
+    });
+    app.send(Call::order()).await.assert_first(502);
+    app.send(Call::order()).await.assert_first(500);
+    app.send(Call::order())
+        .await
+        .assert_problem(409, "outcome-unknown");
+    // Of other statuses the classifier says it.
+    let other = || Call::post("/orders").key("\"other\"");
+    let kept = app.send(other()).await;
+    kept.assert_first(503);
+    app.send(other()).await.assert_replay_of(&kept);
+    assert_eq!(app.execs(), 3);
+}
+
+#[tokio::test]
 async fn row_61_lasting_failures_are_replayed() {
     for status in [402, 404, 409, 410, 412, 422] {
         let app = App::answering(layer(), move |n| {

@@ -13,9 +13,11 @@ mod e_replay;
 mod f_stored;
 mod g_retention;
 mod grpc;
+mod host;
 mod in_flight_elsewhere;
 mod inner;
 mod limits;
+mod principal;
 #[path = "../../../semel/tests/scripted/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]
 mod scripted;
