@@ -66,7 +66,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 18] = [
+pub const SETTINGS: [Setting; 19] = [
     setting(
         "upstream",
         "URL",
@@ -90,6 +90,12 @@ pub const SETTINGS: [Setting; 18] = [
         "URL",
         Some("file:./semel-data"),
         "Where records are kept: file:PATH, memory:, sqlite:PATH, postgres://…, redis://… and others",
+    ),
+    setting(
+        "service",
+        "NAME",
+        Some("default"),
+        "The name of the service, part of every identity: services that share a store need one each",
     ),
     setting(
         "config",
@@ -141,7 +147,7 @@ pub const SETTINGS: [Setting; 18] = [
         "scope-header",
         "NAME",
         None,
-        "The field that names the principal, in place of a digest of Authorization",
+        "The field that names the principal, in place of a digest of Authorization; Host, and more behind a comma, narrow it",
     ),
     switch(
         "require-principal",
@@ -233,7 +239,9 @@ pub fn command() -> Command {
                     "Give it a store of its own (a table, a prefix, a bucket): records stay behind, \
                      and some stay in flight.",
                 )
-                .args(store())
+                .arg(
+                    text("store", "URL", "The store to test; no gateway may use it").required(true),
+                )
                 .arg(text("only", "NAME", "Only cases whose name has this in it"))
                 .arg(
                     text("jobs", "N", "How many cases run at the same time")

@@ -8,10 +8,12 @@ use std::time::Duration;
 use clap::ArgMatches;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::Authority;
+use semel::Service;
 use semel::store::OnLost;
 use tracing::Level;
 
 use crate::args::{RECONCILE, SETTINGS, Setting};
+use crate::dispositions::Dispositions;
 use crate::reconcile::Settings;
 use crate::values;
 
@@ -26,6 +28,8 @@ pub struct Config {
     pub admin: String,
     /// The store's URL. May hold a password.
     pub store: StoreUrl,
+    /// The service that requests go to; `None` where nobody said, and it is `default`.
+    pub service: Option<Service>,
     /// Whether unsafe requests without a key are refused.
     pub require_key: bool,
     /// How long a claim is held without renewal.
@@ -40,10 +44,12 @@ pub struct Config {
     pub reconcile: Option<Settings>,
     /// The largest body that is read whole, in bytes.
     pub max_body: usize,
-    /// The field that names the principal.
-    pub scope_header: Option<HeaderName>,
+    /// The fields that a scope is made of: the first but `Host` names the principal.
+    pub scope_headers: Vec<HeaderName>,
     /// Whether requests with a key and without a principal are refused.
     pub require_principal: bool,
+    /// What the statuses of the upstream's answers mean, beyond the defaults.
+    pub dispositions: Dispositions,
     /// How long the upstream may be silent.
     pub upstream_timeout: Option<Duration>,
     /// How long to wait for what is running, at the end.
@@ -57,6 +63,13 @@ pub struct Config {
 /// A store's URL. Shown without what may be a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl(pub String);
+
+impl StoreUrl {
+    /// Whether another process can use the store at the same time.
+    pub fn can_be_shared(&self) -> bool {
+        !matches!(self.0.split_once(':'), Some(("memory" | "file", _)))
+    }
+}
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,6 +105,9 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// Where a value comes from that nobody said.
+const DEFAULT: &str = "default";
+
 /// Where a value comes from, as an operator would look for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Given {
@@ -106,6 +122,7 @@ pub struct Sources {
     given: BTreeMap<&'static str, Given>,
     // What is sent with every question to the reconciler.
     headers: HeaderMap,
+    dispositions: Dispositions,
 }
 
 impl Sources {
@@ -120,6 +137,7 @@ impl Sources {
     ) -> Result<Self, ConfigError> {
         let mut given = BTreeMap::new();
         let mut headers = HeaderMap::new();
+        let mut dispositions = Dispositions::default();
         let mut errors = Vec::new();
         for setting in &SETTINGS {
             let name = setting.variable();
@@ -145,7 +163,14 @@ impl Sources {
         }
         if let Some(Given { value: path, from }) = given.get("config").cloned() {
             match std::fs::read_to_string(&path) {
-                Ok(text) => File::new(&path, &mut given, &mut headers, &mut errors).read(&text),
+                Ok(text) => File {
+                    path: &path,
+                    given: &mut given,
+                    headers: &mut headers,
+                    dispositions: &mut dispositions,
+                    errors: &mut errors,
+                }
+                .read(&text),
                 Err(error) => errors.push(format!("{from}: cannot read `{path}`: {error}")),
             }
         }
@@ -153,12 +178,16 @@ impl Sources {
             if let Some(default) = setting.default {
                 given.entry(setting.name).or_insert_with(|| Given {
                     value: default.to_owned(),
-                    from: "default".to_owned(),
+                    from: DEFAULT.to_owned(),
                 });
             }
         }
         if errors.is_empty() {
-            Ok(Self { given, headers })
+            Ok(Self {
+                given,
+                headers,
+                dispositions,
+            })
         } else {
             Err(ConfigError(errors))
         }
@@ -195,6 +224,9 @@ impl Sources {
             listen,
             admin,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
+            service: reader
+                .read("service", values::service)
+                .filter(|_| self.is_said("service")),
             require_key: reader
                 .read("require-key", values::boolean)
                 .unwrap_or_default(),
@@ -204,10 +236,13 @@ impl Sources {
             on_lost: on_lost.unwrap_or_default(),
             reconcile,
             max_body: reader.read("max-body", values::size).unwrap_or_default(),
-            scope_header: reader.read("scope-header", values::principal_field),
+            scope_headers: reader
+                .read("scope-header", values::fields)
+                .unwrap_or_default(),
             require_principal: reader
                 .read("require-principal", values::boolean)
                 .unwrap_or_default(),
+            dispositions: self.dispositions.clone(),
             upstream_timeout: timeout.filter(|limit| !limit.is_zero()),
             drain: reader.read("drain", values::duration).unwrap_or_default(),
             log_json: reader
@@ -222,6 +257,12 @@ impl Sources {
         } else {
             Err(ConfigError(reader.errors))
         }
+    }
+
+    /// Whether somebody said it, be it what holds anyway.
+    fn is_said(&self, name: &str) -> bool {
+        let given = self.given.get(name);
+        given.is_some_and(|given| given.from != DEFAULT)
     }
 
     /// Understands the store's URL alone.
@@ -257,7 +298,10 @@ impl Sources {
         });
         // Values may be passwords.
         let names = self.headers.keys();
-        lines.chain(names.map(|name| format!("{:<18} {name}: …", "reconcile.headers")))
+        let names = names.map(|name| format!("{:<18} {name}: …", "reconcile.headers"));
+        let dispositions = self.dispositions.lines();
+        let dispositions = dispositions.map(|line| format!("{:<18} {line}", "dispositions"));
+        lines.chain(dispositions).chain(names)
     }
 }
 
@@ -273,24 +317,11 @@ struct File<'a> {
     path: &'a str,
     given: &'a mut BTreeMap<&'static str, Given>,
     headers: &'a mut HeaderMap,
+    dispositions: &'a mut Dispositions,
     errors: &'a mut Vec<String>,
 }
 
-impl<'a> File<'a> {
-    const fn new(
-        path: &'a str,
-        given: &'a mut BTreeMap<&'static str, Given>,
-        headers: &'a mut HeaderMap,
-        errors: &'a mut Vec<String>,
-    ) -> Self {
-        Self {
-            path,
-            given,
-            headers,
-            errors,
-        }
-    }
-
+impl File<'_> {
     fn read(mut self, text: &str) {
         let table = match text.parse::<toml::Table>() {
             Ok(table) => table,
@@ -305,7 +336,16 @@ impl<'a> File<'a> {
                 (None, toml::Value::Table(section)) if key == "reconcile" => {
                     self.reconcile(section);
                 }
-                (None, _) if key == "reconcile" => self.error("`reconcile` must be a section"),
+                (None, toml::Value::Table(section)) if key == "dispositions" => {
+                    for (statuses, meaning) in section {
+                        if let Err(message) = self.dispositions.set(&statuses, &meaning) {
+                            self.error(&format!("dispositions: {message}"));
+                        }
+                    }
+                }
+                (None, _) if key == "reconcile" || key == "dispositions" => {
+                    self.error(&format!("`{key}` must be a section"));
+                }
                 (None, _) => self.error(&format!("there is no setting `{key}`")),
             }
         }

@@ -1,10 +1,12 @@
 //! What a gateway changes in header fields, and nothing else.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT,
+    HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
 use semel::IdentityDigest;
@@ -14,6 +16,8 @@ use semel::guard::AttemptInfo;
 pub const FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
 /// Carries the name of the operation to the upstream and to the reconciler.
 pub const ID: HeaderName = HeaderName::from_static("idempotency-id");
+/// Carries the key.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -53,6 +57,43 @@ pub(crate) fn to_upstream(
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+}
+
+/// The fields that scope, key and fingerprint are made of.
+pub(crate) fn end_to_end(scope: &[HeaderName]) -> Arc<[HeaderName]> {
+    let read = [
+        KEY,
+        AUTHORIZATION,
+        COOKIE,
+        HOST,
+        CONTENT_TYPE,
+        CONTENT_ENCODING,
+        CONTENT_LENGTH,
+        IF_MATCH,
+        IF_NONE_MATCH,
+    ];
+    read.into_iter().chain(scope.iter().cloned()).collect()
+}
+
+/// Takes these names out of `Connection`. The service gets them as they were read here: it would not
+/// know otherwise for whom, or under what key, it works. A sender must not name them there (RFC 9110,
+/// section 7.6.1).
+pub(crate) fn keep_end_to_end(headers: &mut HeaderMap, names: &[HeaderName]) {
+    let is_kept = |member: &&str| {
+        names
+            .iter()
+            .any(|n| member.eq_ignore_ascii_case(n.as_str()))
+    };
+    if !members(headers, &CONNECTION).any(|member| is_kept(&member)) {
+        return;
+    }
+    let rest: Vec<&str> = members(headers, &CONNECTION)
+        .filter(|member| !is_kept(member))
+        .collect();
+    match HeaderValue::try_from(rest.join(", ")) {
+        Ok(rest) if !rest.is_empty() => drop(headers.insert(CONNECTION, rest)),
+        _ => drop(headers.remove(CONNECTION)),
     }
 }
 

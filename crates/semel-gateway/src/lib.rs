@@ -10,6 +10,7 @@ pub mod body;
 pub mod command;
 pub mod config;
 mod connector;
+pub mod dispositions;
 mod headers;
 pub mod metrics;
 mod problem;

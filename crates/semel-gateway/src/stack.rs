@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::{HOST, HeaderName};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use semel::Store;
@@ -15,6 +16,7 @@ use tower_service::Service;
 
 use crate::body::Body;
 use crate::config::Config;
+use crate::headers;
 use crate::metrics::{Measured, Metrics};
 use crate::proxy::Proxy;
 use crate::reconcile::{Endpoint, Watching};
@@ -43,15 +45,32 @@ pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> Idem
     let layer = IdempotencyLayer::new(guard.build())
         .with_max_request_body(config.max_body)
         .with_max_response_body(config.max_body)
-        .with_principal_required(config.require_principal);
-    match &config.scope_header {
+        .with_principal_required(config.require_principal)
+        .with_service(config.service.clone().unwrap_or_default());
+    let layer = scoped(layer, &config.scope_headers);
+    config
+        .dispositions
+        .each()
+        .fold(layer, |layer, (status, disposition)| {
+            layer.with_disposition(status, disposition)
+        })
+}
+
+/// The first field names the principal, the others narrow its scope. `Host` always does that: it says
+/// nothing of who asks.
+fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> IdempotencyLayer<S> {
+    let principal = names.iter().find(|name| **name != HOST);
+    let layer = match principal {
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,
-    }
+    };
+    let others = names.iter().filter(|name| Some(*name) != principal);
+    others.fold(layer, |layer, name| layer.with_scope_header(name.clone()))
 }
 
 /// The whole stack: measured, bounded in time, made to happen once, forwarded.
 pub fn stack<S: Store>(
+    config: &Config,
     layer: IdempotencyLayer<S>,
     proxy: Proxy,
     metrics: Arc<Metrics>,
@@ -61,10 +80,13 @@ pub fn stack<S: Store>(
     Error = Infallible,
     Future: Send,
 > + Clone
-+ Send {
++ Send
++ use<S> {
+    let end_to_end = headers::end_to_end(&config.scope_headers);
     ServiceBuilder::new()
         .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
-        .map_request(|request: Request<Incoming>| {
+        .map_request(move |mut request: Request<Incoming>| {
+            headers::keep_end_to_end(request.headers_mut(), &end_to_end);
             request.map(|body| Body::stream(body, Some(CLIENT_SILENCE)))
         })
         .layer(layer)

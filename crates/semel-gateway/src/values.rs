@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use http::Uri;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme};
+use semel::Service;
 use semel::guard::Policy;
 use semel::store::OnLost;
 use tracing::Level;
@@ -157,9 +158,17 @@ pub(crate) fn count(value: &str) -> Result<u32, String> {
     }
 }
 
-pub(crate) fn principal_field(value: &str) -> Result<HeaderName, String> {
-    HeaderName::from_bytes(value.as_bytes())
-        .map_err(|_| format!("`{value}` cannot be the name of a header field"))
+pub(crate) fn service(value: &str) -> Result<Service, String> {
+    Service::new(value).map_err(|error| error.to_string())
+}
+
+/// Names of header fields, with commas between them.
+pub(crate) fn fields(value: &str) -> Result<Vec<HeaderName>, String> {
+    let name = |name: &str| {
+        HeaderName::from_bytes(name.trim().as_bytes())
+            .map_err(|_| format!("`{name}` cannot be the name of a header field"))
+    };
+    value.split(',').map(name).collect()
 }
 
 pub(crate) fn log_format(value: &str) -> Result<bool, String> {

@@ -79,6 +79,12 @@ impl Error {
 async fn gateway(config: &Config) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
     let store = open(config).await?;
+    if config.service.is_none() && config.store.can_be_shared() {
+        tracing::warn!(
+            "--service is not set, and others can use this store: a key that is sent to two \
+             services on it is refused by the second, or gets the first one's answer"
+        );
+    }
     let listener = bind("--listen", &config.listen).await?;
     let admin_listener = bind("--admin", &config.admin).await?;
 
@@ -89,7 +95,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         config.upstream_timeout,
         Arc::clone(&metrics),
     )?;
-    let service = stack::stack(layer.clone(), proxy, Arc::clone(&metrics));
+    let service = stack::stack(config, layer.clone(), proxy, Arc::clone(&metrics));
 
     let (stop, stopping) = watch::channel(false);
     let admin = admin::router(Admin {
@@ -102,6 +108,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         admin = %address_of(&admin_listener),
         upstream = %config.upstream,
         store = %config.store,
+        service = %config.service.clone().unwrap_or_default(),
         "serving"
     );
     tokio::spawn(async move {
@@ -111,7 +118,13 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     });
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
-        tokio::spawn(reconcile::run(guard, settings, Arc::clone(&metrics)))
+        let service = config.service.clone().unwrap_or_default();
+        tokio::spawn(reconcile::run(
+            guard,
+            service,
+            settings,
+            Arc::clone(&metrics),
+        ))
     });
     let purger = Purger::new(store.clone());
     let purging = tokio::spawn(purger.run(move |purged| match purged {

@@ -16,11 +16,11 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use semel::Store;
 use semel::guard::{
     Answer, Answered, Background, Case, Guard, Observer, ReconcileOptions, Reconciled, Reconciler,
     Signal,
 };
+use semel::{Service, Store};
 use tokio::time::Instant;
 
 use crate::command::with_causes;
@@ -158,9 +158,14 @@ impl Reconciler for Endpoint {
     }
 }
 
-/// Resolves lost attempts without a client's retry, for ever.
-pub async fn run<S: Store>(guard: Guard<S>, settings: Settings, metrics: Arc<Metrics>) {
-    let mut background = Background::new(guard, [OPERATION])
+/// Resolves this service's lost attempts without a client's retry, for ever.
+pub async fn run<S: Store>(
+    guard: Guard<S>,
+    service: Service,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+) {
+    let mut background = Background::new(guard, [service.operation(OPERATION)])
         .with_options(settings.in_background())
         .with_every(settings.every);
     loop {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use semel::Service;
 use semel::guard::Case;
 use serde_json::{Value, json};
 
@@ -10,9 +11,11 @@ use serde_json::{Value, json};
 /// or log line (protocol rule R12).
 pub(super) fn of(case: &Case<'_>) -> String {
     let claimed_at = UNIX_EPOCH + Duration::from_micros(case.claimed_at.as_micros());
+    let (operation, service) = Service::split(case.operation);
     let mut question = json!({
         "identity": case.id.to_string(),
-        "operation": case.operation,
+        "service": service,
+        "operation": operation,
         "scope": case.scope.segments().collect::<Vec<_>>(),
         "key_hint": case.key_hint,
         "fence": case.fence.0,

@@ -34,6 +34,32 @@ fn the_suite_passes_and_says_so_in_a_table() {
     }
 }
 
+/// The suite leaves records behind, some of them in flight: never in the store that a gateway in this
+/// folder, or of this environment, uses.
+#[test]
+fn the_suite_runs_on_no_store_that_was_not_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("semel.toml");
+    std::fs::write(&file, "store = \"memory:\"\n").unwrap();
+    let command = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
+        command
+            .args(["conformance", "--only", "claim::"])
+            .env_clear()
+            .env("SEMEL_STORE", "memory:")
+            .current_dir(folder.path())
+            .stdin(Stdio::null());
+        command
+    };
+    let output = command().output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", printed(&output));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("--store"), "{message}");
+    assert!(!folder.path().join("semel-data").exists());
+    let with_file = command().arg("--config").arg(&file).output().unwrap();
+    assert_eq!(with_file.status.code(), Some(2), "{}", printed(&with_file));
+}
+
 #[test]
 fn one_group_can_be_run_alone() {
     let output = semel(&["conformance", "--store", "memory:", "--only", "races::"]);

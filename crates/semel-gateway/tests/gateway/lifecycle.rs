@@ -23,7 +23,7 @@ async fn sigterm_lets_requests_and_lone_attempts_end() {
     });
     let gone = send_raw(
         address,
-        "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: \"gone\"\r\nx-delay: 900\r\n\
+        "POST /orders HTTP/1.1\r\nhost: 127.0.0.1\r\nidempotency-key: \"gone\"\r\nx-delay: 900\r\n\
          content-length: 10\r\n\r\n{\"item\":1}",
     )
     .await;

@@ -12,6 +12,7 @@ mod commands;
 mod configuration;
 mod crash;
 mod demo;
+mod dispositions;
 mod documentation;
 mod lifecycle;
 mod once;
@@ -19,6 +20,8 @@ mod once;
 mod outage;
 mod reconcile;
 mod scope;
+#[cfg(feature = "sqlite")]
+mod services;
 mod stores;
 mod support;
 mod upstream;

@@ -103,7 +103,7 @@ async fn a_client_that_goes_away_loses_nothing() {
     let gateway = Gateway::start(shop.address, &[]);
     let stream = send_raw(
         gateway.address,
-        "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: \"gone\"\r\nx-delay: 300\r\n\
+        "POST /orders HTTP/1.1\r\nhost: 127.0.0.1\r\nidempotency-key: \"gone\"\r\nx-delay: 300\r\n\
          content-length: 10\r\n\r\n{\"item\":1}",
     )
     .await;

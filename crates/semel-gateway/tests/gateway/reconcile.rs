@@ -23,7 +23,7 @@ const PLACED: &str = "HTTP/1.1 201 Created\r\ncontent-length: 6\r\n\r\nplaced";
 
 /// What the endpoint does with every question from now on.
 #[derive(Clone)]
-enum Act {
+pub(crate) enum Act {
     Say(Value),
     Status(StatusCode),
     Text(&'static str),
@@ -31,7 +31,7 @@ enum Act {
 }
 
 /// An operator's endpoint.
-struct Endpoint {
+pub(crate) struct Endpoint {
     url: String,
     asked: Arc<Mutex<Vec<(http::request::Parts, Value)>>>,
     act: Arc<Mutex<Act>>,
@@ -44,7 +44,7 @@ type Shared = (
 );
 
 impl Endpoint {
-    async fn open(act: Act) -> Self {
+    pub(crate) async fn open(act: Act) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/ask", listener.local_addr().unwrap());
         let asked = Arc::default();
@@ -78,7 +78,7 @@ impl Endpoint {
         *self.act.lock().unwrap() = act;
     }
 
-    fn questions(&self) -> Vec<Value> {
+    pub(crate) fn questions(&self) -> Vec<Value> {
         let asked = self.asked.lock().unwrap();
         asked.iter().map(|(_, question)| question.clone()).collect()
     }
@@ -91,7 +91,7 @@ impl Drop for Endpoint {
 }
 
 /// A configuration file with this section `reconcile`, and the endpoint's URL.
-fn file(endpoint: &Endpoint, more: &str) -> tempfile::NamedTempFile {
+pub(crate) fn file(endpoint: &Endpoint, more: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = format!(
         "on-lost = \"reconcile\"\n[reconcile]\nurl = \"{}\"\n{more}",
@@ -159,6 +159,7 @@ async fn what_happened_is_replayed() {
     let question = endpoint.questions().pop().unwrap();
     assert_eq!(endpoint.questions().len(), 1);
     let members = [
+        ("service", json!("default")),
         ("operation", json!("http")),
         ("scope", json!(["anonymous"])),
         ("key", json!(BARE)),
@@ -175,7 +176,7 @@ async fn what_happened_is_replayed() {
     assert_eq!(question["identity"].as_str().unwrap().len(), 64);
     assert!(question["claimed_at"].as_str().unwrap().ends_with('Z'));
     // Those, `identity` and `claimed_at`.
-    assert_eq!(question.as_object().unwrap().len(), 11);
+    assert_eq!(question.as_object().unwrap().len(), 12);
     assert_eq!(
         metric(&gateway, "semel_events_total{event=\"resolved\"}").await,
         1

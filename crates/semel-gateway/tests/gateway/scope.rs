@@ -1,6 +1,15 @@
 //! Whose key it is.
 
-use crate::support::{Gateway, Shop, order, order_with};
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request};
+use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use crate::support::{Gateway, Reaction, Script, Shop, order, order_with};
 
 #[tokio::test]
 async fn principals_with_the_same_key_are_independent() {
@@ -49,4 +58,142 @@ async fn the_principal_can_stand_in_another_field() {
         (400, "missing-principal")
     );
     assert_eq!(shop.placed(), 2);
+}
+
+#[tokio::test]
+async fn credentials_that_may_differ_in_each_request_are_refused_with_what_to_set() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &[]);
+    let ask = |gateway: &Gateway, more: &[(&'static str, &'static str)]| {
+        let address = gateway.address;
+        let headers = [&[("idempotency-key", "\"k\"")], more].concat();
+        async move { order_with(address, &headers).await }
+    };
+    for signed in ["Digest nc=00000001", "Digest nc=00000002", "secret-token"] {
+        let answer = ask(&gateway, &[("authorization", signed)]).await;
+        assert_eq!(answer.status, 400);
+        assert_eq!(answer.problem(), "missing-principal");
+        assert!(answer.text().contains("--scope-header"), "{answer:?}");
+        assert!(!answer.text().contains("secret"), "{answer:?}");
+    }
+    assert_eq!(shop.received(), 0);
+
+    // Where the operator knows that the scheme sends the same in each request.
+    let gateway = Gateway::start(shop.address, &["--scope-header", "authorization"]);
+    let first = ask(&gateway, &[("authorization", "Token t")]).await;
+    assert_eq!(first.status, 201);
+    assert!(
+        ask(&gateway, &[("authorization", "Token t")])
+            .await
+            .is_replay()
+    );
+    assert!(
+        !ask(&gateway, &[("authorization", "Token u")])
+            .await
+            .is_replay()
+    );
+}
+
+#[tokio::test]
+async fn an_empty_principal_is_none() {
+    let shop = Shop::open().await;
+    let by_credentials = Gateway::start(shop.address, &["--require-principal"]);
+    let flags = ["--require-principal", "--scope-header", "X-Account"];
+    let by_field = Gateway::start(shop.address, &flags);
+    for empty in ["", "   ", "\t"] {
+        for (gateway, field) in [(&by_credentials, "authorization"), (&by_field, "x-account")] {
+            let headers = [("idempotency-key", "\"k\""), (field, empty)];
+            let answer = order_with(gateway.address, &headers).await;
+            assert_eq!(answer.status, 400, "{field}: {empty:?}");
+            assert_eq!(answer.problem(), "missing-principal");
+        }
+    }
+    assert_eq!(shop.received(), 0);
+}
+
+fn at<'a>(host: &'a str, who: &'a str) -> [(&'a str, &'a str); 3] {
+    [
+        ("idempotency-key", "\"k\""),
+        ("host", host),
+        ("authorization", who),
+    ]
+}
+
+#[tokio::test]
+async fn the_host_counts() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &[]);
+    let first = order_with(gateway.address, &at("a.shop.example", "Bearer t")).await;
+    assert_eq!(first.status, 201);
+    let same = order_with(gateway.address, &at("A.shop.example:80", "Bearer t")).await;
+    assert!(same.is_replay());
+    let other = order_with(gateway.address, &at("b.shop.example", "Bearer t")).await;
+    assert_eq!(other.problem(), "mismatch");
+    assert_eq!(shop.placed(), 1);
+}
+
+/// A host says nothing of who asks, so it comes to the principal.
+#[tokio::test]
+async fn the_host_can_belong_to_the_scope() {
+    let shop = Shop::open().await;
+    for flag in ["Host", "Host, Authorization", "authorization,host"] {
+        let gateway = Gateway::start(shop.address, &["--scope-header", flag]);
+        let before = shop.placed();
+        for (host, who) in [("a", "Bearer t"), ("b", "Bearer t"), ("a", "Bearer u")] {
+            let first = order_with(gateway.address, &at(host, who)).await;
+            assert_eq!(first.status, 201, "{flag}");
+            assert!(!first.is_replay(), "{flag}");
+            let again = order_with(gateway.address, &at(host, who)).await;
+            assert!(again.is_replay(), "{flag}");
+            assert_eq!(again.body, first.body);
+        }
+        let headers = over_http2(gateway.address, "a", "Bearer t").await;
+        assert!(headers.contains_key("idempotency-replayed"), "{flag}");
+        let headers = over_http2(gateway.address, "c", "Bearer t").await;
+        assert!(!headers.contains_key("idempotency-replayed"), "{flag}");
+        assert_eq!(shop.placed() - before, 4, "{flag}");
+    }
+}
+
+async fn over_http2(address: SocketAddr, host: &str, who: &str) -> HeaderMap {
+    let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post(format!("http://{host}/orders"))
+        .header("idempotency-key", "\"k\"")
+        .header("authorization", who)
+        .body(Full::new(Bytes::from_static(b"{\"item\":1}")))
+        .unwrap();
+    let answer = sender.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 201);
+    answer.headers().clone()
+}
+
+/// `Connection` names fields of one connection. What scope, key and fingerprint are made of is for
+/// the service as well, and stays.
+#[tokio::test]
+async fn connection_cannot_take_away_what_was_read() {
+    const OK: &str = "HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n";
+    let upstream = Script::start(Reaction::Send(OK)).await;
+    let gateway = Gateway::start(upstream.address, &["--scope-header", "X-Account"]);
+    let fields = [
+        ("idempotency-key", "\"k\""),
+        ("authorization", "Bearer t"),
+        ("x-account", "a"),
+        ("cookie", "session=1"),
+        ("content-type", "text/plain"),
+        ("content-encoding", "identity"),
+    ];
+    let names = fields.map(|(name, _)| name).join(", ");
+    let connection = format!("{names}, Host, Content-Length, X-Hop");
+    let mut headers = fields.to_vec();
+    headers.push(("x-hop", "1"));
+    headers.push(("connection", &connection));
+    assert_eq!(order_with(gateway.address, &headers).await.status, 201);
+    for (name, value) in fields {
+        assert_eq!(upstream.fields(name), [[value]], "{name}");
+    }
+    assert_eq!(upstream.fields("x-hop"), [[""; 0]]);
+    assert_eq!(upstream.fields("host").concat().len(), 1);
+    assert!(upstream.requests()[0].ends_with("\r\n\r\n{\"item\":1}"));
 }
