@@ -120,6 +120,10 @@ impl History {
         (op.answered, op.answer) = (Nanos::MAX, Answer::Lost);
     }
 
+    pub(super) fn failed(&mut self) {
+        self.answered(Answer::Failed(Failed::Perhaps));
+    }
+
     pub(super) fn ops(&self) -> Vec<Op> {
         let mut ops = self.0.clone();
         ops.sort_by_key(|op| op.invoked);

@@ -36,6 +36,13 @@ pub(crate) use strike::Struck;
 /// # Errors
 /// Where the run could not be done. What the store did wrong is in the report.
 pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+    let mut options = options.clone();
+    if options.any_faults {
+        options.faults = target::any_faults(&options);
+        let names: Vec<_> = options.faults.iter().map(|fault| fault.name()).collect();
+        eprintln!("seed {}: --faults {}", options.seed, names.join(","));
+    }
+    let options = &options;
     let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let directory = match &options.keep {
         Some(folder) => folder.clone(),

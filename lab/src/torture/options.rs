@@ -9,7 +9,7 @@ use crate::bugs::Bug;
 use crate::nemesis::Fault;
 
 /// How to write the command.
-pub const USAGE: &str = "torture --store URL|NAME [--seconds 20] [--seed N] [--faults a,b] \
+pub const USAGE: &str = "torture --store URL|NAME [--seconds 20] [--seed N] [--faults a,b|any] \
     [--processes 8] [--tasks 25] [--keys 1000] [--lease 1s] [--pace 20ms] [--bug NAME] \
     [--floor N] [--keep FOLDER] [--tolerance 20ms]";
 
@@ -24,6 +24,8 @@ pub struct Options {
     pub seed: u64,
     /// What goes wrong.
     pub faults: Vec<Fault>,
+    /// The seed chooses two kinds of fault.
+    pub any_faults: bool,
     /// How many workers.
     pub processes: u32,
     /// How many tasks in each.
@@ -55,6 +57,7 @@ impl Options {
             length: Duration::from_secs(20),
             seed: u64::from(std::process::id()),
             faults: Vec::new(),
+            any_faults: false,
             processes: 8,
             tasks: 25,
             keys: 1_000,
@@ -88,6 +91,7 @@ impl Options {
             "--store" => self.store = value.into(),
             "--seconds" => self.length = Duration::try_from_secs_f64(value.parse()?)?,
             "--seed" => self.seed = value.parse()?,
+            "--faults" if value == "any" => self.any_faults = true,
             "--faults" => self.faults = faults(value)?,
             "--processes" => self.processes = value.parse()?,
             "--tasks" => self.tasks = value.parse()?,

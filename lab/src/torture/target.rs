@@ -1,6 +1,7 @@
 //! What is tortured: a store by its URL, or a server of the lab's own with a proxy before it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use semel_stores::OpenOptions;
@@ -39,7 +40,7 @@ impl Target {
     /// Where it does not start, or a fault does not apply to it.
     pub async fn start(options: &Options, folder: &Path) -> Result<Self> {
         let kind = Kind::from_name(&options.store);
-        let embedded = matches!(options.store.as_str(), "file" | "sqlite");
+        let embedded = is_embedded(&options.store);
         for fault in &options.faults {
             applies(*fault, kind, embedded, &options.store)?;
         }
@@ -111,6 +112,29 @@ impl Target {
     pub fn is_postgres(&self) -> bool {
         self.kind == Some(Kind::Postgres)
     }
+}
+
+/// Shorter runs are over before a failover is.
+const FAILOVER_FITS: Duration = Duration::from_secs(12);
+
+fn is_embedded(store: &str) -> bool {
+    matches!(store, "file" | "sqlite")
+}
+
+/// Two kinds of fault that the store is to bear, by the seed.
+pub(super) fn any_faults(options: &Options) -> Vec<Fault> {
+    let store = options.store.as_str();
+    let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
+    let mut faults = Fault::ALL.to_vec();
+    faults.retain(|fault| {
+        // Without `wait_replicas` it loses acknowledged steps where another node takes over.
+        let loses = kind == Some(Kind::RedisCluster) && fault.lane() == Lane::Server;
+        let too_long = *fault == Fault::Failover && options.length < FAILOVER_FITS;
+        !loses && !too_long && applies(*fault, kind, embedded, store).is_ok()
+    });
+    fastrand::Rng::with_seed(options.seed).shuffle(&mut faults);
+    faults.truncate(2);
+    faults
 }
 
 fn applies(fault: Fault, kind: Option<Kind>, embedded: bool, store: &str) -> Result<()> {

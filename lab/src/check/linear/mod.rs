@@ -241,6 +241,15 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_answered_may_arrive_late() {
+        let mut history = History::default();
+        // Given up after 1 ms; a server that stood still takes it 200 ms later, for 100 ms.
+        history.claim(0, 1, 1).failed();
+        history.claim(250, 251, 2).in_flight(5);
+        assert_eq!(verdict(&history), Verdict::Orderly);
+    }
+
+    #[test]
     fn a_stale_read_has_none() {
         let mut history = History::default();
         history.claim(0, 10, 1).acquired(5);
