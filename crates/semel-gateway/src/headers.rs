@@ -19,7 +19,8 @@ pub const ID: HeaderName = HeaderName::from_static("idempotency-id");
 /// Carries the key.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+/// Carries the host that the client asked.
+pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");

@@ -56,10 +56,11 @@ pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> Idem
         })
 }
 
-/// The first field names the principal, the others narrow its scope. `Host` always does that: it says
+/// The first field names the principal, the others narrow its scope. A host always does that: it says
 /// nothing of who asks.
 fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> IdempotencyLayer<S> {
-    let principal = names.iter().find(|name| **name != HOST);
+    let is_host = |name: &HeaderName| [&HOST, &headers::FORWARDED_HOST].contains(&name);
+    let principal = names.iter().find(|name| !is_host(name));
     let layer = match principal {
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,

@@ -30,10 +30,10 @@
 //!
 //! Put authentication and rate limits *outside* this layer, so that a revoked caller gets no
 //! replay, and compression and CORS outside it too. Keys belong to a principal: unless you set
-//! [`with_scope`](IdempotencyLayer::with_scope) it is the digest of the `Authorization` field, and
-//! **callers without one share the scope `anonymous`**, in which one of them can be given the
-//! answer of another that used the same key for the same request. Sessions in cookies count as
-//! anonymous. If answers are private, set `with_scope`, or
+//! [`with_scope`](IdempotencyLayer::with_scope) it is the digest of a Basic or Bearer credential
+//! (other schemes, which may sign each request anew, are refused), and **callers without one share
+//! the scope `anonymous`**, in which one of them can be given the answer of another that used the
+//! same key for the same request. Sessions in cookies count as anonymous. If answers are private, set `with_scope`, or
 //! [`with_principal_required`](IdempotencyLayer::with_principal_required).
 //!
 //! Put it outside `Router::nest` too, or name what is nested with

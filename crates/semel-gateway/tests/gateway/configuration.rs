@@ -126,6 +126,11 @@ fn each_wrong_value_has_one_clear_message() {
             "--require-key: `maybe` is neither true nor false",
         ),
         (
+            "service",
+            "a@b",
+            "--service: `a@b` cannot name a service: 1 to 64 ASCII letters",
+        ),
+        (
             "scope-header",
             "a b",
             "--scope-header: `a b` cannot be the name",

@@ -136,6 +136,14 @@ async fn the_host_counts() {
 #[tokio::test]
 async fn the_host_can_belong_to_the_scope() {
     let shop = Shop::open().await;
+    for flag in ["Host", "X-Forwarded-Host"] {
+        let flags = ["--require-principal", "--scope-header", flag];
+        let gateway = Gateway::start(shop.address, &flags);
+        let key = ("idempotency-key", "\"k\"");
+        let headers = [key, ("host", "a"), ("x-forwarded-host", "a")];
+        let answer = order_with(gateway.address, &headers).await;
+        assert_eq!(answer.problem(), "missing-principal", "{flag}");
+    }
     for flag in ["Host", "Host, Authorization", "authorization,host"] {
         let gateway = Gateway::start(shop.address, &["--scope-header", flag]);
         let before = shop.placed();
