@@ -15,6 +15,8 @@ pub struct Setting {
     pub default: Option<&'static str>,
     /// One sentence.
     pub help: &'static str,
+    /// Whether there can be several values: the flag more than once, commas, a list in the file.
+    pub list: bool,
 }
 
 impl Setting {
@@ -31,6 +33,7 @@ impl Setting {
         help.push_str(&format!(" [env: {}]", self.variable()));
         let arg = Arg::new(self.name).long(self.name).help(help);
         match self.value {
+            Some(value) if self.list => arg.value_name(value).action(ArgAction::Append),
             Some(value) => arg.value_name(value),
             // `--require-key=false` takes back what the environment or the file says.
             None => arg
@@ -53,6 +56,14 @@ const fn setting(
         value: Some(value),
         default,
         help,
+        list: false,
+    }
+}
+
+const fn list(name: &'static str, value: &'static str, help: &'static str) -> Setting {
+    Setting {
+        list: true,
+        ..setting(name, value, None, help)
     }
 }
 
@@ -62,11 +73,12 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
         value: None,
         default: None,
         help,
+        list: false,
     }
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 19] = [
+pub const SETTINGS: [Setting; 21] = [
     setting(
         "upstream",
         "URL",
@@ -158,6 +170,15 @@ pub const SETTINGS: [Setting; 19] = [
         "DUR",
         Some("60s"),
         "How long the upstream may be silent before it is given up; 0s: for ever",
+    ),
+    list(
+        "trust-forwarded",
+        "ADDR[/BITS]…",
+        "Peers whose X-Forwarded-* and Forwarded fields are believed; more than one with commas",
+    ),
+    switch(
+        "preserve-host",
+        "Send the client's Host to the upstream, in place of the upstream's",
     ),
     setting(
         "drain",

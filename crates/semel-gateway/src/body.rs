@@ -12,6 +12,8 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::headers::Rules;
+
 /// A body in memory, or one that is passed on as it comes.
 #[derive(Debug)]
 pub struct Body(Kind);
@@ -30,6 +32,7 @@ struct Stream {
     limit: Option<Duration>,
     silence: Option<Pin<Box<Sleep>>>,
     progress: Option<Progress>,
+    rules: Option<Arc<Rules>>,
 }
 
 /// The sender of a body was silent for too long.
@@ -59,6 +62,7 @@ impl Body {
             limit,
             silence: None,
             progress: None,
+            rules: None,
         }))
     }
 
@@ -68,6 +72,14 @@ impl Body {
             Kind::Whole(body) => Some(Self(Kind::Whole(body.clone()))),
             Kind::Stream(_) => None,
         }
+    }
+
+    /// The same body on its way to the upstream: trailers lose what `rules` say.
+    pub(crate) fn under(mut self, rules: &Arc<Rules>) -> Self {
+        if let Kind::Stream(stream) = &mut self.0 {
+            stream.rules = Some(Arc::clone(rules));
+        }
+        self
     }
 
     /// Tells `progress` of every piece that is read.
@@ -125,7 +137,13 @@ impl Stream {
             if let Some(progress) = &self.progress {
                 progress.made();
             }
-            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
+            let mut frame = frame.map(|frame| frame.map_err(BodyError::from));
+            if let (Some(rules), Some(Ok(frame))) = (&self.rules, &mut frame)
+                && let Some(trailers) = frame.trailers_mut()
+            {
+                rules.trailers_to_upstream(trailers);
+            }
+            return Poll::Ready(frame);
         }
         let Some(limit) = self.limit else {
             return Poll::Pending;

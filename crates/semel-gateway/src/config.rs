@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::Authority;
+use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
 use tracing::Level;
@@ -52,6 +53,10 @@ pub struct Config {
     pub dispositions: Dispositions,
     /// How long the upstream may be silent.
     pub upstream_timeout: Option<Duration>,
+    /// The peers who are believed what they say of others.
+    pub trust_forwarded: Vec<IpNet>,
+    /// Whether the upstream gets the client's `Host`.
+    pub preserve_host: bool,
     /// How long to wait for what is running, at the end.
     pub drain: Duration,
     /// Whether log lines are JSON.
@@ -142,9 +147,9 @@ impl Sources {
         for setting in &SETTINGS {
             let name = setting.variable();
             // Some subcommands have some of the flags only.
-            let flag = flags.try_get_one::<String>(setting.name).ok().flatten();
-            let flag = flag.map(|value| Given {
-                value: value.clone(),
+            let values = flags.try_get_many::<String>(setting.name).ok().flatten();
+            let flag = values.map(|values| Given {
+                value: values.map(String::as_str).collect::<Vec<_>>().join(","),
                 from: format!("--{}", setting.name),
             });
             let set = flag.or_else(|| {
@@ -215,6 +220,17 @@ impl Sources {
             let message = format!("--listen and --admin are the same address, {listen}");
             reader.errors.push(message);
         }
+        for (flag, address) in [("--listen", &listen), ("--admin", &admin)] {
+            if upstream
+                .as_ref()
+                .is_some_and(|upstream| values::is_same_socket(upstream, address))
+            {
+                let message = format!(
+                    "--upstream is {flag} itself, {address}: requests would come back to the gateway"
+                );
+                reader.errors.push(message);
+            }
+        }
         let timeout = reader.read("upstream-timeout", values::duration);
         let on_lost = reader.read("on-lost", values::on_lost);
         let reconcile = reader.reconcile(on_lost);
@@ -244,6 +260,12 @@ impl Sources {
                 .unwrap_or_default(),
             dispositions: self.dispositions.clone(),
             upstream_timeout: timeout.filter(|limit| !limit.is_zero()),
+            trust_forwarded: reader
+                .read("trust-forwarded", values::networks)
+                .unwrap_or_default(),
+            preserve_host: reader
+                .read("preserve-host", values::boolean)
+                .unwrap_or_default(),
             drain: reader.read("drain", values::duration).unwrap_or_default(),
             log_json: reader
                 .read("log-format", values::log_format)
@@ -332,6 +354,9 @@ impl File<'_> {
                 .iter()
                 .find(|s| s.name == key && s.name != "config");
             match (setting, value) {
+                (Some(setting), toml::Value::Array(values)) if setting.list => {
+                    self.set_list(setting.name, &key, &values);
+                }
                 (Some(Setting { name, .. }), value) => self.set(name, &key, value),
                 (None, toml::Value::Table(section)) if key == "reconcile" => {
                     self.reconcile(section);
@@ -400,6 +425,14 @@ impl File<'_> {
         };
         let from = format!("{}: {key}", self.path);
         self.given.entry(name).or_insert(Given { value, from });
+    }
+
+    fn set_list(&mut self, name: &'static str, key: &str, values: &[toml::Value]) {
+        let texts = values.iter().map(toml::Value::as_str);
+        match texts.collect::<Option<Vec<_>>>() {
+            Some(texts) => self.set(name, key, texts.join(",").into()),
+            None => self.error(&format!("`{key}` must be a list of texts")),
+        }
     }
 
     fn error(&mut self, message: &str) {

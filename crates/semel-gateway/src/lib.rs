@@ -19,5 +19,6 @@ pub mod reconcile;
 pub mod serve;
 pub mod stack;
 mod values;
+mod wellformed;
 
 pub use headers::{FENCE, ID};

@@ -1,10 +1,8 @@
 //! Answers of the gateway itself: problem details (RFC 9457), like those of the layer.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
 use http::{Response, StatusCode};
-
-use crate::body::Body;
 
 /// What kind of answer the gateway gave in place of the upstream's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +15,12 @@ pub(crate) enum Problem {
     Timeout,
     /// The client's body broke off, or did not come in time.
     IncompleteBody,
-    /// A tunnel or another protocol was asked for.
-    NotSupported,
+    /// The request breaks a rule of HTTP: this one.
+    Malformed(&'static str),
+    /// Something was asked for that the gateway does not do.
+    NotSupported(&'static str),
+    /// The gateway had no descriptor, port or memory for a connection: nothing was sent.
+    Overloaded,
 }
 
 impl Problem {
@@ -44,7 +46,17 @@ impl Problem {
                 "incomplete-body",
                 "The request body is incomplete",
             ),
-            Self::NotSupported => (
+            Self::Malformed(_) => (
+                StatusCode::BAD_REQUEST,
+                "malformed-request",
+                "The request is not well-formed HTTP",
+            ),
+            Self::Overloaded => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "overloaded",
+                "The gateway has no room for this request",
+            ),
+            Self::NotSupported(_) => (
                 StatusCode::NOT_IMPLEMENTED,
                 "not-supported",
                 "The gateway passes on requests and answers only",
@@ -59,12 +71,13 @@ impl Problem {
                 "The request was sent to it, and may have had its effect."
             }
             Self::IncompleteBody => "The body broke off, or its next piece did not come in time.",
-            Self::NotSupported => "Tunnels (CONNECT) and protocol upgrades are not supported.",
+            Self::Overloaded => "Nothing was sent to the service. Try again, with the same key.",
+            Self::Malformed(detail) | Self::NotSupported(detail) => detail,
         }
     }
 
     /// The whole answer.
-    pub(crate) fn respond(self) -> Response<Body> {
+    pub(crate) fn respond<B: From<Bytes>>(self) -> Response<B> {
         let (status, code, title) = self.parts();
         let uri = format!("{DOCUMENTATION}#{code}");
         let text = serde_json::json!({
@@ -75,7 +88,7 @@ impl Problem {
             "code": code,
         })
         .to_string();
-        let mut response = Response::new(Body::from(Bytes::from(text)));
+        let mut response = Response::new(B::from(Bytes::from(text)));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(
@@ -83,6 +96,9 @@ impl Problem {
             HeaderValue::from_static("application/problem+json"),
         );
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self == Self::Overloaded {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")) {
             headers.insert(LINK, link);
         }

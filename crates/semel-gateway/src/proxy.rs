@@ -1,7 +1,7 @@
 //! Forwarding to the upstream, and telling "nothing was sent" from "nobody knows".
 
 use std::convert::Infallible;
-use std::error::Error as _;
+use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -9,21 +9,25 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::header::HeaderValue;
+use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Method, Request, Response, Uri, Version};
+use http::{Request, Response, Uri, Version};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustix::io::Errno;
 use semel::guard::AttemptInfo;
 use semel_tower::Disposition;
 use tower_service::Service;
 
 use crate::body::{Body, BodyError, Progress};
+use crate::command::with_causes;
+use crate::config::Config;
 use crate::connector::{self, Connector};
-use crate::headers;
+use crate::headers::{self, Rules};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 
@@ -39,7 +43,7 @@ pub struct Proxy(Arc<Inner>);
 struct Inner {
     client: Client<Connector, Body>,
     upstream: Authority,
-    host: HeaderValue,
+    rules: Arc<Rules>,
     silence: Option<Duration>,
     metrics: Arc<Metrics>,
 }
@@ -50,29 +54,31 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// is on its way makes an outcome unknown. Common servers close idle connections after 2 s to 75 s:
 /// this stays below.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many fields an answer may have, and how many bytes its header. More than any client takes: an
+/// answer beyond is lost although the operation ran, so the limits are there to bound memory only.
+const MAX_FIELDS: usize = 256;
+const MAX_HEAD: usize = 256 << 10;
 
 impl Proxy {
-    /// A proxy to this host, which is given up when it is silent for longer than `silence`.
+    /// A proxy as the configuration says.
     ///
     /// # Errors
-    /// An authority that cannot stand in a header field.
-    pub fn new(
-        upstream: Authority,
-        silence: Option<Duration>,
-        metrics: Arc<Metrics>,
-    ) -> Result<Self, http::header::InvalidHeaderValue> {
+    /// An upstream whose name cannot stand in a header field.
+    pub fn new(config: &Config, metrics: Arc<Metrics>) -> Result<Self, InvalidHeaderValue> {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             // Sending again is decided here, where it is known whether the body can be.
             .retry_canceled_requests(false)
             .set_host(false)
+            .http1_max_headers(MAX_FIELDS)
+            .http1_max_buf_size(MAX_HEAD)
             .build(Connector::new(CONNECT_TIMEOUT));
         Ok(Self(Arc::new(Inner {
             client,
-            host: HeaderValue::from_str(upstream.as_str())?,
-            upstream,
-            silence,
+            upstream: config.upstream.clone(),
+            rules: Arc::new(Rules::new(config)?),
+            silence: config.upstream_timeout,
             metrics,
         })))
     }
@@ -106,12 +112,16 @@ impl Service<Request<Body>> for Proxy {
 pub(crate) enum Failure {
     /// No connection was made in time, or at all: nothing was sent.
     Unreached,
+    /// The gateway had no descriptor, port or memory for a connection: nothing was sent.
+    Starved,
     /// A connection was there, and closed before the request was begun to be sent.
     Unsent,
     /// The client's body failed after a part of it was sent.
     ClientBody,
     /// The request was sent, or begun to be, and the connection broke.
     Unanswered,
+    /// The request was sent, and what came back is no answer to it.
+    Invalid,
     /// The request was sent, or begun to be, and the upstream was silent for too long.
     Silent,
 }
@@ -121,9 +131,11 @@ impl Failure {
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Unreached => "unreached",
+            Self::Starved => "starved",
             Self::Unsent => "unsent",
             Self::ClientBody => "client_body",
             Self::Unanswered => "unanswered",
+            Self::Invalid => "invalid",
             Self::Silent => "silent",
         }
     }
@@ -132,7 +144,8 @@ impl Failure {
         match self {
             Self::Unreached | Self::Unsent => Problem::Unreachable,
             Self::ClientBody => Problem::IncompleteBody,
-            Self::Unanswered => Problem::Failed,
+            Self::Starved => Problem::Overloaded,
+            Self::Unanswered | Self::Invalid => Problem::Failed,
             Self::Silent => Problem::Timeout,
         }
     }
@@ -141,33 +154,31 @@ impl Failure {
     /// happened.
     const fn disposition(self) -> Disposition {
         match self {
-            Self::Unreached | Self::Unsent => Disposition::Release,
-            Self::ClientBody | Self::Unanswered | Self::Silent => Disposition::Unknown,
+            Self::Unreached | Self::Starved | Self::Unsent => Disposition::Release,
+            Self::ClientBody | Self::Unanswered | Self::Invalid | Self::Silent => {
+                Disposition::Unknown
+            }
         }
     }
 }
 
 impl Inner {
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
-        if *request.method() == Method::CONNECT || headers::asks_for_upgrade(request.headers()) {
-            let mut response = Problem::NotSupported.respond();
-            response.extensions_mut().insert(Disposition::Release);
-            return response;
-        }
         let (mut parts, body) = request.into_parts();
         let attempt = parts.extensions.remove::<AttemptInfo>();
         let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
         let target = parts.uri.authority();
-        headers::to_upstream(
-            &mut parts.headers,
-            target,
-            &self.host,
-            peer,
-            attempt.as_ref(),
-        );
+        self.rules
+            .to_upstream(&mut parts.headers, target, peer, attempt.as_ref());
+        if !body.is_end_stream() && body.size_hint().exact().is_none() {
+            // Without this hyper takes GET and HEAD to have no body.
+            let chunked = HeaderValue::from_static("chunked");
+            parts.headers.insert(TRANSFER_ENCODING, chunked);
+        }
         parts.uri = self.target(&parts.uri);
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
+        let body = body.under(&self.rules);
         match self.send(Request::from_parts(parts, body)).await {
             Ok(response) => {
                 let (mut parts, body) = response.into_parts();
@@ -210,12 +221,27 @@ impl Inner {
         let unconnected = || connection.connection_metadata().is_none();
         tokio::select! {
             biased;
-            answer = self.client.request(request) => answer.map_err(|error| {
-                let failure = if unconnected() { Failure::Unreached } else { kind_of(&error) };
-                let cause = error.source().map(ToString::to_string).unwrap_or_default();
-                tracing::warn!(failure = failure.as_str(), "upstream: {error}: {cause}");
-                failure
-            }),
+            answer = self.client.request(request) => match answer {
+                // 101 is an answer to those who asked for it, and other statuses have no meaning
+                // (RFC 9110, section 15). hyper reads over other 1xx.
+                Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
+                    let failure = Failure::Invalid;
+                    let status = answer.status().as_u16();
+                    tracing::warn!(failure = failure.as_str(), "upstream: answered with {status}");
+                    Err(failure)
+                }
+                Ok(answer) => Ok(answer),
+                Err(error) => {
+                    let failure = if unconnected() { unconnected_for(&error) } else { kind_of(&error) };
+                    let error = with_causes(&error);
+                    if failure == Failure::ClientBody {
+                        tracing::debug!(failure = failure.as_str(), "client: {error}");
+                    } else {
+                        tracing::warn!(failure = failure.as_str(), "upstream: {error}");
+                    }
+                    Err(failure)
+                }
+            },
             () = connector::gone(connection.clone()) => {
                 tracing::warn!(failure = "unanswered", "upstream: the connection ended");
                 Err(Failure::Unanswered)
@@ -239,10 +265,31 @@ impl Inner {
     }
 }
 
+/// What an error says that came before there was a connection for the request.
+fn unconnected_for(error: &(dyn Error + 'static)) -> Failure {
+    // No fault of the upstream.
+    let starved = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::ADDRNOTAVAIL,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+    ];
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let system = error.downcast_ref().and_then(Errno::from_io_error);
+        if system.is_some_and(|error| starved.contains(&error)) {
+            return Failure::Starved;
+        }
+        cause = error.source();
+    }
+    Failure::Unreached
+}
+
 /// What an error says that came after a connection was taken for the request.
 fn kind_of(error: &legacy::Error) -> Failure {
     if error.is_connect() {
-        return Failure::Unreached;
+        return unconnected_for(error);
     }
     match error.source().and_then(|cause| cause.downcast_ref()) {
         Some(error) => kind_on_connection(error),
@@ -287,6 +334,20 @@ mod tests {
         while !read.ends_with(b"once") {
             read.push(server.read_u8().await.unwrap());
         }
+    }
+
+    #[test]
+    fn a_shortage_of_the_gateway_is_not_the_upstreams_fault() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("tcp connect error")]
+        struct Connect(#[source] std::io::Error);
+        let failure = |error: Errno| unconnected_for(&Connect(error.into()));
+        assert_eq!(failure(Errno::MFILE), Failure::Starved);
+        assert_eq!(failure(Errno::ADDRNOTAVAIL), Failure::Starved);
+        assert_eq!(failure(Errno::CONNREFUSED), Failure::Unreached);
+        let response: Response<Body> = Failure::Starved.problem().respond();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(response.headers().contains_key(http::header::RETRY_AFTER));
     }
 
     // These hold hyper to what `kind_on_connection` builds on.

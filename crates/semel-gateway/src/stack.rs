@@ -20,6 +20,7 @@ use crate::headers;
 use crate::metrics::{Measured, Metrics};
 use crate::proxy::Proxy;
 use crate::reconcile::{Endpoint, Watching};
+use crate::wellformed::Checked;
 
 /// How long a client may be silent within a body.
 const CLIENT_SILENCE: Duration = Duration::from_secs(30);
@@ -69,7 +70,7 @@ fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> Idempot
     others.fold(layer, |layer, name| layer.with_scope_header(name.clone()))
 }
 
-/// The whole stack: measured, bounded in time, made to happen once, forwarded.
+/// The whole stack: measured, bounded in time, checked, made to happen once, forwarded.
 pub fn stack<S: Store>(
     config: &Config,
     layer: IdempotencyLayer<S>,
@@ -90,6 +91,7 @@ pub fn stack<S: Store>(
             headers::keep_end_to_end(request.headers_mut(), &end_to_end);
             request.map(|body| Body::stream(body, Some(CLIENT_SILENCE)))
         })
+        .layer_fn(Checked)
         .layer(layer)
         .service(proxy)
 }

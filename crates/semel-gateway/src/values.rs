@@ -1,12 +1,13 @@
 //! How the value of a setting is written: from text to what it means, or to what would be right.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use http::Uri;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme};
+use ipnet::IpNet;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::OnLost;
@@ -54,6 +55,42 @@ pub(crate) fn address(value: &str) -> Result<String, String> {
     Err(format!(
         "`{value}` is not an address; write it like 127.0.0.1:8080 or [::1]:8080"
     ))
+}
+
+/// Whether a connection to the upstream would end at this address of our own, as far as that can be
+/// told without asking for names.
+pub(crate) fn is_same_socket(upstream: &Authority, own: &str) -> bool {
+    let Some((host, port)) = own.rsplit_once(':') else {
+        return false;
+    };
+    let same_port = port.parse() == Ok(upstream.port_u16().unwrap_or(80));
+    let same_host = match (ip(upstream.host()), ip(host)) {
+        // Whatever is on this machine. To connect to "any address" is to connect to this machine.
+        (Some(to), Some(own)) if own.is_unspecified() => to.is_loopback() || to.is_unspecified(),
+        (Some(to), Some(own)) if to.is_unspecified() => own.is_loopback(),
+        (Some(to), Some(own)) => to == own,
+        (None, None) => upstream.host().eq_ignore_ascii_case(host),
+        _ => false,
+    };
+    same_port && same_host
+}
+
+fn ip(host: &str) -> Option<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return Some(Ipv4Addr::LOCALHOST.into());
+    }
+    host.trim_matches(['[', ']']).parse().ok()
+}
+
+/// Addresses and networks, with commas between them.
+pub(crate) fn networks(value: &str) -> Result<Vec<IpNet>, String> {
+    let network = |text: &str| {
+        let address = text.parse::<IpAddr>().map(IpNet::from);
+        address.or_else(|_| text.parse()).map_err(|_| {
+            format!("`{text}` is not an address; write it like 10.0.0.7, 10.0.0.0/8 or fd00::/8")
+        })
+    };
+    value.split(',').map(|text| network(text.trim())).collect()
 }
 
 fn is_host_name(host: &str) -> bool {

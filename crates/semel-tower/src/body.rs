@@ -89,6 +89,13 @@ impl<R: HttpBody> Body<R> {
     }
 }
 
+impl<R: HttpBody> From<Bytes> for Body<R> {
+    /// A body in memory, for services around the layer that answer in its place.
+    fn from(data: Bytes) -> Self {
+        Self::whole(data)
+    }
+}
+
 impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
     type Data = Bytes;
     type Error = R::Error;

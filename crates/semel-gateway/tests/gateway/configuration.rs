@@ -53,6 +53,16 @@ fn each_wrong_value_has_one_clear_message() {
             "https://a",
             "--upstream: TLS to the upstream is not there yet",
         ),
+        (
+            "trust-forwarded",
+            "10.0.0.0/8,proxy.example",
+            "--trust-forwarded: `proxy.example` is not an address; write it like 10.0.0.7",
+        ),
+        (
+            "trust-forwarded",
+            "10.0.0.0/33",
+            "--trust-forwarded: `10.0.0.0/33` is not an address",
+        ),
         ("upstream", "ftp://a", "--upstream: `ftp:` is not supported"),
         (
             "upstream",
@@ -179,6 +189,39 @@ fn each_wrong_value_has_one_clear_message() {
         let expected = format!("{path}: {name}: {message}");
         assert!(messages[0].starts_with(&expected), "{messages:?}");
     }
+}
+
+#[test]
+fn the_upstream_is_not_the_gateway() {
+    for (upstream, own, flag) in [
+        ("http://127.0.0.1:8080", "127.0.0.1:8080", "--listen"),
+        ("http://localhost:8080", "127.0.0.1:8080", "--listen"),
+        ("http://[::1]:8080", "[::]:8080", "--listen"),
+        ("http://127.0.0.1", "0.0.0.0:80", "--listen"),
+        (
+            "http://gateway.example:8080",
+            "gateway.example:8080",
+            "--listen",
+        ),
+        ("http://127.0.0.1:8080", "127.0.0.1:8080", "--admin"),
+    ] {
+        let other = if flag == "--listen" {
+            "--admin"
+        } else {
+            "--listen"
+        };
+        let flags = ["--upstream", upstream, flag, own, other, "127.0.0.1:1"];
+        let message =
+            format!("--upstream is {flag} itself, {own}: requests would come back to the gateway");
+        assert_eq!(errors(&flags, &[]), [message], "{upstream}");
+    }
+    let flags = [
+        "--upstream",
+        "http://10.0.0.1:8080",
+        "--listen",
+        "0.0.0.0:8080",
+    ];
+    assert!(semel("check", &flags, &[]).status.success());
 }
 
 #[test]

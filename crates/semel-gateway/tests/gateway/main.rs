@@ -14,7 +14,9 @@ mod crash;
 mod demo;
 mod dispositions;
 mod documentation;
+mod forwarded;
 mod lifecycle;
+mod malformed;
 mod once;
 #[cfg(feature = "redis")]
 mod outage;

@@ -3,6 +3,7 @@
 mod gateway;
 mod ledger;
 mod raw;
+mod recorder;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use tokio::time::{Instant, sleep};
 pub(crate) use gateway::{Gateway, store_in};
 pub(crate) use ledger::Shop;
 pub(crate) use raw::{Reaction, Script, read_head, read_request, send_raw};
+pub(crate) use recorder::{Recorder, Seen};
 
 /// Longer than anything here should take, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,87 @@
+//! What the upstream is told of the client: `X-Forwarded-*` and `Forwarded` (RFC 7239).
+//!
+//! Whoever can write these fields can pretend to be anybody, so they are believed from trusted peers
+//! only; from all others they are written anew.
+
+use std::net::IpAddr;
+
+use http::header::{Entry, FORWARDED, HeaderMap, HeaderName, HeaderValue};
+use ipnet::IpNet;
+
+pub(super) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// Carries the host that the client asked.
+pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(super) const FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// What the gateway itself speaks.
+const PROTO: HeaderValue = HeaderValue::from_static("http");
+
+/// Whether what this peer says of others is believed.
+pub(super) fn is_trusted(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
+    peer.is_some_and(|peer| trusted.iter().any(|net| net.contains(&peer)))
+}
+
+/// Says who sent a request, to which host, and how.
+pub(super) fn write(
+    headers: &mut HeaderMap,
+    host: Option<&HeaderValue>,
+    peer: Option<IpAddr>,
+    trusted: bool,
+) {
+    if !trusted {
+        for name in [
+            FORWARDED,
+            FORWARDED_FOR,
+            FORWARDED_HOST,
+            FORWARDED_PORT,
+            FORWARDED_PROTO,
+        ] {
+            headers.remove(name);
+        }
+    }
+    if let Some(peer) = peer {
+        append(headers, FORWARDED_FOR, &peer.to_string());
+        // Who does not use it yet gets the other fields only.
+        if headers.contains_key(FORWARDED) {
+            append(headers, FORWARDED, &element(peer, host));
+        }
+    }
+    if let Some(host) = host {
+        insert_if_missing(headers, FORWARDED_HOST, host.clone());
+    }
+    insert_if_missing(headers, FORWARDED_PROTO, PROTO);
+}
+
+/// One hop in `Forwarded`.
+fn element(peer: IpAddr, host: Option<&HeaderValue>) -> String {
+    let peer = match peer {
+        IpAddr::V4(peer) => peer.to_string(),
+        // Its colons and brackets may only stand within quotes.
+        IpAddr::V6(peer) => format!("\"[{peer}]\""),
+    };
+    // A host has been checked: there is neither a quote nor a backslash in it.
+    match host.and_then(|host| host.to_str().ok()) {
+        Some(host) => format!("for={peer};host=\"{host}\";proto=http"),
+        None => format!("for={peer};proto=http"),
+    }
+}
+
+/// Adds a member to a list, and makes one line of it: some services read the first line only.
+fn append(headers: &mut HeaderMap, name: HeaderName, member: &str) {
+    let mut list = Vec::new();
+    for line in headers.get_all(&name) {
+        list.extend_from_slice(line.as_bytes());
+        list.extend_from_slice(b", ");
+    }
+    list.extend_from_slice(member.as_bytes());
+    if let Ok(list) = HeaderValue::try_from(list) {
+        headers.insert(name, list);
+    }
+}
+
+fn insert_if_missing(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    if let Entry::Vacant(vacant) = headers.entry(name) {
+        vacant.insert(value);
+    }
+}

@@ -1,0 +1,343 @@
+//! What a gateway changes in header fields, and nothing else.
+
+mod end_to_end;
+mod forwarded;
+mod reserved;
+
+use std::net::IpAddr;
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
+    InvalidHeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::uri::Authority;
+use ipnet::IpNet;
+use semel::IdentityDigest;
+use semel::guard::AttemptInfo;
+
+use crate::config::Config;
+pub(crate) use end_to_end::{end_to_end, keep_end_to_end};
+pub(crate) use forwarded::FORWARDED_HOST;
+use reserved::Reserved;
+
+/// Carries the fence of the attempt to the upstream.
+pub const FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
+/// Carries the name of the operation to the upstream and to the reconciler.
+pub const ID: HeaderName = HeaderName::from_static("idempotency-id");
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// How the header of a request changes on its way to the upstream.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    upstream: HeaderValue,
+    preserve_host: bool,
+    trusted: Vec<IpNet>,
+    reserved: Reserved,
+}
+
+impl Rules {
+    /// As the configuration says.
+    ///
+    /// # Errors
+    /// An upstream whose name cannot stand in a field.
+    pub(crate) fn new(config: &Config) -> Result<Self, InvalidHeaderValue> {
+        Ok(Self {
+            upstream: HeaderValue::from_str(config.upstream.as_str())?,
+            preserve_host: config.preserve_host,
+            trusted: config.trust_forwarded.clone(),
+            reserved: Reserved::new(&config.scope_headers),
+        })
+    }
+
+    /// Makes a client's header the one that the upstream gets.
+    pub(crate) fn to_upstream(
+        &self,
+        headers: &mut HeaderMap,
+        target: Option<&Authority>,
+        peer: Option<IpAddr>,
+        attempt: Option<&AttemptInfo>,
+    ) {
+        let trailers = wants_trailers(headers);
+        strip_hop_by_hop(headers);
+        // The gateway itself answers an expectation, when it begins to read the body.
+        headers.remove(EXPECT);
+        // Only the gateway says what attempt this is.
+        headers.remove(FENCE);
+        headers.remove(ID);
+        self.reserved.remove_twins(headers);
+        if let Some(attempt) = attempt {
+            headers.insert(FENCE, HeaderValue::from(attempt.fence.0));
+            headers.insert(ID, id(&attempt.id));
+        }
+        join_cookies(headers);
+        // Of a host in the target and one in a field the target's counts (RFC 9112, section 3.2.2),
+        // and in HTTP/2 there is no other.
+        let host = target
+            .and_then(|target| HeaderValue::from_str(target.as_str()).ok())
+            .or_else(|| headers.remove(HOST));
+        // An IPv4 client of a socket for both has an address of either kind.
+        let peer = peer.map(|peer| peer.to_canonical());
+        let trusted = forwarded::is_trusted(peer, &self.trusted);
+        forwarded::write(headers, host.as_ref(), peer, trusted);
+        let host = host.filter(|_| self.preserve_host);
+        headers.insert(HOST, host.unwrap_or_else(|| self.upstream.clone()));
+        if trailers {
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+            headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        }
+    }
+
+    /// Makes a client's trailers the ones that the upstream gets.
+    pub(crate) fn trailers_to_upstream(&self, trailers: &mut HeaderMap) {
+        self.reserved.remove_from_trailers(trailers);
+    }
+}
+
+/// An operation's name as a field.
+pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
+    HeaderValue::from_str(&id.to_string()).expect("digits can stand in a field")
+}
+
+/// Makes the upstream's header the one that the client gets.
+pub(crate) fn to_client(headers: &mut HeaderMap) {
+    strip_hop_by_hop(headers);
+}
+
+/// Whether another protocol is asked for. `h2c` is not among them: it may be ignored (RFC 9110,
+/// section 7.8), and some clients offer it with every request.
+pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    members(headers, &CONNECTION).any(|member| member.eq_ignore_ascii_case("upgrade"))
+        && members(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
+}
+
+/// RFC 9110, section 7.6.1.
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let nominated: Vec<HeaderName> = members(headers, &CONNECTION)
+        .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
+        .collect();
+    for name in nominated {
+        headers.remove(name);
+    }
+    // Of two lengths the chunks' own counts (RFC 9112, section 6.3).
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        PROXY_CONNECTION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+}
+
+/// Clients of HTTP/2 may send each cookie in a field of its own; elsewhere there is one (RFC 9113,
+/// section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(COOKIE).iter();
+    let (Some(first), Some(_)) = (lines.next(), lines.next()) else {
+        return;
+    };
+    let mut joined = first.as_bytes().to_vec();
+    for line in headers.get_all(COOKIE).iter().skip(1) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(line.as_bytes());
+    }
+    if let Ok(joined) = HeaderValue::try_from(joined) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+fn wants_trailers(headers: &HeaderMap) -> bool {
+    members(headers, &TE).any(|member| member.eq_ignore_ascii_case("trailers"))
+}
+
+/// The members of a field that is a list.
+pub(crate) fn members<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'a str> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|member| !member.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::guard::{Asked, Begin, Guard};
+    use semel::memory::MemoryStore;
+    use semel::{Fingerprint, Identity, Key, Scope};
+
+    use super::*;
+
+    fn map(fields: &[(&str, &str)]) -> HeaderMap {
+        fields
+            .iter()
+            .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap()))
+            .collect()
+    }
+
+    fn lines(headers: &HeaderMap) -> Vec<String> {
+        let line = |(name, value): (&HeaderName, &HeaderValue)| {
+            format!("{name}: {}", value.to_str().unwrap())
+        };
+        let mut lines: Vec<_> = headers.iter().map(line).collect();
+        lines.sort();
+        lines
+    }
+
+    async fn attempt() -> AttemptInfo {
+        let key = Key::new("k").unwrap();
+        let identity = Identity::new(Scope::anonymous(), "http", key);
+        let asked = Asked::new(identity, Fingerprint::of(b""));
+        let guard = Guard::from(MemoryStore::default());
+        match guard.begin(&asked).await {
+            Ok(Begin::Acquired(mut held)) => held.info(),
+            begun => panic!("{begun:?}"),
+        }
+    }
+
+    fn rules() -> Rules {
+        Rules {
+            upstream: HeaderValue::from_static("127.0.0.1:9000"),
+            preserve_host: false,
+            trusted: vec!["10.0.0.0/24".parse().unwrap()],
+            reserved: Reserved::new(&[HeaderName::from_static("x-account")]),
+        }
+    }
+
+    /// What becomes of fields of this peer.
+    fn upstream_gets(rules: &Rules, peer: &str, fields: &[(&str, &str)]) -> Vec<String> {
+        let mut headers = map(fields);
+        rules.to_upstream(&mut headers, None, Some(peer.parse().unwrap()), None);
+        lines(&headers)
+    }
+
+    #[tokio::test]
+    async fn a_request_loses_what_belongs_to_its_connection() {
+        let mut headers = map(&[
+            ("connection", "close, X-Hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("proxy-connection", "keep-alive"),
+            ("proxy-authorization", "Basic x"),
+            ("te", "trailers, deflate"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("expect", "100-continue"),
+            ("idempotency-fence", "99"),
+            ("idempotency_fence", "99"),
+            ("idempotency-id", "mine"),
+            ("idempotency-key", "\"k\""),
+            ("cookie", "a=1"),
+            ("cookie", "session=2"),
+            ("host", "shop.example"),
+            ("x_account", "1"),
+        ]);
+        let attempt = attempt().await;
+        let peer = "::ffff:192.0.2.2".parse().unwrap();
+        rules().to_upstream(&mut headers, None, Some(peer), Some(&attempt));
+        assert_eq!(
+            lines(&headers),
+            [
+                "connection: te",
+                "cookie: a=1; session=2",
+                "host: 127.0.0.1:9000",
+                &format!("idempotency-fence: {}", attempt.fence),
+                &format!("idempotency-id: {}", attempt.id),
+                "idempotency-key: \"k\"",
+                "te: trailers",
+                "x-forwarded-for: 192.0.2.2",
+                "x-forwarded-host: shop.example",
+                "x-forwarded-proto: http",
+            ]
+        );
+    }
+
+    const SAID: [(&str, &str); 7] = [
+        ("host", "inner.example"),
+        ("forwarded", "for=203.0.113.9;proto=https"),
+        ("x-forwarded-for", "203.0.113.9"),
+        ("x-forwarded-for", "10.0.0.7"),
+        ("x-forwarded-host", "shop.example"),
+        ("x-forwarded-port", "443"),
+        ("x-forwarded-proto", "https"),
+    ];
+
+    #[test]
+    fn nobody_is_believed_unless_trusted() {
+        assert_eq!(
+            upstream_gets(&rules(), "10.0.1.1", &SAID),
+            [
+                "host: 127.0.0.1:9000",
+                "x-forwarded-for: 10.0.1.1",
+                "x-forwarded-host: inner.example",
+                "x-forwarded-proto: http",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_trusted_peer_is_believed_and_added() {
+        assert_eq!(
+            upstream_gets(&rules(), "10.0.0.1", &SAID),
+            [
+                "forwarded: for=203.0.113.9;proto=https, for=10.0.0.1;host=\"inner.example\";proto=http",
+                "host: 127.0.0.1:9000",
+                "x-forwarded-for: 203.0.113.9, 10.0.0.7, 10.0.0.1",
+                "x-forwarded-host: shop.example",
+                "x-forwarded-port: 443",
+                "x-forwarded-proto: https",
+            ]
+        );
+        // What it does not say the gateway does.
+        assert_eq!(
+            upstream_gets(&rules(), "10.0.0.1", &SAID[..1]),
+            [
+                "host: 127.0.0.1:9000",
+                "x-forwarded-for: 10.0.0.1",
+                "x-forwarded-host: inner.example",
+                "x-forwarded-proto: http",
+            ]
+        );
+        let rules = Rules {
+            trusted: vec!["2001:db8::/32".parse().unwrap()],
+            ..rules()
+        };
+        let got = upstream_gets(&rules, "2001:db8::1", &SAID[1..2]);
+        let hop = "for=203.0.113.9;proto=https, for=\"[2001:db8::1]\";proto=http";
+        assert_eq!(got[0], format!("forwarded: {hop}"));
+    }
+
+    #[test]
+    fn the_host_is_preserved_where_asked() {
+        let rules = Rules {
+            preserve_host: true,
+            ..rules()
+        };
+        let got = upstream_gets(&rules, "192.0.2.1", &SAID[..1]);
+        assert_eq!(got[0], "host: inner.example");
+        // HTTP/1.0 may have none.
+        let got = upstream_gets(&rules, "192.0.2.1", &[]);
+        assert_eq!(got[0], "host: 127.0.0.1:9000");
+    }
+
+    #[test]
+    fn an_upgrade_is_one_that_cannot_be_ignored() {
+        let asks = |upgrade| asks_for_upgrade(&map(&[("connection", "Upgrade"), upgrade]));
+        assert!(asks(("upgrade", "websocket")));
+        assert!(!asks(("upgrade", "h2c")));
+        assert!(!asks_for_upgrade(&map(&[("upgrade", "websocket")])));
+    }
+}
