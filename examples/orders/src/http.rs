@@ -1,17 +1,17 @@
-//! The API. Orders are placed once; reading needs no key, and filling a shelf twice is filling it
-//! once.
+//! The API. Orders are placed once and deliveries put on their shelves once, each under its key.
+//! Reading needs none.
 
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use deadpool_postgres::Pool;
 use semel_stores::{PostgresStore, PostgresTransaction};
-use semel_tower::{CommitFailure, IdempotencyLayer, TransactionHandle};
+use semel_tower::{CommitFailure, IdempotencyLayer, InTransaction, TransactionHandle};
 
-use crate::inventory::{self, Shelf, Shelves};
+use crate::inventory::{self, Delivery, Shelf, Shelves};
 use crate::orders::{self, NewOrder, Order, OrderId, Reason};
 use crate::payment::Payments;
 use crate::problem::Problem;
@@ -25,10 +25,10 @@ pub(crate) struct Shop {
 
 pub(crate) fn router(shop: Shop, once: IdempotencyLayer<PostgresStore>) -> Router {
     Router::new()
-        .route("/orders", post(place).layer(once))
+        .route("/orders", post(place).layer(once.clone()))
         .route("/orders/{id}", get(order))
         .route("/inventory", get(inventory))
-        .route("/inventory/{sku}", put(fill))
+        .route("/inventory/{sku}/deliveries", post(receive).layer(once))
         .with_state(shop)
 }
 
@@ -81,16 +81,26 @@ async fn inventory(State(shop): State<Shop>) -> Result<Json<Shelves>, Problem> {
     Ok(Json(inventory::list(&**shop.pool.get().await?).await?))
 }
 
-async fn fill(
-    State(shop): State<Shop>,
+/// Puts a delivery on its shelf. The retry of a delivery whose answer was lost is a replay, however
+/// many were sold in between; to *set* the stock again would sell those twice.
+async fn receive(
     Path(sku): Path<String>,
-    shelf: Result<Json<Shelf>, JsonRejection>,
-) -> Result<StatusCode, Problem> {
-    let Json(shelf) = shelf?;
-    if shelf.stock < 0 || shelf.price < 0 {
-        let detail = "Stock and price are zero or more.";
+    tx: InTransaction<PostgresTransaction>,
+    delivery: Result<Json<Delivery>, JsonRejection>,
+) -> Result<Json<Shelf>, Problem> {
+    let Json(delivery) = delivery?;
+    if !(1..=1_000_000).contains(&delivery.quantity) || delivery.price < 0 {
+        let detail = "A delivery has 1 to 1000000 items, and their price is zero or more.";
         return Err(Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail));
     }
-    inventory::put(&**shop.pool.get().await?, &sku, &shelf).await?;
-    Ok(StatusCode::NO_CONTENT)
+    // Committed by the layer, together with this answer.
+    let shelf = inventory::receive(&**tx, &sku, &delivery).await?;
+    let full = || {
+        Problem::new(
+            StatusCode::CONFLICT,
+            "shelf-full",
+            "The shelf cannot hold it.",
+        )
+    };
+    shelf.map(Json).ok_or_else(full)
 }

@@ -55,7 +55,7 @@ impl Cart {
 }
 
 /// What there is of one thing.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Shelf {
     pub(crate) stock: i32,
     /// In cents.
@@ -121,16 +121,31 @@ pub(crate) async fn change(tx: &impl GenericClient, cart: &Cart, sign: i32) -> R
     Ok(())
 }
 
-/// Fills a shelf anew, and sets the price of what is on it.
-pub(crate) async fn put(
-    client: &impl GenericClient,
+/// What was brought of one thing.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Delivery {
+    pub(crate) quantity: i32,
+    /// What one costs from now on, in cents.
+    pub(crate) price: i32,
+}
+
+/// Puts a delivery on its shelf: **adds** to what is there, since orders take from it meanwhile. Not to
+/// be done twice, and in the transaction of a key it is not. `None` where the shelf cannot hold it.
+pub(crate) async fn receive(
+    tx: &impl GenericClient,
     sku: &str,
-    shelf: &Shelf,
-) -> Result<(), Error> {
+    delivery: &Delivery,
+) -> Result<Option<Shelf>, Error> {
     let sql = "INSERT INTO inventory (sku, stock, price) VALUES ($1, $2, $3)
-               ON CONFLICT (sku) DO UPDATE SET stock = $2, price = $3";
-    client
-        .execute(sql, &[&sku, &shelf.stock, &shelf.price])
+               ON CONFLICT (sku) DO UPDATE SET stock = inventory.stock + $2, price = $3
+               WHERE inventory.stock <= 2147483647 - $2
+               RETURNING stock, price";
+    let row = tx
+        .query_opt(sql, &[&sku, &delivery.quantity, &delivery.price])
         .await?;
-    Ok(())
+    Ok(row.map(|row| Shelf {
+        stock: row.get(0),
+        price: row.get(1),
+    }))
 }

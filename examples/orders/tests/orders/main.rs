@@ -66,6 +66,60 @@ async fn two_hundred_orders_for_fifty_teas_sell_fifty() {
     assert_eq!(shop.orders().await.len(), 200);
 }
 
+/// The answer to a delivery is lost, teas are sold, and it is sent again: those sold stay sold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_sent_again_is_not_sold_twice() {
+    let shop = Shop::open(10, &[]).await;
+    let customer = shop.customer();
+    for n in 0..3 {
+        customer.buy_tea(&format!("order-number-{n}")).await;
+    }
+    let again = customer.deliver_tea("the-first-delivery", 10).await;
+    let again = again.unwrap();
+    assert!(again.replayed);
+    assert_eq!(again.json(), json!({ "stock": 10, "price": 450 }));
+    for n in 3..20 {
+        customer.buy_tea(&format!("order-number-{n}")).await;
+    }
+    assert_eq!(shop.balances(10).await, 10);
+    // The next delivery is another one, and is added.
+    let next = customer.deliver_tea("the-next-delivery", 5).await.unwrap();
+    assert_eq!(next.json()["stock"], 5);
+    assert_eq!(shop.balances(15).await, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_at_once_and_their_retries_are_each_added_once() {
+    let shop = Shop::open(1, &[]).await;
+    let mut deliveries = JoinSet::new();
+    for n in 0..40 {
+        let customer = shop.customer();
+        let key = format!("delivery-number-{}", n / 4);
+        deliveries.spawn(async move { customer.deliver_tea(&key, 3).await.unwrap() });
+    }
+    for answer in deliveries.join_all().await {
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    assert_eq!(shop.stock().await, 31);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_delivery_is_refused_and_its_key_stays_free() {
+    let shop = Shop::open(1, &[]).await;
+    let customer = shop.customer();
+    let tea = "/inventory/tea/deliveries";
+    for (quantity, price) in [(0, 1), (-1, 1), (1_000_001, 1), (1, -1)] {
+        let bad = json!({ "quantity": quantity, "price": price });
+        let refused = customer.post(tea, "a-good-key", &bad).await.unwrap();
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{bad}");
+    }
+    assert_eq!(
+        customer.deliver_tea("a-good-key", 2).await.unwrap().status,
+        StatusCode::OK
+    );
+    assert_eq!(shop.stock().await, 3);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_fifteen_times_under_load_it_loses_and_doubles_nothing() {
     const TEAS: i32 = 100_000;

@@ -147,10 +147,11 @@ impl Shop {
             flags,
             _folder: folder,
         };
-        let tea = json!({ "stock": teas, "price": 450 });
-        let put = shop.http.put(format!("{}/inventory/tea", shop.api.url));
-        let filled = put.json(&tea).send().await.unwrap();
-        assert_eq!(filled.status(), StatusCode::NO_CONTENT);
+        let delivered = shop
+            .customer()
+            .deliver_tea("the-first-delivery", teas)
+            .await;
+        assert_eq!(delivered.unwrap().status, StatusCode::OK);
         shop
     }
 
@@ -234,9 +235,24 @@ pub(crate) struct Customer {
 impl Customer {
     /// Sends an order once.
     pub(crate) async fn ask(&self, key: &str, order: &Value) -> reqwest::Result<Answer> {
-        let url = format!("{}/orders", self.url.lock().unwrap());
+        self.post("/orders", key, order).await
+    }
+
+    /// Brings so many teas at 450 each.
+    pub(crate) async fn deliver_tea(&self, key: &str, teas: i32) -> reqwest::Result<Answer> {
+        let delivery = json!({ "quantity": teas, "price": 450 });
+        self.post("/inventory/tea/deliveries", key, &delivery).await
+    }
+
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        key: &str,
+        body: &Value,
+    ) -> reqwest::Result<Answer> {
+        let url = format!("{}{path}", self.url.lock().unwrap());
         let post = self.http.post(url).header("Idempotency-Key", key);
-        Answer::read(post.json(order).send().await?).await
+        Answer::read(post.json(body).send().await?).await
     }
 
     /// Orders a tea until there is an answer.
