@@ -168,7 +168,7 @@ impl Trading {
             .await
     }
 
-    /// Sets a quote: the same as often as it is done.
+    /// Sets a quote. The last one to come holds: a feed sends the present quote, never an old one again.
     pub async fn set_quote(&self, symbol: String, cents: Cents) -> domain::Result<()> {
         self.plainly(move |on| domain::set_quote(on, &symbol, cents))
             .await
@@ -199,14 +199,19 @@ impl Trading {
         Ok(Call::by(&caller).key(asking.key))
     }
 
-    /// Runs `work` on the service's own connection, on a thread where it may block.
+    /// Runs `work` in a transaction on the service's own connection, on a thread where it may block: what
+    /// it reads is of one moment, whatever is committed meanwhile.
     async fn plainly<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> domain::Result<T> + Send + 'static,
     ) -> domain::Result<T> {
         let own = Arc::clone(&self.own);
         let task = tokio::task::spawn_blocking(move || {
-            work(&own.lock().unwrap_or_else(PoisonError::into_inner))
+            let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
+            let transaction = own.transaction()?;
+            let done = work(&transaction)?;
+            transaction.commit()?;
+            Ok(done)
         });
         match task.await {
             Ok(done) => done,

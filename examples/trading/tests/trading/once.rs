@@ -212,3 +212,30 @@ async fn a_refusal_is_an_answer_and_is_replayed() {
             .await,
     );
 }
+
+/// At one quote, money and what was paid for what is open are together always the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overview_is_of_one_moment() {
+    let (_folder, file) = folder();
+    let trading = Arc::new(open(&file));
+    let account = portfolio(&trading, "ann").await.account;
+    let trader = trading.clone();
+    let trade = tokio::spawn(async move {
+        for n in 0..100 {
+            let key = format!("trade-{n}");
+            let id = asking("ann", &key);
+            let filled = first(trader.open_position(id, account, order(3)).await);
+            first(trader.close_position(id, account, filled.position).await);
+        }
+    });
+    let mut looks = 0;
+    while !trade.is_finished() {
+        let overview = trading.overview("ann", account).await.unwrap();
+        let open = overview.positions.iter().filter(|p| p.proceeds.is_none());
+        let paid: i64 = open.map(|position| position.cost).sum();
+        assert_eq!(overview.cash + paid, BALANCE, "{overview:?}");
+        looks += 1;
+    }
+    trade.await.unwrap();
+    assert!(looks > 20, "{looks}");
+}
