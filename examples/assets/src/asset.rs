@@ -17,11 +17,22 @@ pub(crate) struct Event {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Change {
-    Commissioned { place: String, capacity: u32 },
-    Loaded { amount: u32 },
-    Unloaded { amount: u32 },
-    Moved { to: String },
+    Commissioned {
+        place: String,
+        capacity: u32,
+    },
+    Loaded {
+        amount: u32,
+    },
+    Unloaded {
+        amount: u32,
+    },
+    Moved {
+        to: String,
+    },
     Retired,
+    /// Nothing: a person takes the place of an event that was set aside, so that the next ones go on.
+    Skipped,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -60,6 +71,7 @@ impl Asset {
     pub(crate) fn after(&self, change: &Change) -> Result<Self, Refusal> {
         let mut next = self.clone();
         match change {
+            Change::Skipped => {}
             Change::Commissioned { place, capacity } => {
                 if self.state != State::Planned {
                     return Err(Refusal::CommissionedBefore);
@@ -98,6 +110,7 @@ mod tests {
         let loaded = |amount| Change::Loaded { amount };
         let planned = Asset::default();
         assert_eq!(planned.after(&loaded(1)), Err(Refusal::NotInService));
+        assert_eq!(planned.after(&Change::Skipped), Ok(planned.clone()));
         let truck = planned.after(&commissioned).unwrap();
         assert_eq!(truck.after(&commissioned), Err(Refusal::CommissionedBefore));
         let truck = truck.after(&loaded(7)).unwrap();

@@ -2,7 +2,9 @@
 //!
 //! An asset's version is the number of its last event. An event whose turn it is makes the next
 //! version; one that is early waits in a table, and is applied in the transaction of the event
-//! before it. So the order of deliveries changes nothing.
+//! before it. So the order of deliveries changes nothing. Where one cannot be handled and is set aside,
+//! the ones after it wait until another event comes with its number: whether they make sense without
+//! it is for a person to say.
 
 use std::path::Path;
 
@@ -32,6 +34,13 @@ const TABLES: &str = "
         errors TEXT NOT NULL,
         PRIMARY KEY (source, id, body)
     ) STRICT;";
+
+/// How many events of an asset wait, where the one whose turn it is was set aside.
+const HELD_UP: &str = "
+    SELECT count(*) FROM early WHERE asset = ?1 AND EXISTS (
+        SELECT 1 FROM set_aside WHERE CASE
+            WHEN json_valid(body) THEN body ->> 'asset' = ?1 AND body ->> 'number' = ?2
+        END)";
 
 /// Why an event cannot be handled.
 #[derive(Debug, thiserror::Error)]
@@ -162,10 +171,19 @@ pub(crate) async fn report(store: &SqliteStore, path: &Path) -> Result<Vec<Strin
     };
     let mut report = Vec::new();
     for name in list("SELECT name FROM assets ORDER BY name")? {
+        let mut turn = Version::FIRST;
         if let Some(found) = store.read(&key(&name)).await? {
             let asset: Asset = serde_json::from_slice(&found.value)?;
             let (asset, version) = (serde_json::to_string(&asset)?, found.version);
             report.push(format!("{name} after {version} events: {asset}"));
+            turn = version.next();
+        }
+        let waiting = (&name, bits(turn.0));
+        let waiting: i64 = connection.query_row(HELD_UP, waiting, |row| row.get(0))?;
+        if waiting > 0 {
+            report.push(format!(
+                "held up: {name}, {waiting} events wait for event {turn}, which was set aside"
+            ));
         }
     }
     for sql in [

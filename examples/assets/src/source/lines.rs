@@ -20,8 +20,8 @@ impl Line {
         }
         // What has no id is named by all that it says.
         let event = match serde_json::from_str(&text) {
-            Ok(Named { id }) => Event::new("lines", id, text),
-            Err(_) => Event::new("lines/unnamed", &text, text.clone()),
+            Ok(Named { id }) if !id.is_empty() => Event::new("lines", id, text),
+            _ => Event::new("lines/unnamed", &text, text.clone()),
         };
         Self(event)
     }
@@ -47,6 +47,10 @@ pub(crate) async fn consume(
     let lines = stream::unfold(lines.lines(), |mut lines| async {
         let line = lines.next_line().await.transpose()?;
         Some((line, lines))
+    });
+    let lines = lines.filter(|line| {
+        let blank = line.as_ref().is_ok_and(|line| line.trim().is_empty());
+        std::future::ready(!blank)
     });
     let handled = lines
         .take_until(stopped)

@@ -99,6 +99,68 @@ fn what_is_early_waits_and_what_cannot_be_is_told() {
     assert_eq!(yard.show().lines().collect::<Vec<_>>(), expected);
 }
 
+/// What comes after an event that was set aside waits, and says for what, until another event takes its
+/// place: a corrected one, or one that says to go on without it.
+#[test]
+fn what_is_set_aside_holds_up_its_asset_until_its_place_is_taken() {
+    let line = |id: &str, asset: &str, number: u64, what: &str| {
+        format!(r#"{{"id":"{id}","asset":"{asset}","number":{number},"type":{what}}}"#)
+    };
+    let yard = Yard::new();
+    let mut lines = Vec::new();
+    for (asset, first) in [("tank-7", "a"), ("tank-8", "b")] {
+        let place = r#""commissioned","place":"Oslo","capacity":100"#;
+        let ids = [1, 2, 3, 4].map(|number| format!("{first}{number}"));
+        lines.extend([
+            line(&ids[0], asset, 1, place),
+            line(&ids[1], asset, 2, r#""exploded""#),
+            line(&ids[2], asset, 3, r#""loaded","amount":70"#),
+            line(&ids[3], asset, 4, r#""moved","to":"Bergen""#),
+        ]);
+    }
+    let file = yard.file("events", &lines);
+    assert!(yard.consume(file.to_str().unwrap()).ended().success());
+    let shown = yard.show();
+    for asset in ["tank-7", "tank-8"] {
+        let held = format!("held up: {asset}, 2 events wait for event 2, which was set aside");
+        assert!(shown.contains(&held), "{shown}");
+    }
+    let instead = yard.file(
+        "instead",
+        &[
+            line("a2-corrected", "tank-7", 2, r#""loaded","amount":20"#),
+            line("b2-skipped", "tank-8", 2, r#""skipped""#),
+        ],
+    );
+    for _ in 0..2 {
+        assert!(yard.consume(instead.to_str().unwrap()).ended().success());
+    }
+    let shown = yard.show();
+    for asset in ["tank-7 after 4", "tank-8 after 4"] {
+        assert!(shown.contains(asset), "{shown}");
+    }
+    assert!(shown.contains(r#""load":90"#) && shown.contains(r#""load":70"#));
+    assert!(
+        !shown.contains("held up") && !shown.contains("early"),
+        "{shown}"
+    );
+    assert_eq!(shown.matches("set aside (Failed)").count(), 2, "{shown}");
+}
+
+#[test]
+fn lines_without_an_id_come_to_an_end() {
+    let yard = Yard::new();
+    let lines = [r#"{"id":""}"#, "", "  ", "no event"].map(str::to_owned);
+    let file = yard.file("events", &lines);
+    assert!(yard.consume(file.to_str().unwrap()).ended().success());
+    assert_eq!(
+        yard.show().matches("set aside").count(),
+        2,
+        "{}",
+        yard.show()
+    );
+}
+
 #[test]
 fn a_stream_with_kills_comes_to_the_same() {
     let server = Nats::start().unwrap();
