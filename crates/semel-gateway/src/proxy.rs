@@ -84,6 +84,13 @@ impl Proxy {
     }
 }
 
+impl Proxy {
+    /// What requests are to go through before they come here.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.0.rules)
+    }
+}
+
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Proxy")
@@ -166,10 +173,9 @@ impl Inner {
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let attempt = parts.extensions.remove::<AttemptInfo>();
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
         let target = parts.uri.authority();
         self.rules
-            .to_upstream(&mut parts.headers, target, peer, attempt.as_ref());
+            .to_upstream(&mut parts.headers, target, attempt.as_ref());
         if !body.is_end_stream() && body.size_hint().exact().is_none() {
             // Without this hyper takes GET and HEAD to have no body.
             let chunked = HeaderValue::from_static("chunked");

@@ -18,7 +18,7 @@ use crate::body::Body;
 use crate::config::Config;
 use crate::headers;
 use crate::metrics::{Measured, Metrics};
-use crate::proxy::Proxy;
+use crate::proxy::{Peer, Proxy};
 use crate::reconcile::{Endpoint, Watching};
 use crate::wellformed::Checked;
 
@@ -72,7 +72,6 @@ fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> Idempot
 
 /// The whole stack: measured, bounded in time, checked, made to happen once, forwarded.
 pub fn stack<S: Store>(
-    config: &Config,
     layer: IdempotencyLayer<S>,
     proxy: Proxy,
     metrics: Arc<Metrics>,
@@ -82,16 +81,17 @@ pub fn stack<S: Store>(
     Error = Infallible,
     Future: Send,
 > + Clone
-+ Send
-+ use<S> {
-    let end_to_end = headers::end_to_end(&config.scope_headers);
++ Send {
+    let rules = proxy.rules();
     ServiceBuilder::new()
         .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
-        .map_request(move |mut request: Request<Incoming>| {
-            headers::keep_end_to_end(request.headers_mut(), &end_to_end);
-            request.map(|body| Body::stream(body, Some(CLIENT_SILENCE)))
-        })
         .layer_fn(Checked)
+        .map_request(move |request: Request<Incoming>| {
+            let (mut parts, body) = request.into_parts();
+            let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+            rules.admit(&mut parts.headers, parts.uri.authority(), peer);
+            Request::from_parts(parts, Body::stream(body, Some(CLIENT_SILENCE)))
+        })
         .layer(layer)
         .service(proxy)
 }

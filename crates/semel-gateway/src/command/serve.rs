@@ -91,7 +91,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new());
     let layer = stack::layer(config, store.clone(), Arc::clone(&metrics));
     let proxy = Proxy::new(config, Arc::clone(&metrics))?;
-    let service = stack::stack(config, layer.clone(), proxy, Arc::clone(&metrics));
+    let service = stack::stack(layer.clone(), proxy, Arc::clone(&metrics));
 
     let (stop, stopping) = watch::channel(false);
     let admin = admin::router(Admin {

@@ -1,14 +1,14 @@
 //! What a gateway changes in header fields, and nothing else.
 
-mod end_to_end;
 mod forwarded;
 mod reserved;
 
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
-    InvalidHeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT,
+    HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH, InvalidHeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
 use ipnet::IpNet;
@@ -16,7 +16,6 @@ use semel::IdentityDigest;
 use semel::guard::AttemptInfo;
 
 use crate::config::Config;
-pub(crate) use end_to_end::{end_to_end, keep_end_to_end};
 pub(crate) use forwarded::FORWARDED_HOST;
 use reserved::Reserved;
 
@@ -28,9 +27,10 @@ const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// How the header of a request changes on its way to the upstream.
+/// How the header of a request changes on its way through the gateway.
 #[derive(Debug)]
 pub(crate) struct Rules {
+    end_to_end: Vec<HeaderName>,
     upstream: HeaderValue,
     preserve_host: bool,
     trusted: Vec<IpNet>,
@@ -44,6 +44,7 @@ impl Rules {
     /// An upstream whose name cannot stand in a field.
     pub(crate) fn new(config: &Config) -> Result<Self, InvalidHeaderValue> {
         Ok(Self {
+            end_to_end: end_to_end(&config.scope_headers),
             upstream: HeaderValue::from_str(config.upstream.as_str())?,
             preserve_host: config.preserve_host,
             trusted: config.trust_forwarded.clone(),
@@ -51,48 +52,59 @@ impl Rules {
         })
     }
 
-    /// Makes a client's header the one that the upstream gets.
-    pub(crate) fn to_upstream(
+    /// Takes from a client's header what is none of the client's to say, before anybody reads it.
+    pub(crate) fn admit(
         &self,
         headers: &mut HeaderMap,
         target: Option<&Authority>,
         peer: Option<IpAddr>,
-        attempt: Option<&AttemptInfo>,
     ) {
         let trailers = wants_trailers(headers);
-        strip_hop_by_hop(headers);
+        strip_hop_by_hop(headers, &self.end_to_end);
+        if trailers {
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+            headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        }
         // The gateway itself answers an expectation, when it begins to read the body.
         headers.remove(EXPECT);
         // Only the gateway says what attempt this is.
         headers.remove(FENCE);
         headers.remove(ID);
         self.reserved.remove_twins(headers);
+        join_cookies(headers);
+        // An IPv4 client of a socket for both has an address of either kind.
+        let peer = peer.map(|peer| peer.to_canonical());
+        let trusted = forwarded::is_trusted(peer, &self.trusted);
+        forwarded::write(headers, host(headers, target).as_ref(), peer, trusted);
+    }
+
+    /// Makes an admitted header the one that the upstream gets.
+    pub(crate) fn to_upstream(
+        &self,
+        headers: &mut HeaderMap,
+        target: Option<&Authority>,
+        attempt: Option<&AttemptInfo>,
+    ) {
         if let Some(attempt) = attempt {
             headers.insert(FENCE, HeaderValue::from(attempt.fence.0));
             headers.insert(ID, id(&attempt.id));
         }
-        join_cookies(headers);
-        // Of a host in the target and one in a field the target's counts (RFC 9112, section 3.2.2),
-        // and in HTTP/2 there is no other.
-        let host = target
-            .and_then(|target| HeaderValue::from_str(target.as_str()).ok())
-            .or_else(|| headers.remove(HOST));
-        // An IPv4 client of a socket for both has an address of either kind.
-        let peer = peer.map(|peer| peer.to_canonical());
-        let trusted = forwarded::is_trusted(peer, &self.trusted);
-        forwarded::write(headers, host.as_ref(), peer, trusted);
-        let host = host.filter(|_| self.preserve_host);
-        headers.insert(HOST, host.unwrap_or_else(|| self.upstream.clone()));
-        if trailers {
-            headers.insert(TE, HeaderValue::from_static("trailers"));
-            headers.insert(CONNECTION, HeaderValue::from_static("te"));
-        }
+        let preserved = host(headers, target).filter(|_| self.preserve_host);
+        headers.insert(HOST, preserved.unwrap_or_else(|| self.upstream.clone()));
     }
 
     /// Makes a client's trailers the ones that the upstream gets.
     pub(crate) fn trailers_to_upstream(&self, trailers: &mut HeaderMap) {
         self.reserved.remove_from_trailers(trailers);
     }
+}
+
+/// The host that the client asked. Of one in the target and one in a field the target's counts (RFC
+/// 9112, section 3.2.2), and in HTTP/2 there may be no other.
+fn host(headers: &HeaderMap, target: Option<&Authority>) -> Option<HeaderValue> {
+    target
+        .and_then(|target| HeaderValue::from_str(target.as_str()).ok())
+        .or_else(|| headers.get(HOST).cloned())
 }
 
 /// An operation's name as a field.
@@ -102,7 +114,7 @@ pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
 
 /// Makes the upstream's header the one that the client gets.
 pub(crate) fn to_client(headers: &mut HeaderMap) {
-    strip_hop_by_hop(headers);
+    strip_hop_by_hop(headers, &[]);
 }
 
 /// Whether another protocol is asked for. `h2c` is not among them: it may be ignored (RFC 9110,
@@ -112,10 +124,28 @@ pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
         && members(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
 }
 
-/// RFC 9110, section 7.6.1.
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
+/// The fields that scope, key and fingerprint are made of.
+fn end_to_end(scope: &[HeaderName]) -> Vec<HeaderName> {
+    let read = [
+        KEY,
+        AUTHORIZATION,
+        COOKIE,
+        HOST,
+        CONTENT_TYPE,
+        CONTENT_ENCODING,
+        CONTENT_LENGTH,
+        IF_MATCH,
+        IF_NONE_MATCH,
+    ];
+    read.into_iter().chain(scope.iter().cloned()).collect()
+}
+
+/// Removes the fields of one connection: RFC 9110, section 7.6.1. `Connection` cannot name what is
+/// `kept`: the service would not know for whom, or under what key, it works. A sender must not do that.
+fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     let nominated: Vec<HeaderName> = members(headers, &CONNECTION)
         .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
+        .filter(|name| !kept.contains(name))
         .collect();
     for name in nominated {
         headers.remove(name);
@@ -210,6 +240,7 @@ mod tests {
 
     fn rules() -> Rules {
         Rules {
+            end_to_end: end_to_end(&[]),
             upstream: HeaderValue::from_static("127.0.0.1:9000"),
             preserve_host: false,
             trusted: vec!["10.0.0.0/24".parse().unwrap()],
@@ -220,14 +251,15 @@ mod tests {
     /// What becomes of fields of this peer.
     fn upstream_gets(rules: &Rules, peer: &str, fields: &[(&str, &str)]) -> Vec<String> {
         let mut headers = map(fields);
-        rules.to_upstream(&mut headers, None, Some(peer.parse().unwrap()), None);
+        rules.admit(&mut headers, None, Some(peer.parse().unwrap()));
+        rules.to_upstream(&mut headers, None, None);
         lines(&headers)
     }
 
     #[tokio::test]
     async fn a_request_loses_what_belongs_to_its_connection() {
         let mut headers = map(&[
-            ("connection", "close, X-Hop"),
+            ("connection", "close, X-Hop, Idempotency-Key"),
             ("x-hop", "1"),
             ("keep-alive", "timeout=5"),
             ("proxy-connection", "keep-alive"),
@@ -247,7 +279,8 @@ mod tests {
         ]);
         let attempt = attempt().await;
         let peer = "::ffff:192.0.2.2".parse().unwrap();
-        rules().to_upstream(&mut headers, None, Some(peer), Some(&attempt));
+        rules().admit(&mut headers, None, Some(peer));
+        rules().to_upstream(&mut headers, None, Some(&attempt));
         assert_eq!(
             lines(&headers),
             [

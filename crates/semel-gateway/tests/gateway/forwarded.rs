@@ -1,7 +1,7 @@
 //! What the upstream is told of clients behind another proxy. What is told of all others is in
 //! `malformed/http1/connection.cases`.
 
-use crate::support::{Gateway, Recorder, Shop, get, read_head, send_raw};
+use crate::support::{Gateway, Recorder, Shop, get, order_with, read_head, send_raw};
 
 const SAID: &str = "POST /orders HTTP/1.1\r\nhost: inner.example\r\nx-forwarded-for: 203.0.113.9\r\n\
      x-forwarded-proto: https\r\nx-forwarded-host: shop.example\r\nx-forwarded-port: 443\r\n\
@@ -64,4 +64,24 @@ async fn the_file_has_a_list_of_trusted_peers() {
         .unwrap();
     assert!(answer.contains("x-forwarded-proto: https\n"), "{answer}");
     assert_eq!(get(gateway.address, "/echo").await.status, 200);
+}
+
+/// What is not believed makes no scope either.
+#[tokio::test]
+async fn a_forwarded_host_makes_a_scope_if_its_sender_is_trusted() {
+    for (trusted, orders) in [("192.0.2.1", 1), ("127.0.0.1", 2)] {
+        let shop = Shop::open().await;
+        let flags = [
+            "--scope-header",
+            "x-forwarded-host",
+            "--trust-forwarded",
+            trusted,
+        ];
+        let gateway = Gateway::start(shop.address, &flags);
+        for host in ["shop.example", "other.example"] {
+            let headers = [("idempotency-key", "k"), ("x-forwarded-host", host)];
+            assert_eq!(order_with(gateway.address, &headers).await.status, 201);
+        }
+        assert_eq!(shop.placed(), orders, "with {trusted} trusted");
+    }
 }
