@@ -33,7 +33,12 @@ async fn row_24_another_host_is_another_request() {
     ] {
         app.send(at(same)).await.assert_replay_of(&first);
     }
-    for other in ["b.shop.example", "a.shop.example:8080", ""] {
+    for other in [
+        "b.shop.example",
+        "a.shop.example:8080",
+        "me@a.shop.example",
+        "",
+    ] {
         app.send(at(other)).await.assert_problem(422, "mismatch");
     }
     // The target says it better than the field (RFC 9112, section 3.2.2).
