@@ -1,12 +1,16 @@
 //! The operators' listener: liveness, readiness, metrics.
 
+use std::net::IpAddr;
+use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use semel::store::Store;
 use semel_tower::IdempotencyLayer;
@@ -25,15 +29,59 @@ pub struct Admin<S> {
     pub metrics: Arc<Metrics>,
     /// Whether the gateway is stopping.
     pub stopping: watch::Receiver<bool>,
+    /// The names under which it may be asked, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
 }
 
 /// The routes of the operators' listener.
 pub fn router<S: Store>(admin: Admin<S>) -> Router {
+    let admin = Arc::new(admin);
     Router::new()
         .route("/healthz", get(|| async { "up\n" }))
         .route("/readyz", get(ready::<S>))
         .route("/metrics", get(metrics::<S>))
-        .with_state(Arc::new(admin))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&admin),
+            known_host::<S>,
+        ))
+        .with_state(admin)
+}
+
+/// Refuses requests for a name that is not this listener's. Otherwise a web page could read it from an
+/// operator's browser, by having its own name resolve to this address (DNS rebinding).
+async fn known_host<S: Store>(
+    State(admin): State<Arc<Admin<S>>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let named = request
+        .uri()
+        .authority()
+        .map(|host| host.as_str().as_bytes());
+    let named = named.or_else(|| Some(request.headers().get(header::HOST)?.as_bytes()));
+    match named {
+        // HTTP/1.0, and no browser.
+        None => next.run(request).await,
+        Some(host) if is_known(host, &admin.hosts) => next.run(request).await,
+        Some(_) => {
+            let message = "this listener does not answer to that name: see --admin-host\n";
+            (StatusCode::MISDIRECTED_REQUEST, message).into_response()
+        }
+    }
+}
+
+fn is_known(host: &[u8], names: &[String]) -> bool {
+    let Some(host) = std::str::from_utf8(host)
+        .ok()
+        .and_then(|h| Authority::from_str(h).ok())
+    else {
+        return false;
+    };
+    let host = host.host();
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    address.parse::<IpAddr>().is_ok()
+        || host.eq_ignore_ascii_case("localhost")
+        || names.iter().any(|name| host.eq_ignore_ascii_case(name))
 }
 
 async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, String) {

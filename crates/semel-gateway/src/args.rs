@@ -34,6 +34,8 @@ impl Setting {
         let arg = Arg::new(self.name).long(self.name).help(help);
         match self.value {
             Some(value) if self.list => arg.value_name(value).action(ArgAction::Append),
+            // So that `--ttl -1s` is told beside what else is wrong.
+            Some(value @ ("DUR" | "SIZE" | "N")) => arg.value_name(value).allow_hyphen_values(true),
             Some(value) => arg.value_name(value),
             // `--require-key=false` takes back what the environment or the file says.
             None => arg
@@ -78,7 +80,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 21] = [
+pub const SETTINGS: [Setting; 27] = [
     setting(
         "upstream",
         "URL",
@@ -96,6 +98,12 @@ pub const SETTINGS: [Setting; 21] = [
         "ADDR",
         Some("127.0.0.1:8081"),
         "Where operators and probes connect",
+    ),
+    setting(
+        "admin-host",
+        "NAMES",
+        None,
+        "Names, separated by commas, under which operators ask, besides localhost and addresses",
     ),
     setting(
         "store",
@@ -156,6 +164,30 @@ pub const SETTINGS: [Setting; 21] = [
         "The largest body of a request with a key, and the largest answer that is kept",
     ),
     setting(
+        "body-timeout",
+        "DUR",
+        Some("60s"),
+        "How long a request's body may take, and a second more for each KiB of it; 0s: for ever",
+    ),
+    setting(
+        "max-body-memory",
+        "SIZE",
+        Some("256MiB"),
+        "How much of bodies is held in memory at once; 503 beyond",
+    ),
+    setting(
+        "max-attempts",
+        "N",
+        Some("1024"),
+        "How many requests with a key run at once; 503 for new keys beyond",
+    ),
+    setting(
+        "max-connections",
+        "N",
+        Some("10000"),
+        "How many connections clients may have open; others wait",
+    ),
+    setting(
         "scope-header",
         "NAME",
         None,
@@ -185,6 +217,12 @@ pub const SETTINGS: [Setting; 21] = [
         "DUR",
         Some("30s"),
         "How long a stopping gateway waits for what is running",
+    ),
+    setting(
+        "drain-delay",
+        "DUR",
+        Some("0s"),
+        "How long a stopping gateway still accepts connections, while /readyz says 503",
     ),
     setting(
         "log-format",
@@ -234,13 +272,17 @@ pub fn command() -> Command {
     Command::new("semel")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Makes operations happen once: a gateway for idempotency keys over HTTP")
-        .after_help("Settings: a flag beats the environment, which beats the file.")
+        .after_help(
+            "Settings: a flag beats the environment, which beats the file.\n\
+             Exit codes: 0 done; 1 failed; 2 the command line or the configuration is not right.",
+        )
         .subcommand_required(true)
         .arg_required_else_help(true)
         .max_term_width(100)
         .subcommand(
             Command::new("serve")
                 .about("Runs the gateway")
+                .after_help(SERVE)
                 .args(settings()),
         )
         .subcommand(
@@ -272,6 +314,15 @@ pub fn command() -> Command {
         )
         .subcommand(demo())
 }
+
+const SERVE: &str = "\
+Open files: the limit is raised to the hard one at start. Allow at least --max-connections + \
+--max-attempts + 1024 (LimitNOFILE in systemd, `ulimit -Hn`); with fewer, fewer connections are \
+accepted.
+
+Exit codes: 0 stopped, all attempts ended; 1 a failure while running, or attempts still running at the \
+end of --drain; 2 not started: the configuration is not right, or the store or an address cannot be \
+used.";
 
 /// The settings that say which store.
 fn store() -> impl Iterator<Item = Arg> {

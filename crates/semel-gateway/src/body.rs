@@ -10,7 +10,8 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::headers::Rules;
 
@@ -31,9 +32,16 @@ struct Stream {
     body: Incoming,
     limit: Option<Duration>,
     silence: Option<Pin<Box<Sleep>>>,
+    /// When all of it is to be there; later with every piece that comes.
+    due: Option<Instant>,
     progress: Option<Progress>,
     rules: Option<Arc<Rules>>,
+    /// Held until the body is read or given up.
+    room: Option<OwnedSemaphorePermit>,
 }
+
+/// So many bytes prolong the time of a body by a second.
+const BYTES_A_SECOND: u32 = 1024;
 
 /// The sender of a body was silent for too long.
 #[derive(Debug, thiserror::Error)]
@@ -61,9 +69,29 @@ impl Body {
             body,
             limit,
             silence: None,
+            due: None,
             progress: None,
             rules: None,
+            room: None,
         }))
+    }
+
+    /// The same for a body that is to be there within `time`, and a second more for each KiB that
+    /// came.
+    pub fn stream_in_time(body: Incoming, limit: Option<Duration>, time: Option<Duration>) -> Self {
+        let mut body = Self::stream(body, limit);
+        if let Kind::Stream(stream) = &mut body.0 {
+            stream.due = time.map(|time| Instant::now() + time);
+        }
+        body
+    }
+
+    /// The same body, which holds `room` until it was read or is given up.
+    pub(crate) fn holding(mut self, room: OwnedSemaphorePermit) -> Self {
+        if let Kind::Stream(stream) = &mut self.0 {
+            stream.room = Some(room);
+        }
+        self
     }
 
     /// The same body once more, if it is in memory.
@@ -134,6 +162,11 @@ impl Stream {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             self.silence = None;
+            if let (Some(due), Some(Ok(frame))) = (&mut self.due, &frame) {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+                *due += Duration::from_secs(1) * bytes / BYTES_A_SECOND;
+            }
             if let Some(progress) = &self.progress {
                 progress.made();
             }
@@ -145,10 +178,14 @@ impl Stream {
             }
             return Poll::Ready(frame);
         }
-        let Some(limit) = self.limit else {
+        if self.silence.is_none() {
+            let silent = self.limit.map(|limit| Instant::now() + limit);
+            let until = silent.into_iter().chain(self.due).min();
+            self.silence = until.map(|until| Box::pin(sleep_until(until)));
+        }
+        let Some(silence) = &mut self.silence else {
             return Poll::Pending;
         };
-        let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(limit)));
         ready!(silence.as_mut().poll(cx));
         Poll::Ready(Some(Err(Stalled.into())))
     }

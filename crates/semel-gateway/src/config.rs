@@ -57,12 +57,31 @@ pub struct Config {
     pub trust_forwarded: Vec<IpNet>,
     /// Whether the upstream gets the client's `Host`.
     pub preserve_host: bool,
+    /// How much may be open, run and be held at once.
+    pub limits: Limits,
+    /// The names under which operators ask.
+    pub admin_hosts: Vec<String>,
     /// How long to wait for what is running, at the end.
     pub drain: Duration,
+    /// How long connections are accepted after the signal to stop.
+    pub drain_delay: Duration,
     /// Whether log lines are JSON.
     pub log_json: bool,
     /// The least important lines logged.
     pub log_level: Level,
+}
+
+/// How much may be open, run and be held at once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits {
+    /// Attempts: requests with a key that run.
+    pub attempts: usize,
+    /// Connections of clients.
+    pub connections: usize,
+    /// Bytes of bodies.
+    pub body_memory: usize,
+    /// How long a request's body may take, and a second more for each KiB that came.
+    pub body_time: Option<Duration>,
 }
 
 /// A store's URL. Shown without what may be a password.
@@ -128,18 +147,18 @@ pub struct Sources {
     // What is sent with every question to the reconciler.
     headers: HeaderMap,
     dispositions: Dispositions,
+    // What is wrong with them before they are understood.
+    errors: Vec<String>,
+    // A file could not be read: what is missing may be in it.
+    is_partial: bool,
 }
 
 impl Sources {
     /// Collects what is said. `variable` looks into the environment, where an empty value counts as
-    /// none.
-    ///
-    /// # Errors
-    /// A file that cannot be read, or that sets what there is not; a variable that is no text.
-    pub fn collect(
-        flags: &ArgMatches,
-        variable: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Self, ConfigError> {
+    /// none. A file that cannot be read, or that sets what there is not, and a variable that is no
+    /// text are told with the values that are not right.
+    pub fn collect(flags: &ArgMatches, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let mut is_partial = false;
         let mut given = BTreeMap::new();
         let mut headers = HeaderMap::new();
         let mut dispositions = Dispositions::default();
@@ -176,7 +195,10 @@ impl Sources {
                     errors: &mut errors,
                 }
                 .read(&text),
-                Err(error) => errors.push(format!("{from}: cannot read `{path}`: {error}")),
+                Err(error) => {
+                    is_partial = true;
+                    errors.push(format!("{from}: cannot read `{path}`: {error}"));
+                }
             }
         }
         for setting in SETTINGS.iter().chain(&RECONCILE) {
@@ -187,15 +209,19 @@ impl Sources {
                 });
             }
         }
-        if errors.is_empty() {
-            Ok(Self {
-                given,
-                headers,
-                dispositions,
-            })
-        } else {
-            Err(ConfigError(errors))
+        Self {
+            given,
+            headers,
+            dispositions,
+            errors,
+            is_partial,
         }
+    }
+
+    /// Whether log lines are to be JSON, as far as it can be told where something is not right.
+    pub fn log_json(&self) -> bool {
+        let format = self.given.get("log-format");
+        format.is_some_and(|set| values::log_format(&set.value) == Ok(true))
     }
 
     /// Understands the values.
@@ -205,10 +231,10 @@ impl Sources {
     pub fn config(&self) -> Result<Config, ConfigError> {
         let mut reader = Reader {
             sources: self,
-            errors: Vec::new(),
+            errors: self.errors.clone(),
         };
         let upstream = reader.read("upstream", values::upstream);
-        if !self.given.contains_key("upstream") {
+        if !self.given.contains_key("upstream") && !self.is_partial {
             reader.errors.push(
                 "--upstream is required: where do requests go? For instance http://127.0.0.1:9000"
                     .to_owned(),
@@ -231,7 +257,12 @@ impl Sources {
                 reader.errors.push(message);
             }
         }
-        let timeout = reader.read("upstream-timeout", values::duration);
+        let mut admin_hosts = reader
+            .read("admin-host", values::host_names)
+            .unwrap_or_default();
+        admin_hosts.extend(admin.rsplit_once(':').map(|(host, _)| host.to_owned()));
+        let max_body = reader.read("max-body", values::size).unwrap_or_default();
+        let timeout = reader.read("upstream-timeout", values::limit);
         let on_lost = reader.read("on-lost", values::on_lost);
         let reconcile = reader.reconcile(on_lost);
         let config = Config {
@@ -251,7 +282,7 @@ impl Sources {
             wait: reader.read("wait", values::duration).unwrap_or_default(),
             on_lost: on_lost.unwrap_or_default(),
             reconcile,
-            max_body: reader.read("max-body", values::size).unwrap_or_default(),
+            max_body,
             scope_headers: reader
                 .read("scope-header", values::fields)
                 .unwrap_or_default(),
@@ -259,14 +290,19 @@ impl Sources {
                 .read("require-principal", values::boolean)
                 .unwrap_or_default(),
             dispositions: self.dispositions.clone(),
-            upstream_timeout: timeout.filter(|limit| !limit.is_zero()),
+            upstream_timeout: timeout.flatten(),
             trust_forwarded: reader
                 .read("trust-forwarded", values::networks)
                 .unwrap_or_default(),
             preserve_host: reader
                 .read("preserve-host", values::boolean)
                 .unwrap_or_default(),
+            limits: reader.limits(max_body),
+            admin_hosts,
             drain: reader.read("drain", values::duration).unwrap_or_default(),
+            drain_delay: reader
+                .read("drain-delay", values::duration)
+                .unwrap_or_default(),
             log_json: reader
                 .read("log-format", values::log_format)
                 .unwrap_or_default(),
@@ -294,10 +330,13 @@ impl Sources {
     pub fn store(&self) -> Result<StoreUrl, ConfigError> {
         let mut reader = Reader {
             sources: self,
-            errors: Vec::new(),
+            errors: self.errors.clone(),
         };
         let url = reader.read("store", values::store);
-        url.map(StoreUrl).ok_or(ConfigError(reader.errors))
+        match url {
+            Some(url) if reader.errors.is_empty() => Ok(StoreUrl(url)),
+            _ => Err(ConfigError(reader.errors)),
+        }
     }
 
     /// Every setting with its value and where it comes from, for people.
@@ -458,6 +497,22 @@ impl Reader<'_> {
                 self.errors.push(format!("{from}: {reason}"));
                 None
             }
+        }
+    }
+
+    fn limits(&mut self, max_body: usize) -> Limits {
+        let body_memory = self.read("max-body-memory", values::memory);
+        if body_memory.is_some_and(|bytes| bytes < max_body) {
+            let message = "--max-body is more than --max-body-memory: it would never be taken";
+            self.errors.push(message.to_owned());
+        }
+        let count =
+            |count: Option<u32>| count.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        Limits {
+            attempts: count(self.read("max-attempts", values::count)),
+            connections: count(self.read("max-connections", values::count)),
+            body_memory: body_memory.unwrap_or_default(),
+            body_time: self.read("body-timeout", values::limit).flatten(),
         }
     }
 

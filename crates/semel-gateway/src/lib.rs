@@ -7,11 +7,14 @@
 pub mod admin;
 pub mod args;
 pub mod body;
+mod bounded;
 pub mod command;
 pub mod config;
 mod connector;
+pub mod descriptors;
 pub mod dispositions;
 mod headers;
+mod logged;
 pub mod metrics;
 mod problem;
 pub mod proxy;

@@ -19,7 +19,8 @@ pub(crate) enum Problem {
     Malformed(&'static str),
     /// Something was asked for that the gateway does not do.
     NotSupported(&'static str),
-    /// The gateway had no descriptor, port or memory for a connection: nothing was sent.
+    /// As much is on its way to the upstream as may be, or the gateway had no descriptor, port or
+    /// memory for a connection: nothing was sent.
     Overloaded,
 }
 
@@ -76,6 +77,11 @@ impl Problem {
         }
     }
 
+    /// The stable `code` member.
+    pub(crate) const fn code(self) -> &'static str {
+        self.parts().1
+    }
+
     /// The whole answer.
     pub(crate) fn respond<B: From<Bytes>>(self) -> Response<B> {
         let (status, code, title) = self.parts();
@@ -96,12 +102,13 @@ impl Problem {
             HeaderValue::from_static("application/problem+json"),
         );
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if self == Self::Overloaded {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
         if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")) {
             headers.insert(LINK, link);
         }
+        if self == Self::Overloaded {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response.extensions_mut().insert(self);
         response
     }
 }

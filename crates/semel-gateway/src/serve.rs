@@ -1,8 +1,10 @@
 //! Accepting connections, and letting them end.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -13,7 +15,8 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -29,11 +32,18 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_STREAMS: u32 = 250;
 /// How long to wait when the system has no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long it is not said again that connections have to wait.
+const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Serves the connections of `listener`, HTTP/1 and HTTP/2 with prior knowledge, until `shutdown`;
-/// then accepts no more, and returns once the requests under way are answered.
-pub async fn run<S, B>(listener: TcpListener, service: S, shutdown: impl Future<Output = ()>)
-where
+/// then accepts no more, and returns once the requests under way are answered. Beyond `at_once` open
+/// ones connections wait for one to end.
+pub async fn run<S, B>(
+    listener: TcpListener,
+    at_once: usize,
+    service: S,
+    shutdown: impl Future<Output = ()>,
+) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
         + Clone
         + Send
@@ -58,9 +68,14 @@ where
     let connections = GracefulShutdown::new();
     let (closing, closed) = watch::channel(());
     let mut shutdown = std::pin::pin!(shutdown);
+    let mut accepting = Accepting {
+        listener,
+        room: Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS))),
+        complained: None,
+    };
     loop {
-        let (stream, peer) = tokio::select! {
-            accepted = accept(&listener) => accepted,
+        let (stream, peer, room) = tokio::select! {
+            accepted = accepting.next() => accepted,
             () = &mut shutdown => break,
         };
         let service = service.clone().map_request(move |mut request: Request<_>| {
@@ -71,6 +86,7 @@ where
         let builder = builder.clone();
         let mut closed = closed.clone();
         tokio::spawn(async move {
+            let _room = room;
             // Which version of HTTP it is shows in the first bytes, and no other timer runs before.
             let speaks = tokio::select! {
                 speaks = is_speaking(&stream) => speaks,
@@ -87,26 +103,62 @@ where
             }
         });
     }
-    drop(listener);
+    drop(accepting);
     drop(closing);
     connections.shutdown().await;
 }
 
-async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                // Answers are written whole: there is nothing to wait for.
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!("connection: {error}");
+struct Accepting {
+    listener: TcpListener,
+    room: Arc<Semaphore>,
+    /// When it was last said that there is none.
+    complained: Option<Instant>,
+}
+
+impl Accepting {
+    /// The next connection, once there is room for it.
+    async fn next(&mut self) -> (TcpStream, IpAddr, OwnedSemaphorePermit) {
+        loop {
+            let room = self.room().await;
+            match self.listener.accept().await {
+                Ok((stream, peer)) => {
+                    // Answers are written whole: there is nothing to wait for.
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!("connection: {error}");
+                    }
+                    return (stream, peer.ip(), room);
                 }
-                return (stream, peer.ip());
+                Err(error) if is_of_connection(&error) => {}
+                Err(error) => {
+                    self.complain(format_args!("cannot accept connections: {error}"));
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             }
-            Err(error) if is_of_connection(&error) => {}
-            Err(error) => {
-                tracing::warn!("cannot accept connections: {error}");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+        }
+    }
+
+    async fn room(&mut self) -> OwnedSemaphorePermit {
+        if let Ok(room) = Arc::clone(&self.room).try_acquire_owned() {
+            return room;
+        }
+        self.complain(format_args!(
+            "as many connections are open as may be: others wait (--max-connections, LimitNOFILE)"
+        ));
+        match Arc::clone(&self.room).acquire_owned().await {
+            Ok(room) => room,
+            // It is never closed.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Warns, but not all the time.
+    fn complain(&mut self, what: fmt::Arguments<'_>) {
+        if self
+            .complained
+            .is_none_or(|at| at.elapsed() > COMPLAINT_PAUSE)
+        {
+            tracing::warn!("{what}");
+            self.complained = Some(Instant::now());
         }
     }
 }

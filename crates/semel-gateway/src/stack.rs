@@ -13,10 +13,14 @@ use semel::store::Retention;
 use semel_tower::IdempotencyLayer;
 use tower::ServiceBuilder;
 use tower_service::Service;
+use tracing::Level;
 
 use crate::body::Body;
+use crate::bounded::Bounded;
 use crate::config::Config;
+use crate::descriptors::Shares;
 use crate::headers;
+use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
 use crate::proxy::{Peer, Proxy};
 use crate::reconcile::{Endpoint, Watching};
@@ -26,7 +30,12 @@ use crate::wellformed::Checked;
 const CLIENT_SILENCE: Duration = Duration::from_secs(30);
 
 /// The idempotency layer as the configuration says.
-pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> IdempotencyLayer<S> {
+pub fn layer<S: Store>(
+    config: &Config,
+    shares: Shares,
+    store: S,
+    metrics: Arc<Metrics>,
+) -> IdempotencyLayer<S> {
     let mut policy = Policy::default()
         .with_lease(config.lease)
         .with_retention(Retention::new(config.ttl))
@@ -46,6 +55,9 @@ pub fn layer<S: Store>(config: &Config, store: S, metrics: Arc<Metrics>) -> Idem
     let layer = IdempotencyLayer::new(guard.build())
         .with_max_request_body(config.max_body)
         .with_max_response_body(config.max_body)
+        .with_named_answers(config.log_level >= Level::DEBUG)
+        .with_max_attempts(shares.attempts)
+        .with_max_body_memory(config.limits.body_memory)
         .with_principal_required(config.require_principal)
         .with_service(config.service.clone().unwrap_or_default());
     let layer = scoped(layer, &config.scope_headers);
@@ -70,8 +82,11 @@ fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> Idempot
     others.fold(layer, |layer, name| layer.with_scope_header(name.clone()))
 }
 
-/// The whole stack: measured, bounded in time, checked, made to happen once, forwarded.
+/// The whole stack: logged, measured, bounded in time, checked, made to happen once, bounded in number,
+/// forwarded.
 pub fn stack<S: Store>(
+    config: &Config,
+    shares: Shares,
     layer: IdempotencyLayer<S>,
     proxy: Proxy,
     metrics: Arc<Metrics>,
@@ -81,17 +96,22 @@ pub fn stack<S: Store>(
     Error = Infallible,
     Future: Send,
 > + Clone
-+ Send {
++ Send
++ use<S> {
     let rules = proxy.rules();
+    let (body_time, requests) = (config.limits.body_time, shares.requests);
     ServiceBuilder::new()
+        .layer_fn(Logged::new)
         .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
         .layer_fn(Checked)
         .map_request(move |request: Request<Incoming>| {
             let (mut parts, body) = request.into_parts();
             let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
             rules.admit(&mut parts.headers, parts.uri.authority(), peer);
-            Request::from_parts(parts, Body::stream(body, Some(CLIENT_SILENCE)))
+            let body = Body::stream_in_time(body, Some(CLIENT_SILENCE), body_time);
+            Request::from_parts(parts, body)
         })
         .layer(layer)
+        .layer_fn(move |inner| Bounded::new(inner, requests))
         .service(proxy)
 }

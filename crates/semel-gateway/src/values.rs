@@ -117,6 +117,11 @@ pub(crate) fn duration(value: &str) -> Result<Duration, String> {
         .map_err(|_| format!("`{value}` is not a duration; write it like 500ms, 30s, 24h or 7d"))
 }
 
+/// `0s` is none.
+pub(crate) fn limit(value: &str) -> Result<Option<Duration>, String> {
+    Ok(Some(duration(value)?).filter(|limit| !limit.is_zero()))
+}
+
 pub(crate) fn positive(value: &str) -> Result<Duration, String> {
     match duration(value)? {
         Duration::ZERO => Err("must be longer than nothing".to_owned()),
@@ -135,17 +140,35 @@ pub(crate) fn lease(value: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn size(value: &str) -> Result<usize, String> {
-    let bytes: ByteSize = value
-        .parse()
-        .map_err(|_| format!("`{value}` is not a size; write it like 64KiB or 1MiB"))?;
-    match bytes.as_u64() {
-        0 => Err("must be larger than nothing".to_owned()),
-        bytes if bytes > MAX_BODY => Err(format!(
+    match memory(value)? {
+        bytes if bytes as u64 > MAX_BODY => Err(format!(
             "`{value}` is more than {}: it is held in memory",
             ByteSize::b(MAX_BODY).display().iec()
         )),
-        bytes => usize::try_from(bytes).map_err(|error| error.to_string()),
+        bytes => Ok(bytes),
     }
+}
+
+pub(crate) fn memory(value: &str) -> Result<usize, String> {
+    match value.parse::<ByteSize>().map(|size| size.as_u64()) {
+        Ok(0) => Err("must be larger than nothing".to_owned()),
+        Ok(bytes) => usize::try_from(bytes).map_err(|error| error.to_string()),
+        Err(_) => Err(format!(
+            "`{value}` is not a size; write it like 64KiB or 1MiB"
+        )),
+    }
+}
+
+pub(crate) fn host_names(value: &str) -> Result<Vec<String>, String> {
+    let names = value.split(',').map(str::trim);
+    names
+        .map(|name| match is_host_name(name) {
+            true => Ok(name.to_owned()),
+            false => Err(format!(
+                "`{name}` is not a host's name; write it like semel.internal, without a port"
+            )),
+        })
+        .collect()
 }
 
 pub(crate) fn on_lost(value: &str) -> Result<OnLost, String> {

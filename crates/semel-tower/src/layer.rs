@@ -219,6 +219,13 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.limits.set_body_memory(bytes))
     }
 
+    /// Whether answers to requests with a key carry the operation's name among their extensions, an
+    /// [`IdentityDigest`](semel::IdentityDigest), for whoever logs outside: no key can be read from
+    /// it. They do not unless set.
+    pub fn with_named_answers(self, named: bool) -> Self {
+        self.configured(|config| config.named_answers = named)
+    }
+
     /// The field that marks replays. `Idempotency-Replayed` unless set.
     pub fn with_replay_header(self, name: HeaderName) -> Self {
         self.configured(|config| config.replay_header = name)

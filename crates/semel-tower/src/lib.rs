@@ -113,7 +113,7 @@ pub use header::Syntax;
 pub use layer::IdempotencyLayer;
 pub use policy::{Disposition, Reply};
 pub use problem::{Problem, ProblemCode};
-pub use replay::{BODY_OMITTED, PROTECTED, outcome_of_response};
+pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, outcome_of_response};
 pub use semel::Service;
 pub use semel::guard::AttemptInfo;
 pub use service::Idempotency;

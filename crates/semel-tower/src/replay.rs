@@ -16,7 +16,9 @@ use crate::body::Body;
 pub const BODY_OMITTED: HeaderName = HeaderName::from_static("idempotency-body-omitted");
 /// `false` on answers that ran without protection, or that could not be recorded.
 pub const PROTECTED: HeaderName = HeaderName::from_static("idempotency-protected");
-pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// The field that marks replays, unless
+/// [`with_replay_header`](crate::IdempotencyLayer::with_replay_header) names another.
+pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const FALSE: HeaderValue = HeaderValue::from_static("false");

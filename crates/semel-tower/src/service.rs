@@ -110,7 +110,14 @@ where
             transactions: self.transactions.clone(),
             identity,
         };
-        ResponseFuture::boxed(once.answer(Request::from_parts(parts, body)))
+        let name = self.config.named_answers.then(|| *once.identity.digest());
+        ResponseFuture::boxed(async move {
+            let mut response = once.answer(Request::from_parts(parts, body)).await?;
+            if let Some(name) = name {
+                response.extensions_mut().insert(name);
+            }
+            Ok(response)
+        })
     }
 }
 

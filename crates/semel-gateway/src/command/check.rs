@@ -10,10 +10,7 @@ use crate::config::Sources;
 
 /// Prints every setting with its value and where it comes from; or what is wrong, on stderr.
 pub fn main(flags: &ArgMatches) -> ExitCode {
-    let sources = match Sources::collect(flags, |name| std::env::var_os(name)) {
-        Ok(sources) => sources,
-        Err(error) => return fail(MISUSED, error),
-    };
+    let sources = Sources::collect(flags, |name| std::env::var_os(name));
     if let Err(error) = sources.config() {
         return fail(MISUSED, error);
     }

@@ -11,9 +11,7 @@ use crate::config::Sources;
 
 /// Migrates, and says what was done.
 pub fn main(flags: &ArgMatches) -> ExitCode {
-    let store =
-        Sources::collect(flags, |name| std::env::var_os(name)).and_then(|sources| sources.store());
-    let store = match store {
+    let store = match Sources::collect(flags, |name| std::env::var_os(name)).store() {
         Ok(store) => store,
         Err(error) => return fail(MISUSED, error),
     };

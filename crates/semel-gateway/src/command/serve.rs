@@ -7,38 +7,52 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 use semel::purge::Purger;
-use semel::store::{Durability, Store as _};
+use semel::store::{Durability, OnLost, Store as _};
 use semel::{AnyStore, StoreError};
 use semel_stores::{OpenError, OpenOptions, Schema};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
+use tracing::Level;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::{FAILED, MISUSED, block_on, fail, stop_signal, with_causes};
 use crate::admin::{self, Admin};
-use crate::config::{Config, Sources};
+use crate::config::{Config, Limits, Sources};
+use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::{reconcile, serve, stack};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many connections operators may have open.
+const ADMIN_CONNECTIONS: usize = 16;
 
 /// Runs the gateway until a signal stops it.
 pub fn main(flags: &ArgMatches) -> ExitCode {
-    let config =
-        Sources::collect(flags, |name| std::env::var_os(name)).and_then(|sources| sources.config());
-    let config = match config {
+    let sources = Sources::collect(flags, |name| std::env::var_os(name));
+    let config = match sources.config() {
         Ok(config) => config,
+        Err(error) if sources.log_json() => {
+            log_to_stderr(true, Level::INFO);
+            for message in error.0 {
+                tracing::error!("{message}");
+            }
+            return ExitCode::from(MISUSED);
+        }
         Err(error) => return fail(MISUSED, error),
     };
-    log_to_stderr(&config);
+    log_to_stderr(config.log_json, config.log_level);
     block_on(async {
         match gateway(&config).await {
             Ok(()) => ExitCode::SUCCESS,
+            Err(error) if config.log_json => {
+                tracing::error!("{error}");
+                ExitCode::from(error.code())
+            }
             Err(error) => fail(error.code(), format_args!("error: {error}")),
         }
     })
@@ -61,8 +75,15 @@ enum Error {
     Upstream(#[from] http::header::InvalidHeaderValue),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
-    #[error("attempts still running at the end of --drain: {0}; what becomes of them is unknown")]
-    Unfinished(usize),
+    #[error(
+        "attempts still running at the end of --drain: {running}; {}",
+        becomes(*on_lost, *lease)
+    )]
+    Unfinished {
+        running: usize,
+        on_lost: OnLost,
+        lease: Duration,
+    },
     #[error("the store did not close: {0}")]
     Close(StoreError),
 }
@@ -71,13 +92,26 @@ impl Error {
     const fn code(&self) -> u8 {
         match self {
             Self::Open(_) | Self::Listen { .. } | Self::Upstream(_) => MISUSED,
-            Self::Probe(_) | Self::Signals(_) | Self::Unfinished(_) | Self::Close(_) => FAILED,
+            Self::Probe(_) | Self::Signals(_) | Self::Unfinished { .. } | Self::Close(_) => FAILED,
         }
     }
 }
 
+/// What operators have to expect of attempts that are left behind.
+fn becomes(on_lost: OnLost, lease: Duration) -> String {
+    let lease = humantime::format_duration(lease);
+    let what = match on_lost {
+        OnLost::Hold => "their keys are answered 409 `outcome-unknown` from then on",
+        OnLost::Retry => "the next request with such a key runs again",
+        OnLost::Reconcile => "the reconciler is asked about them",
+    };
+    format!("nobody renews their lease of {lease}, and when it lapses {what}")
+}
+
 async fn gateway(config: &Config) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
+    // Before anything is opened.
+    let shares = share_descriptors(config);
     let store = open(config).await?;
     if config.service.is_none() && config.store.can_be_shared() {
         tracing::warn!(
@@ -89,15 +123,16 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let admin_listener = bind("--admin", &config.admin).await?;
 
     let metrics = Arc::new(Metrics::new());
-    let layer = stack::layer(config, store.clone(), Arc::clone(&metrics));
+    let layer = stack::layer(config, shares, store.clone(), Arc::clone(&metrics));
     let proxy = Proxy::new(config, Arc::clone(&metrics))?;
-    let service = stack::stack(layer.clone(), proxy, Arc::clone(&metrics));
+    let service = stack::stack(config, shares, layer.clone(), proxy, Arc::clone(&metrics));
 
     let (stop, stopping) = watch::channel(false);
     let admin = admin::router(Admin {
         layer: layer.clone(),
         metrics: Arc::clone(&metrics),
         stopping,
+        hosts: config.admin_hosts.clone(),
     });
     tracing::info!(
         listen = %address_of(&listener),
@@ -107,11 +142,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         service = %config.service.clone().unwrap_or_default(),
         "serving"
     );
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(admin_listener, admin).await {
-            tracing::error!("admin: {error}");
-        }
-    });
+    let never = std::future::pending();
+    tokio::spawn(serve::run(admin_listener, ADMIN_CONNECTIONS, admin, never));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
         let service = config.service.clone().unwrap_or_default();
@@ -129,14 +161,21 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     }));
 
     let (last, deadline) = tokio::sync::oneshot::channel();
-    let grace = config.drain;
+    let (delay, grace) = (config.drain_delay, config.drain);
     let accepting = async move {
         stopped.await;
-        tracing::info!("stopping: no more connections are accepted");
         stop.send(true).ok();
+        if !delay.is_zero() {
+            tracing::info!(
+                "stopping: not ready; connections are accepted for {} more",
+                humantime::format_duration(delay)
+            );
+            tokio::time::sleep(delay).await;
+        }
+        tracing::info!("stopping: no more connections are accepted");
         last.send(Instant::now() + grace).ok();
     };
-    let mut serving = std::pin::pin!(serve::run(listener, service, accepting));
+    let mut serving = std::pin::pin!(serve::run(listener, shares.connections, service, accepting));
     // Ready at the latest when the grace period ends.
     let out_of_time = async {
         match deadline.await {
@@ -156,11 +195,36 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let running = layer.guard().running();
     // Clients that do not read their answers are no reason to complain.
     if !finished && running > 0 {
-        return Err(Error::Unfinished(running));
+        return Err(Error::Unfinished {
+            running,
+            on_lost: config.on_lost,
+            lease: config.lease,
+        });
     }
     close(&store).await?;
     tracing::info!("stopped");
     Ok(())
+}
+
+fn share_descriptors(config: &Config) -> Shares {
+    let files = descriptors::raise();
+    let Limits {
+        connections,
+        attempts,
+        ..
+    } = config.limits;
+    let shares = Shares::of(files, connections, attempts);
+    if shares.connections < connections || shares.attempts < attempts {
+        tracing::warn!(
+            "{files} files may be open: {} connections are accepted at once, and {} requests sent to \
+             the upstream; for --max-connections and --max-attempts raise the limit to {} \
+             (LimitNOFILE, ulimit -n)",
+            shares.connections,
+            shares.requests,
+            Shares::wanted(connections, attempts),
+        );
+    }
+    shares
 }
 
 async fn close(store: &AnyStore) -> Result<(), Error> {
@@ -211,14 +275,14 @@ fn address_of(listener: &TcpListener) -> String {
 
 /// Lines of this project at the level asked for, warnings of others: what libraries say at lower
 /// levels may hold header fields, and keys are among them (protocol rule R12).
-fn log_to_stderr(config: &Config) {
-    let level = LevelFilter::from_level(config.log_level);
+fn log_to_stderr(json: bool, level: Level) {
+    let level = LevelFilter::from_level(level);
     let targets = Targets::new()
         .with_default(level.min(LevelFilter::WARN))
         .with_target("semel", level);
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let registry = tracing_subscriber::registry().with(targets);
-    let set = if config.log_json {
+    let set = if json {
         registry.with(lines.json().flatten_event(true)).try_init()
     } else {
         registry.with(lines.with_ansi(false)).try_init()

@@ -1,6 +1,8 @@
 //! The operators' listener.
 
-use crate::support::{Gateway, Reaction, Script, Shop, get, order, order_with};
+use crate::support::{
+    Gateway, Reaction, Script, Shop, get, order, order_with, read_head, send_raw,
+};
 
 fn value(text: &str, series: &str) -> f64 {
     let line = text
@@ -33,6 +35,49 @@ async fn it_says_that_it_is_up_and_ready() {
             .await
             .text()
             .starts_with("GET /healthz")
+    );
+}
+
+/// A page whose name is made to resolve to this address reads nothing (DNS rebinding).
+#[tokio::test]
+async fn it_answers_to_its_own_names_only() {
+    let shop = Shop::open().await;
+    let flags = ["--admin-host", "semel.internal, other.internal"];
+    let gateway = Gateway::start(shop.address, &flags);
+    let port = gateway.admin.port();
+    for (host, status) in [
+        (format!("127.0.0.1:{port}"), 200),
+        (format!("[::1]:{port}"), 200),
+        ("10.1.2.3".to_owned(), 200),
+        (format!("LOCALHOST:{port}"), 200),
+        ("semel.internal".to_owned(), 200),
+        ("other.internal:80".to_owned(), 200),
+        (format!("attacker.example:{port}"), 421),
+        ("semel.internal.attacker.example".to_owned(), 421),
+        ("127.0.0.1.attacker.example".to_owned(), 421),
+        ("127.0.0.1:80:80".to_owned(), 421),
+    ] {
+        for path in ["/metrics", "/readyz", "/healthz", "/nowhere"] {
+            let ask = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+            let mut stream = send_raw(gateway.admin, &ask).await;
+            let head = read_head(&mut stream).await.unwrap();
+            let expected = if path == "/nowhere" {
+                status.max(404)
+            } else {
+                status
+            };
+            assert!(
+                head.starts_with(&format!("HTTP/1.1 {expected} ")),
+                "{host}{path}: {head}"
+            );
+        }
+    }
+    let mut old = send_raw(gateway.admin, "GET /healthz HTTP/1.0\r\n\r\n").await;
+    assert!(
+        read_head(&mut old)
+            .await
+            .unwrap()
+            .starts_with("HTTP/1.0 200 ")
     );
 }
 

@@ -151,6 +151,28 @@ fn each_wrong_value_has_one_clear_message() {
             "--upstream-timeout: `1` is not a duration",
         ),
         ("drain", "1", "--drain: `1` is not a duration"),
+        ("drain-delay", "1", "--drain-delay: `1` is not a duration"),
+        ("body-timeout", "1", "--body-timeout: `1` is not a duration"),
+        (
+            "max-attempts",
+            "0",
+            "--max-attempts: `0` is not a number from 1",
+        ),
+        (
+            "max-connections",
+            "many",
+            "--max-connections: `many` is not a number from 1",
+        ),
+        (
+            "max-body-memory",
+            "much",
+            "--max-body-memory: `much` is not a size",
+        ),
+        (
+            "admin-host",
+            "semel:8081",
+            "--admin-host: `semel:8081` is not a host's name",
+        ),
         (
             "log-format",
             "xml",
@@ -222,6 +244,52 @@ fn the_upstream_is_not_the_gateway() {
         "0.0.0.0:8080",
     ];
     assert!(semel("check", &flags, &[]).status.success());
+}
+
+#[test]
+fn a_value_with_a_minus_is_told_beside_the_others() {
+    let mut flags = vec!["--ttl", "-1s", "--max-body", "-1", "--max-attempts", "-1"];
+    flags.extend(UPSTREAM);
+    let messages = errors(&flags, &[]);
+    let expected = [
+        "--max-body: `-1` is not a size",
+        "--ttl: `-1s` is not a duration",
+        "--max-attempts: `-1` is not a number from 1",
+    ];
+    assert_eq!(messages.len(), expected.len(), "{messages:?}");
+    for (message, expected) in messages.iter().zip(expected) {
+        assert!(message.starts_with(expected), "{messages:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_in_the_file_is_told_beside_the_others() {
+    let file = file("leese = \"1s\"\nttl = \"soon\"");
+    let path = file.path().to_str().unwrap();
+    let messages = errors(&["--config", path, "--lease", "x"], &[]);
+    assert_eq!(messages.len(), 4, "{messages:?}");
+    // A file that cannot be read may say where requests go.
+    let messages = errors(&["--config", "/nowhere/semel.toml", "--lease", "x"], &[]);
+    assert_eq!(messages.len(), 2, "{messages:?}");
+}
+
+#[test]
+fn errors_are_json_where_log_lines_are() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let flags = |flags: &[&'static str]| [&UPSTREAM[..], flags].concat();
+    let wrong = flags(&["--lease", "x", "--ttl", "y", "--log-format", "json"]);
+    let started = flags(&["--store", "memory:", "--log-format", "json", "--listen"]);
+    let started = [&started[..], &[&*taken]].concat();
+    for (flags, errors) in [(wrong, 2), (started, 1)] {
+        let output = semel("serve", &flags, &[]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8(output.stderr).unwrap();
+        let lines = said.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<serde_json::Value> = lines.collect();
+        let told = lines.iter().filter(|line| line["level"] == "ERROR").count();
+        assert_eq!(told, errors, "{said}");
+    }
 }
 
 #[test]

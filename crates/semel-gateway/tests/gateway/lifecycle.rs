@@ -77,12 +77,14 @@ async fn what_does_not_end_within_the_grace_period_is_unknown() {
     gateway.terminate();
     assert_eq!(gateway.ended().await.code(), Some(1));
     assert!(
-        gateway
-            .log()
-            .contains("attempts still running at the end of --drain: 1"),
+        gateway.log().contains(
+            "attempts still running at the end of --drain: 1; nobody renews their lease of 300ms, \
+             and when it lapses their keys are answered 409 `outcome-unknown`"
+        ),
         "{}",
         gateway.log()
     );
+    assert!(gateway.log().lines().all(is_json), "{}", gateway.log());
     waiting.await.unwrap().unwrap_err();
 
     let next = Gateway::start_in(&gateway.directory(), shop.address, &flags);
@@ -93,6 +95,33 @@ async fn what_does_not_end_within_the_grace_period_is_unknown() {
     .await;
     assert_eq!(code, "outcome-unknown");
     assert_eq!(shop.received(), 1);
+}
+
+fn is_json(line: &str) -> bool {
+    serde_json::from_str::<serde_json::Value>(line).is_ok()
+}
+
+/// Load balancers send requests until they have seen that it is not ready.
+#[tokio::test]
+async fn it_accepts_connections_for_as_long_as_it_is_told_to() {
+    let shop = Shop::open().await;
+    let mut gateway = Gateway::start(shop.address, &["--drain-delay", "2s"]);
+    gateway.terminate();
+    eventually("the news", || async {
+        let ready = get(gateway.admin, "/readyz").await;
+        (ready.status == 503).then_some(())
+    })
+    .await;
+    assert_eq!(order(gateway.address, "\"late\"").await.status, 201);
+    assert_eq!(gateway.ended().await.code(), Some(0));
+    assert!(refuses_connections(&gateway));
+    let log = gateway.log();
+    let lines = [
+        "connections are accepted for 2s more",
+        "no more connections are accepted",
+    ];
+    let [delayed, closed] = lines.map(|line| log.find(line).unwrap());
+    assert!(delayed < closed);
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ mod dispositions;
 mod documentation;
 mod forwarded;
 mod lifecycle;
+mod limits;
+mod log;
 mod malformed;
 mod once;
 #[cfg(feature = "redis")]

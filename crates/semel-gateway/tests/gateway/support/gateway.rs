@@ -27,7 +27,27 @@ impl Gateway {
 
     /// A gateway on the records of an earlier one that ended.
     pub(crate) fn start_in(directory: &Arc<TempDir>, upstream: SocketAddr, flags: &[&str]) -> Self {
-        let mut command = Self::command();
+        Self::started(Self::command(), directory, upstream, flags)
+    }
+
+    /// A gateway that may have so many files open.
+    pub(crate) fn start_with_files(files: u32, upstream: SocketAddr, flags: &[&str]) -> Self {
+        let limited = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", &limited, env!("CARGO_BIN_EXE_semel"), "serve"])
+            .env_clear()
+            .stdin(Stdio::null());
+        let directory = Arc::new(tempfile::tempdir().unwrap());
+        Self::started(command, &directory, upstream, flags)
+    }
+
+    fn started(
+        mut command: Command,
+        directory: &Arc<TempDir>,
+        upstream: SocketAddr,
+        flags: &[&str],
+    ) -> Self {
         if !flags.contains(&"--store") {
             command.args(["--store", &store_in(directory.path())]);
         }
@@ -78,6 +98,15 @@ impl Gateway {
 
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
+    }
+
+    /// How much memory it has, in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let size = size.unwrap().trim().strip_suffix(" kB").unwrap();
+        size.parse::<usize>().unwrap() << 10
     }
 
     /// `kill -9`.

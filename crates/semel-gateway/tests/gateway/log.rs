@@ -1,0 +1,97 @@
+//! What stands in the log of each request, and what never does.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use crate::support::{Gateway, Reaction, Script, Shop, eventually, get, order_with, send_raw};
+
+/// The lines about requests.
+fn lines(gateway: &Gateway) -> Vec<Value> {
+    let log = gateway.log();
+    let lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .filter(|line: &Value| line["message"] == "request")
+        .collect()
+}
+
+fn events(gateway: &Gateway) -> Vec<String> {
+    let lines = lines(gateway);
+    let events = lines.iter().map(|line| line["event"].as_str().unwrap());
+    events.map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn a_line_says_what_happened_and_of_which_operation() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &["--log-level", "debug"]);
+    let secrets = [
+        ("idempotency-key", "\"secret-key\""),
+        ("authorization", "Bearer secret-token"),
+        ("x-secret", "secret-field"),
+    ];
+    order_with(gateway.address, &secrets).await;
+    order_with(gateway.address, &secrets).await;
+    order_with(gateway.address, &[("idempotency-key", "\"secret-key")]).await;
+    order_with(gateway.address, &[]).await;
+    get(gateway.address, "/orders/1?secret=query").await;
+    let events = eventually("the lines", async || {
+        Some(events(&gateway)).filter(|events| events.len() == 5)
+    })
+    .await;
+    assert_eq!(
+        events,
+        ["ran", "replayed", "invalid-key", "passed_on", "passed_on"]
+    );
+    let lines = lines(&gateway);
+    let of: HashMap<_, _> = ["method", "path", "status"]
+        .map(|f| (f, &lines[0][f]))
+        .into();
+    assert_eq!(*of["method"], "POST");
+    assert_eq!(*of["path"], "/orders");
+    assert_eq!(*of["status"], 201);
+    assert!(lines[0]["ms"].is_u64());
+    assert_eq!(lines[4]["path"], "/orders/1");
+    let id = lines[0]["id"].as_str().unwrap();
+    assert_eq!((id.len(), &lines[1]["id"]), (64, &lines[0]["id"]));
+    assert!(lines[3]["id"].is_null());
+    assert!(!gateway.log().contains("secret"), "{}", gateway.log());
+}
+
+#[tokio::test]
+async fn the_name_is_the_one_that_the_upstream_gets() {
+    let upstream = Script::start(Reaction::Close).await;
+    let gateway = Gateway::start(upstream.address, &["--log-level", "debug"]);
+    let key = [("idempotency-key", "\"k\"")];
+    order_with(gateway.address, &key).await;
+    order_with(gateway.address, &key).await;
+    let line = eventually("the lines", async || lines(&gateway).get(1).cloned()).await;
+    assert_eq!(line["event"], "outcome-unknown");
+    assert_eq!(lines(&gateway)[0]["event"], "upstream-failed");
+    let sent = upstream.fields("idempotency-id");
+    assert_eq!(sent, [[line["id"].as_str().unwrap()]]);
+}
+
+/// It is nobody's fault but the client's, and clients do not fill the log with warnings.
+#[tokio::test]
+async fn a_client_that_goes_away_is_no_warning() {
+    let shop = Shop::open().await;
+    let gateway = Gateway::start(shop.address, &["--log-level", "debug"]);
+    for field in ["idempotency-key: \"gone\"\r\n", "x-no-key: 1\r\n"] {
+        let head = format!(
+            "POST /orders HTTP/1.1\r\nhost: x\r\nx-delay: 1000\r\n{field}content-length: 10\r\n\r\n{{}}        "
+        );
+        let before = shop.received();
+        let gone = send_raw(gateway.address, &head).await;
+        eventually("the order", async || {
+            (shop.received() > before).then_some(())
+        })
+        .await;
+        drop(gone);
+    }
+    eventually("the lines", async || {
+        (events(&gateway) == ["client_gone", "client_gone"]).then_some(())
+    })
+    .await;
+    assert!(!gateway.log().contains("WARN"), "{}", gateway.log());
+}
