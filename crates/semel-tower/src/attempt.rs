@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 use http::request::Parts;
-use http::{HeaderMap, Request, Response, response};
+use http::{Request, Response, response};
 use http_body::Body as HttpBody;
 use semel::guard::{
-    Asked, Begin, Guard, Held, InFlight, OnStoreError, Settled, Signal, Transacted,
+    Asked, Begin, Guard, Held, InFlight, OnStoreError, Settled, Settlement, Signal, Transacted,
 };
-use semel::{Identity, Outcome, OutcomeKind, State, Store, StoreError, StoreErrorKind};
+use semel::{Identity, Outcome, OutcomeKind, Record, State, Store, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 use tower_service::Service;
@@ -23,10 +23,10 @@ use crate::limits::{Bodies, Slot};
 use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
-use crate::transact::{CommitFailure, RunAgain, Transactions};
+use crate::transact::{Calling, CommitFailure, RunAgain, Transactions};
 
-/// Where the client waits, unless it went away. Sending to one that did is no error (R11).
-type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
+/// Where the client waits, unless it went away.
+pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
 
 /// What the task knows of its request.
 pub(crate) struct Run<S> {
@@ -40,41 +40,15 @@ pub(crate) struct Run<S> {
     pub(crate) transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
-/// An answer of the inner service, as far as its body was read, and what becomes of the record.
-struct Answer<R: HttpBody> {
-    head: response::Parts,
-    content: Content<R>,
-    plan: Plan,
-    /// The handler or the application says what it means, not its status alone.
-    is_stated: bool,
-}
-
-enum Plan {
-    /// And whether it is a failure.
-    Keep(Outcome, bool),
-    Release,
-    Unknown,
-}
-
-/// What became of the record.
-enum Recorded {
-    /// As planned; or the answer says that there was no effect, and whether the store knows is
-    /// second to that.
-    AsPlanned,
-    /// Another attempt had taken over, and this is its outcome (R4).
-    Otherwise(Outcome),
-    /// Another attempt had taken over, and nobody knows more.
-    Superseded,
-    /// The store could not be told yet.
-    Failed,
-}
-
 /// What one call of the inner service came to.
-#[expect(clippy::large_enum_variant, reason = "an answer is what is expected")]
-enum Called<R: HttpBody, E> {
-    Answered(Answer<R>),
-    /// An error, and what it means where somebody says so.
-    Failed(E, Option<Disposition>),
+struct Called<R: HttpBody, E> {
+    /// The answer as far as its body was read, or an error.
+    answer: Result<(response::Parts, Content<R>), E>,
+    disposition: Disposition,
+    /// The handler or the application says what it means, not its status or its type alone.
+    is_stated: bool,
+    /// What is to be kept of it.
+    outcome: Option<Outcome>,
 }
 
 impl<S: Store> Run<S> {
@@ -84,9 +58,10 @@ impl<S: Store> Run<S> {
         inner: Inner,
         mut parts: Parts,
         body: Bytes,
-        mut client: Client<R, Inner::Error>,
+        client: &mut Client<R, Inner::Error>,
         slot: Slot,
-    ) where
+    ) -> Result<Response<Body<R>>, Inner::Error>
+    where
         Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
             + Clone
             + Send,
@@ -95,47 +70,54 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        let Some((begun, slot)) = self.begin(slot, &mut client).await else {
-            return;
-        };
+        let (begun, slot) = self.begin(slot, client).await;
         let (mut held, slot) = match begun {
             Ok(Begin::Acquired(held)) => match slot.or_else(|| self.config.limits.slot()) {
                 Some(slot) => (held, slot),
                 None => {
                     held.release().await.ok();
-                    client.send(Ok(self.overloaded())).ok();
-                    return;
+                    return Ok(self.overloaded());
                 }
             },
             // Without the database there is no transaction either.
             Ok(Begin::Unprotected(_)) if self.transactions.is_none() => {
                 parts.extensions.insert(self.identity.clone());
                 let request = Request::from_parts(parts, B::from(body));
-                let answer = inner.oneshot(request).await.map(|response| {
-                    let (head, body) = response.into_parts();
-                    self.unprotected(head, Body::inner(body))
-                });
-                client.send(answer).ok();
-                return;
+                let (head, body) = inner.oneshot(request).await?.into_parts();
+                return Ok(self.unprotected(head, Body::inner(body)));
             }
-            begun => {
-                client.send(Ok(self.without_running(begun))).ok();
-                return;
-            }
+            begun => return Ok(self.without_running(begun)),
         };
         parts.extensions.insert(self.identity.clone());
-        if let Some(transactions) = &self.transactions {
-            let transactions = Arc::clone(transactions);
-            return self
-                .transacted(&*transactions, held, inner, &(parts, body), client, slot)
-                .await;
-        }
-        parts.extensions.insert(held.info());
-        let request = Request::from_parts(parts, B::from(body));
-        match held.run(self.call(inner, request)).await {
-            Ok(called) => self.settle(held, called, client, slot).await,
-            Err(panic) => held.panicked(panic).await,
-        }
+        let Some(transactions) = &self.transactions else {
+            parts.extensions.insert(held.info());
+            let request = Request::from_parts(parts, B::from(body));
+            return match held.run(self.call(inner, request)).await {
+                Ok(called) => self.settle(held, called, slot).await,
+                Err(panic) => held.panicked(panic).await,
+            };
+        };
+        // With a transaction on offer. A handler that takes it may run again.
+        let answered = &Mutex::new(None);
+        let (this, parts, body) = (&self, &parts, &body);
+        let call = Box::new(move |extensions| {
+            let inner = inner.clone();
+            let mut parts = parts.clone();
+            parts.extensions.extend(extensions);
+            let request = Request::from_parts(parts, B::from(body.clone()));
+            let calling = async move {
+                // An answer that was to be run again may hold the transaction.
+                put(answered, None);
+                let called = this.call(inner, request).await;
+                let next = called.next();
+                put(answered, Some(called));
+                next
+            };
+            Box::pin(calling) as Calling<'_>
+        });
+        let transacted = transactions.run(&mut held, call).await;
+        let called = put(answered, None);
+        self.transacted(held, transacted, called, slot).await
     }
 
     /// Claims. A duplicate that waits gives its slot back, and waits no longer than its client.
@@ -143,20 +125,21 @@ impl<S: Store> Run<S> {
         &self,
         slot: Slot,
         client: &mut Client<R, E>,
-    ) -> Option<(Result<Begin<S>, StoreError>, Option<Slot>)> {
+    ) -> (Result<Begin<S>, StoreError>, Option<Slot>) {
         let policy = *self.guard.policy();
         if policy.in_flight() == InFlight::Reject {
-            return Some((self.guard.begin(&self.asked).await, Some(slot)));
+            return (self.guard.begin(&self.asked).await, Some(slot));
         }
         let policy = policy.with_in_flight(InFlight::Reject);
         let at_once = self.asked.clone().with_policy(policy);
-        match self.guard.begin(&at_once).await {
-            Ok(Begin::InFlight { .. }) => drop(slot),
-            begun => return Some((begun, Some(slot))),
-        }
+        let begun = match self.guard.begin(&at_once).await {
+            Ok(begun @ Begin::InFlight { .. }) => begun,
+            begun => return (begun, Some(slot)),
+        };
+        drop(slot);
         tokio::select! {
-            begun = self.guard.begin(&self.asked) => Some((begun, None)),
-            () = client.closed() => None,
+            begun = self.guard.begin(&self.asked) => (begun, None),
+            () = client.closed() => (Ok(begun), None),
         }
     }
 
@@ -172,138 +155,80 @@ impl<S: Store> Run<S> {
     {
         match poll_fn(|context| inner.poll_ready(context)).await {
             Ok(()) => self.called(inner.call(request).await).await,
-            Err(error) => Called::Failed(error, Some(Disposition::Release)),
+            Err(error) => Called::failed(error, Some(Disposition::Release)),
         }
     }
 
-    /// The same with a transaction on offer. A handler that takes it may run again.
-    async fn transacted<Inner, B, R>(
+    /// What the client gets once the transaction has ended.
+    async fn transacted<R: Relayable, E: 'static>(
         &self,
-        transactions: &dyn Transactions<S>,
-        mut held: Held<S>,
-        inner: Inner,
-        (parts, body): &(Parts, Bytes),
-        client: Client<R, Inner::Error>,
+        held: Held<S>,
+        transacted: Transacted<Option<Outcome>, ()>,
+        called: Option<Called<R, E>>,
         slot: Slot,
-    ) where
-        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
-            + Clone
-            + Send,
-        B: From<Bytes> + Send,
-        R: Relayable,
-    {
-        let answered = &Mutex::new(None);
-        let transacted = transactions.run(
-            &mut held,
-            Box::new(move |extensions| {
-                let inner = inner.clone();
-                let mut parts = parts.clone();
-                parts.extensions.extend(extensions);
-                let request = Request::from_parts(parts, B::from(body.clone()));
-                Box::pin(async move {
-                    // An answer that was to be run again may hold the transaction.
-                    *answered.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    let called = self.call(inner, request).await;
-                    let next = called.next();
-                    *answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(called);
-                    next
-                })
-            }),
-        );
-        let transacted = match transacted.await {
-            Transacted::Panicked(panic) => held.panicked(panic).await,
-            transacted => transacted,
-        };
-        let called = answered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+    ) -> Result<Response<Body<R>>, E> {
         let is_conflict = matches!(transacted, Transacted::Failed { conflict: true, .. });
         let problem = match (transacted, called) {
+            (Transacted::Panicked(panic), _) => held.panicked(panic).await,
             (Transacted::NotTaken(_), Some(called)) => {
-                return self.settle(held, called, client, slot).await;
+                return self.settle(held, called, slot).await;
             }
             (Transacted::RolledBack(_) | Transacted::Failed { .. }, Some(mut called)) => {
                 // Nothing is left of it, unless somebody says that there is more than the writes.
-                match &mut called {
-                    Called::Answered(answer)
-                        if is_conflict
-                            || matches!(answer.plan, Plan::Unknown) && !answer.is_stated =>
-                    {
-                        answer.plan = Plan::Release;
-                    }
-                    Called::Failed(_, disposition) => {
-                        disposition.get_or_insert(Disposition::Release);
-                    }
-                    Called::Answered(_) => {}
+                let nobody_knows = called.disposition == Disposition::Unknown;
+                if is_conflict || nobody_knows && !called.is_stated {
+                    called.disposition = Disposition::Release;
                 }
-                return self.settle(held, called, client, slot).await;
+                return self.settle(held, called, slot).await;
             }
-            (Transacted::Committed(_), Some(Called::Answered(answer))) => {
-                client
-                    .send(Ok(self.answer(Recorded::AsPlanned, answer, slot)))
-                    .ok();
-                return;
+            (Transacted::Committed(_), Some(called)) => {
+                let (head, content) = called.answer?;
+                return Ok(self.first(head, content.into_body(&self.guard, slot)));
             }
-            (Transacted::Superseded(_), _) => match self.instead().await {
-                Recorded::Otherwise(outcome) => {
-                    client.send(Ok(self.replay(&outcome))).ok();
-                    return;
-                }
-                _ => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
-                    "The operation lost its lease to another attempt, and nothing of it was \
-                     committed. Ask again with the same key to learn what became of the other.",
-                ),
-            },
-
-            (Transacted::Unknown(_), _) => {
-                // Refused where it was committed: it waits for the transaction's lock.
-                held.release().await.ok();
-                Problem::new(ProblemCode::OutcomeUnknown).with_detail(
-                    "The operation ran, and whether it was committed could not be found out. Ask \
-                     again with the same key to learn it.",
-                )
+            (Transacted::Superseded(_), _) => {
+                let lost = "The operation lost its lease to another attempt, and nothing of it was \
+                     committed. Ask again with the same key to learn what became of the other.";
+                return Ok(self.instead(lost).await);
             }
+            (Transacted::Unknown(_), _) => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
+                "The operation ran, and whether it was committed could not be found out. Ask \
+                 again with the same key to learn it.",
+            ),
             (failed, _) => {
-                held.release().await.ok();
                 let code = match failed {
-                    Transacted::NotCommitted { source, .. }
-                        if source.kind() == StoreErrorKind::Capacity =>
-                    {
-                        ProblemCode::Capacity
-                    }
+                    Transacted::NotCommitted { source, .. } => unavailable(&source),
                     _ => ProblemCode::StoreUnavailable,
                 };
                 Problem::new(code)
                     .with_detail("Nothing was committed. Ask again with the same key.")
             }
         };
-        client.send(Ok(self.config.problem(problem))).ok();
+        // Refused where it was committed for all that: it waits for the transaction's lock.
+        held.release().await.ok();
+        Ok(self.config.problem(problem))
     }
 
     /// The answer where as many attempts run as may: what is known already needs none.
     pub(crate) async fn without_attempt<R: HttpBody>(&self) -> Response<Body<R>> {
-        let record = match self.guard.store().get(self.identity.digest()).await {
-            Ok(entry) => entry.map(|entry| entry.record),
+        let entry = match self.guard.store().get(self.identity.digest()).await {
+            Ok(entry) => entry,
             Err(error) => {
                 self.guard.signal(Signal::StoreError);
                 return self.without_running(Err(error));
             }
         };
-        let (signal, begun) = match record {
-            None => return self.overloaded(),
-            Some(record) if record.state == State::Released => return self.overloaded(),
-            Some(record) if record.fingerprint != self.asked.fingerprint() => {
-                (Signal::Mismatch, Begin::Mismatch)
+        let record = entry.map(|entry| entry.record);
+        let is_other = |record: &Record| record.fingerprint != self.asked.fingerprint();
+        let is_mismatch = record.as_ref().is_some_and(is_other);
+        let (signal, begun) = match record.map(|record| record.state) {
+            None | Some(State::Released) => return self.overloaded(),
+            Some(_) if is_mismatch => (Signal::Mismatch, Begin::Mismatch),
+            Some(State::Completed(outcome)) => (Signal::Replayed, Begin::Completed(outcome)),
+            Some(State::Unknown) => (Signal::Unknown, Begin::Unknown),
+            Some(State::InFlight) => {
+                let retry_after = Duration::from_secs(1);
+                (Signal::InFlight, Begin::InFlight { retry_after })
             }
-            Some(record) => match record.state {
-                State::Completed(outcome) => (Signal::Replayed, Begin::Completed(outcome)),
-                State::Unknown => (Signal::Unknown, Begin::Unknown),
-                State::InFlight | State::Released => {
-                    let retry_after = Duration::from_secs(1);
-                    (Signal::InFlight, Begin::InFlight { retry_after })
-                }
-            },
         };
         self.guard.signal(signal);
         self.without_running(Ok(begun))
@@ -328,11 +253,9 @@ impl<S: Store> Run<S> {
             Ok(Begin::Mismatch) => ProblemCode::Mismatch,
             Ok(Begin::Expired) => ProblemCode::Expired,
             Ok(Begin::Unknown) => ProblemCode::OutcomeUnknown,
-            Err(error) if error.kind() == StoreErrorKind::Capacity => ProblemCode::Capacity,
             Ok(Begin::KeyRequired | Begin::Unkeyed) => ProblemCode::MissingKey,
-            Err(_) | Ok(Begin::Acquired(_) | Begin::Unprotected(_)) => {
-                ProblemCode::StoreUnavailable
-            }
+            Ok(Begin::Acquired(_)) => ProblemCode::StoreUnavailable,
+            Err(error) | Ok(Begin::Unprotected(error)) => unavailable(&error),
         };
         self.config.problem(Problem::new(code))
     }
@@ -347,167 +270,101 @@ impl<S: Store> Run<S> {
             Ok(response) => response,
             Err(error) => {
                 let stated = self.config.classify_error(&error);
-                return Called::Failed(error, stated);
+                return Called::failed(error, stated);
             }
         };
         let (mut head, body) = response.into_parts();
         replay::strip_marks(&mut head.headers, &self.config.replay_header);
-        let is_stated = self.config.is_stated(&head);
-        if let Some(plan) = self.plan_by_head(&head) {
+        let not_kept = self
+            .config
+            .by_head(&head)
+            .filter(|by_head| !is_kept(*by_head));
+        let content = match not_kept {
             // Nothing of the body is kept, so it goes its way untouched.
-            let content = Content::Untouched(body);
-            return Called::Answered(Answer {
-                head,
-                content,
-                plan,
-                is_stated,
-            });
-        }
-        let content = match body::is_event_stream(&head.headers) {
-            true => Content::stream(body),
-            false => body::collect(body, self.config.max_response_body, &self.bodies).await,
+            Some(_) => Content::Untouched(body),
+            None if body::is_event_stream(&head.headers) => Content::stream(body),
+            None => body::collect(body, self.config.max_response_body, &self.bodies).await,
         };
-        let plan = match &content {
-            Content::Whole(data, trailers) => self.plan(&head, Some(data), trailers.as_ref()),
+        let (data, trailers) = match &content {
+            Content::Whole(data, trailers) => (Some(data), trailers.as_ref()),
             // A head that is fine means that the operation ran.
-            _ => self.plan(&head, None, None),
+            _ => (None, None),
         };
-        Called::Answered(Answer {
-            head,
-            content,
-            plan,
-            is_stated,
-        })
+        let reply = Reply {
+            head: &head,
+            body: data.filter(|_| trailers.is_none_or(replay::can_be_kept)),
+            trailers,
+        };
+        let disposition = not_kept.unwrap_or_else(|| self.config.classify(&reply));
+        let outcome = is_kept(disposition).then(|| {
+            // Without a body, what is kept is that it was omitted.
+            let kind = match (reply.body, disposition) {
+                (None, _) => OutcomeKind::Omitted,
+                (_, Disposition::KeepFailure) => OutcomeKind::Failure,
+                _ => OutcomeKind::Success,
+            };
+            let allowed = &self.config.allowed_replay_headers;
+            replay::outcome_of(kind, &head, reply.body, trailers, allowed)
+        });
+        Called {
+            disposition,
+            is_stated: self.config.is_stated(&head),
+            outcome,
+            answer: Ok((head, content)),
+        }
     }
 
     /// Records what an answer means, then gives it to the client.
-    async fn settle<R, E: 'static>(
+    async fn settle<R: Relayable, E>(
         &self,
         held: Held<S>,
         called: Called<R, E>,
-        client: Client<R, E>,
         slot: Slot,
-    ) where
-        R: Relayable,
-    {
-        match called {
-            Called::Answered(answer) => {
-                let recorded = self.record(held, &answer.plan).await;
-                client.send(Ok(self.answer(recorded, answer, slot))).ok();
-            }
-            Called::Failed(error, disposition) => {
-                let plan = match disposition.unwrap_or_else(|| Disposition::of_error(&error)) {
-                    Disposition::Release => Plan::Release,
-                    _ => Plan::Unknown,
-                };
-                // The error is the answer anyway.
-                self.record(held, &plan).await;
-                client.send(Err(error)).ok();
-            }
-        }
-    }
-
-    /// What is to be done, where the head says that nothing is kept.
-    fn plan_by_head(&self, head: &response::Parts) -> Option<Plan> {
-        match self.config.by_head(head)? {
-            Disposition::KeepSuccess | Disposition::KeepFailure => None,
-            Disposition::Release => Some(Plan::Release),
-            Disposition::Unknown => Some(Plan::Unknown),
-        }
-    }
-
-    /// What is to be done. Without a body, what is kept is that it was omitted.
-    fn plan(
-        &self,
-        head: &response::Parts,
-        body: Option<&Bytes>,
-        trailers: Option<&HeaderMap>,
-    ) -> Plan {
-        let body = body.filter(|_| trailers.is_none_or(replay::can_be_kept));
-        let disposition = self.config.classify(&Reply {
-            head,
-            body,
-            trailers,
-        });
-        let is_failure = disposition == Disposition::KeepFailure;
-        let kind = match disposition {
-            Disposition::Release => return Plan::Release,
-            Disposition::Unknown => return Plan::Unknown,
-            _ if body.is_none() => OutcomeKind::Omitted,
-            Disposition::KeepSuccess => OutcomeKind::Success,
-            Disposition::KeepFailure => OutcomeKind::Failure,
+    ) -> Result<Response<Body<R>>, E> {
+        let (settlement, is_kept) = match (called.disposition, called.outcome) {
+            (Disposition::Release, _) => (Settlement::Release, false),
+            (_, Some(outcome)) => (Settlement::Complete(outcome), true),
+            (_, None) => (Settlement::Unknown, false),
         };
-        let allowed = &self.config.allowed_replay_headers;
-        Plan::Keep(
-            replay::outcome_of(kind, head, body, trailers, allowed),
-            is_failure,
-        )
+        let settled = held.settle(settlement).await;
+        // An error is the answer anyway.
+        let (head, content) = called.answer?;
+        // What the handler does while it writes goes on, whoever reads it.
+        let body = content.into_body(&self.guard, slot);
+        let fails_open = self.guard.policy().on_store_error() == OnStoreError::FailOpen;
+        Ok(match settled {
+            // Where there is nothing to keep, whether the store knows is second to the answer.
+            _ if !is_kept => self.first(head, body),
+            Ok(Settled::Applied | Settled::Omitted) => self.first(head, body),
+            Ok(Settled::Refused(_)) => {
+                let lost = "The operation ran, but lost its lease, and its answer was not recorded. \
+                     Ask again with the same key to learn what is known of it.";
+                self.instead(lost).await
+            }
+            Err(_) if fails_open => self.unprotected(head, body),
+            Err(_) => {
+                let problem = Problem::new(ProblemCode::StoreUnavailable).with_detail(
+                    "The operation ran, and its answer is not recorded yet. Ask again with the \
+                     same key to get it.",
+                );
+                self.config.problem(problem)
+            }
+        })
     }
 
-    async fn record(&self, held: Held<S>, plan: &Plan) -> Recorded {
-        let settled = match plan {
-            Plan::Keep(outcome, _) => held.complete(outcome).await,
-            // The inner service says that nothing happened, or that nobody knows. The store is
-            // told in the background where it cannot be told now.
-            Plan::Release => {
-                held.release().await.ok();
-                return Recorded::AsPlanned;
-            }
-            Plan::Unknown => {
-                held.mark_unknown().await.ok();
-                return Recorded::AsPlanned;
-            }
-        };
-        match settled {
-            Ok(Settled::Applied | Settled::Omitted) => Recorded::AsPlanned,
-            Ok(Settled::Refused(_)) => self.instead().await,
-            Err(_) => Recorded::Failed,
-        }
-    }
-
-    /// What is recorded in place of a refused completion.
-    async fn instead(&self) -> Recorded {
+    /// What is recorded in place of a refused completion (R4); a problem where nobody knows more.
+    async fn instead<R: HttpBody>(&self, lost: &'static str) -> Response<Body<R>> {
         let entry = self.guard.store().get(self.identity.digest()).await;
-        match entry.ok().flatten().map(|entry| entry.record) {
-            // After a release another request may have the key (conformance row 59).
-            Some(record) if record.fingerprint != self.asked.fingerprint() => Recorded::Superseded,
-            Some(record) => match record.state {
-                State::Completed(outcome) => Recorded::Otherwise(outcome),
-                State::InFlight | State::Unknown | State::Released => Recorded::Superseded,
-            },
-            None => Recorded::Superseded,
+        let record = entry.ok().flatten().map(|entry| entry.record);
+        // After a release another request may have the key (conformance row 59).
+        let ours = record.filter(|record| record.fingerprint == self.asked.fingerprint());
+        match ours.map(|record| record.state) {
+            Some(State::Completed(outcome)) => self.replay(&outcome),
+            _ => {
+                let problem = Problem::new(ProblemCode::OutcomeUnknown);
+                self.config.problem(problem.with_detail(lost))
+            }
         }
-    }
-
-    /// What the client gets once the outcome is recorded, or is not.
-    fn answer<R>(&self, recorded: Recorded, answer: Answer<R>, slot: Slot) -> Response<Body<R>>
-    where
-        R: Relayable,
-    {
-        let problem = match recorded {
-            Recorded::AsPlanned => {
-                return self.first(answer.head, answer.content.into_body(&self.guard, slot));
-            }
-            Recorded::Otherwise(outcome) => {
-                drop(answer.content.into_body(&self.guard, slot));
-                return self.replay(&outcome);
-            }
-            Recorded::Failed if self.guard.policy().on_store_error() == OnStoreError::FailOpen => {
-                let body = answer.content.into_body(&self.guard, slot);
-                return self.unprotected(answer.head, body);
-            }
-            Recorded::Superseded => Problem::new(ProblemCode::OutcomeUnknown).with_detail(
-                "The operation ran, but lost its lease, and its answer was not recorded. Ask again \
-                 with the same key to learn what is known of it.",
-            ),
-            Recorded::Failed => Problem::new(ProblemCode::StoreUnavailable).with_detail(
-                "The operation ran, and its answer is not recorded yet. Ask again with the same \
-                 key to get it.",
-            ),
-        };
-        // What the handler does while it writes goes on.
-        drop(answer.content.into_body(&self.guard, slot));
-        self.config.problem(problem)
     }
 
     /// The inner service's own answer.
@@ -531,24 +388,53 @@ impl<S: Store> Run<S> {
     }
 }
 
+const fn is_kept(disposition: Disposition) -> bool {
+    matches!(
+        disposition,
+        Disposition::KeepSuccess | Disposition::KeepFailure
+    )
+}
+
+/// What a store that fails is called.
+fn unavailable(error: &StoreError) -> ProblemCode {
+    match error.kind() {
+        StoreErrorKind::Capacity => ProblemCode::Capacity,
+        _ => ProblemCode::StoreUnavailable,
+    }
+}
+
+/// What was there before.
+fn put<T>(place: &Mutex<Option<T>>, value: Option<T>) -> Option<T> {
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    std::mem::replace(&mut place, value)
+}
+
 impl<R: HttpBody, E> Called<R, E> {
+    /// An error, and what it means where somebody says so.
+    fn failed(error: E, stated: Option<Disposition>) -> Self
+    where
+        E: 'static,
+    {
+        let disposition = stated.unwrap_or_else(|| Disposition::of_error(&error));
+        Self {
+            answer: Err(error),
+            disposition,
+            is_stated: stated.is_some(),
+            outcome: None,
+        }
+    }
+
     /// What its transaction records. An answer that is no success is kept beside it, unless the
     /// handler says otherwise; the error: run it again.
     fn next(&self) -> Result<Option<Outcome>, ()> {
-        let Self::Answered(answer) = self else {
+        let Ok((head, _)) = &self.answer else {
             return Ok(None);
         };
-        let extensions = &answer.head.extensions;
-        if extensions.get::<RunAgain>().is_some() {
+        if head.extensions.get::<RunAgain>().is_some() {
             return Err(());
         }
-        Ok(match &answer.plan {
-            Plan::Keep(outcome, is_failure)
-                if !is_failure || extensions.get::<CommitFailure>().is_some() =>
-            {
-                Some(outcome.clone())
-            }
-            _ => None,
-        })
+        let is_committed = self.disposition != Disposition::KeepFailure
+            || head.extensions.get::<CommitFailure>().is_some();
+        Ok(self.outcome.clone().filter(|_| is_committed))
     }
 }

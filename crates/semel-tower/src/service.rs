@@ -209,7 +209,7 @@ impl<Inner, S: Store> Once<Inner, S> {
                 return Ok(config.problem(Problem::new(ProblemCode::IncompleteBody)));
             }
         };
-        let (client, answered) = oneshot::channel();
+        let (mut client, answered) = oneshot::channel();
         let mut asked = Asked::new(identity.clone(), config.fingerprint(&parts, &body));
         if guard.policy().on_lost() == Some(OnLost::Reconcile) {
             asked = asked.about(format!("{} {}", parts.method, parts.uri.path()));
@@ -231,7 +231,10 @@ impl<Inner, S: Store> Once<Inner, S> {
         };
         // From the claim on in a task of its own: a client that goes away neither stops an attempt
         // (R11) nor leaves behind a claim that nobody runs.
-        let task = guard.spawn(run.once(inner, parts, body, client, slot));
+        let task = guard.spawn(async move {
+            let answer = run.once(inner, parts, body, &mut client, slot).await;
+            client.send(answer).ok();
+        });
         if let Ok(answer) = answered.await {
             return answer;
         }

@@ -86,9 +86,11 @@ pub(crate) struct Unkeyed(pub(crate) Arc<Config>);
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Calls the handler with these extensions of its request; answers what is to be committed.
-pub(crate) type Call<'a> =
-    dyn FnMut(Extensions) -> Boxed<'a, Result<Option<Outcome>, ()>> + Send + 'a;
+/// What is to be committed of an answer; the error: run it again.
+pub(crate) type Calling<'a> = Boxed<'a, Result<Option<Outcome>, ()>>;
+
+/// Calls the handler with these extensions of its request.
+pub(crate) type Call<'a> = dyn FnMut(Extensions) -> Calling<'a> + Send + 'a;
 
 /// Runs the handler with a transaction on offer; hides that the store is [`Transactional`] from a
 /// service that is for every store.
@@ -106,10 +108,7 @@ impl<S: Transactional> Transactions<S> for TransactOptions {
         held: &'a mut Held<S>,
         mut call: Box<Call<'a>>,
     ) -> Boxed<'a, Transacted<Option<Outcome>, ()>> {
-        let attempt = held.info();
-        let call = move |retry, opening: Opening<S>| {
-            let mut info = attempt.clone();
-            info.retry = retry;
+        let call = move |info: AttemptInfo, opening: Opening<S>| {
             let mut extensions = Extensions::new();
             extensions.insert(info.clone());
             extensions.insert(TransactionHandle::<S::Transaction> {
@@ -119,12 +118,5 @@ impl<S: Transactional> Transactions<S> for TransactOptions {
             call(extensions)
         };
         Box::pin(held.transact(*self, call, |()| true, Clone::clone))
-    }
-}
-
-// So that a service without transactions needs no more of its store.
-impl<S: Store> fmt::Debug for dyn Transactions<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Transactions")
     }
 }

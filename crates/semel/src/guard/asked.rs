@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{OnError, Policy};
 use crate::store::{OnLost, Retention};
-use crate::{Fingerprint, Identity};
+use crate::{Fingerprint, FinishedStep, Identity};
 
 type Classifier = dyn Fn(&dyn Any) -> Option<OnError> + Send + Sync;
 
@@ -19,7 +19,7 @@ pub struct Asked {
     pub(super) fingerprint: Fingerprint,
     pub(super) effects: Effects,
     /// The step that an attempt leaves which is released before its work began.
-    pub(super) unbegun: Option<&'static str>,
+    pub(super) unbegun: Option<FinishedStep>,
     pub(super) about: Option<Box<str>>,
     pub(crate) overrides: Overrides,
     pub(super) classifier: Option<Arc<Classifier>>,
@@ -68,20 +68,14 @@ impl Asked {
 
     /// A call without a key: it runs plainly, and no record is made (R13), unless the policy
     /// requires a key.
-    pub const fn unkeyed(fingerprint: Fingerprint) -> Self {
+    pub fn unkeyed(fingerprint: Fingerprint) -> Self {
         Self {
             identity: None,
             fingerprint,
             effects: Effects::Anywhere,
             unbegun: None,
             about: None,
-            overrides: Overrides {
-                policy: None,
-                retention: None,
-                replay_at_least: Duration::ZERO,
-                lease: None,
-                key_required: None,
-            },
+            overrides: Overrides::default(),
             classifier: None,
         }
     }
@@ -108,8 +102,8 @@ impl Asked {
         self
     }
 
-    pub(crate) const fn with_unbegun(mut self, step: &'static str) -> Self {
-        self.unbegun = Some(step);
+    pub(crate) fn with_unbegun(mut self, step: Option<FinishedStep>) -> Self {
+        self.unbegun = step;
         self
     }
 

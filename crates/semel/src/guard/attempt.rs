@@ -2,13 +2,12 @@
 
 use std::any::Any;
 use std::fmt::{self, Display};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
-use std::task::Poll;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use super::asked::Effects;
@@ -21,7 +20,7 @@ use crate::sync::Mutex;
 use crate::{FinishedStep, IdentityDigest, Outcome, OutcomeKind, StoreError, Timestamp};
 
 /// What the work may know of the attempt that it runs in.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AttemptInfo {
     /// The name of the operation for others: the same in every attempt, another one for another
@@ -63,17 +62,6 @@ impl AttemptInfo {
     }
 }
 
-impl fmt::Debug for AttemptInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AttemptInfo")
-            .field("id", &self.id)
-            .field("fence", &self.fence)
-            .field("number", &self.number)
-            .field("retry", &self.retry)
-            .finish_non_exhaustive()
-    }
-}
-
 /// An attempt in the hands of the work: what there is to know of it ([`AttemptInfo`]), and its
 /// [steps](Self::step).
 pub struct Attempt<S> {
@@ -93,7 +81,6 @@ impl<S> Deref for Attempt<S> {
 pub(crate) struct Claimed<S> {
     pub(super) guard: Guard<S>,
     pub(super) effects: Effects,
-    pub(super) unbegun: Option<&'static str>,
     pub(super) identity: IdentityDigest,
     /// None for a call without protection, of which nothing is kept.
     pub(super) token: Option<Token>,
@@ -114,13 +101,15 @@ impl<S: Store> Claimed<S> {
     ) -> Self {
         Self {
             effects: asked.effects,
-            unbegun: asked.unbegun,
             identity,
             token: acquired.map(|acquired| acquired.token),
             number: acquired.map_or(1, |acquired| acquired.attempt),
             since: acquired.map_or(Timestamp::default(), |acquired| acquired.since),
             lease: Lease::new(guard.policy.lease, sent),
-            steps: Mutex::default(),
+            steps: Mutex::new(Taken {
+                leaves: asked.unbegun.clone(),
+                ..Taken::default()
+            }),
             guard,
         }
     }
@@ -152,13 +141,6 @@ impl<S: Store> Claimed<S> {
             number: self.number,
             retry: 0,
             lease: self.token.is_some().then(|| Arc::clone(self) as _),
-        }
-    }
-
-    pub(super) fn attempt(self: &Arc<Self>) -> Attempt<S> {
-        Attempt {
-            info: self.info(),
-            claimed: Arc::clone(self),
         }
     }
 
@@ -249,14 +231,16 @@ impl<S: Store> Held<S> {
 
     /// The attempt for the work. From now on it counts as begun.
     pub fn attempt(&mut self) -> Attempt<S> {
-        self.begin_work();
-        self.claimed.attempt()
+        Attempt {
+            info: self.info(),
+            claimed: Arc::clone(&self.claimed),
+        }
     }
 
-    pub(super) fn begin_work(&mut self) {
+    fn begin_work(&mut self) {
         if self.otherwise.is_some() {
             self.otherwise = Some(Settlement::Unknown);
-            self.claimed.steps.lock().begun = true;
+            self.claimed.steps.lock().leaves = None;
         }
     }
 
@@ -352,14 +336,7 @@ impl<S: Store> Drop for Held<S> {
 /// # Errors
 /// The panic's payload, for [`std::panic::resume_unwind`].
 pub async fn catch_panic<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
-    let mut work = pin!(work);
-    poll_fn(
-        move |context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
-            Ok(poll) => poll.map(Ok),
-            Err(panic) => Poll::Ready(Err(panic)),
-        },
-    )
-    .await
+    AssertUnwindSafe(work).catch_unwind().await
 }
 
 impl<S: Store> fmt::Debug for Held<S> {

@@ -11,8 +11,8 @@ use super::lease::later;
 use super::settle::{PATIENCE, in_runtime};
 use super::{Asked, Effects, Guard, Held, InFlight, OnStoreError, Signal};
 use crate::backoff::Backoff;
-use crate::store::{Claim, ClaimRequest, Fence, Nonce, OnLost, Store};
-use crate::{Identity, Outcome, Record, StoreError, StoreErrorKind};
+use crate::store::{Claim, ClaimRequest, Entry, Fence, Nonce, OnLost, Store};
+use crate::{Identity, Outcome, StoreError, StoreErrorKind};
 
 /// What [`Guard::begin`] found.
 #[must_use = "an acquired attempt that is dropped settles itself"]
@@ -119,11 +119,7 @@ impl<S: Store> Guard<S> {
                 }
                 Claim::Unknown { fence } => {
                     // Each attempt is looked into once: the answer may be that nobody knows.
-                    if asked_about.replace(fence) != Some(fence)
-                        && guard
-                            .look_into(asked, identity, fence, &mut claim.request)
-                            .await?
-                    {
+                    if asked_about.replace(fence) != Some(fence) && claim.look_into(fence).await? {
                         continue;
                     }
                     (Signal::Unknown, Begin::Unknown)
@@ -135,36 +131,6 @@ impl<S: Store> Guard<S> {
             self.signal(signal);
             return Ok(begin);
         }
-    }
-
-    /// Whether another claim is worth it after an attempt of unknown outcome.
-    async fn look_into(
-        &self,
-        asked: &Asked,
-        identity: &Identity,
-        fence: Fence,
-        request: &mut ClaimRequest,
-    ) -> Result<bool, StoreError> {
-        if request.on_lost == OnLost::Reconcile {
-            return Ok(self.reconcile(asked, identity, fence).await);
-        }
-        if self.policy.on_lost.is_some() || asked.effects != Effects::Offered {
-            return Ok(false);
-        }
-        // The mark was kept before the transaction was begun. What was said to be unknown, and not
-        // found so after its lease, is unknown for all that.
-        let record = self
-            .store()
-            .get(identity.digest())
-            .await?
-            .map(|entry| entry.record);
-        let lost = |record: Record| {
-            record.progress.is_in_transaction() && record.settled_at >= Some(record.lease_until)
-        };
-        if record.is_some_and(lost) {
-            request.on_lost = OnLost::Retry;
-        }
-        Ok(request.on_lost == OnLost::Retry)
     }
 }
 
@@ -202,6 +168,27 @@ impl<S: Store> InDoubt<'_, S> {
             retries -= 1;
             sleep(backoff.pause()).await;
         }
+    }
+
+    /// Whether another claim is worth it after an attempt of unknown outcome.
+    async fn look_into(&mut self, fence: Fence) -> Result<bool, StoreError> {
+        let (guard, asked) = (self.guard, self.asked);
+        if self.request.on_lost == OnLost::Reconcile {
+            return Ok(guard.reconcile(asked, self.identity, fence).await);
+        }
+        if guard.policy.on_lost.is_some() || asked.effects != Effects::Offered {
+            return Ok(false);
+        }
+        // The mark was kept before the transaction was begun. What was said to be unknown, and not
+        // found so after its lease, is unknown for all that.
+        let entry = guard.store().get(self.identity.digest()).await?;
+        let is_lost = entry.is_some_and(|Entry { record, .. }| {
+            record.progress.is_in_transaction() && record.settled_at >= Some(record.lease_until)
+        });
+        if is_lost {
+            self.request.on_lost = OnLost::Retry;
+        }
+        Ok(self.request.on_lost == OnLost::Retry)
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use super::asked::Effects;
 use super::attempt::{Claimed, catch_panic};
 use super::settle::signal_of;
-use super::{Guard, Held, Signal};
+use super::{AttemptInfo, Guard, Held, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Fenced, Refusal};
 use crate::sync::Mutex;
@@ -424,11 +424,12 @@ impl<S: Transactional> Held<S> {
     pub async fn transact<T, E, W: Future<Output = Result<T, E>>>(
         &mut self,
         options: TransactOptions,
-        work: impl FnMut(u32, Opening<S>) -> W,
+        mut work: impl FnMut(AttemptInfo, Opening<S>) -> W,
         is_conflict: impl Fn(&E) -> bool,
         outcome: impl Fn(&T) -> Option<Outcome>,
     ) -> Transacted<T, E> {
-        self.begin_work();
+        let info = self.info();
+        let work = |retry, opening| work(info.again(retry), opening);
         let transaction = Transaction::of(self.claimed(), options);
         let records = |value: &T| outcome(value).map(Records::Outcome);
         let transacted = transaction.run(work, is_conflict, records).await;

@@ -4,6 +4,7 @@
 //! runtime has another thread that is awake. Work that blocks for long belongs on
 //! [`spawn_blocking`](tokio::task::spawn_blocking) all the same.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,6 +31,12 @@ pub(super) struct Lease {
 /// Whoever has a lease.
 pub(super) trait Leased: Send + Sync {
     fn lease(&self) -> &Lease;
+}
+
+impl fmt::Debug for dyn Leased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease(held: {})", self.lease().is_held())
+    }
 }
 
 struct State {
@@ -109,10 +116,9 @@ impl<S: Store> Claimed<S> {
         // A third, so that there is time for another one; no longer than what is left.
         let third = lease.length / 3;
         let left = lease.after(lease.length).saturating_duration_since(sent);
-        let within = if left.is_zero() {
-            third
-        } else {
-            third.min(left)
+        let within = match left.is_zero() {
+            true => third,
+            false => third.min(left),
         };
         let renewal = self.store().renew(&self.identity, token, lease.length);
         let renewed = timeout(within, renewal).await.unwrap_or_else(|_| {

@@ -106,8 +106,8 @@ impl<S: Store> GuardBuilder<S> {
         self
     }
 
-    /// Is asked about unknown outcomes: by callers in line under [`OnLost::Reconcile`](crate::store::OnLost::Reconcile), and by a
-    /// [`Background`].
+    /// Is asked about unknown outcomes: by callers in line under
+    /// [`OnLost::Reconcile`](crate::store::OnLost::Reconcile), and by a [`Background`].
     pub fn reconciler(mut self, reconciler: Arc<dyn Reconciler>) -> Self {
         self.shared.reconciler = Some(reconciler);
         self

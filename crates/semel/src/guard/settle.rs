@@ -120,16 +120,13 @@ impl<S: Store> Claimed<S> {
                     sent => sent,
                 }
             }
-            Settlement::Release => {
-                if let Some((mark, kept)) = self.left_by_release().await? {
-                    match store.keep_step(identity, token, &mark, kept).await? {
-                        // Other steps are kept, by a call whose answer was lost: they say enough.
-                        Fenced::Applied | Fenced::Refused(Refusal::OtherSteps) => {}
-                        Fenced::Refused(refusal) => return Ok(Settled::Refused(refusal)),
-                    }
+            Settlement::Release => match self.leave_mark(token).await? {
+                // Other steps are kept, by a call whose answer was lost: they say enough.
+                Fenced::Applied | Fenced::Refused(Refusal::OtherSteps) => {
+                    store.abandon(identity, token).await
                 }
-                store.abandon(identity, token).await
-            }
+                refused => Ok(refused),
+            },
             Settlement::Unknown => store.mark_unknown(identity, token).await,
         };
         Ok(match sent? {

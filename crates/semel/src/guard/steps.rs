@@ -14,7 +14,7 @@ use super::{
     Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
     Transaction,
 };
-use crate::store::{Fenced, Store};
+use crate::store::{Fenced, Store, Token};
 use crate::sync::Mutex;
 use crate::transaction::{Lent, Transactional, comes_from_conflict};
 use crate::{
@@ -116,11 +116,10 @@ impl<E> StepError<E> {
 #[derive(Default)]
 pub(super) struct Taken {
     /// Read at the first step of an attempt that is not the first.
-    kept: Option<Progress>,
-    taken: usize,
+    pub(super) kept: Option<Progress>,
+    pub(super) taken: usize,
     /// The work was given a key.
-    keys: bool,
-    pub(super) begun: bool,
+    pub(super) keys: bool,
     /// What a release leaves under the record, whatever else it would.
     pub(super) leaves: Option<FinishedStep>,
     /// The transaction on offer was taken in this try.
@@ -363,29 +362,28 @@ impl<S: Store> Claimed<S> {
         Ok(done)
     }
 
-    /// What a release leaves under the record, and behind how many bytes.
+    /// Keeps what a release leaves under the record.
     ///
     /// A mark where a step key was given out, by this attempt or, for all that is known, by one
     /// before it; not where the record is kept anyway.
-    pub(super) async fn left_by_release(
-        &self,
-    ) -> Result<Option<(FinishedStep, usize)>, StoreError> {
-        let (begun, keys, leaves) = {
+    pub(super) async fn leave_mark(&self, token: &Token) -> Result<Fenced, StoreError> {
+        let (leaves, keys) = {
             let steps = self.steps.lock();
-            (steps.begun, steps.keys, steps.leaves.clone())
+            (steps.leaves.clone(), steps.keys)
         };
         let keys = keys || self.effects == Effects::InSteps && self.number > 1;
-        let mark = match (leaves, self.unbegun.filter(|_| !begun)) {
-            (Some(step), _) => Some(step),
-            (None, Some(name)) => FinishedStep::new(name, &[]).ok(),
-            (None, None) => keys.then(FinishedStep::keys_given),
+        let mark = leaves.or_else(|| keys.then(FinishedStep::keys_given));
+        let kept = match mark {
+            Some(_) => self.finished_steps().await?,
+            None => None,
         };
-        let Some(mark) = mark else {
-            return Ok(None);
-        };
-        let kept = self.finished_steps().await?;
-        let kept = kept.filter(|kept| !keys || kept.is_bare());
-        Ok(kept.map(|kept| (mark, kept.as_bytes().len())))
+        match (mark, kept) {
+            (Some(mark), Some(kept)) if !keys || kept.is_bare() => {
+                let (store, before) = (self.store(), kept.as_bytes().len());
+                store.keep_step(&self.identity, token, &mark, before).await
+            }
+            _ => Ok(Fenced::Applied),
+        }
     }
 
     /// Says in the record that what this attempt does is in a transaction.

@@ -52,9 +52,9 @@ impl<S: Transactional> Guard<S> {
                 Err(answer) => return answer,
             };
             let claimed = Arc::clone(held.claimed());
-            let (work, info) = (&Mutex::new(work), &claimed.info());
-            let work = |retry, opening: Opening<S>| async move {
-                let done = opening.lend(work, info.again(retry)).await;
+            let work = &Mutex::new(work);
+            let work = |info, opening: Opening<S>| async move {
+                let done = opening.lend(work, info).await;
                 done.map_err(RunError::store(Ran::No))?
                     .map_err(|error| RunError::Failed(Failed::now(error, Ran::No)))
             };

@@ -4,7 +4,7 @@ use crate::OutcomeKind;
 use crate::guard::{Asked, Begin, Effects, Held, InFlight, Policy, Ran};
 use crate::store::{OnLost, Store};
 
-use super::failure::{History, RELEASED, only_handed_over};
+use super::failure::{History, only_handed_over, released};
 use super::receipt::Answer;
 use super::{Event, Inbox, InboxError, Receipt};
 
@@ -56,7 +56,7 @@ impl<S: Store> Inbox<S> {
         let mut asked = asked
             .with_policy(policy)
             .with_effects(effects)
-            .with_unbegun(RELEASED);
+            .with_unbegun(released(""));
         let mut begun = self.guard.begin(&asked).await.map_err(unreached)?;
         if let Begin::Unknown = begun
             && let Some(entry) = self.store().get(&digest).await.map_err(unreached)?

@@ -17,7 +17,7 @@ use super::receipt::Answer;
 use super::{Event, Inbox, InboxError};
 
 const FAILED: &str = "failed";
-pub(super) const RELEASED: &str = "released";
+const RELEASED: &str = "released";
 /// What a step takes beside its text.
 const FRAME: usize = 2 + FAILED.len() + 4;
 /// The longest text of one failure that is kept.
