@@ -13,7 +13,7 @@ use std::path::Path;
 
 use futures_util::{StreamExt as _, stream};
 use semel::guard::TransactOptions;
-use semel::inbox::{Event, Inbox};
+use semel::inbox::{DeadLetter, Event, Inbox};
 use semel::transaction::Lent;
 use semel_events::kafka::{Message, Offsets};
 use semel_events::{Answer, Delivery as _, until_settled};
@@ -29,12 +29,20 @@ async fn main() -> Result<(), Failure> {
     let folder = Path::new(&folder);
     let (partition, committed) = (folder.join("orders-0"), folder.join("committed"));
     let path = folder.join("ledger.db");
+    let topic_id = folder.display().to_string();
 
     // The ledger and semel's records, in one file.
     let store = SqliteOptions::new().schema(Schema::Create).open(&path)?;
     let orders = "CREATE TABLE IF NOT EXISTS orders (article TEXT)";
     Connection::open(&path)?.execute_batch(orders)?;
-    let inbox = Inbox::new(store, "ledger");
+    // Nothing stops the partition for ever: what cannot be handled is set aside.
+    let inbox = Inbox::new(store, "ledger").with_dead_letters(|letter: DeadLetter| async move {
+        println!(
+            "set aside, {:?}: {:?} {:?}",
+            letter.reason, letter.event, letter.errors
+        );
+        Ok::<_, Failure>(())
+    });
 
     let mut append = File::options().create(true).append(true).open(&partition)?;
     for article in ["tea", "salt", "rice"].iter().cycle().take(10) {
@@ -50,7 +58,9 @@ async fn main() -> Result<(), Failure> {
     stream::iter(messages)
         .for_each_concurrent(4, |(offset, article)| {
             let offset = i64::try_from(offset).unwrap_or(i64::MAX);
+            // Lines have no ids; a folder made anew would have another name for its topic.
             let message = Message::new("orders", 0, offset, article.to_owned());
+            let message = message.named_by_place(&topic_id);
             let delivery = offsets.delivery(message);
             let (inbox, offsets, committed) = (&inbox, &offsets, &committed);
             async move {
@@ -58,8 +68,10 @@ async fn main() -> Result<(), Failure> {
                 let settled = until_settled(&delivery, handle).await;
                 println!("{:?}: {:?}", delivery.event(), settled.answer);
                 for commit in offsets.to_commit() {
-                    write(committed, commit.offset.to_string()).ok();
-                    println!("committed up to {}", commit.offset);
+                    if write(committed, commit.offset.to_string()).is_ok() {
+                        offsets.committed(&commit);
+                        println!("committed up to {}", commit.offset);
+                    }
                 }
             }
         })

@@ -34,7 +34,10 @@ async fn main() -> Result<(), Failure> {
     let inbox = Inbox::new(store, "ledger")
         .with_max_attempts(3)
         .with_dead_letters(|letter: DeadLetter| async move {
-            println!("set aside: {:?} after {:?}", letter.event, letter.errors);
+            println!(
+                "set aside, {:?}: {:?} {:?}",
+                letter.reason, letter.event, letter.errors
+            );
             Ok::<_, Failure>(())
         });
 
@@ -61,7 +64,7 @@ async fn main() -> Result<(), Failure> {
         tokio::time::timeout(Duration::from_secs(6), messages.next()).await
     {
         let delivery = nats::Delivery::new(message?)?;
-        let settled = delivery.settle(place(&inbox, delivery.event())).await;
+        let settled = delivery.settle(|| place(&inbox, delivery.event())).await;
         println!("{:?}: {:?}", delivery.event(), settled.answer);
         settled.told?;
     }

@@ -41,7 +41,10 @@ async fn main() -> Result<(), Failure> {
         .with_max_attempts(3)
         // The dead letters' queue has it from then on.
         .with_dead_letters(|letter: DeadLetter| async move {
-            println!("set aside: {:?} after {:?}", letter.event, letter.errors);
+            println!(
+                "set aside, {:?}: {:?} {:?}",
+                letter.reason, letter.event, letter.errors
+            );
             Ok::<_, Failure>(())
         });
 
@@ -58,13 +61,15 @@ async fn main() -> Result<(), Failure> {
     let mut messages = channel
         .basic_consume("orders".into(), "ledger".into(), options, none)
         .await?;
-    let source = rabbitmq::Source::new("orders");
+    // What is to come again waits in a queue of its own, and not in this consumer's hands.
+    let later = rabbitmq::Later::declare(connection.create_channel().await?, "orders").await?;
+    let source = rabbitmq::Source::new("orders").with_later(later);
     // Until nothing came for a while.
     while let Ok(Some(message)) =
         tokio::time::timeout(Duration::from_secs(6), messages.next()).await
     {
-        let delivery = source.delivery(message?)?;
-        let settled = delivery.settle(place(&inbox, delivery.event())).await;
+        let delivery = source.delivery(message?);
+        let settled = delivery.settle(|| place(&inbox, delivery.event())).await;
         println!("{:?}: {:?}", delivery.event(), settled.answer);
         settled.told?;
     }

@@ -5,7 +5,9 @@ use std::future::{Future, pending};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use semel::StoreErrorKind;
 use semel::inbox::{Event, InboxError, Receipt};
+use tokio::time::{Instant, sleep};
 
 /// What an inbox answers.
 pub type Answer<E> = Result<Receipt, InboxError<E>>;
@@ -57,59 +59,122 @@ pub trait Delivery: Sync {
         pending()
     }
 
-    /// Waits for what the inbox answers, and tells the broker: the acknowledgement comes after the
-    /// commit, never before it.
-    fn settle<E: Send + Sync>(
+    /// Has the event handled, and tells the broker what the inbox answered: the acknowledgement comes
+    /// after the commit, never before it.
+    ///
+    /// While the store is away `handle` is called again in place, each second until it is back, and for
+    /// a minute at most while another delivery of the event is being handled: nothing is wrong with
+    /// the event then, and a delivery more would count against the limits that brokers have. Drop the
+    /// future to give up, or close the store: the broker delivers again what it was not told of.
+    fn settle<E, H>(
         &self,
-        handling: impl Future<Output = Answer<E>> + Send,
-    ) -> impl Future<Output = Settled<E>> + Send {
-        async move {
-            let answer = beside(handling, [self]).await;
-            let told = self.tell(Verdict::from(&answer)).await;
-            Settled { answer, told }
-        }
+        handle: impl FnMut() -> H + Send,
+    ) -> impl Future<Output = Settled<E>> + Send
+    where
+        E: Send + Sync,
+        H: Future<Output = Answer<E>> + Send,
+    {
+        in_place(self, handle, passing)
     }
 }
 
-/// The events of some deliveries, for
-/// [`Inbox::transact_batch`](semel::inbox::Inbox::transact_batch).
-pub fn events<D: Delivery>(deliveries: &[D]) -> Vec<Event> {
-    deliveries.iter().map(|d| d.event().clone()).collect()
-}
-
-/// [`Delivery::settle`] for a batch: each delivery gets the verdict of its own.
-pub async fn settle_all<D: Delivery, E: Send + Sync>(
+/// [`Delivery::settle`] for a batch: each delivery gets the verdict of its own. `handle` gets the
+/// events, and answers each in their order; it is called again for those for which nothing could run.
+pub async fn settle_all<D, E, H>(
     deliveries: &[D],
-    handling: impl Future<Output = Vec<Answer<E>>> + Send,
-) -> Vec<Settled<E>> {
-    let answers = beside(handling, deliveries).await;
-    let telling = deliveries
-        .iter()
-        .zip(answers)
-        .map(|(delivery, answer)| async {
-            let told = delivery.tell(Verdict::from(&answer)).await;
-            Settled { answer, told }
-        });
-    join_all(telling).await
-}
-
-/// Handles an event in place until there is a receipt, and then tells the broker: for brokers that do
-/// not deliver a single event again, and where the events after it are to wait. `handle` is called
-/// again after each error, when its [`retry_after`](InboxError::retry_after) is over.
-///
-/// Without end where the event fails without end: set a callback for events that cannot be handled
-/// ([`Inbox::with_dead_letters`](semel::inbox::Inbox::with_dead_letters)).
-pub async fn until_settled<D, E, H>(delivery: &D, mut handle: impl FnMut() -> H) -> Settled<E>
+    mut handle: impl FnMut(Vec<Event>) -> H + Send,
+) -> Vec<Settled<E>>
 where
     D: Delivery,
+    E: Send + Sync,
+    H: Future<Output = Vec<Answer<E>>> + Send,
+{
+    let begun = Instant::now();
+    let mut settled: Vec<_> = deliveries.iter().map(|_| None).collect();
+    let mut left: Vec<(usize, &D)> = deliveries.iter().enumerate().collect();
+    while !left.is_empty() {
+        let events = left.iter().map(|(_, d)| d.event().clone()).collect();
+        let answers = beside(handle(events), left.iter().map(|(_, d)| *d)).await;
+        let (mut again, mut pause, mut telling) = (Vec::new(), Duration::ZERO, Vec::new());
+        for ((place, delivery), answer) in left.into_iter().zip(answers) {
+            if let Some(wait) = pause_after(&answer, begun, passing) {
+                pause = pause.max(wait);
+                again.push((place, delivery));
+            } else {
+                telling.push(async move {
+                    let told = delivery.tell(Verdict::from(&answer)).await;
+                    (place, Settled { answer, told })
+                });
+            }
+        }
+        for (place, one) in join_all(telling).await {
+            settled[place] = Some(one);
+        }
+        left = again;
+        if !left.is_empty() {
+            beside(sleep(pause), left.iter().map(|(_, d)| *d)).await;
+        }
+    }
+    settled.into_iter().flatten().collect()
+}
+
+/// Has an event handled in place until there is a receipt, and then tells the broker: for brokers that
+/// do not deliver a single event again, and where the events after it are to wait. `handle` is called
+/// again after each error, when its [`retry_after`](InboxError::retry_after) is over.
+///
+/// It ends where the inbox has a callback for dead letters
+/// ([`Inbox::with_dead_letters`](semel::inbox::Inbox::with_dead_letters)), which is asked about every
+/// event that no delivery would ever run. Without one it goes on without end for such an event.
+pub async fn until_settled<D, E, H>(delivery: &D, handle: impl FnMut() -> H + Send) -> Settled<E>
+where
+    D: Delivery,
+    E: Send + Sync,
     H: Future<Output = Answer<E>> + Send,
 {
+    in_place(delivery, handle, |error, _| Some(error.retry_after())).await
+}
+
+/// The longest that an event waits in place for another delivery of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long to wait in place after `error`, which no other delivery would mend; asked for so long.
+fn passing<E>(error: &InboxError<E>, waited: Duration) -> Option<Duration> {
+    use StoreErrorKind::{Capacity, NotApplied, Unknown};
+    let passes = match error {
+        InboxError::Store { source, .. } => {
+            matches!(source.kind(), NotApplied | Unknown | Capacity)
+        }
+        InboxError::InFlight { .. } => waited < PATIENCE,
+        _ => false,
+    };
+    passes.then(|| error.retry_after())
+}
+
+fn pause_after<E>(
+    answer: &Answer<E>,
+    begun: Instant,
+    pauses: impl Fn(&InboxError<E>, Duration) -> Option<Duration>,
+) -> Option<Duration> {
+    let error = answer.as_ref().err()?;
+    pauses(error, begun.elapsed())
+}
+
+async fn in_place<D, E, H>(
+    delivery: &D,
+    mut handle: impl FnMut() -> H,
+    pauses: impl Fn(&InboxError<E>, Duration) -> Option<Duration>,
+) -> Settled<E>
+where
+    D: Delivery + ?Sized,
+    H: Future<Output = Answer<E>>,
+{
+    let begun = Instant::now();
     let handling = async {
         loop {
             let answer = handle().await;
-            match Verdict::from(&answer) {
-                Verdict::Again(wait) => tokio::time::sleep(wait).await,
-                _ => return answer,
+            match pause_after(&answer, begun, &pauses) {
+                Some(pause) => sleep(pause).await,
+                None => return answer,
             }
         }
     };
@@ -136,9 +201,10 @@ async fn beside<'a, T, D: Delivery + ?Sized + 'a>(
 
 #[cfg(test)]
 mod tests {
+    use semel::StoreError;
+    use semel::guard::Ran;
     use semel::inbox::Inbox;
     use semel::memory::MemoryStore;
-    use tokio::time::Instant;
 
     use super::*;
 
@@ -177,7 +243,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(45)).await;
             Ok::<_, String>(())
         };
-        let settled = fake.settle(inbox.receive(fake.event(), work)).await;
+        let settled = fake.settle(|| inbox.receive(fake.event(), work)).await;
         assert_eq!(settled.answer.unwrap(), Receipt::Handled);
         assert_eq!(*fake.1.lock().unwrap(), (4, vec![Verdict::Acknowledge]));
     }
@@ -191,7 +257,7 @@ mod tests {
         let fake = fake("a");
         let fails = |_| async { Err::<(), _>("no".to_owned()) };
         for _ in 0..3 {
-            let settled = fake.settle(inbox.receive(fake.event(), fails)).await;
+            let settled = fake.settle(|| inbox.receive(fake.event(), fails)).await;
             settled.told.unwrap();
         }
         let again = Verdict::Again(Duration::from_secs(1));
@@ -215,21 +281,77 @@ mod tests {
         assert_eq!(fake.1.into_inner().unwrap().1, [Verdict::Acknowledge]);
     }
 
+    fn away(kind: StoreErrorKind) -> Answer<String> {
+        let (ran, source) = (Ran::No, StoreError::new(kind, "away"));
+        Err(InboxError::Store { ran, source })
+    }
+
+    fn in_flight() -> Answer<String> {
+        let retry_after = Duration::from_secs(1);
+        Err(InboxError::InFlight { retry_after })
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn each_of_a_batch_has_its_own_verdict() {
-        let (one, other) = (fake("a"), fake("b"));
-        let answers = async {
-            let late = InboxError::<String>::InFlight {
-                retry_after: Duration::from_secs(1),
+    async fn each_of_a_batch_has_its_own_verdict_and_waits_for_the_store() {
+        let both = [fake("a"), fake("b"), fake("c")];
+        let mut asked = Vec::new();
+        let settled = settle_all(&both, |events| {
+            asked.push(events.iter().map(Event::id).collect::<String>());
+            let answers = match asked.len() {
+                1 => vec![
+                    Ok(Receipt::Duplicate),
+                    away(StoreErrorKind::NotApplied),
+                    Err(InboxError::Mismatch),
+                ],
+                2 => vec![in_flight()],
+                _ => vec![Ok(Receipt::Handled)],
             };
-            vec![Ok(Receipt::Duplicate), Err(late)]
+            async { answers }
+        })
+        .await;
+        assert_eq!(asked, ["abc", "b", "b"]);
+        assert_eq!(settled[1].answer.as_ref().unwrap(), &Receipt::Handled);
+        let told = both.map(|fake| fake.1.into_inner().unwrap().1);
+        let again = Verdict::Again(Duration::from_secs(60));
+        let acknowledged = [Verdict::Acknowledge];
+        assert_eq!(told, [&acknowledged[..], &acknowledged, &[again]]);
+    }
+
+    /// For hours, held all the while; a closed store is not waited for.
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_away_costs_no_delivery() {
+        let (fake, mut asked) = (fake("a"), 0);
+        let handle = || {
+            asked += 1;
+            let answer = match asked {
+                ..=7200 => away(StoreErrorKind::Unknown),
+                _ => Ok(Receipt::Handled),
+            };
+            async { answer }
         };
-        let both = [one, other];
-        assert_eq!(events(&both)[1].id(), "b");
-        let settled = settle_all(&both, answers).await;
-        assert_eq!(settled.len(), 2);
-        let told = both.map(|fake| fake.1.into_inner().unwrap().1[0]);
+        assert_eq!(fake.settle(handle).await.answer.unwrap(), Receipt::Handled);
+        let closed = fake.settle(|| async { away(StoreErrorKind::Closed) });
+        closed.await.answer.unwrap_err();
         let again = Verdict::Again(Duration::from_secs(1));
-        assert_eq!(told, [Verdict::Acknowledge, again]);
+        let told = (719, vec![Verdict::Acknowledge, again]);
+        assert_eq!(*fake.1.lock().unwrap(), told);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_delivery_is_waited_for_a_minute() {
+        let (fake, begun) = (fake("a"), Instant::now());
+        let settled = fake.settle(|| async { in_flight() }).await;
+        settled.answer.unwrap_err();
+        assert_eq!(begun.elapsed().as_secs(), 60);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_place_it_ends_where_somebody_takes_it() {
+        let taken = |_| async { Ok::<_, std::io::Error>(()) };
+        let inbox = Inbox::new(MemoryStore::default(), "billing").with_dead_letters(taken);
+        let (fake, work) = (fake(""), |_| async { Ok::<_, String>(()) });
+        let settled = until_settled(&fake, || inbox.receive(fake.event(), work));
+        let settled = tokio::time::timeout(Duration::from_hours(24), settled).await;
+        assert_eq!(settled.unwrap().answer.unwrap(), Receipt::DeadLettered);
     }
 }

@@ -13,7 +13,8 @@
 //! |---|---|---|---|
 //! | a receipt: handled, or a duplicate | `ack` | `ack` | the offset is finished |
 //! | a receipt: set aside | `term` | `reject`: to the dead letters, where the queue has such a place | the offset is finished |
-//! | an error | `nak` with a delay | `nack` after the delay: back to the queue | nothing: [`until_settled`] |
+//! | an error of the event's | `nak` with a delay | after the delay back to the queue | nothing: [`until_settled`] |
+//! | the store is away, or another delivery is in flight | nothing: asked again in place | nothing: asked again in place | nothing: asked again in place |
 //!
 //! A broker of one's own needs [`Delivery`] only:
 //!
@@ -41,7 +42,7 @@
 //! let inbox = Inbox::new(MemoryStore::default(), "billing");
 //! let webhook = Webhook(Event::new("payments", "evt_1", r#"{"paid": 300}"#));
 //! let work = |_| async { Ok::<_, std::io::Error>(()) };
-//! let settled = webhook.settle(inbox.receive(webhook.event(), work)).await;
+//! let settled = webhook.settle(|| inbox.receive(webhook.event(), work)).await;
 //! settled.told?;
 //! assert_eq!(settled.answer?, Receipt::Handled);
 //! # Ok(())
@@ -56,9 +57,7 @@ pub mod nats;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 
-pub use delivery::{
-    Answer, Delivery, Settled, TellError, Verdict, events, settle_all, until_settled,
-};
+pub use delivery::{Answer, Delivery, Settled, TellError, Verdict, settle_all, until_settled};
 
 #[cfg(doc)]
 use semel::inbox::Event;

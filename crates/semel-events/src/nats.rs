@@ -1,8 +1,9 @@
 //! NATS JetStream.
 //!
 //! Use a pull consumer with explicit acknowledgements. An event's id is the publisher's `Nats-Msg-Id`
-//! within the stream; a message without one is named by its sequence in the stream, so that what a
-//! publisher sends twice are two events. (The server drops a second message with one `Nats-Msg-Id`
+//! within the stream; a message without one, or with an empty one, is named by its sequence in the
+//! stream and the time at which the stream took it, so that what a publisher sends twice are two events,
+//! and so are those of a stream that was deleted and made anew. (The server drops a second message with one `Nats-Msg-Id`
 //! for two minutes only; the inbox goes on for 30 days.)
 //!
 //! ```no_run
@@ -19,22 +20,23 @@
 //!     ..pull::Config::default()
 //! };
 //! let consumer = stream.create_consumer(settings).await?;
-//! let inbox = Inbox::new(MemoryStore::default(), "billing");
+//! let inbox = Inbox::new(MemoryStore::default(), "billing").with_dead_letters(shelve);
 //! let mut messages = consumer.messages().await?;
 //! while let Some(message) = messages.next().await {
 //!     let delivery = nats::Delivery::new(message?)?;
 //!     let work = |_| async { Ok::<_, std::io::Error>(()) };
-//!     let settled = delivery.settle(inbox.receive(delivery.event(), work)).await;
+//!     let settled = delivery.settle(|| inbox.receive(delivery.event(), work)).await;
 //!     if let Err(error) = settled.answer {
 //!         eprintln!("not handled: {error}");
 //!     }
 //! }
 //! # Ok(())
 //! # }
+//! # async fn shelve(_: semel::inbox::DeadLetter) -> std::io::Result<()> { Ok(()) }
 //! ```
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::jetstream::{AckKind, Message};
@@ -73,14 +75,20 @@ impl Delivery {
         let id = message
             .headers
             .as_ref()
-            .and_then(|h| h.get(NATS_MESSAGE_ID));
+            .and_then(|h| h.get(NATS_MESSAGE_ID))
+            .filter(|id| !id.as_str().is_empty());
         let event = match id {
             Some(id) => Event::new(info.stream, id, message.payload.clone()),
             // A name that no stream has: an id is never taken for a sequence.
             None => {
                 let source = format!("{}/sequence", info.stream);
-                let sequence = info.stream_sequence.to_string();
-                Event::new(source, sequence, message.payload.clone())
+                // The time is kept with the message. Of either type that async-nats may have it in.
+                let taken = SystemTime::from(info.published);
+                let taken = taken
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .unwrap_or_default();
+                let place = format!("{}@{}", info.stream_sequence, taken.as_nanos());
+                Event::new(source, place, message.payload.clone())
             }
         };
         let delivery = u32::try_from(info.delivered.max(1)).unwrap_or(u32::MAX);

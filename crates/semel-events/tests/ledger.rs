@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,12 +14,18 @@ use semel_events::Answer;
 use semel_stores::sqlite::rusqlite::{Connection, Error};
 use semel_stores::{Schema, SqliteOptions, SqliteStore, SqliteTransaction};
 use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::time::sleep;
 
 type Tx = Lent<SqliteTransaction>;
 
 #[derive(Clone)]
 pub(crate) struct Ledger {
     path: PathBuf,
+    /// How often work has begun.
+    begun: watch::Sender<u32>,
+    /// How many deliveries were not the first.
+    again: Arc<AtomicU32>,
     taken: Arc<Mutex<Vec<DeadLetter>>>,
     _directory: Arc<TempDir>,
 }
@@ -29,10 +36,12 @@ impl Ledger {
         let path = directory.path().join("ledger.db");
         let options = SqliteOptions::new().schema(Schema::Create);
         options.open(&path).unwrap();
-        let sql = "CREATE TABLE lines (line TEXT CHECK (line <> 'poison'))";
+        let sql = "CREATE TABLE lines (line TEXT CHECK (line NOT LIKE 'poison%'))";
         Connection::open(&path).unwrap().execute_batch(sql).unwrap();
         Self {
             path,
+            begun: watch::Sender::new(0),
+            again: Arc::default(),
             taken: Arc::default(),
             _directory: Arc::new(directory),
         }
@@ -59,12 +68,18 @@ impl Ledger {
     /// Writes the event's body into the ledger.
     pub(crate) async fn write(&self, inbox: &Inbox<SqliteStore>, event: &Event) -> Answer<Error> {
         let line = String::from_utf8(event.body().to_vec()).unwrap();
+        if event.delivery() > Some(1) {
+            self.again.fetch_add(1, Ordering::Relaxed);
+        }
+        let begun = self.begun.clone();
         let work = move |_, mut tx: Tx| {
-            let line = line.clone();
+            let (line, begun) = (line.clone(), begun.clone());
             async move {
                 tx.call(|on| on.execute("INSERT INTO lines VALUES (?1)", [line]))
-                    .await
-                    .map(drop)
+                    .await?;
+                begun.send_modify(|begun| *begun += 1);
+                sleep(Duration::from_millis(chance(4))).await;
+                Ok(())
             }
         };
         inbox
@@ -77,7 +92,7 @@ impl Ledger {
     pub(crate) async fn write_all(
         &self,
         inbox: &Inbox<SqliteStore>,
-        events: &[Event],
+        events: Vec<Event>,
     ) -> Vec<Answer<Error>> {
         let work = |new: semel::inbox::NewEvents, mut tx: Tx| async move {
             tx.call(move |on| {
@@ -90,7 +105,7 @@ impl Ledger {
             .await
         };
         inbox
-            .transact_batch(events, TransactOptions::default(), work)
+            .transact_batch(&events, TransactOptions::default(), work)
             .await
     }
 
@@ -101,6 +116,12 @@ impl Ledger {
             .unwrap();
         let lines = select.query_map([], |row| row.get(0)).unwrap();
         lines.map(Result::unwrap).collect()
+    }
+
+    /// How many deliveries were not the first, by the broker's count.
+    #[cfg(any(feature = "nats", feature = "rabbitmq"))]
+    pub(crate) fn again(&self) -> u32 {
+        self.again.load(Ordering::Relaxed)
     }
 
     pub(crate) fn taken(&self) -> Vec<DeadLetter> {
@@ -127,17 +148,26 @@ pub(crate) fn chance(below: u64) -> u64 {
     u64::from_le_bytes(numbers[0]) % below
 }
 
-/// Runs a consumer as a process of its own that is killed after `life`, wherever it is.
+/// Runs a consumer in a runtime of its own, which is dropped with work in hand: shortly after some has
+/// begun, before, during or after its commit.
 #[cfg(any(feature = "nats", feature = "rabbitmq"))]
-pub(crate) fn killed_after<F>(life: Duration, consumer: impl FnOnce() -> F)
+pub(crate) fn killed_in_hand<F>(ledger: &Ledger, consumer: impl FnOnce() -> F)
 where
     F: Future<Output = ()>,
 {
     let runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = { runtime }.worker_threads(1).enable_all().build().unwrap();
-    runtime
-        .block_on(async { tokio::time::timeout(life, consumer()).await })
-        .ok();
+    let mut begun = ledger.begun.subscribe();
+    runtime.block_on(async {
+        let in_hand = async {
+            begun.changed().await.unwrap();
+            sleep(Duration::from_millis(chance(6))).await;
+        };
+        tokio::select! {
+            () = consumer() => panic!("nothing was in hand"),
+            () = in_hand => {}
+        }
+    });
     // Its tasks end wherever they are, and its connections with them.
     runtime.shutdown_background();
 }

@@ -7,11 +7,11 @@ use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{self, Context, stream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use semel::inbox::Receipt;
-use semel_events::{Delivery as _, events, nats, settle_all};
+use semel_events::{Delivery as _, nats, settle_all};
 use semel_testkit::servers::{Kind, shared};
 use tokio::time::{sleep, timeout};
 
-use crate::ledger::{Ledger, chance, killed_after, names, unique};
+use crate::ledger::{Ledger, killed_in_hand, names, unique};
 
 /// A stream with a consumer, to which a client connects.
 #[derive(Clone)]
@@ -31,14 +31,18 @@ impl Here {
             server,
             name: unique(),
         };
+        here.create().await;
+        here
+    }
+
+    async fn create(&self) {
         let settings = stream::Config {
-            name: here.name.clone(),
-            subjects: vec![here.name.clone()],
+            name: self.name.clone(),
+            subjects: vec![self.name.clone()],
             ..stream::Config::default()
         };
-        here.context().await.create_stream(settings).await.unwrap();
-        here.consumer().await;
-        here
+        self.context().await.create_stream(settings).await.unwrap();
+        self.consumer().await;
     }
 
     async fn context(&self) -> Context {
@@ -91,12 +95,14 @@ async fn consume(here: &Here, ledger: &Ledger) {
         for message in messages {
             let delivery = nats::Delivery::new(message).unwrap();
             let settled = delivery
-                .settle(ledger.write(&inbox, delivery.event()))
+                .settle(|| ledger.write(&inbox, delivery.event()))
                 .await;
             settled.told.unwrap();
         }
     }
 }
+
+const KILLS: u32 = 8;
 
 #[test]
 fn consumers_die_and_each_event_is_applied_once() {
@@ -104,9 +110,8 @@ fn consumers_die_and_each_event_is_applied_once() {
     let (ledger, names) = (Ledger::new(), names(60));
     let here = runtime.block_on(Here::new());
     runtime.block_on(here.publish(&names));
-    for _ in 0..8 {
-        let life = Duration::from_millis(60 + chance(120));
-        killed_after(life, || consume(&here, &ledger));
+    for _ in 0..KILLS {
+        killed_in_hand(&ledger, || consume(&here, &ledger));
     }
     runtime.block_on(async {
         timeout(Duration::from_secs(30), consume(&here, &ledger))
@@ -114,6 +119,11 @@ fn consumers_die_and_each_event_is_applied_once() {
             .unwrap();
     });
     assert_eq!(ledger.lines(), names);
+    assert!(
+        ledger.again() >= KILLS,
+        "{} deliveries again",
+        ledger.again()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +150,7 @@ async fn a_consumer_that_dies_between_commit_and_acknowledgement_leaves_a_duplic
         let delivery = nats::Delivery::new(message).unwrap();
         assert_eq!(delivery.event().delivery(), Some(2));
         let settled = delivery
-            .settle(ledger.write(&inbox, delivery.event()))
+            .settle(|| ledger.write(&inbox, delivery.event()))
             .await;
         settled.told.unwrap();
         assert_eq!(settled.answer.unwrap(), Receipt::Duplicate);
@@ -163,7 +173,7 @@ async fn an_event_that_cannot_be_handled_is_handed_over_and_comes_no_more() {
         let message = messages.next().await.unwrap().unwrap();
         let delivery = nats::Delivery::new(message).unwrap();
         let settled = delivery
-            .settle(ledger.write(&inbox, delivery.event()))
+            .settle(|| ledger.write(&inbox, delivery.event()))
             .await;
         settled.told.unwrap();
         receipts.push(settled.answer.ok());
@@ -192,7 +202,9 @@ async fn the_server_waits_while_an_event_is_being_handled() {
         sleep(Duration::from_millis(2500)).await;
         Ok::<_, String>(())
     };
-    let settled = delivery.settle(inbox.receive(delivery.event(), work)).await;
+    let settled = delivery
+        .settle(|| inbox.receive(delivery.event(), work))
+        .await;
     assert_eq!(settled.answer.unwrap(), Receipt::Handled);
     while !here.is_done().await {
         sleep(Duration::from_millis(20)).await;
@@ -220,15 +232,14 @@ async fn messages_without_an_id_are_named_by_their_sequence_and_batches_settle_e
         .into_iter()
         .map(|m| nats::Delivery::new(m).unwrap());
     let deliveries: Vec<_> = deliveries.collect();
-    let events = events(&deliveries);
-    let sources = events.iter().map(|e| e.source().to_owned());
+    let sources = deliveries.iter().map(|d| d.event().source().to_owned());
     let sequence = format!("{}/sequence", here.name);
     assert_eq!(
         sources.collect::<Vec<_>>(),
         [&*sequence, &*sequence, &*here.name]
     );
-    let handling = ledger.write_all(&inbox, &events);
-    for settled in settle_all(&deliveries, handling).await {
+    let handle = |events| ledger.write_all(&inbox, events);
+    for settled in settle_all(&deliveries, handle).await {
         settled.told.unwrap();
         assert_eq!(settled.answer.unwrap(), Receipt::Handled);
     }
@@ -245,4 +256,38 @@ async fn messages_without_an_id_are_named_by_their_sequence_and_batches_settle_e
         context,
     };
     nats::Delivery::new(message).unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_made_anew_has_new_events() {
+    let (here, ledger) = (Here::new().await, Ledger::new());
+    let (context, inbox) = (here.context().await, ledger.inbox());
+    for _ in 0..2 {
+        let sent = context.publish(here.name.clone(), "tick".into()).await;
+        sent.unwrap().await.unwrap();
+        let consumer = here.consumer().await;
+        let message = consumer.messages().await.unwrap().next().await;
+        let delivery = nats::Delivery::new(message.unwrap().unwrap()).unwrap();
+        let settled = delivery
+            .settle(|| ledger.write(&inbox, delivery.event()))
+            .await;
+        assert_eq!(settled.answer.unwrap(), Receipt::Handled);
+        context.delete_stream(&here.name).await.unwrap();
+        here.create().await;
+    }
+    assert_eq!(ledger.lines(), ["tick", "tick"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_id_is_none() {
+    let (here, ledger) = (Here::new().await, Ledger::new());
+    let message = PublishMessage::build().message_id("").payload("a".into());
+    let context = here.context().await;
+    let sent = context.send_publish(here.name.clone(), message).await;
+    sent.unwrap().await.unwrap();
+    let consumer = here.consumer().await;
+    let message = consumer.messages().await.unwrap().next().await;
+    let delivery = nats::Delivery::new(message.unwrap().unwrap()).unwrap();
+    let answer = ledger.write(&ledger.inbox(), delivery.event()).await;
+    assert_eq!(answer.unwrap(), Receipt::Handled);
 }

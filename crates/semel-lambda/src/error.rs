@@ -149,6 +149,7 @@ impl EventError {
                 },
                 InboxError::NotDeadLettered { .. } => "NotDeadLettered",
                 InboxError::Superseded { .. } => "Superseded",
+                InboxError::NotCommitted { .. } => "NotCommitted",
                 InboxError::TransactionKept => "TransactionKept",
                 InboxError::Store { .. } => "Store",
                 _ => "Inbox",

@@ -8,7 +8,7 @@ pub(super) struct Partition {
     unfinished: BTreeSet<i64>,
     /// The offset behind the last one received.
     next: i64,
-    /// Up to where was committed, or where this consumer began.
+    /// Up to where the client said that it committed, or where this consumer began.
     committed: i64,
 }
 
@@ -37,20 +37,28 @@ impl Partition {
         self.unfinished.len()
     }
 
-    /// Up to where all is finished, where that is further than it was when this was asked last.
-    pub(super) fn advance(&mut self) -> Option<i64> {
+    /// Up to where all is finished, where that is further than was committed.
+    pub(super) fn to_commit(&self) -> Option<i64> {
         let offset = self.unfinished.first().copied().unwrap_or(self.next);
-        if offset <= self.committed {
-            return None;
-        }
-        self.committed = offset;
-        Some(offset)
+        Some(offset).filter(|offset| *offset > self.committed)
+    }
+
+    pub(super) fn committed(&mut self, offset: i64) {
+        self.committed = self.committed.max(offset);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Partition {
+        fn advance(&mut self) -> Option<i64> {
+            let offset = self.to_commit()?;
+            self.committed(offset);
+            Some(offset)
+        }
+    }
 
     #[test]
     fn what_is_not_finished_holds_up_the_offset_and_gaps_do_not() {

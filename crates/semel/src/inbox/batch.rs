@@ -262,7 +262,8 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
             }
             // A constraint that is checked at the end is the event's fault.
             Transacted::NotCommitted { source, conflict } => {
-                (text(&source), InboxError::store(ran, source), conflict)
+                let (text, attempt) = (text(&source), 0);
+                (text, InboxError::NotCommitted { attempt, source }, conflict)
             }
             Transacted::Panicked(panic) => {
                 let text = message(&*panic);

@@ -69,6 +69,15 @@ pub enum InboxError<E> {
     /// failure.
     #[error("the work kept its transaction, which was not committed")]
     TransactionKept,
+    /// The database did not commit what the work did, as where a constraint is checked at the end.
+    /// It counts as a failure, unless it came from conflicts with others.
+    #[error("the database did not commit it")]
+    NotCommitted {
+        /// How many attempts have failed so far.
+        attempt: u32,
+        /// What the database said.
+        source: StoreError,
+    },
     /// The store failed. After the work ran without a transaction, its outcome is recorded as soon
     /// as the store takes it (R14).
     #[error("the store failed{}", if *ran == Ran::No { "" } else { " after the work ran" })]
@@ -89,7 +98,9 @@ impl<E> InboxError<E> {
     pub fn retry_after(&self) -> Duration {
         match self {
             Self::InFlight { retry_after } => *retry_after,
-            Self::Failed { attempt, .. } | Self::NotDeadLettered { attempt, .. }
+            Self::Failed { attempt, .. }
+            | Self::NotDeadLettered { attempt, .. }
+            | Self::NotCommitted { attempt, .. }
                 if *attempt > 0 =>
             {
                 let doubled = 1 << (attempt - 1).min(6);
@@ -110,6 +121,7 @@ impl<E> InboxError<E> {
             | Self::Unknown
             | Self::Mismatch
             | Self::NotDeadLettered { .. }
+            | Self::NotCommitted { .. }
             | Self::TransactionKept => Ran::No,
         }
     }
@@ -131,7 +143,7 @@ impl<E> InboxError<E> {
 
     /// The same after so many attempts that failed.
     pub(super) const fn after(mut self, attempts: u32) -> Self {
-        if let Self::Failed { attempt, .. } = &mut self {
+        if let Self::Failed { attempt, .. } | Self::NotCommitted { attempt, .. } = &mut self {
             *attempt = attempts;
         }
         self

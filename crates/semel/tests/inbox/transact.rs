@@ -100,6 +100,7 @@ fn short(answers: &[Answer]) -> String {
         Err(InboxError::Failed { .. }) => "f",
         Err(InboxError::Superseded { ran: Ran::No }) => "s",
         Err(InboxError::NoId) => "n",
+        Err(InboxError::NotCommitted { .. }) => "c",
         Err(_) => "e",
     };
     answers.iter().map(one).collect()
@@ -244,7 +245,7 @@ async fn conflicts_do_not_count() {
     let mut bench = Bench::new(&[Fate::Conflicts; 9 * 9]);
     bench.inbox = taken.inbox(bench.inbox).with_max_attempts(2);
     for _ in 0..9 {
-        assert_eq!(short(&[bench.one(&event("a")).await]), "e");
+        assert_eq!(short(&[bench.one(&event("a")).await]), "c");
         advance(LATER).await;
     }
     assert_eq!(bench.one(&event("a")).await.unwrap(), Receipt::Handled);
@@ -270,7 +271,7 @@ async fn a_commit_that_is_refused_is_the_events_fault() {
     let taken = Taken::default();
     let mut bench = Bench::new(&[Fate::Fails; 2]);
     bench.inbox = taken.inbox(bench.inbox).with_max_attempts(2);
-    assert_eq!(short(&[bench.one(&event("a")).await]), "e");
+    assert_eq!(short(&[bench.one(&event("a")).await]), "c");
     advance(LATER).await;
     assert_eq!(short(&[bench.one(&event("a")).await]), "S");
     let letter = &taken.all()[0];

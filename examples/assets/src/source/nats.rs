@@ -47,7 +47,7 @@ pub(crate) async fn consume(
         .take_until(stopped)
         .map(|message| async {
             let delivery = Delivery::new(message?)?.with_progress_every(patience / 3);
-            let settled = delivery.settle(consumer.handle(delivery.event())).await;
+            let settled = delivery.settle(|| consumer.handle(delivery.event())).await;
             // One that could not be told is delivered again, as a duplicate.
             if let Err(error) = settled.answer {
                 writeln!(std::io::stderr(), "to be delivered again: {error}").ok();

@@ -2,16 +2,21 @@
 //!
 //! Consume with acknowledgements and a prefetch limit (`basic_qos`). An event's id is the property
 //! `message_id`, which the publisher sets; its source is a name that you give, the queue's or the
-//! exchange's. A message without an id is an error, unless a [rule](Source::with_id) finds one
-//! elsewhere: a delivery tag or a digest of the content would not be the same for what is published twice.
+//! exchange's. A message without an id is an event with an empty one, which the inbox hands to its
+//! callback for dead letters, unless a [rule](Source::with_id) finds an id elsewhere: a delivery tag or a
+//! digest of the content would not be the same for what is published twice.
 //!
 //! An event that is to come again is kept for that time, and then goes back to the queue: RabbitMQ has no delay
-//! of its own, and would deliver it again at once. Meanwhile it takes a place of the prefetch limit.
+//! of its own, and would deliver it again at once, before all others. Meanwhile it takes a place of the
+//! prefetch limit. **As many events as that limit which fail without end stop a consumer.** So set a
+//! callback for dead letters (`Inbox::with_dead_letters`), or have such events wait in a queue of their
+//! own ([`Later`]), where they also cost no delivery of a quorum queue's limit.
+//!
 //! One that is set aside is rejected: to the dead letters, where the queue has an
 //! `x-dead-letter-exchange`.
 //!
 //! ```no_run
-//! # async fn example(channel: lapin::Channel) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! # async fn example(channel: lapin::Channel, other: lapin::Channel) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! use futures_util::StreamExt as _;
 //! use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 //! use semel::inbox::Inbox;
@@ -23,19 +28,23 @@
 //! let mut messages = channel
 //!     .basic_consume("orders".into(), "billing".into(), options, Default::default())
 //!     .await?;
-//! let inbox = Inbox::new(MemoryStore::default(), "billing");
-//! let orders = rabbitmq::Source::new("orders");
+//! let inbox = Inbox::new(MemoryStore::default(), "billing").with_dead_letters(shelve);
+//! let later = rabbitmq::Later::declare(other, "orders").await?;
+//! let orders = rabbitmq::Source::new("orders").with_later(later);
 //! while let Some(message) = messages.next().await {
-//!     let delivery = orders.delivery(message?)?;
+//!     let delivery = orders.delivery(message?);
 //!     let work = |_| async { Ok::<_, std::io::Error>(()) };
-//!     let settled = delivery.settle(inbox.receive(delivery.event(), work)).await;
+//!     let settled = delivery.settle(|| inbox.receive(delivery.event(), work)).await;
 //!     if let Err(error) = settled.answer {
 //!         eprintln!("not handled: {error}");
 //!     }
 //! }
 //! # Ok(())
 //! # }
+//! # async fn shelve(_: semel::inbox::DeadLetter) -> std::io::Result<()> { Ok(()) }
 //! ```
+
+mod later;
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,6 +57,8 @@ use lapin::types::AMQPValue;
 use semel::inbox::Event;
 use tokio::time::sleep;
 
+pub use later::Later;
+
 use crate::{TellError, Verdict};
 
 type Rule = dyn Fn(&Message) -> Option<String> + Send + Sync;
@@ -57,6 +68,7 @@ type Rule = dyn Fn(&Message) -> Option<String> + Send + Sync;
 pub struct Source {
     name: Arc<str>,
     rule: Option<Arc<Rule>>,
+    later: Option<Later>,
 }
 
 /// A message of RabbitMQ's.
@@ -64,17 +76,7 @@ pub struct Source {
 pub struct Delivery {
     message: Message,
     event: Event,
-}
-
-/// The message has nothing that names it. It is not acknowledged: reject it, or give the source
-/// another rule.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the message has no id: the publisher sets the property message_id, or the source has a rule"
-)]
-pub struct NoMessageId {
-    /// The message.
-    pub message: Box<Message>,
+    later: Option<Later>,
 }
 
 impl Source {
@@ -84,6 +86,7 @@ impl Source {
         Self {
             name: name.into(),
             rule: None,
+            later: None,
         }
     }
 
@@ -98,11 +101,16 @@ impl Source {
         self
     }
 
-    /// The event of a message.
-    ///
-    /// # Errors
-    /// [`NoMessageId`], with the message.
-    pub fn delivery(&self, mut message: Message) -> Result<Delivery, NoMessageId> {
+    /// The same where events that are to come again wait in a queue of their own.
+    #[must_use]
+    pub fn with_later(mut self, later: Later) -> Self {
+        self.later = Some(later);
+        self
+    }
+
+    /// The event of a message; one with an empty id where it has none.
+    pub fn delivery(&self, mut message: Message) -> Delivery {
+        let waited = later::restore(&mut message);
         let id = match &self.rule {
             Some(rule) => rule(&message),
             None => {
@@ -110,17 +118,19 @@ impl Source {
                 id.map(|id| id.as_str().to_owned())
             }
         };
-        let Some(id) = id.filter(|id| !id.is_empty()) else {
-            let message = Box::new(message);
-            return Err(NoMessageId { message });
-        };
         let body = std::mem::take(&mut message.data);
-        let event = Event::new(&*self.name, id, body).with_delivery(deliveries(&message));
-        Ok(Delivery { message, event })
+        let event = Event::new(&*self.name, id.unwrap_or_default(), body);
+        let deliveries = deliveries(&message).saturating_add(waited);
+        Delivery {
+            event: event.with_delivery(deliveries),
+            message,
+            later: self.later.clone(),
+        }
     }
 }
 
-/// Which delivery this is. Quorum queues count those before; others say only that there was one.
+/// Which delivery this is. Quorum queues count those before, since 4.3 without those that a consumer gave
+/// back; others say only that there was one.
 fn deliveries(message: &Message) -> u32 {
     let headers = message.properties.headers().as_ref();
     let counted = headers.and_then(|headers| headers.inner().get("x-delivery-count"));
@@ -157,10 +167,15 @@ impl crate::Delivery for Delivery {
             Verdict::Acknowledge => acker.ack(BasicAckOptions::default()).await?,
             Verdict::DeadLettered => acker.reject(BasicRejectOptions { requeue: false }).await?,
             Verdict::Again(Duration::ZERO) => acker.nack(BACK).await?,
-            Verdict::Again(after) => {
-                give_back(acker.clone(), after);
-                true
-            }
+            Verdict::Again(after) => match &self.later {
+                Some(later) if later.takes(self, after).await => {
+                    acker.ack(BasicAckOptions::default()).await?
+                }
+                _ => {
+                    give_back(acker.clone(), after);
+                    true
+                }
+            },
         };
         if open {
             return Ok(());
@@ -207,18 +222,17 @@ mod tests {
     #[test]
     fn an_event_is_named_by_its_message_id_or_by_a_rule() {
         let source = Source::new("orders");
-        let delivery = source.delivery(message(false, named())).unwrap();
+        let delivery = source.delivery(message(false, named()));
         let event = delivery.event();
         assert_eq!((event.source(), event.id()), ("orders", "m1"));
         assert_eq!((&**event.body(), event.delivery()), (&b"body"[..], Some(1)));
 
         let nameless = source.delivery(message(false, BasicProperties::default()));
-        assert_eq!(nameless.unwrap_err().message.data, b"body");
-        let empty = BasicProperties::default().with_message_id("".into());
-        source.delivery(message(false, empty)).unwrap_err();
+        assert_eq!(nameless.event().id(), "");
+        assert_eq!(&**nameless.event().body(), b"body");
 
         let source = source.with_id(|message| Some(format!("at {}", message.routing_key)));
-        let delivery = source.delivery(message(false, named())).unwrap();
+        let delivery = source.delivery(message(false, named()));
         assert_eq!(delivery.event().id(), "at orders");
     }
 
