@@ -5,6 +5,9 @@
 //! end, under the policy `hold`:
 //!
 //! - no key was executed twice (R1, R7);
+//! - every answer is that of the upstream's one execution of its key: none is made up;
+//! - a kill costs the answers of what was in flight, one a client at most, and between kills there are
+//!   as many answers as clients;
 //! - every answer that a client was given is replayed, byte for byte (R5, R10);
 //! - a key that is unknown was executed once at most, and never got an answer.
 //!
@@ -72,10 +75,14 @@ impl Known {
     }
 }
 
+fn body(key: &str) -> String {
+    format!("{{\"order\":{key:?}}}")
+}
+
 async fn ask(gateway: SocketAddr, key: &str, delay: u64) -> Result<Answer, String> {
     let delay = delay.to_string();
     let headers = [("idempotency-key", key), ("x-delay", delay.as_str())];
-    let body = format!("{{\"order\":{key:?}}}");
+    let body = body(key);
     send(request(Method::POST, gateway, "/orders", &headers, &body)).await
 }
 
@@ -118,8 +125,10 @@ async fn killed_at_random_instants_nothing_acknowledged_is_lost_and_nothing_runs
         clients.spawn(client(nth, current.clone(), Arc::clone(&known)));
     }
     let mut slowest_start = Duration::ZERO;
-    for _ in 0..rounds {
-        sleep(Duration::from_millis(50 + random.below(400))).await;
+    for round in 1..=rounds {
+        // As many answers as clients between two kills, however slow the machine is.
+        answered(&known, usize::try_from(round).unwrap() * CLIENTS).await;
+        sleep(Duration::from_millis(random.below(400))).await;
         let directory = gateway.directory();
         gateway.kill();
         let before = Instant::now();
@@ -140,6 +149,7 @@ async fn killed_at_random_instants_nothing_acknowledged_is_lost_and_nothing_runs
     let executions = shop.executions();
     let twice: Vec<_> = executions.iter().filter(|(_, times)| **times > 1).collect();
     assert!(twice.is_empty(), "executed twice: {twice:?}");
+    assert_from_upstream(&shop, &known.answered);
     assert_replayed(gateway.address, &known.answered).await;
     for key in &known.unknown {
         let again = ask(gateway.address, key, 0).await.unwrap();
@@ -173,6 +183,45 @@ async fn killed_at_random_instants_nothing_acknowledged_is_lost_and_nothing_runs
         !known.unknown.is_empty(),
         "no kill hit an attempt in flight: the test shows nothing"
     );
+    // Each client has one key in flight at a time.
+    let kills = usize::try_from(rounds).unwrap();
+    assert!(
+        known.unknown.len() <= kills * CLIENTS,
+        "more outcomes are unknown than {kills} kills explain"
+    );
+}
+
+/// Waits until clients have so many answers.
+async fn answered(known: &Mutex<Known>, count: usize) {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let got = known.lock().unwrap().answered.len();
+        if got >= count {
+            return;
+        }
+        assert!(Instant::now() < end, "{got} answers, not {count}");
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Every answer is what the upstream said when it executed the key: there is none without it.
+fn assert_from_upstream(shop: &Shop, answered: &HashMap<String, Bytes>) {
+    let said: HashMap<_, _> = (1..)
+        .zip(shop.orders())
+        .map(|(id, (key, fence))| {
+            let order = body(&key);
+            let answer = format!("{{\"id\":{id},\"fence\":\"{fence}\",\"order\":{order}}}");
+            (key, answer)
+        })
+        .collect();
+    for (key, answer) in answered {
+        let said = said.get(key).map(String::as_bytes);
+        assert_eq!(
+            said,
+            Some(&answer[..]),
+            "{key}: an answer of the gateway's own"
+        );
+    }
 }
 
 /// Every answer is given again, byte for byte.

@@ -72,11 +72,19 @@ impl Shop {
     /// How often each key was executed.
     pub(crate) fn executions(&self) -> HashMap<String, usize> {
         let mut executions = HashMap::new();
-        for line in self.books.read().lines() {
-            let key = line.split('\t').next().unwrap().to_owned();
+        for (key, _) in self.orders() {
             *executions.entry(key).or_default() += 1;
         }
         executions
+    }
+
+    /// Key and fence of each order, in the order in which they were placed.
+    pub(crate) fn orders(&self) -> Vec<(String, String)> {
+        let ledger = self.books.read();
+        let lines = ledger.lines().map(|line| line.split_once('\t').unwrap());
+        lines
+            .map(|(key, fence)| (key.into(), fence.into()))
+            .collect()
     }
 
     /// How many orders were placed.
