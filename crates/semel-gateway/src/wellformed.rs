@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, Uri, Version};
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -25,7 +25,11 @@ fn check(method: &Method, uri: &Uri, version: Version, headers: &HeaderMap) -> R
     }
     check_target(method, uri)?;
     check_host(uri, version, headers)?;
-    check_length(headers)?;
+    if !headers::has_plain_length(headers) {
+        return Err(Problem::Malformed(
+            "Content-Length is not a number without leading zeros.",
+        ));
+    }
     check_coding(headers)
 }
 
@@ -112,22 +116,6 @@ fn is_host(text: &[u8]) -> bool {
         _ => false,
     };
     !host.is_empty() && is_port
-}
-
-/// A length is one number. With a zero in front some read it as octal, although the grammar allows it.
-fn check_length(headers: &HeaderMap) -> Result<(), Problem> {
-    let mut fields = headers.get_all(CONTENT_LENGTH).iter();
-    let Some(length) = fields.next().map(HeaderValue::as_bytes) else {
-        return Ok(());
-    };
-    let digits = !length.is_empty() && length.iter().all(u8::is_ascii_digit);
-    if fields.next().is_none() && digits && (length == b"0" || length[0] != b'0') {
-        Ok(())
-    } else {
-        Err(Problem::Malformed(
-            "Content-Length is not a number without leading zeros.",
-        ))
-    }
 }
 
 /// RFC 9112, section 6.1.

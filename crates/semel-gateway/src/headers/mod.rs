@@ -115,6 +115,21 @@ pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
 /// Makes the upstream's header the one that the client gets.
 pub(crate) fn to_client(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers, &[]);
+    // Of several that are the same hyper writes one (RFC 9110, section 8.6).
+    if !has_plain_length(headers) {
+        headers.remove(CONTENT_LENGTH);
+    }
+}
+
+/// Whether there is no length, or one number. With a zero in front some read it as octal, although the
+/// grammar allows it.
+pub(crate) fn has_plain_length(headers: &HeaderMap) -> bool {
+    let mut fields = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(length) = fields.next().map(HeaderValue::as_bytes) else {
+        return true;
+    };
+    let digits = !length.is_empty() && length.iter().all(u8::is_ascii_digit);
+    fields.next().is_none() && digits && (length == b"0" || length[0] != b'0')
 }
 
 /// Whether another protocol is asked for. `h2c` is not among them: it may be ignored (RFC 9110,

@@ -25,6 +25,12 @@ pub(crate) enum Outcome {
     Closed,
     /// No answer while the client waits.
     Waits,
+    /// The upstream's answer is passed on, kept and replayed.
+    Kept,
+    /// The upstream's answer is kept without its body; its first client gets none.
+    Omitted,
+    /// 502, and from then on 409.
+    Unknown,
     /// HTTP/2: the stream is reset.
     Reset,
     /// HTTP/2: the connection ends with an error.
@@ -66,6 +72,9 @@ impl Case {
                 "once" => Outcome::Once,
                 "closed" => Outcome::Closed,
                 "waits" => Outcome::Waits,
+                "kept" => Outcome::Kept,
+                "omitted" => Outcome::Omitted,
+                "unknown" => Outcome::Unknown,
                 "reset" => Outcome::Reset,
                 "goaway" => Outcome::GoAway,
                 "borne" => Outcome::Borne,

@@ -70,7 +70,10 @@ pub(super) async fn send(case: &Case, gateway: SocketAddr) -> Result<Vec<Reply>,
 }
 
 /// Reads a final answer.
-async fn read(reader: &mut BufReader<OwnedReadHalf>, head_only: bool) -> Result<Reply, String> {
+pub(super) async fn read(
+    reader: &mut BufReader<OwnedReadHalf>,
+    head_only: bool,
+) -> Result<Reply, String> {
     loop {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -89,7 +92,8 @@ async fn read(reader: &mut BufReader<OwnedReadHalf>, head_only: bool) -> Result<
         if status < 200 {
             continue;
         }
-        let length = field("content-length:").map_or(0, |length| length.parse().unwrap());
+        let length = field("content-length:").map_or(Ok(0), |length| length.parse());
+        let length = length.map_err(|_| format!("the length in {head:?}"))?;
         let mut body = vec![0; if head_only { 0 } else { length }];
         let read = reader.read_exact(&mut body).await;
         read.map_err(|error| format!("body of {head:?}: {error}"))?;

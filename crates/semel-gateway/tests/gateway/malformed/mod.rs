@@ -1,6 +1,7 @@
-//! What clients send that is not as it should be: cases as data, written down in `http1/` and
-//! `http2/`.
+//! What clients send, and upstreams answer, that is not as it should be: cases as data, written down
+//! in `http1/`, `http2/` and `answers.cases`.
 
+mod answers;
 mod case;
 mod frames;
 mod http1;
