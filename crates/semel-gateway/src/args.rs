@@ -287,8 +287,14 @@ pub fn command() -> Command {
         )
         .subcommand(
             Command::new("check")
-                .about("Validates a configuration, and prints what would hold")
-                .args(settings()),
+                .about("Validates a configuration, opens the store, and prints what would hold")
+                .args(settings())
+                .arg(
+                    Arg::new("no-open")
+                        .long("no-open")
+                        .action(ArgAction::SetTrue)
+                        .help("Do not open the store: a gateway may have it open"),
+                ),
         )
         .subcommand(
             Command::new("migrate")

@@ -60,7 +60,7 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
 
 /// Why the gateway did not start, or did not stop as it should.
 #[derive(Debug, thiserror::Error)]
-enum Error {
+pub(super) enum Error {
     #[error("--store: {}", with_causes(.0))]
     Open(#[from] OpenError),
     #[error("the store does not work: {}", with_causes(.0))]
@@ -238,7 +238,8 @@ async fn close(store: &AnyStore) -> Result<(), Error> {
     }
 }
 
-async fn open(config: &Config) -> Result<AnyStore, Error> {
+/// Opens the store, and warns of what its operator should know.
+pub(super) async fn open(config: &Config) -> Result<AnyStore, Error> {
     let mut options = OpenOptions::default();
     // Where there is nothing yet nothing can be lost; an older version waits for `semel migrate`.
     options.schema = Schema::Create;
@@ -275,7 +276,7 @@ fn address_of(listener: &TcpListener) -> String {
 
 /// Lines of this project at the level asked for, warnings of others: what libraries say at lower
 /// levels may hold header fields, and keys are among them (protocol rule R12).
-fn log_to_stderr(json: bool, level: Level) {
+pub(super) fn log_to_stderr(json: bool, level: Level) {
     let level = LevelFilter::from_level(level);
     let targets = Targets::new()
         .with_default(level.min(LevelFilter::WARN))

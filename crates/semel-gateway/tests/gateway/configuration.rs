@@ -6,10 +6,13 @@ use crate::support::{Gateway, Shop, store_in};
 
 const UPSTREAM: [&str; 2] = ["--upstream", "http://127.0.0.1:9"];
 
+/// Where there is no store yet.
 fn semel(subcommand: &str, flags: &[&str], environment: &[(&str, &str)]) -> Output {
+    let directory = tempfile::tempdir().unwrap();
     Command::new(env!("CARGO_BIN_EXE_semel"))
         .arg(subcommand)
         .args(flags)
+        .current_dir(&directory)
         .env_clear()
         .envs(environment.iter().copied())
         .stdin(Stdio::null())
@@ -472,11 +475,25 @@ async fn a_store_has_one_process() {
         "--store",
         &store,
     ];
-    let output = semel("serve", &[&UPSTREAM[..], &flags[..]].concat(), &[]);
+    let flags = [&UPSTREAM[..], &flags[..]].concat();
+    for subcommand in ["serve", "check"] {
+        let output = semel(subcommand, &flags, &[]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains("error: --store: "), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    let flags = [&flags[..], &["--no-open"]].concat();
+    assert!(semel("check", &flags, &[]).status.success());
+}
+
+#[test]
+fn check_opens_the_store_as_serve_does() {
+    let flags = [&UPSTREAM[..], &["--store", "file:/proc/nowhere"]].concat();
+    let output = semel("check", &flags, &[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("error: --store: "), "{message}");
-    assert_eq!(message.lines().count(), 1, "{message}");
 }
 
 #[tokio::test]

@@ -90,7 +90,13 @@ async fn what_a_status_means_can_be_set() {
 fn check(text: &str) -> (Option<i32>, String, String) {
     let file = file(text);
     let output = Command::new(env!("CARGO_BIN_EXE_semel"))
-        .args(["check", "--upstream", "http://127.0.0.1:9", "--config"])
+        .args([
+            "check",
+            "--no-open",
+            "--upstream",
+            "http://127.0.0.1:9",
+            "--config",
+        ])
         .arg(file.path())
         .env_clear()
         .stdin(Stdio::null())

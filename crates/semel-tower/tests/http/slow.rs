@@ -23,12 +23,17 @@ struct Slow {
     memory: MemoryStore,
     failures: AtomicUsize,
     away: AtomicBool,
+    /// What it answers claims with.
+    refuses: Option<StoreErrorKind>,
 }
 
 impl Store for Slow {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         if self.away.load(Ordering::SeqCst) {
             return Err(StoreError::new(StoreErrorKind::NotApplied, "no connection"));
+        }
+        if let Some(kind) = self.refuses {
+            return Err(StoreError::new(kind, "no"));
         }
         self.memory.claim(identity, request).await
     }
@@ -163,4 +168,25 @@ async fn row_45_without_the_store_nothing_runs_unless_the_policy_is_to_run_and_s
         assert_eq!(answer.header("idempotency-protected"), Some("false"));
     }
     assert_eq!(app.execs(), 2);
+}
+
+/// R9: a store that is full or damaged is not away.
+#[tokio::test(start_paused = true)]
+async fn row_45_a_store_that_says_no_is_never_passed_by() {
+    use StoreErrorKind::{Capacity, Closed, Config, Corrupt};
+    let open = policy().with_on_store_error(OnStoreError::FailOpen);
+    for (kind, code) in [
+        (Capacity, "capacity"),
+        (Corrupt, "store-unavailable"),
+        (Closed, "store-unavailable"),
+        (Config, "store-unavailable"),
+    ] {
+        let store = Slow {
+            refuses: Some(kind),
+            ..Slow::default()
+        };
+        let app = App::orders(IdempotencyLayer::new(store).with_policy(open));
+        app.send(Call::order()).await.assert_problem(503, code);
+        assert_eq!(app.execs(), 0, "{kind:?}");
+    }
 }
