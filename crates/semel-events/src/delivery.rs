@@ -20,7 +20,8 @@ pub type TellError = Box<dyn StdError + Send + Sync>;
 pub enum Verdict {
     /// It was handled, now or before: forget it.
     Acknowledge,
-    /// It will never be handled: to the dead letters, or forgotten where there are none.
+    /// The application has it as a dead letter: to the broker's dead letters, or forgotten where there
+    /// are none.
     DeadLettered,
     /// It is to be delivered again after this time.
     Again(Duration),
