@@ -156,6 +156,36 @@ async fn an_answer_may_have_many_fields() {
     assert_eq!(upstream.requests().len(), 1);
 }
 
+#[tokio::test]
+async fn a_gateway_out_of_descriptors_does_not_blame_the_upstream() {
+    let upstream = Script::start(Reaction::Send(
+        "HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n",
+    ))
+    .await;
+    let gateway = Gateway::start(upstream.address, &["--store", "memory:"]);
+    let request = |key| {
+        format!("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\ncontent-length: 0\r\n\r\n")
+    };
+    let mut stream = send_raw(gateway.address, &request("first")).await;
+    let head = read_head(&mut stream).await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 201 "), "{head}");
+    // The upstream closed its connection: the next request needs another one.
+    gateway.limit_files(3);
+    stream
+        .write_all(request("second").as_bytes())
+        .await
+        .unwrap();
+    let head = read_head(&mut stream).await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
+    assert!(head.contains("\r\nretry-after: 1\r\n"), "{head}");
+    eventually("the reason in the log", || {
+        let said = gateway.log().contains("\"failure\":\"starved\"");
+        std::future::ready(said.then_some(()))
+    })
+    .await;
+    assert_eq!(upstream.requests().len(), 1);
+}
+
 /// Clients that break off are not the upstream's fault, and must not fill the log.
 #[tokio::test]
 async fn a_client_that_breaks_off_is_no_warning() {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tempfile::TempDir;
 
 use super::{PATIENCE, eventually};
@@ -107,6 +108,16 @@ impl Gateway {
         let size = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let size = size.unwrap().trim().strip_suffix(" kB").unwrap();
         size.parse::<usize>().unwrap() << 10
+    }
+
+    /// From now on the process may have no more descriptors than these, which it may exceed already.
+    pub(crate) fn limit_files(&self, files: u64) {
+        let process = Pid::from_raw(i32::try_from(self.process.id()).unwrap());
+        let limit = Rlimit {
+            current: Some(files),
+            maximum: Some(files),
+        };
+        prlimit(process, Resource::Nofile, limit).unwrap();
     }
 
     /// `kill -9`.
