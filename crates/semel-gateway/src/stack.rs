@@ -59,6 +59,8 @@ pub fn layer<S: Store>(
         .with_max_attempts(shares.attempts)
         .with_max_body_memory(config.limits.body_memory)
         .with_principal_required(config.require_principal)
+        .with_host_in_fingerprint(false)
+        .with_fingerprint_headers([headers::FORWARDED_HOST])
         .with_service(config.service.clone().unwrap_or_default());
     let layer = scoped(layer, &config.scope_headers);
     config
@@ -70,10 +72,14 @@ pub fn layer<S: Store>(
 }
 
 /// The first field names the principal, the others narrow its scope. A host always does that: it says
-/// nothing of who asks.
+/// nothing of who asks. It is the one that the client asked, also behind a proxy that is trusted.
 fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> IdempotencyLayer<S> {
-    let is_host = |name: &HeaderName| [&HOST, &headers::FORWARDED_HOST].contains(&name);
-    let principal = names.iter().find(|name| !is_host(name));
+    let asked = |name: &HeaderName| match *name {
+        HOST => headers::FORWARDED_HOST,
+        _ => name.clone(),
+    };
+    let names: Vec<HeaderName> = names.iter().map(asked).collect();
+    let principal = names.iter().find(|name| **name != headers::FORWARDED_HOST);
     let layer = match principal {
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,

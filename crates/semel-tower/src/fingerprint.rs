@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use http::request::Parts;
 use semel::Fingerprint;
 
@@ -32,6 +32,7 @@ pub enum BodyForm {
 /// `Host` among `headers` is the host that the request is for, wherever it stands: in the target, as
 /// HTTP/2 has it, or in the field. It counts in lower case, without the ports 80 and 443; an address
 /// (`10.0.0.1:8080`) does not count, because a retry may be sent to another instance of the service.
+/// `X-Forwarded-Host` is treated alike.
 pub fn of_request<'a>(
     parts: &Parts,
     body: &[u8],
@@ -57,7 +58,7 @@ pub fn of_request<'a>(
     // Another condition is another request: its answer is not that of the one before.
     for name in [IF_MATCH, IF_NONE_MATCH].iter().chain(headers) {
         for value in host::values(parts, name) {
-            if *name == HOST && host::is_address(&value) {
+            if host::is_host(name) && host::is_address(&value) {
                 continue;
             }
             builder = builder

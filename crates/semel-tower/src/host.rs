@@ -1,4 +1,4 @@
-//! Fields of a request as scope and fingerprint read them: `Host` wherever it stands.
+//! Fields of a request as scope and fingerprint read them: hosts wherever they stand, and in one form.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -6,14 +6,17 @@ use std::net::{IpAddr, SocketAddr};
 use http::header::{HOST, HeaderName};
 use http::request::Parts;
 
+/// What a proxy in front says of the host that it was asked for.
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
 /// The values of a field. Of `Host` it is the host that the request is for: the target's authority
 /// (HTTP/2, and the absolute form of HTTP/1.1), or else the field (RFC 9112, section 3.3).
 pub(crate) fn values<'a>(
     parts: &'a Parts,
     name: &HeaderName,
 ) -> impl Iterator<Item = Cow<'a, [u8]>> {
-    let is_host = *name == HOST;
-    let target = parts.uri.authority().filter(|_| is_host);
+    let is_host = is_host(name);
+    let target = parts.uri.authority().filter(|_| *name == HOST);
     let fields = parts.headers.get_all(name).iter();
     let fields = fields.filter(move |_| target.is_none()).map(move |value| {
         let value = value.as_bytes();
@@ -30,6 +33,11 @@ pub(crate) fn values<'a>(
         normalized(host.as_bytes())
     });
     target.into_iter().chain(fields)
+}
+
+/// Whether a field says for which host a request is.
+pub(crate) fn is_host(name: &HeaderName) -> bool {
+    *name == HOST || *name == FORWARDED_HOST
 }
 
 /// Whether a host is an address of a machine. Unlike a name it says where a request was sent, and not

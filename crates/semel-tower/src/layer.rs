@@ -165,7 +165,9 @@ impl<S: Store> IdempotencyLayer<S> {
 
     /// Whether the host that a request is for enters the fingerprint. It does unless set: the same
     /// key and request sent to another host is then a mismatch, not a replay. Addresses never count.
-    /// Take it out where one service has several names, and clients retry under another one.
+    /// Take it out where one service has several names, and clients retry under another one; or where
+    /// a proxy in front puts its own in its place, and name the field in which it passes the client's
+    /// on (`X-Forwarded-Host`) with [`with_fingerprint_headers`](Self::with_fingerprint_headers).
     pub fn with_host_in_fingerprint(self, counts: bool) -> Self {
         self.configured(|config| config.host_counts = counts)
     }

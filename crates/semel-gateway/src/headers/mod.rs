@@ -146,6 +146,7 @@ fn end_to_end(scope: &[HeaderName]) -> Vec<HeaderName> {
         AUTHORIZATION,
         COOKIE,
         HOST,
+        FORWARDED_HOST,
         CONTENT_TYPE,
         CONTENT_ENCODING,
         CONTENT_LENGTH,

@@ -163,6 +163,46 @@ async fn the_host_can_belong_to_the_scope() {
     }
 }
 
+/// A trusted proxy that asks under a host of its own says which one the client asked.
+#[tokio::test]
+async fn behind_a_proxy_it_is_the_host_that_the_client_asked() {
+    let shop = Shop::open().await;
+    let asked = |host: &'static str, hop: &'static str| {
+        [
+            ("idempotency-key", "\"k\""),
+            ("host", hop),
+            ("x-forwarded-host", host),
+        ]
+    };
+    let trust = ["--trust-forwarded", "127.0.0.1"];
+    let gateway = Gateway::start(shop.address, &trust);
+    let first = order_with(gateway.address, &asked("a.example", "one.internal")).await;
+    assert_eq!(first.status, 201);
+    let other = order_with(gateway.address, &asked("b.example", "one.internal")).await;
+    assert_eq!(other.problem(), "mismatch");
+    // Through whichever proxy it comes.
+    let again = order_with(gateway.address, &asked("A.example:443", "two.internal")).await;
+    assert!(again.is_replay());
+
+    let gateway = Gateway::start(
+        shop.address,
+        &[&trust[..], &["--scope-header", "Host"]].concat(),
+    );
+    for host in ["a.example", "b.example"] {
+        let first = order_with(gateway.address, &asked(host, "one.internal")).await;
+        assert!(!first.is_replay());
+        let again = order_with(gateway.address, &asked(host, "two.internal")).await;
+        assert!(again.is_replay());
+    }
+
+    // Nobody else is believed.
+    let gateway = Gateway::start(shop.address, &[]);
+    let first = order_with(gateway.address, &asked("a.example", "one.example")).await;
+    assert!(!first.is_replay());
+    let again = order_with(gateway.address, &asked("b.example", "one.example")).await;
+    assert!(again.is_replay());
+}
+
 async fn over_http2(address: SocketAddr, host: &str, who: &str) -> HeaderMap {
     let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
