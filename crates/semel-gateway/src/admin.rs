@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::str::FromStr as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -17,9 +16,7 @@ use semel_tower::IdempotencyLayer;
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
-
-/// How long the store may take to say that it is there.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::store::{Condition, Health, PROBE_TIMEOUT};
 
 /// What the operators' listener looks at.
 pub struct Admin<S> {
@@ -27,6 +24,8 @@ pub struct Admin<S> {
     pub layer: IdempotencyLayer<S>,
     /// What `/metrics` shows.
     pub metrics: Arc<Metrics>,
+    /// What is known of the store.
+    pub health: Arc<Health>,
     /// Whether the gateway is stopping.
     pub stopping: watch::Receiver<bool>,
     /// The names under which it may be asked, besides `localhost` and addresses.
@@ -91,7 +90,14 @@ async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, Str
     }
     let store = admin.layer.guard().store();
     match tokio::time::timeout(PROBE_TIMEOUT, store.probe()).await {
-        Ok(Ok(_)) => (StatusCode::OK, "ready\n".to_owned()),
+        Ok(Ok(_)) => match admin.health.condition() {
+            // What it can still do, other gateways on a full store cannot do better.
+            Condition::Full(reason) => {
+                let ready = format!("ready, no room for new keys: {reason}\n");
+                (StatusCode::OK, ready)
+            }
+            Condition::Up | Condition::Down(_) => (StatusCode::OK, "ready\n".to_owned()),
+        },
         Ok(Err(error)) => not(format!("store: {error}")),
         Err(_) => not("store: no answer in time".to_owned()),
     }

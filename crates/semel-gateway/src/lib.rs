@@ -21,6 +21,7 @@ pub mod proxy;
 pub mod reconcile;
 pub mod serve;
 pub mod stack;
+pub mod store;
 mod values;
 mod wellformed;
 

@@ -16,6 +16,8 @@ use semel::guard::{Guard, Observer, Signal, Tally};
 use tokio::time::Instant;
 use tower_service::Service;
 
+use crate::store::Condition;
+
 type Label = [(&'static str, &'static str); 1];
 
 /// Every metric of the gateway.
@@ -30,6 +32,8 @@ pub struct Metrics {
     running: Gauge,
     unsettled: Gauge,
     purged: Counter,
+    store_up: Gauge,
+    store_full: Gauge,
     reconcile_questions: Family<Label, Counter>,
     reconcile_time: Histogram,
     reconcile_pending: Gauge,
@@ -50,6 +54,8 @@ impl Metrics {
             running: Gauge::default(),
             unsettled: Gauge::default(),
             purged: Counter::default(),
+            store_up: Gauge::default(),
+            store_full: Gauge::default(),
             reconcile_questions: Family::default(),
             reconcile_time: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
             reconcile_pending: Gauge::default(),
@@ -101,6 +107,16 @@ impl Metrics {
             metrics.purged.clone(),
         );
         registry.register(
+            "store_up",
+            "Whether the store can be used: 1, or 0",
+            metrics.store_up.clone(),
+        );
+        registry.register(
+            "store_full",
+            "Whether the store refuses new keys for want of room: 1, or 0",
+            metrics.store_full.clone(),
+        );
+        registry.register(
             "reconcile_questions",
             "Questions to the reconciler about lost attempts, by what they led to",
             metrics.reconcile_questions.clone(),
@@ -142,6 +158,14 @@ impl Metrics {
 
     pub(crate) fn purged(&self, records: usize) {
         self.purged.inc_by(records as u64);
+    }
+
+    pub(crate) fn store_is(&self, condition: &Condition) {
+        let is = |what: bool| i64::from(what);
+        self.store_up
+            .set(is(!matches!(condition, Condition::Down(_))));
+        self.store_full
+            .set(is(matches!(condition, Condition::Full(_))));
     }
 
     pub(crate) fn reconcile_question(&self, answer: &'static str) {

@@ -3,7 +3,7 @@
 use semel::memory::{Limits, MemoryStore};
 use semel::{AnyStore, StoreError};
 
-use crate::common::{Driver, Migrated, Schema};
+use crate::common::{Driver, Migrated, Obstacle, Schema};
 
 /// What a URL does not say. Each store takes what concerns it.
 #[derive(Debug, Clone)]
@@ -18,6 +18,10 @@ pub struct OpenOptions {
     /// On a server: what opening does where the store's tables are missing or old. A parameter
     /// `schema=expect|create|migrate` in the URL comes first.
     pub schema: Schema,
+    /// Opens what is there and makes nothing: no directory, no file, and on a server no tables
+    /// unless the URL says so. What is missing is an error that
+    /// [is so](OpenError::is_missing).
+    pub existing: bool,
 }
 
 impl Default for OpenOptions {
@@ -28,6 +32,7 @@ impl Default for OpenOptions {
             cache_bytes: 32 << 20,
             reserve_bytes: 256 << 20,
             schema: Schema::default(),
+            existing: false,
         }
     }
 }
@@ -71,6 +76,11 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// Whether there is nothing yet where the store should be: it has to be made first.
+    pub fn is_missing(&self) -> bool {
+        Obstacle::of(self) == Some(Obstacle::Missing)
+    }
+
     pub(crate) fn invalid(scheme: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid {
             scheme,
@@ -173,7 +183,13 @@ pub fn check_url(url: &str) -> Result<(), OpenError> {
 /// # Errors
 /// [`OpenError`], which never repeats more of the URL than its scheme (and a file's path).
 pub async fn open(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    (driver(url)?.open)(url, options).await
+    let driver = driver(url)?;
+    if !options.existing {
+        return (driver.open)(url, options).await;
+    }
+    let mut options = options.clone();
+    options.schema = Schema::Expect;
+    (driver.open)(url, &options).await
 }
 
 /// Makes what the store that `url` names needs on its server (tables, a bucket), or brings it to

@@ -1,16 +1,16 @@
-//! `semel check`: is this configuration right, and what would hold?
+//! `semel check`: is this configuration right, what would hold, and does the store work?
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use semel::Store as _;
 
-use super::{MISUSED, block_on, fail, serve};
-use crate::config::{Config, Sources};
+use super::{MISUSED, block_on, fail};
+use crate::config::Sources;
+use crate::store;
 
-/// Prints every setting with its value and where it comes from, and opens the store as `serve` does;
-/// or says what is wrong, on stderr.
+/// Prints every setting with its value and where it comes from, and what was found of the store; or
+/// what is wrong, on stderr.
 pub fn main(flags: &ArgMatches) -> ExitCode {
     let sources = Sources::collect(flags, |name| std::env::var_os(name));
     let config = match sources.config() {
@@ -23,20 +23,21 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
             break;
         }
     }
+    // Its threads must not hold the output.
+    drop(out);
     if flags.get_flag("no-open") {
         return ExitCode::SUCCESS;
     }
-    serve::log_to_stderr(config.log_json, config.log_level);
-    block_on(opens(&config))
-}
-
-async fn opens(config: &Config) -> ExitCode {
-    match serve::open(config).await {
-        Ok(store) => {
-            // Nothing was written that could be lost.
-            store.close().await.ok();
-            ExitCode::SUCCESS
+    block_on(async {
+        match store::look(&config.store).await {
+            Ok(found) => {
+                let mut out = std::io::stdout().lock();
+                for line in found {
+                    writeln!(out, "store: {line}").ok();
+                }
+                ExitCode::SUCCESS
+            }
+            Err(error) => fail(error.code(), format_args!("error: {error}")),
         }
-        Err(error) => fail(MISUSED, format_args!("error: {error}")),
-    }
+    })
 }

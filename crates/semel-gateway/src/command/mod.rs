@@ -25,12 +25,15 @@ fn fail(code: u8, message: impl Display) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// An error with its causes, as one line.
+/// An error with its causes, as one line. What is said already is not said again.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        line.push_str(&format!(": {error}"));
+        let said = error.to_string();
+        if !line.contains(&said) {
+            line.push_str(&format!(": {said}"));
+        }
         cause = error.source();
     }
     line

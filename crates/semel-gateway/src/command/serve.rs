@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use semel::StoreError;
 use semel::purge::Purger;
-use semel::store::{Durability, OnLost, Store as _};
-use semel::{AnyStore, StoreError};
-use semel_stores::{OpenError, OpenOptions, Schema};
+use semel::store::{OnLost, Store};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -18,12 +17,13 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use super::{FAILED, MISUSED, block_on, fail, stop_signal, with_causes};
+use super::{FAILED, MISUSED, block_on, fail, stop_signal};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Limits, Sources};
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
+use crate::store::{self, Condition, Health, Watched};
 use crate::{reconcile, serve, stack};
 
 /// How long the store may take to close.
@@ -60,11 +60,9 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
 
 /// Why the gateway did not start, or did not stop as it should.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
-    #[error("--store: {}", with_causes(.0))]
-    Open(#[from] OpenError),
-    #[error("the store does not work: {}", with_causes(.0))]
-    Probe(StoreError),
+enum Error {
+    #[error(transparent)]
+    Store(#[from] store::Error),
     #[error("{flag}: cannot listen on {address}: {source}")]
     Listen {
         flag: &'static str,
@@ -86,13 +84,21 @@ pub(super) enum Error {
     },
     #[error("the store did not close: {0}")]
     Close(StoreError),
+    #[error(
+        "the store could not be used at the end ({0}): what was under way becomes \
+         `outcome-unknown`, or what `--on-lost` says"
+    )]
+    Unusable(String),
 }
 
 impl Error {
     const fn code(&self) -> u8 {
         match self {
-            Self::Open(_) | Self::Listen { .. } | Self::Upstream(_) => MISUSED,
-            Self::Probe(_) | Self::Signals(_) | Self::Unfinished { .. } | Self::Close(_) => FAILED,
+            Self::Store(error) => error.code(),
+            Self::Listen { .. } | Self::Upstream(_) => MISUSED,
+            Self::Signals(_) | Self::Unfinished { .. } | Self::Unusable(_) | Self::Close(_) => {
+                FAILED
+            }
         }
     }
 }
@@ -112,7 +118,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
     // Before anything is opened.
     let shares = share_descriptors(config);
-    let store = open(config).await?;
+    let opened = store::open(&config.store).await?;
     if config.service.is_none() && config.store.can_be_shared() {
         tracing::warn!(
             "--service is not set, and others can use this store: a key that is sent to two \
@@ -123,6 +129,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let admin_listener = bind("--admin", &config.admin).await?;
 
     let metrics = Arc::new(Metrics::new());
+    let health = Arc::new(Health::new(Arc::clone(&metrics)));
+    let store = Watched::new(opened.clone(), Arc::clone(&health));
     let layer = stack::layer(config, shares, store.clone(), Arc::clone(&metrics));
     let proxy = Proxy::new(config, Arc::clone(&metrics))?;
     let service = stack::stack(config, shares, layer.clone(), proxy, Arc::clone(&metrics));
@@ -131,6 +139,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let admin = admin::router(Admin {
         layer: layer.clone(),
         metrics: Arc::clone(&metrics),
+        health: Arc::clone(&health),
         stopping,
         hosts: config.admin_hosts.clone(),
     });
@@ -144,6 +153,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     );
     let never = std::future::pending();
     tokio::spawn(serve::run(admin_listener, ADMIN_CONNECTIONS, admin, never));
+    let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
         let service = config.service.clone().unwrap_or_default();
@@ -157,7 +167,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let purger = Purger::new(store.clone());
     let purging = tokio::spawn(purger.run(move |purged| match purged {
         Ok(removed) => metrics.purged(removed),
-        Err(error) => tracing::warn!("purge: {error}"),
+        // Told by whoever watches the store.
+        Err(error) => tracing::debug!("purge: {error}"),
     }));
 
     let (last, deadline) = tokio::sync::oneshot::channel();
@@ -189,6 +200,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         () = &mut out_of_time => false,
     };
     purging.abort();
+    watching.abort();
     if let Some(reconciling) = reconciling {
         reconciling.abort();
     }
@@ -200,6 +212,9 @@ async fn gateway(config: &Config) -> Result<(), Error> {
             on_lost: config.on_lost,
             lease: config.lease,
         });
+    }
+    if let Condition::Down(reason) = health.condition() {
+        return Err(Error::Unusable(reason));
     }
     close(&store).await?;
     tracing::info!("stopped");
@@ -227,7 +242,7 @@ fn share_descriptors(config: &Config) -> Shares {
     shares
 }
 
-async fn close(store: &AnyStore) -> Result<(), Error> {
+async fn close(store: &impl Store) -> Result<(), Error> {
     match timeout(CLOSE_TIMEOUT, store.close()).await {
         Ok(closed) => closed.map_err(Error::Close),
         // What was acknowledged is durable, closed or not.
@@ -236,26 +251,6 @@ async fn close(store: &AnyStore) -> Result<(), Error> {
             Ok(())
         }
     }
-}
-
-/// Opens the store, and warns of what its operator should know.
-pub(super) async fn open(config: &Config) -> Result<AnyStore, Error> {
-    let mut options = OpenOptions::default();
-    // Where there is nothing yet nothing can be lost; an older version waits for `semel migrate`.
-    options.schema = Schema::Create;
-    let store = semel_stores::open(&config.store.0, &options).await?;
-    let probe = store.probe().await.map_err(Error::Probe)?;
-    if probe.durability == Durability::Process {
-        tracing::warn!(
-            "the store `{}:` does not survive the end of this process: what ran before a restart \
-             can run again after it",
-            probe.store
-        );
-    }
-    for warning in probe.warnings {
-        tracing::warn!("store: {warning}");
-    }
-    Ok(store)
 }
 
 async fn bind(flag: &'static str, address: &str) -> Result<TcpListener, Error> {
@@ -276,7 +271,7 @@ fn address_of(listener: &TcpListener) -> String {
 
 /// Lines of this project at the level asked for, warnings of others: what libraries say at lower
 /// levels may hold header fields, and keys are among them (protocol rule R12).
-pub(super) fn log_to_stderr(json: bool, level: Level) {
+fn log_to_stderr(json: bool, level: Level) {
     let level = LevelFilter::from_level(level);
     let targets = Targets::new()
         .with_default(level.min(LevelFilter::WARN))

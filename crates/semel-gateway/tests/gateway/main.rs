@@ -26,6 +26,8 @@ mod reconcile;
 mod scope;
 #[cfg(feature = "sqlite")]
 mod services;
+#[cfg(unix)]
+mod shortage;
 mod stores;
 mod support;
 mod upstream;

@@ -8,6 +8,7 @@ mod driver;
 mod gate;
 #[cfg(feature = "_server")]
 mod location;
+mod obstacle;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
 #[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
@@ -27,3 +28,4 @@ pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "postgres")]
 pub(crate) use location::unknown;
+pub(crate) use obstacle::Obstacle;

@@ -9,6 +9,7 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use semel::{StoreError, StoreErrorKind};
 
 use super::call::{Does, Table};
+use crate::common::Obstacle;
 
 /// An answer that sending again would not change.
 pub(super) struct Refused<E> {
@@ -169,8 +170,9 @@ impl Table {
         let code = error.code().unwrap_or("an error without a code");
         let message = error.message().unwrap_or("(no message)");
         let table = &self.name;
+        let missing = ["ResourceNotFoundException", "TableNotFoundException"].contains(&code);
         let (kind_of, said) = match code {
-            "ResourceNotFoundException" | "TableNotFoundException" => (
+            _ if missing => (
                 StoreErrorKind::Config,
                 format!(
                     "there is no table `{table}` here: make it with `semel migrate --store \
@@ -212,6 +214,10 @@ impl Table {
                 format!("a request was lost, and its repetition refused: {said}"),
             );
         }
-        StoreError::new(kind_of, said)
+        let refused = StoreError::new(kind_of, said);
+        if missing {
+            return refused.with_source(Obstacle::Missing);
+        }
+        refused
     }
 }

@@ -1,68 +1,139 @@
 //! The thread that decides, writes and syncs: one group after the other.
 
-use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use semel::store::Result;
 use semel::{StoreError, StoreErrorKind, Timestamp};
 use tokio::sync::watch;
 
 use super::engine::{Batch, Engine};
 use super::group::{Course, Group, View};
-use super::keys::{self, Mark};
-use super::queue::Queue;
-use super::shared::Shared;
+use super::keys;
+use super::marks::Marks;
+use super::place::Place;
+use super::queue::{Queue, Taken};
+use super::room::Room;
+use super::shared::{Refusal, Shared};
 use super::step::{Answer, Step};
 use super::watermark::Watermark;
 
 pub(super) struct Committer {
-    pub(super) engine: Arc<dyn Engine>,
     pub(super) shared: Arc<Shared>,
     pub(super) queue: Arc<Queue>,
+    /// Opens the engine again after a commit failed.
+    pub(super) open: Box<dyn FnMut() -> Result<Arc<dyn Engine>> + Send>,
+    /// What errors call the place where records are kept.
+    pub(super) name: Box<str>,
+    pub(super) place: Option<Place>,
     pub(super) watermark: Option<Watermark>,
-    pub(super) course: Course,
-    pub(super) marks: Marks,
+    /// The number of the last acknowledged group.
+    pub(super) acknowledged: u64,
     pub(super) room: Room,
+    /// When room and place were last looked at.
+    pub(super) looked: Option<Instant>,
     /// Dropped last, when the engine is gone: that is how `close` knows.
     pub(super) _finished: watch::Sender<()>,
+}
+
+/// An engine, and what was read from it.
+pub(super) struct Opened {
+    pub(super) engine: Arc<dyn Engine>,
+    pub(super) course: Course,
+    pub(super) marks: Marks,
 }
 
 /// A group ends here even if more steps wait, so that one sync stays short.
 const MAX_GROUP_BYTES: usize = 4 << 20;
 const MAX_GROUP_STEPS: usize = 1024;
 
+/// How often room and place are looked at between groups, and how often where there are none:
+/// replays are answered without a group.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const IDLE: Duration = Duration::from_millis(500);
+
 impl Committer {
-    /// Works until the queue is closed and empty, or a commit fails.
-    pub(super) fn run(mut self) {
+    /// Works until the queue is closed and empty. What fails is opened again.
+    pub(super) fn run(mut self, mut opened: Opened) {
+        loop {
+            let Err(cause) = self.serve(&mut opened) else {
+                // Keeps the clock's last reading, so that time does not repeat when the wall clock
+                // is set back before the next start. Where that fails, no record is lost with it.
+                let _ = self.commit(&mut opened, Group::of_nothing());
+                drop(opened);
+                break;
+            };
+            match self.reopen(opened, cause) {
+                Some(again) => opened = again,
+                None => break,
+            }
+            self.looked = None;
+        }
+        self.stop();
+    }
+
+    fn serve(&mut self, opened: &mut Opened) -> Result<()> {
         let mut steps = Vec::new();
-        while self.queue.take(&mut steps) {
+        loop {
+            let taken = self.queue.take(&mut steps, Instant::now() + IDLE);
+            if let Err(cause) = self.look(opened) {
+                return Err(self.fail(cause, steps));
+            }
+            match taken {
+                Taken::Steps => {}
+                Taken::Nothing => continue,
+                Taken::Closed => return Ok(()),
+            }
             let mut rest = std::mem::take(&mut steps).into_iter();
             while !rest.as_slice().is_empty() {
-                if let Err(reason) = self.next_group(&mut rest) {
-                    self.stop(&reason, rest.collect());
-                    return;
+                if let Err(cause) = self.next_group(opened, &mut rest) {
+                    return Err(self.fail(cause, rest.collect()));
                 }
             }
         }
-        // Keeps the clock's last reading, so that time does not repeat when the wall clock is set
-        // back before the next start. Where that fails, no record is lost with it.
-        let _ = self.commit(Group::of_nothing());
-        self.stop("the store was closed", Vec::new());
     }
 
-    fn next_group(&mut self, rest: &mut std::vec::IntoIter<Step>) -> Result<(), String> {
-        self.room.look(&*self.engine, &mut self.course);
+    /// Refuses what was not begun.
+    fn fail(&self, cause: StoreError, steps: Vec<Step>) -> StoreError {
+        let refusal = self.outage(&cause);
+        self.shared.refuse(refusal.clone());
+        for step in steps {
+            step.fail(refusal.error());
+        }
+        cause
+    }
+
+    /// Whether the directory is still there, and how much room is.
+    fn look(&mut self, opened: &mut Opened) -> Result<()> {
+        if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        if let Some(place) = &self.place {
+            place.check()?;
+        }
+        self.room.look(&*opened.engine, &mut opened.course);
+        Ok(())
+    }
+
+    fn next_group(
+        &mut self,
+        opened: &mut Opened,
+        rest: &mut std::vec::IntoIter<Step>,
+    ) -> Result<()> {
+        self.look(opened)?;
         let mut group = Group::default();
         let mut clear = None;
         {
             let shared = self.shared.clone();
             let state = shared.state();
             let view = View {
-                engine: &*self.engine,
+                engine: &*opened.engine,
                 state: &state,
             };
+            let course = &mut opened.course;
             while group.bytes < MAX_GROUP_BYTES && group.answers.len() < MAX_GROUP_STEPS {
                 match rest.next() {
                     Some(Step::Clear { done }) => {
@@ -70,40 +141,40 @@ impl Committer {
                         break;
                     }
                     Some(step) => {
-                        self.course.now = shared.now();
-                        group.decide(step, &view, &mut self.course);
+                        course.now = shared.now();
+                        group.decide(step, &view, course);
                     }
                     None => break,
                 }
             }
         }
-        self.commit(group)?;
+        self.commit(opened, group)?;
         if let Some(done) = clear {
-            let cleared = self.clear();
-            let failed = cleared.as_ref().err().cloned();
-            let _ = done.send(cleared.map_err(|reason| unknown(&reason)));
-            return failed.map_or(Ok(()), Err);
+            let cleared = self.clear(opened);
+            let told = cleared.as_ref().map_err(|cause| self.doubt(cause)).copied();
+            let _ = done.send(told);
+            return cleared;
         }
         Ok(())
     }
 
     /// Puts a group on disk, shows it to readers, and answers. After a failure nothing is known
-    /// about the group, so that nothing may be built on it: the caller stops the store.
-    fn commit(&mut self, group: Group) -> Result<(), String> {
+    /// about the group, so that nothing may be built on it: the caller opens the store again.
+    fn commit(&mut self, opened: &mut Opened, group: Group) -> Result<()> {
         if group.writes() {
-            let batch = group.batch(&mut self.course);
+            let batch = group.batch(&mut opened.course);
             self.shared.begin(group.digests());
-            if let Err(reason) = self.write(batch) {
+            if let Err(cause) = self.write(opened, batch) {
                 // First of all, so that nobody sees the group by way of the engine.
-                self.shared.refuse(&reason);
+                self.shared.refuse(self.outage(&cause));
                 for answer in group.answers {
-                    answer.fail(unknown(&reason));
+                    answer.fail(self.doubt(&cause));
                 }
-                return Err(reason);
+                return Err(cause);
             }
             self.shared.finish(&group.changes());
             let (latest, answers) = group.into_looked();
-            self.course.latest = latest;
+            opened.course.latest = latest;
             answers.into_iter().for_each(Answer::send);
         } else {
             group.answers.into_iter().for_each(Answer::send);
@@ -111,60 +182,75 @@ impl Committer {
         Ok(())
     }
 
-    fn write(&mut self, mut batch: Batch) -> Result<(), String> {
-        let group = self.marks.add(&mut batch, &*self.engine, &self.course);
-        let engine = &self.engine;
-        let applied = catch_unwind(AssertUnwindSafe(|| engine.apply(batch)));
-        let reason = match applied {
-            Ok(Ok(())) => match self.watermark.as_mut().map_or(Ok(()), |w| w.note(group)) {
-                Ok(()) => return Ok(()),
-                Err(e) => format!("its watermark could not be written: {e}"),
-            },
-            Ok(Err(e)) => causes(&e),
-            Err(_) => "the storage engine panicked".to_owned(),
-        };
-        Err(format!(
-            "a commit failed, and the store refuses everything until it is opened again: {reason}"
-        ))
+    /// Puts a batch on disk, with its mark.
+    pub(super) fn write(&mut self, opened: &mut Opened, mut batch: Batch) -> Result<()> {
+        let Opened {
+            engine,
+            course,
+            marks,
+        } = opened;
+        let group = marks.add(&mut batch, &**engine, course);
+        catch_unwind(AssertUnwindSafe(|| engine.apply(batch))).unwrap_or_else(|_| {
+            let what = "the storage engine gave up";
+            Err(StoreError::new(StoreErrorKind::Unknown, what))
+        })?;
+        if let Some(watermark) = &mut self.watermark {
+            watermark.note(group).map_err(|e| {
+                let what = "how far it has come could not be written down";
+                StoreError::new(StoreErrorKind::Unknown, what).with_source(e)
+            })?;
+        }
+        self.acknowledged = group;
+        Ok(())
     }
 
     // In slices, so that one batch stays small. Not atomic: for tests.
-    fn clear(&mut self) -> Result<(), String> {
+    fn clear(&mut self, opened: &mut Opened) -> Result<()> {
         for (from, to) in [keys::OPEN, keys::SETTLED, keys::EXPIRY] {
             loop {
                 let mut batch = Batch::default();
-                let scanned = self.engine.scan(from, to, &mut |key, _| {
+                opened.engine.scan(from, to, &mut |key, _| {
                     batch.delete(key);
                     if batch.operations.len() < MAX_GROUP_STEPS {
                         ControlFlow::Continue(())
                     } else {
                         ControlFlow::Break(())
                     }
-                });
-                scanned.map_err(|e| causes(&e))?;
+                })?;
                 if batch.is_empty() {
                     break;
                 }
-                self.write(batch)?;
+                self.write(opened, batch)?;
             }
         }
-        self.course.purge_from = keys::expiry_at(Timestamp::default());
+        opened.course.purge_from = keys::expiry_at(Timestamp::default());
         let open: Vec<_> = self.shared.state().open.keys().copied().collect();
-        self.course.latest.clear();
+        opened.course.latest.clear();
         let gone: Vec<_> = open.into_iter().map(|digest| (digest, None)).collect();
         self.shared.finish(&gone);
         Ok(())
     }
 
-    fn stop(self, reason: &str, mut steps: Vec<Step>) {
+    /// What those are told whose steps were in the commit that failed.
+    fn doubt(&self, cause: &StoreError) -> StoreError {
+        StoreError::new(
+            StoreErrorKind::Unknown,
+            format!(
+                "a commit to {} failed, and its steps may have happened: {}",
+                self.name,
+                with_causes(cause)
+            ),
+        )
+    }
+
+    fn stop(self) {
         self.queue.close();
-        self.shared.refuse(reason);
-        loop {
+        let refusal = Refusal::closed();
+        self.shared.refuse(refusal.clone());
+        let mut steps = Vec::new();
+        while self.queue.take(&mut steps, Instant::now()) == Taken::Steps {
             for step in steps.drain(..) {
-                step.fail(StoreError::new(StoreErrorKind::Closed, reason));
-            }
-            if !self.queue.take(&mut steps) {
-                return;
+                step.fail(refusal.error());
             }
         }
     }
@@ -174,100 +260,21 @@ impl Drop for Committer {
     // However the thread ends, nobody is left waiting for it.
     fn drop(&mut self) {
         self.queue.close();
-        self.shared.refuse("the store stopped");
+        self.shared.refuse(Refusal::closed());
         self.queue.abandon();
     }
 }
 
-fn unknown(reason: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Unknown, reason)
-}
-
-fn causes(error: &StoreError) -> String {
+/// An error with its causes, each said once.
+pub(super) fn with_causes(error: &StoreError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
-        text = format!("{text}: {cause}");
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
         source = cause.source();
     }
     text
-}
-
-/// The marks that are kept, and the number of the next.
-///
-/// An engine may lose the end of a log that is not its last one, and go on with the next log: the
-/// last mark would be there and earlier ones missing. So every mark stays as long as the records
-/// of its group may lie in a log only; at opening they must be without gaps.
-pub(super) struct Marks {
-    pub(super) next: u64,
-    pub(super) kept: VecDeque<(u64, u64)>,
-    pub(super) kept_bytes: u64,
-    pub(super) log_bytes: u64,
-}
-
-/// What a mark itself adds to its group.
-const MARK_BYTES: u64 = 41;
-/// How often the engine is asked how long its log is, and how many marks go at most with a group.
-const ASK_EVERY: u64 = 32;
-const DROP_AT_MOST: usize = 64;
-
-impl Marks {
-    fn add(&mut self, batch: &mut Batch, engine: &dyn Engine, course: &Course) -> u64 {
-        let group = self.next;
-        self.next += 1;
-        if group.is_multiple_of(ASK_EVERY) {
-            self.log_bytes = engine.log_bytes();
-        }
-        for _ in 0..DROP_AT_MOST {
-            match self.kept.front() {
-                // Twice: sizes on disk are counted otherwise than here.
-                Some(&(old, bytes))
-                    if self.kept_bytes - bytes > self.log_bytes.saturating_mul(2) =>
-                {
-                    batch.delete(keys::mark(old));
-                    self.kept_bytes -= bytes;
-                    self.kept.pop_front();
-                }
-                _ => break,
-            }
-        }
-        let bytes = batch.bytes + MARK_BYTES;
-        self.kept.push_back((group, bytes));
-        self.kept_bytes += bytes;
-        let mark = Mark {
-            group,
-            now: course.now,
-            fence: course.fence,
-            oldest: self.kept.front().map_or(group, |(oldest, _)| *oldest),
-            bytes,
-        };
-        batch.put(keys::mark(group), mark.to_bytes());
-        group
-    }
-}
-
-/// Room on the disk. Claims are refused while it is short, so that the attempts that run can still
-/// be completed: a full disk in the middle of a commit would stop the store.
-pub(super) struct Room {
-    pub(super) reserve: u64,
-    pub(super) looked: Option<Instant>,
-}
-
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-impl Room {
-    fn look(&mut self, engine: &dyn Engine, course: &mut Course) {
-        if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
-            return;
-        }
-        self.looked = Some(Instant::now());
-        let free = engine.free_bytes();
-        course.full = free.filter(|free| *free < self.reserve).map(|free| {
-            format!(
-                "the disk under the store is nearly full: {free} bytes are left, and new claims                  are refused below {}",
-                self.reserve
-            )
-            .into()
-        });
-    }
 }

@@ -44,13 +44,15 @@ pub trait Engine: Send + Sync + 'static {
     /// The value under `key`. May show a batch that is being applied and is not on disk yet.
     ///
     /// # Errors
+    /// Not [`Unknown`](semel::StoreErrorKind::Unknown): reading changes nothing.
     /// [`Corrupt`](semel::StoreErrorKind::Corrupt) where the stored bytes are damaged.
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>>;
 
     /// Applies a batch, all of it or nothing. When this returns `Ok` it is on disk.
     ///
     /// # Errors
-    /// After an error the batch may or may not be there, and the engine is not used again.
+    /// After an error the batch may or may not be there, and the engine is dropped: another one is
+    /// opened. The error's message is shown to operators.
     fn apply(&self, batch: Batch) -> Result<()>;
 
     /// Visits the keys in `from..to` in ascending order until the visitor breaks.

@@ -3,6 +3,7 @@
 //! One key space for everything: one write buffer, one flush, and one log that marks speak for. A
 //! batch goes to fjall's journal and is synced there before it shows in reads.
 
+use std::io;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -52,13 +53,14 @@ impl Fjall {
 
 impl Engine for Fjall {
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        guarded(&self.path, || {
+        let found = guarded(&self.path, || {
             Ok(self
                 .records
                 .get(key)?
                 .as_deref()
                 .map(Bytes::copy_from_slice))
-        })
+        });
+        found.map_err(of_reading)
     }
 
     fn apply(&self, mut batch: Batch) -> Result<()> {
@@ -80,7 +82,7 @@ impl Engine for Fjall {
     }
 
     fn scan(&self, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
-        guarded(&self.path, || {
+        let scanned = guarded(&self.path, || {
             for guard in self.records.range(from..to) {
                 let (key, value) = guard.into_inner()?;
                 if let ControlFlow::Break(()) = visit(&key, Bytes::copy_from_slice(&value)) {
@@ -88,7 +90,8 @@ impl Engine for Fjall {
                 }
             }
             Ok(())
-        })
+        });
+        scanned.map_err(of_reading)
     }
 
     fn log_bytes(&self) -> u64 {
@@ -112,6 +115,14 @@ fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
+/// Reading changes nothing, so that what failed certainly did not happen.
+fn of_reading(error: StoreError) -> StoreError {
+    if error.kind() != StoreErrorKind::Unknown {
+        return error;
+    }
+    StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
+}
+
 // fjall and its tree assert some of what they read from disk: a damaged file must become an error
 // of this store, not a panic of its user.
 fn guarded<T>(path: &Path, run: impl FnOnce() -> fjall::Result<T>) -> Result<T> {
@@ -129,42 +140,87 @@ fn guarded<T>(path: &Path, run: impl FnOnce() -> fjall::Result<T>) -> Result<T> 
 }
 
 fn translate(path: &Path, error: fjall::Error) -> StoreError {
-    use std::io::ErrorKind as Io;
     let shown = path.display();
-    let io = match &error {
-        fjall::Error::Io(e) | fjall::Error::Storage(fjall::LsmError::Io(e)) => Some(e.kind()),
-        _ => None,
-    };
-    let (kind, message) = match (&error, io) {
-        (fjall::Error::Locked, _) => (
+    match error {
+        fjall::Error::Io(e) => of_io(path, e, false),
+        fjall::Error::Storage(fjall::LsmError::Io(e)) => of_io(path, e, true),
+        fjall::Error::Locked => StoreError::new(
             StoreErrorKind::Config,
             format!(
                 "{shown} is in use: another process (or another store in this one) has it open"
             ),
         ),
-        (_, Some(Io::StorageFull | Io::QuotaExceeded)) => (
+        fjall::Error::Poisoned => stopped(path),
+        error => damaged(path).with_source(error),
+    }
+}
+
+/// In a table what is damaged may look like a failed reading.
+fn of_io(path: &Path, error: io::Error, in_table: bool) -> StoreError {
+    use io::ErrorKind as Io;
+    let shown = path.display();
+    let (kind, message) = match error.kind() {
+        _ if is_out_of_descriptors(&error) => (
+            StoreErrorKind::Unknown,
+            format!(
+                "{shown} cannot be written to: this process may open no more files; raise its limit \
+                 (`LimitNOFILE`, `ulimit -n`)"
+            ),
+        ),
+        Io::StorageFull | Io::QuotaExceeded => (
             StoreErrorKind::Capacity,
             format!("the disk under {shown} is full"),
         ),
-        (_, Some(Io::PermissionDenied | Io::ReadOnlyFilesystem)) => (
+        Io::PermissionDenied | Io::ReadOnlyFilesystem => (
             StoreErrorKind::Config,
             format!("{shown} cannot be written to"),
         ),
-        (_, Some(Io::NotADirectory | Io::AlreadyExists)) => (
+        Io::NotADirectory | Io::AlreadyExists => (
             StoreErrorKind::Config,
             format!("{shown} is not a directory of this store"),
         ),
-        (fjall::Error::Poisoned, _) => (
-            StoreErrorKind::Closed,
-            format!("the storage engine in {shown} failed earlier and has to be opened again"),
-        ),
-        (fjall::Error::Io(_), Some(kind)) if kind != Io::NotFound && kind != Io::UnexpectedEof => {
-            (StoreErrorKind::Unknown, format!("{shown}: the disk failed"))
-        }
-        _ => (
-            StoreErrorKind::Corrupt,
-            format!("a file in {shown} is damaged or missing; restore the directory from a backup"),
-        ),
+        Io::NotFound | Io::UnexpectedEof => return damaged(path).with_source(error),
+        _ if in_table => return damaged(path).with_source(error),
+        _ => (StoreErrorKind::Unknown, format!("{shown}: the disk failed")),
     };
     StoreError::new(kind, message).with_source(error)
+}
+
+fn damaged(path: &Path) -> StoreError {
+    let shown = path.display();
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        format!("a file in {shown} is damaged or missing; restore the directory from a backup"),
+    )
+}
+
+/// One of fjall's own threads failed, and why is not told: what keeps files from being written now is
+/// likely the cause.
+fn stopped(path: &Path) -> StoreError {
+    /// Less than a table may need.
+    const LITTLE: u64 = 4 << 20;
+    match std::fs::File::open(path) {
+        Err(e) => of_io(path, e, false),
+        Ok(_) if free_bytes(path).is_some_and(|free| free < LITTLE) => {
+            of_io(path, io::ErrorKind::StorageFull.into(), false)
+        }
+        Ok(_) => StoreError::new(
+            StoreErrorKind::Unknown,
+            format!("{} could not be written to a moment ago", path.display()),
+        ),
+    }
+}
+
+#[cfg(unix)]
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
+}
+
+#[cfg(not(unix))]
+fn is_out_of_descriptors(_: &io::Error) -> bool {
+    false
 }

@@ -4,8 +4,10 @@
 //! # What it promises
 //! [`Durability::Power`]: an acknowledged step survives a crash of the process, of the machine and
 //! a loss of power, as far as the disk keeps what it acknowledged to `fdatasync`. One process at a
-//! time has a directory open. What it cannot keep it refuses: a failed commit stops the store until
-//! it is opened again, and a directory from which something acknowledged is missing does not open.
+//! time has a directory open. What it cannot keep it refuses: after a failed commit everything is
+//! refused until the engine was opened again, which the store does by itself (`reopen.rs`); a
+//! directory from which something acknowledged is missing does not open, and one that is no longer
+//! the one that was opened gets nothing more.
 //!
 //! # How a step goes
 //! Steps go to one thread, the committer. It takes all that wait, decides them one after the other
@@ -30,8 +32,8 @@
 //! engine, and removes them *after* the sync succeeded. Suppose a reader saw something of a batch.
 //! Then the batch had been handed over, so its identities had been added. When the reader looks for
 //! them afterwards, it either finds them, and does not use what it saw; or they have been removed,
-//! and then what it saw is on disk. After a failed sync they are never removed, and the store
-//! refuses everything.
+//! and then what it saw is on disk. After a failed sync the store refuses everything, and they are
+//! removed once nobody reads from that engine any more.
 //!
 //! # What it costs
 //! A step that changes a record costs its share of a sync; every other step costs none. A claim on
@@ -43,13 +45,18 @@ mod engine;
 mod fjall;
 mod group;
 mod keys;
+mod marks;
 mod open;
+mod place;
 mod queue;
+mod reopen;
+mod room;
 mod shared;
 mod step;
 mod watermark;
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -71,7 +78,9 @@ use crate::{OpenError, OpenOptions};
 
 pub use engine::{Batch, Engine, Visit};
 pub use open::FileOptions;
+use place::is_open_to_others;
 use queue::Queue;
+use room::Room;
 use shared::{Seen, Shared, decode};
 use step::{Done, Step, lost};
 
@@ -98,7 +107,8 @@ async fn open_path(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenErr
     // Opening reads from disk: not on a thread that serves others.
     let file = FileOptions::new()
         .cache_bytes(options.cache_bytes)
-        .reserve_bytes(options.reserve_bytes);
+        .reserve_bytes(options.reserve_bytes)
+        .existing(options.existing);
     let opening = move || drop(done.send(file.open(&path)));
     let interrupted = || {
         StoreError::new(
@@ -120,6 +130,8 @@ pub struct FileStore {
     queue: Arc<Queue>,
     finished: watch::Receiver<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    room: Room,
+    directory: Option<PathBuf>,
     for_tests: bool,
 }
 
@@ -136,6 +148,8 @@ mod layout {
     pub(super) const WATERMARK: &str = "acknowledged";
     /// The engine's directory.
     pub(super) const RECORDS: &str = "records";
+    /// The engine's lock, in its directory.
+    pub(super) const LOCK: &str = "lock";
 }
 
 impl FileStore {
@@ -404,6 +418,18 @@ impl Store for FileStore {
         let mut warnings = Vec::new();
         if engine.free_bytes().is_none() {
             warnings.push("how much room the disk has left cannot be known here".into());
+        }
+        warnings.extend(self.room.short(&*engine));
+        if let Some(path) = self
+            .directory
+            .as_ref()
+            .filter(|path| is_open_to_others(path))
+        {
+            warnings.push(format!(
+                "others on this machine can read {}, and answers and parts of keys in it: run \
+                 `chmod -R go= {0}`",
+                path.display()
+            ));
         }
         drop(engine);
         self.submit(|done| Step::Sync { write: true, done }).await?;

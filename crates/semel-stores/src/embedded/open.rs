@@ -1,7 +1,6 @@
 //! Opening: what is on disk must be what was acknowledged, or the store does not open.
 
-use std::collections::{HashMap, VecDeque};
-use std::fs;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,15 +11,19 @@ use semel::store::Result;
 use semel::{Clock, StoreError, StoreErrorKind, SystemClock, Timestamp};
 use tokio::sync::watch;
 
-use super::committer::{Committer, Marks, Room};
+use super::committer::{Committer, Opened};
 use super::engine::{Batch, Engine};
 use super::fjall::Fjall;
 use super::group::Course;
-use super::keys::{self, Mark};
+use super::keys;
+use super::marks::Marks;
+use super::place::{Place, unusable};
 use super::queue::Queue;
-use super::shared::{Shared, read_open};
+use super::room::Room;
+use super::shared::{OpenRecords, Shared, read_open};
 use super::watermark::Watermark;
 use super::{FileStore, layout};
+use crate::common::Obstacle;
 
 /// How a [`FileStore`] is opened.
 ///
@@ -34,6 +37,7 @@ pub struct FileOptions {
     cache_bytes: u64,
     reserve_bytes: u64,
     clock: Option<Box<dyn Clock>>,
+    existing: bool,
     for_tests: bool,
 }
 
@@ -50,6 +54,7 @@ impl FileOptions {
             cache_bytes: 32 << 20,
             reserve_bytes: 256 << 20,
             clock: None,
+            existing: false,
             for_tests: false,
         }
     }
@@ -73,6 +78,12 @@ impl FileOptions {
         self
     }
 
+    /// Whether only a store that is there is opened, and none is made. Not, unless set.
+    pub const fn existing(mut self, existing: bool) -> Self {
+        self.existing = existing;
+        self
+    }
+
     /// Allows [`Clear::clear`](semel::store::Clear::clear) without force.
     pub const fn for_tests(mut self) -> Self {
         self.for_tests = true;
@@ -88,11 +99,25 @@ impl FileOptions {
     /// there any more, or cannot be read.
     pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
         let path = path.as_ref();
-        create(path)?;
-        let records = path.join(layout::RECORDS);
-        let engine = Arc::new(Fjall::open(path, &records, self.cache_bytes)?);
+        let path = std::path::absolute(path).map_err(|e| unusable(path, &e).with_source(e))?;
+        if self.existing && !path.join(layout::RECORDS).exists() {
+            Place::try_out(&path)?;
+            let what = format!("there is no store in {}", path.display());
+            return Err(
+                StoreError::new(StoreErrorKind::Config, what).with_source(Obstacle::Missing)
+            );
+        }
+        Place::create(&path)?;
+        let cache = self.cache_bytes;
+        let open = {
+            let (path, records) = (path.clone(), path.join(layout::RECORDS));
+            move || -> Result<Arc<dyn Engine>> {
+                Ok(Arc::new(Fjall::open(&path, &records, cache)?))
+            }
+        };
+        let engine = open()?;
         let (watermark, acknowledged) =
-            Watermark::open(path).map_err(|e| unusable(path, &e).with_source(e))?;
+            Watermark::open(&path).map_err(|e| unusable(&path, &e).with_source(e))?;
         let acknowledged = acknowledged.ok_or_else(|| {
             corrupt(format!(
                 "{} is damaged; without it a loss of acknowledged records could go unseen. \
@@ -100,61 +125,68 @@ impl FileOptions {
                 path.join(layout::WATERMARK).display()
             ))
         })?;
-        self.start(
-            engine,
-            Some(watermark),
+        let kept = Kept {
+            place: Some(Place::of_opened(&path)?),
+            watermark: Some(watermark),
             acknowledged,
-            &path.display().to_string(),
-        )
+        };
+        self.start(engine, Box::new(open), kept, &path.display().to_string())
     }
 
-    /// Opens the store on another engine, which nothing else uses.
+    /// Opens the store on another engine. `open` is called now, and again after a commit failed,
+    /// once nobody holds the engine that it returned before.
     ///
     /// # Errors
-    /// [`Corrupt`](StoreErrorKind::Corrupt) where the engine holds something else than a store's
-    /// records without gaps.
-    pub fn open_engine(self, engine: Arc<dyn Engine>) -> Result<FileStore> {
-        self.start(engine, None, 0, "the storage engine")
+    /// Those of `open`; [`Corrupt`](StoreErrorKind::Corrupt) where the engine holds something else
+    /// than a store's records without gaps.
+    pub fn open_engine(
+        self,
+        mut open: impl FnMut() -> Result<Arc<dyn Engine>> + Send + 'static,
+    ) -> Result<FileStore> {
+        let engine = open()?;
+        self.start(
+            engine,
+            Box::new(open),
+            Kept::default(),
+            "the storage engine",
+        )
     }
 
     fn start(
         self,
         engine: Arc<dyn Engine>,
-        watermark: Option<Watermark>,
-        acknowledged: u64,
-        place: &str,
+        open: Box<dyn FnMut() -> Result<Arc<dyn Engine>> + Send>,
+        kept: Kept,
+        name: &str,
     ) -> Result<FileStore> {
-        check_format(&*engine, acknowledged, place)?;
-        let (marks, last) = check_marks(&*engine, acknowledged, place)?;
-        let open = read_open(&*engine)?;
+        let (opened, open_records) = recover(engine, kept.acknowledged, name)?;
+        let from = opened.course.now;
         let clock = self
             .clock
-            .unwrap_or_else(|| Box::new(SystemClock::not_before(last.now)));
-        let shared = Arc::new(Shared::new(engine.clone(), open, clock, last.now));
+            .unwrap_or_else(|| Box::new(SystemClock::not_before(from)));
+        let engine = opened.engine.clone();
+        let shared = Arc::new(Shared::new(engine, open_records, clock, from));
         let queue = Arc::new(Queue::default());
+        let room = Room {
+            reserve: self.reserve_bytes,
+        };
+        let directory = kept.place.as_ref().map(|place| place.path().to_owned());
         let (finished, watch) = watch::channel(());
         let committer = Committer {
-            engine,
             shared: shared.clone(),
             queue: queue.clone(),
-            watermark,
-            course: Course {
-                fence: last.fence,
-                now: last.now,
-                purge_from: keys::expiry_at(Timestamp::default()),
-                full: None,
-                latest: HashMap::new(),
-            },
-            marks,
-            room: Room {
-                reserve: self.reserve_bytes,
-                looked: None,
-            },
+            open,
+            name: name.into(),
+            place: kept.place,
+            watermark: kept.watermark,
+            acknowledged: kept.acknowledged,
+            room,
+            looked: None,
             _finished: finished,
         };
         let thread = std::thread::Builder::new()
             .name("semel-commit".into())
-            .spawn(move || committer.run())
+            .spawn(move || committer.run(opened))
             .map_err(|e| {
                 StoreError::new(
                     StoreErrorKind::Config,
@@ -167,36 +199,46 @@ impl FileOptions {
             queue,
             finished: watch,
             thread: Mutex::new(Some(thread)),
+            room,
+            directory,
             for_tests: self.for_tests,
         })
     }
 }
 
-fn create(path: &Path) -> Result<()> {
-    let created = !path.exists();
-    fs::create_dir_all(path).map_err(|e| unusable(path, &e).with_source(e))?;
-    if created && let Some(parent) = path.canonicalize().ok().as_deref().and_then(Path::parent) {
-        // A directory survives a loss of power once its parent is on disk. Where the parent cannot
-        // be opened, the system decides when.
-        if let Ok(parent) = fs::File::open(parent) {
-            let _ = parent.sync_all();
-        }
-    }
-    Ok(())
+/// What a store keeps beside its engine.
+#[derive(Default)]
+struct Kept {
+    place: Option<Place>,
+    watermark: Option<Watermark>,
+    acknowledged: u64,
 }
 
-fn unusable(path: &Path, error: &std::io::Error) -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Config,
-        format!(
-            "{} cannot be used as the store's directory ({})",
-            path.display(),
-            error.kind()
-        ),
-    )
+/// Reads what is in an engine that was just opened, and the open records.
+pub(super) fn recover(
+    engine: Arc<dyn Engine>,
+    acknowledged: u64,
+    name: &str,
+) -> Result<(Opened, OpenRecords)> {
+    check_format(&*engine, acknowledged, name)?;
+    let (marks, last) = Marks::read(&*engine, acknowledged, name)?;
+    let open = read_open(&*engine)?;
+    let course = Course {
+        fence: last.fence,
+        now: last.now,
+        purge_from: keys::expiry_at(Timestamp::default()),
+        full: None,
+        latest: HashMap::new(),
+    };
+    let opened = Opened {
+        engine,
+        course,
+        marks,
+    };
+    Ok((opened, open))
 }
 
-fn corrupt(message: String) -> StoreError {
+pub(super) fn corrupt(message: String) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, message)
 }
 
@@ -225,54 +267,4 @@ fn check_format(engine: &dyn Engine, acknowledged: u64, place: &str) -> Result<(
     let mut batch = Batch::default();
     batch.put(keys::FORMAT, Bytes::from_static(&[keys::VERSION]));
     engine.apply(batch)
-}
-
-// The last mark must not be behind the watermark (the log's end is missing), and none in between
-// may be missing (the end of an earlier log is).
-fn check_marks(engine: &dyn Engine, acknowledged: u64, place: &str) -> Result<(Marks, Mark)> {
-    let mut kept: VecDeque<Mark> = VecDeque::new();
-    let mut unreadable = false;
-    let mut gap = None;
-    engine.scan(keys::MARKS.0, keys::MARKS.1, &mut |key, value| {
-        let Some(mark) = Mark::from_bytes(key, &value) else {
-            unreadable = true;
-            return ControlFlow::Break(());
-        };
-        if let Some(before) = kept.back()
-            && before.group + 1 != mark.group
-        {
-            gap = gap.or(Some((before.group, mark.group)));
-        }
-        kept.push_back(mark);
-        ControlFlow::Continue(())
-    })?;
-    if unreadable {
-        return Err(corrupt(format!(
-            "{place}: a mark cannot be read; restore it from a backup"
-        )));
-    }
-    let last = kept.back().copied().unwrap_or_default();
-    if last.group < acknowledged {
-        return Err(corrupt(format!(
-            "{place} lost acknowledged records: group {acknowledged} was acknowledged, and the \
-             last one found is {}. Restore the directory from a backup, or delete the file `{}` \
-             in it to go on without them",
-            last.group,
-            layout::WATERMARK
-        )));
-    }
-    let first = kept.front().map_or(0, |m| m.group);
-    if let Some((before, after)) = gap.or((first > last.oldest).then_some((last.oldest, first))) {
-        return Err(corrupt(format!(
-            "{place} lost acknowledged records: after group {before} comes group {after}. \
-             Restore the directory from a backup"
-        )));
-    }
-    let marks = Marks {
-        next: last.group + 1,
-        kept_bytes: kept.iter().map(|m| m.bytes).sum(),
-        kept: kept.iter().map(|m| (m.group, m.bytes)).collect(),
-        log_bytes: engine.log_bytes(),
-    };
-    Ok((marks, last))
 }

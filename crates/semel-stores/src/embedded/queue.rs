@@ -1,5 +1,7 @@
 //! The way to the committer: callers put steps in, the committer takes all there are.
 
+use std::time::Instant;
+
 use parking_lot::{Condvar, Mutex};
 
 use super::step::Step;
@@ -14,6 +16,16 @@ pub(super) struct Queue {
 struct Pending {
     steps: Vec<Step>,
     closed: bool,
+}
+
+/// What came out of the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    Steps,
+    /// None came in time.
+    Nothing,
+    /// None is in, and none will come.
+    Closed,
 }
 
 impl Queue {
@@ -34,18 +46,19 @@ impl Queue {
         None
     }
 
-    /// Waits for steps and moves all of them to `into`; `false` once the queue is closed and
-    /// empty.
-    pub(super) fn take(&self, into: &mut Vec<Step>) -> bool {
+    /// Waits for steps until this instant, and moves all of them to `into`.
+    pub(super) fn take(&self, into: &mut Vec<Step>, until: Instant) -> Taken {
         let mut pending = self.pending.lock();
         while pending.steps.is_empty() {
             if pending.closed {
-                return false;
+                return Taken::Closed;
             }
-            self.filled.wait(&mut pending);
+            if self.filled.wait_until(&mut pending, until).timed_out() && pending.steps.is_empty() {
+                return Taken::Nothing;
+            }
         }
         std::mem::swap(&mut pending.steps, into);
-        true
+        Taken::Steps
     }
 
     /// Takes no more steps. Those that are in are still done.

@@ -14,6 +14,9 @@ use tokio::sync::Notify;
 use super::engine::Engine;
 use super::keys;
 
+/// Every record in flight or unknown.
+pub(super) type OpenRecords = BTreeMap<IdentityDigest, Arc<Entry>>;
+
 pub(super) struct Shared {
     state: RwLock<State>,
     clock: Box<dyn Clock>,
@@ -24,14 +27,20 @@ pub(super) struct Shared {
 }
 
 pub(super) struct State {
-    engine: Option<Arc<dyn Engine>>,
-    refusal: Arc<str>,
-    /// Every record in flight or unknown, as it is on disk.
-    pub(super) open: BTreeMap<IdentityDigest, Arc<Entry>>,
+    engine: Result<Arc<dyn Engine>, Refusal>,
+    /// As it is on disk.
+    pub(super) open: OpenRecords,
     // Whose records the engine may show before they are on disk.
     uncommitted: HashSet<IdentityDigest>,
     /// How many groups were put on disk.
     pub(super) groups: u64,
+}
+
+/// Why everything is refused.
+#[derive(Clone)]
+pub(super) struct Refusal {
+    kind: StoreErrorKind,
+    reason: Arc<str>,
 }
 
 /// What a reader found.
@@ -47,14 +56,13 @@ pub(super) enum Seen {
 impl Shared {
     pub(super) fn new(
         engine: Arc<dyn Engine>,
-        open: BTreeMap<IdentityDigest, Arc<Entry>>,
+        open: OpenRecords,
         clock: Box<dyn Clock>,
         latest: Timestamp,
     ) -> Self {
         Self {
             state: RwLock::new(State {
-                engine: Some(engine),
-                refusal: "the store was closed".into(),
+                engine: Ok(engine),
                 open,
                 uncommitted: HashSet::new(),
                 groups: 0,
@@ -100,7 +108,7 @@ impl Shared {
         };
         let found = read_settled(&*engine, digest)?;
         let state = self.state.read();
-        // A failed store leaves its last group among the uncommitted for ever.
+        // A failed group stays among the uncommitted until the store is opened again.
         if state.uncommitted.contains(digest) {
             return Ok(Seen::Uncommitted);
         }
@@ -152,21 +160,25 @@ impl Shared {
         }
     }
 
-    /// Refuses everything from now on, for this reason, and lets go of the engine. The first
-    /// reason stays.
-    pub(super) fn refuse(&self, reason: &str) {
-        let engine = {
-            let mut state = self.state.write();
-            if state.engine.is_some() {
-                state.refusal = reason.into();
-            }
-            state.engine.take()
-        };
+    /// Refuses everything from now on, for this reason, and lets go of the engine.
+    pub(super) fn refuse(&self, refusal: Refusal) {
+        let engine = std::mem::replace(&mut self.state.write().engine, Err(refusal));
         // Outside the lock: an engine joins its threads when it goes.
         drop(engine);
         for notify in self.waiters.lock().values() {
             notify.notify_waiters();
         }
+    }
+
+    /// Goes on with an engine that was opened again, and what is open in it. Nobody holds the one
+    /// before: what was uncommitted there is known now.
+    pub(super) fn resume(&self, engine: Arc<dyn Engine>, open: OpenRecords) {
+        let mut state = self.state.write();
+        state.engine = Ok(engine);
+        state.open = open;
+        state.uncommitted.clear();
+        // Two, so that no look before it counts as one before the latest group.
+        state.groups += 2;
     }
 
     /// Registers a waiter. Registering comes before looking at the record, so that no change
@@ -182,11 +194,26 @@ impl Shared {
     }
 }
 
+impl Refusal {
+    pub(super) fn new(kind: StoreErrorKind, reason: impl Into<Arc<str>>) -> Self {
+        Self {
+            kind,
+            reason: reason.into(),
+        }
+    }
+
+    pub(super) fn closed() -> Self {
+        Self::new(StoreErrorKind::Closed, "the store was closed")
+    }
+
+    pub(super) fn error(&self) -> StoreError {
+        StoreError::new(self.kind, &*self.reason)
+    }
+}
+
 impl State {
     pub(super) fn engine(&self) -> Result<Arc<dyn Engine>> {
-        self.engine
-            .clone()
-            .ok_or_else(|| StoreError::new(StoreErrorKind::Closed, &*self.refusal))
+        self.engine.as_ref().map(Arc::clone).map_err(Refusal::error)
     }
 }
 
@@ -220,7 +247,7 @@ pub(super) fn read_settled(
 }
 
 /// Reads every record under `o`.
-pub(super) fn read_open(engine: &dyn Engine) -> Result<BTreeMap<IdentityDigest, Arc<Entry>>> {
+pub(super) fn read_open(engine: &dyn Engine) -> Result<OpenRecords> {
     let mut open = BTreeMap::new();
     let mut damage = None;
     engine.scan(

@@ -24,12 +24,11 @@ impl Watermark {
     /// `None` where the file is damaged.
     pub(super) fn open(directory: &Path) -> io::Result<(Self, Option<u64>)> {
         let path = directory.join(layout::WATERMARK);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = options.open(path)?;
         let mut bytes = Vec::new();
         (&mut file).take(4096).read_to_end(&mut bytes)?;
         if bytes.is_empty() {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::MysqlOptions;
 use super::error::{Effect, Failure, config};
 use super::pool::{Lease, Pool, first};
+use crate::common::Obstacle;
 use crate::{Migrated, Schema};
 
 /// The version of the schema that this program works with.
@@ -45,7 +46,8 @@ pub(super) async fn prepare(pool: &Pool, table: &str, schema: Schema) -> Result<
         (None, Schema::Expect) => Err(config(format!(
             "there is no table `{table}` in this database, or none of those beside it: run \
              `semel migrate --store …` or open with schema=create"
-        ))),
+        ))
+        .with_source(Obstacle::Missing)),
         (Some(found), _) => Err(other_version(table, found)),
     }
 }

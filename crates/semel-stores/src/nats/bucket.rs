@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::CreateStreamErrorKind;
 use async_nats::jetstream::stream::{
     Config, DiscardPolicy, Info, PersistenceMode, RetentionPolicy, StorageType,
 };
-use async_nats::jetstream::{self, ErrorCode};
 use semel::store::Durability;
 use semel::{StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep};
 
 use super::link::{Link, Trouble};
 use super::options::{NatsOptions, Storage};
-use crate::common::{Migrated, Schema};
+use crate::common::{Migrated, Obstacle, Schema};
 
 /// The layout of keys and values; said in the stream's description.
 const VERSION: u32 = 1;
@@ -260,10 +260,7 @@ async fn prepare(
 }
 
 fn is_missing(e: &StoreError) -> bool {
-    let cause = std::error::Error::source(e);
-    cause
-        .and_then(|e| e.downcast_ref::<jetstream::Error>())
-        .is_some_and(|said| said.error_code() == ErrorCode::STREAM_NOT_FOUND)
+    Obstacle::of(e) == Some(Obstacle::Missing)
 }
 
 /// Asks for the stream. `last`: there is no time to ask again.

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::options::NatsOptions;
+use crate::common::Obstacle;
 
 /// What became of the connection.
 #[derive(Debug, Clone, Default)]
@@ -372,7 +373,7 @@ impl Link {
                          with schema=create"
                     ),
                 )
-                .with_source(said),
+                .with_source(Obstacle::Missing),
             ),
             ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => {
                 Trouble::Final(

@@ -9,6 +9,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::Connector;
 use super::options::PostgresOptions;
 use super::{error, sql};
+use crate::common::Obstacle;
 use crate::{Migrated, Schema};
 
 /// What each version adds to the one before, and how that is told.
@@ -97,7 +98,8 @@ pub(super) async fn look_after(client: &Client, with: &Connector, schema: Schema
             "there is no table {} with semel's records: run `semel migrate --store …`, or open \
              with schema=create",
             with.table
-        ))),
+        ))
+        .with_source(Obstacle::Missing)),
         Some(found) if found > PRESENT => Err(newer(with, found)),
         Some(0) if schema != Schema::Migrate => Err(config(format!(
             "there is no table {}_versioned or no sequence {0}_fences beside {0}: run `semel migrate \

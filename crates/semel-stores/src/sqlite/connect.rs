@@ -9,6 +9,7 @@ use semel::{StoreError, StoreErrorKind};
 
 use super::error::{Phase, is_busy, told};
 use super::sql::{self, Table};
+use crate::common::Obstacle;
 
 /// Which file, and how it is used: enough to open it again.
 #[derive(Debug, Clone)]
@@ -21,7 +22,12 @@ pub(super) struct Place {
     pub(super) full: bool,
     pub(super) max_bytes: Option<u64>,
     pub(super) reserve_bytes: u64,
+    /// Which file was opened, once one was.
+    pub(super) opened: Option<File>,
 }
+
+/// Device and number of a file.
+type File = (u64, u64);
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,10 +61,11 @@ impl Place {
                 rusqlite::version()
             )));
         }
-        let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         if role == Role::Make {
-            flags |= OpenFlags::SQLITE_OPEN_CREATE;
+            self.make()?;
         }
+        self.check_file()?;
         let mut connection = Connection::open_with_flags(&self.path, flags).map_err(failed)?;
         let slice = match role {
             Role::Make | Role::Read | Role::Lend => self.timeout,
@@ -128,19 +135,60 @@ impl Place {
 
     /// The same error, about this file.
     pub(super) fn about(&self, error: &StoreError) -> StoreError {
-        StoreError::new(error.kind(), format!("{}: {error}", self.path.display()))
+        let about = StoreError::new(error.kind(), format!("{}: {error}", self.path.display()));
+        match Obstacle::of(error) {
+            Some(obstacle) => about.with_source(obstacle),
+            None => about,
+        }
+    }
+
+    /// Makes the file where there is none, for its owner only. SQLite's own files beside it get the
+    /// same mode.
+    fn make(&self) -> Result<()> {
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        match options.open(&self.path) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                let what = format!("it cannot be made ({})", e.kind());
+                Err(self.about(&config(what).with_source(e)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the path leads to the file that was opened first: in another one what ran before is
+    /// not known.
+    pub(super) fn check_file(&self) -> Result<()> {
+        let found = self.file();
+        let what = match self.opened {
+            Some(opened) if found != Some(opened) => match found {
+                Some(_) => "it was replaced",
+                None => "it was deleted or moved away",
+            },
+            _ => return Ok(()),
+        };
+        Err(self.about(&StoreError::new(
+            StoreErrorKind::NotApplied,
+            format!(
+                "{what} while the store had it open. Put it back, or restart the program to go on \
+                 with what is there now: without the records that were in it, what they protected \
+                 can run again"
+            ),
+        )))
     }
 
     /// Which file the path leads to now: one that was moved away or replaced is another.
     #[cfg(unix)]
-    pub(super) fn file(&self) -> Option<(u64, u64)> {
+    pub(super) fn file(&self) -> Option<File> {
         use std::os::unix::fs::MetadataExt as _;
         let data = std::fs::metadata(&self.path).ok()?;
         Some((data.dev(), data.ino()))
     }
 
     #[cfg(not(unix))]
-    pub(super) fn file(&self) -> Option<(u64, u64)> {
+    pub(super) fn file(&self) -> Option<File> {
         None
     }
 

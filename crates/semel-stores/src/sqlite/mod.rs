@@ -255,7 +255,7 @@ impl Store for SqliteStore {
         }
         // Writing works, and is as durable as asked.
         self.submit(Work::Touch).await?;
-        let mut warnings = Vec::new();
+        let mut warnings: Vec<String> = room::on_disk(place).map(Into::into).into_iter().collect();
         if !place.full {
             warnings.push(
                 "commits are not synced (`synchronous=normal`): a loss of power takes the latest \

@@ -127,8 +127,9 @@ impl SqliteOptions {
     /// [`Corrupt`](semel::StoreErrorKind::Corrupt) where it is damaged or no database;
     /// [`NotApplied`](semel::StoreErrorKind::NotApplied) where it stays locked.
     pub fn open(self, path: impl AsRef<Path>) -> Result<SqliteStore> {
-        let place = self.place(path.as_ref())?;
+        let mut place = self.place(path.as_ref())?;
         self.prepare(&place)?;
+        place.opened = place.file();
         let connection = place.connect(Role::Write)?;
         let (latest, _) = Statements::prepare(&connection, &place.table)
             .and_then(|mut statements| statements.clock())
@@ -166,6 +167,7 @@ impl SqliteOptions {
             full: self.full,
             max_bytes: self.max_bytes,
             reserve_bytes: self.reserve_bytes,
+            opened: None,
         };
         place.check_path()?;
         Ok(place)

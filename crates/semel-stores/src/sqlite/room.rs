@@ -39,18 +39,23 @@ impl Room {
         }
         if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
-            let free = free_bytes(place.path.parent().unwrap_or(&place.path));
-            self.short = free.filter(|free| *free < place.reserve_bytes).map(|free| {
-                format!(
-                    "the disk under the database file is nearly full: {free} bytes are left, and \
-                     new claims are refused below {} (`reserve_bytes`)",
-                    place.reserve_bytes
-                )
-                .into()
-            });
+            self.short = on_disk(place);
         }
         Ok(self.short.clone())
     }
+}
+
+/// Whether the disk is short of room.
+pub(super) fn on_disk(place: &Place) -> Option<Box<str>> {
+    let free = free_bytes(place.path.parent().unwrap_or(&place.path))
+        .filter(|free| *free < place.reserve_bytes)?;
+    let text = format!(
+        "the disk under the database file is nearly full: {} MiB are left, and new claims are \
+         refused below {} MiB (`reserve_bytes`)",
+        free >> 20,
+        place.reserve_bytes >> 20
+    );
+    Some(text.into())
 }
 
 /// What the file's pages take, without those that are free for use.

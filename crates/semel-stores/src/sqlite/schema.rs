@@ -7,7 +7,7 @@ use semel::store::Result;
 use super::connect::{Place, config};
 use super::error::{Phase, told};
 use super::sql::{self, Table};
-use crate::common::{Migrated, Schema};
+use crate::common::{Migrated, Obstacle, Schema};
 
 /// The version that this program reads and writes.
 pub(super) const VERSION: u32 = 1;
@@ -115,4 +115,5 @@ pub(super) fn missing(table: &Table) -> StoreError {
          with `schema=create`",
         table.name()
     ))
+    .with_source(Obstacle::Missing)
 }

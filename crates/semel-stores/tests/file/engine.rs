@@ -1,118 +1,16 @@
 //! What only shows with an engine that can be held, failed and counted.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
-use semel::store::{Claim, ListQuery, Result, Retention};
-use semel::{ManualClock, Outcome, StateKind, Store, StoreError, StoreErrorKind, Timestamp};
-use semel_stores::embedded::{Batch, Engine, Visit};
-use semel_stores::{FileOptions, FileStore};
+use semel::store::{Claim, ListQuery, Retention};
+use semel::{ManualClock, Outcome, StateKind, Store, StoreErrorKind, Timestamp};
+use semel_stores::FileOptions;
 
-use super::{acquire, complete, identity, replayed, request, settle};
-
-/// In memory. Shows a batch to readers at once, and calls it on disk when it is let through.
-#[derive(Default)]
-struct Fake {
-    map: Mutex<BTreeMap<Vec<u8>, Bytes>>,
-    held: Mutex<bool>,
-    changed: Condvar,
-    // How many batches wait for their sync, and how many had one.
-    waiting: AtomicU64,
-    syncs: AtomicU64,
-    fails: AtomicBool,
-    panics: AtomicBool,
-}
-
-impl Fake {
-    fn hold(&self, held: bool) {
-        *self.held.lock() = held;
-        self.changed.notify_all();
-    }
-
-    async fn until_syncing(&self) {
-        while self.waiting.load(Ordering::SeqCst) == 0 {
-            tokio::task::yield_now().await;
-        }
-    }
-}
-
-impl Engine for Fake {
-    fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        Ok(self.map.lock().get(key).cloned())
-    }
-
-    fn apply(&self, batch: Batch) -> Result<()> {
-        let keys: std::collections::HashSet<_> = batch
-            .operations
-            .iter()
-            .map(|(key, _)| key.clone())
-            .collect();
-        assert_eq!(keys.len(), batch.operations.len(), "a key occurs twice");
-        let mut map = self.map.lock();
-        for (key, value) in batch.operations {
-            match value {
-                Some(value) => map.insert(key.to_vec(), value),
-                None => map.remove(&*key),
-            };
-        }
-        drop(map);
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let mut held = self.held.lock();
-        while *held {
-            self.changed.wait(&mut held);
-        }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        assert!(!self.panics.load(Ordering::SeqCst), "as planned");
-        if self.fails.load(Ordering::SeqCst) {
-            let kind = StoreErrorKind::Unknown;
-            return Err(StoreError::new(kind, "the disk is gone"));
-        }
-        self.syncs.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn scan(&self, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
-        let map = self.map.lock().clone();
-        for (key, value) in map.range(from.to_vec()..to.to_vec()) {
-            if visit(key, value.clone()).is_break() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn log_bytes(&self) -> u64 {
-        1000
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        None
-    }
-}
-
-fn store() -> (Arc<Fake>, Arc<FileStore>) {
-    let fake = Arc::new(Fake::default());
-    let store = FileOptions::new().open_engine(fake.clone()).unwrap();
-    (fake, Arc::new(store))
-}
-
-fn spawn_complete(
-    store: &Arc<FileStore>,
-    key: &'static str,
-    token: semel::store::Token,
-) -> tokio::task::JoinHandle<Result<semel::store::Fenced>> {
-    let store = store.clone();
-    tokio::spawn(async move {
-        let outcome = Outcome::success(b"answer");
-        store
-            .complete(identity(key).digest(), &token, &outcome, Retention::ORDER)
-            .await
-    })
-}
+use super::fake::{Fake, spawn_complete, store};
+use super::{acquire, identity, replayed, request, settle};
 
 #[tokio::test]
 async fn nobody_sees_what_is_not_on_disk() {
@@ -152,7 +50,7 @@ async fn a_reader_of_an_uncommitted_settled_record_waits_for_the_sync() {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1)));
     let fake = Arc::new(Fake::default());
     let options = FileOptions::new().clock(clock.clone());
-    let store = Arc::new(options.open_engine(fake.clone()).unwrap());
+    let store = Arc::new(fake.open(options).unwrap());
     settle(&store, "k").await;
     clock.advance(Duration::from_hours(25));
     fake.hold(true);
@@ -252,74 +150,6 @@ async fn steps_of_one_group_build_on_each_other() {
 }
 
 #[tokio::test]
-async fn a_failed_sync_answers_unknown_and_stops_the_store() {
-    for panics in [false, true] {
-        let (fake, store) = store();
-        let token = acquire(&store, "k").await.token;
-        settle(&store, "done").await;
-        fake.hold(true);
-        let first = spawn_complete(&store, "k", token);
-        fake.until_syncing().await;
-        let queued = tokio::spawn({
-            let store = store.clone();
-            async move { store.claim(&identity("new"), &request()).await }
-        });
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        fake.fails.store(true, Ordering::SeqCst);
-        fake.panics.store(panics, Ordering::SeqCst);
-        fake.hold(false);
-        let unknown = first.await.unwrap().unwrap_err();
-        assert_eq!(unknown.kind(), StoreErrorKind::Unknown);
-        assert!(unknown.to_string().contains("a commit failed"), "{unknown}");
-        assert_eq!(
-            queued.await.unwrap().unwrap_err().kind(),
-            StoreErrorKind::Closed
-        );
-        let digest = *identity("done").digest();
-        for refused in [
-            store.get(&digest).await.map(drop).unwrap_err(),
-            store
-                .claim(&identity("done"), &request())
-                .await
-                .map(drop)
-                .unwrap_err(),
-            store.purge(1).await.map(drop).unwrap_err(),
-            store.probe().await.map(drop).unwrap_err(),
-            store
-                .list(&ListQuery::new(StateKind::InFlight))
-                .await
-                .map(drop)
-                .unwrap_err(),
-            store
-                .list(&ListQuery::new(StateKind::Completed))
-                .await
-                .map(drop)
-                .unwrap_err(),
-            store
-                .wait(&digest, token.fence, Duration::from_secs(60))
-                .await
-                .map(drop)
-                .unwrap_err(),
-        ] {
-            assert_eq!(refused.kind(), StoreErrorKind::Closed);
-            assert!(
-                refused.to_string().contains("until it is opened again"),
-                "{refused}"
-            );
-        }
-        store.close().await.unwrap();
-        // What was acknowledged before is there; so is, here, what failed.
-        fake.fails.store(false, Ordering::SeqCst);
-        fake.panics.store(false, Ordering::SeqCst);
-        let store = FileOptions::new().open_engine(fake).unwrap();
-        assert_eq!(replayed(&store, "done").await.unwrap(), "done");
-        complete(&store, "k", &token, b"answer").await;
-    }
-}
-
-#[tokio::test]
 async fn old_marks_go_once_the_log_is_past_them() {
     let (fake, store) = store();
     for n in 0..200 {
@@ -329,7 +159,7 @@ async fn old_marks_go_once_the_log_is_past_them() {
     assert!(marks(&fake) < 50, "{} marks", marks(&fake));
     store.close().await.unwrap();
     drop(store);
-    FileOptions::new().open_engine(fake.clone()).unwrap();
+    fake.open(FileOptions::new()).unwrap();
     // One that is missing is told.
     let key = {
         let map = fake.map.lock();
@@ -337,7 +167,7 @@ async fn old_marks_go_once_the_log_is_past_them() {
         marks.nth(2).unwrap().0.clone()
     };
     fake.map.lock().remove(&key);
-    let refused = FileOptions::new().open_engine(fake).unwrap_err();
+    let refused = fake.open(FileOptions::new()).unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::Corrupt);
     assert!(
         refused.to_string().contains("lost acknowledged records"),
@@ -349,11 +179,11 @@ async fn old_marks_go_once_the_log_is_past_them() {
 async fn a_layout_that_is_not_known_is_refused() {
     let fake = Arc::new(Fake::default());
     fake.map.lock().insert("f".into(), Bytes::from_static(&[9]));
-    let refused = FileOptions::new().open_engine(fake).unwrap_err();
+    let refused = fake.open(FileOptions::new()).unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::Corrupt);
     let fake = Arc::new(Fake::default());
     fake.map
         .lock()
         .insert("somebody else's".into(), Bytes::new());
-    assert!(FileOptions::new().open_engine(fake).is_err());
+    assert!(fake.open(FileOptions::new()).is_err());
 }

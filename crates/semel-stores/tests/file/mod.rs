@@ -3,7 +3,10 @@
 mod crash;
 mod damage;
 mod engine;
+mod fake;
 mod life;
+mod place;
+mod reopen;
 
 use std::time::Duration;
 

@@ -89,22 +89,44 @@ async fn a_file_that_was_replaced_is_noticed() {
     move_away();
     let error = store.claim(&identity("key"), &request()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
-    assert!(error.to_string().contains("cannot be opened"), "{error}");
+    assert!(
+        error.to_string().contains("was deleted or moved away"),
+        "{error}"
+    );
     assert!(!path.exists(), "no file was made unasked");
 
     let other = open(&path);
     let token = acquire(&other, "key").await.token;
     complete(&other, "key", &token, b"in the new file").await;
-    assert_eq!(
-        replayed(&store, "key").await.body().unwrap(),
-        &b"in the new file"[..]
-    );
+    for refused in [
+        store.claim(&identity("key"), &request()).await.map(drop),
+        store.claim(&identity("next"), &request()).await.map(drop),
+        store.get(identity("key").digest()).await.map(drop),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+        assert!(error.to_string().contains("was replaced"), "{error}");
+    }
+    other.close().await.unwrap();
+
+    // Put back, it goes on by itself.
+    for name in ["semel.db", "semel.db-wal", "semel.db-shm"] {
+        let _ = std::fs::remove_file(directory.path().join(name));
+        let _ = std::fs::rename(away.path().join(name), directory.path().join(name));
+    }
+    assert_eq!(replayed(&store, "key").await.body().unwrap(), &b"done"[..]);
     acquire(&store, "next").await;
-    assert!(
-        other
-            .get(identity("next").digest())
-            .await
-            .unwrap()
-            .is_some()
-    );
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn nobody_else_can_read_a_new_file() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (directory, path) = file();
+    let store = open(&path);
+    acquire(&store, "key").await;
+    for name in ["semel.db", "semel.db-wal", "semel.db-shm"] {
+        let found = std::fs::metadata(directory.path().join(name)).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o600, "{name}");
+    }
 }

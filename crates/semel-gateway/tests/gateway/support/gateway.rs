@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tempfile::TempDir;
 
 use super::{PATIENCE, eventually};
@@ -28,27 +28,26 @@ impl Gateway {
 
     /// A gateway on the records of an earlier one that ended.
     pub(crate) fn start_in(directory: &Arc<TempDir>, upstream: SocketAddr, flags: &[&str]) -> Self {
-        Self::started(Self::command(), directory, upstream, flags)
+        Self::start_under(&[], directory, upstream, flags)
     }
 
     /// A gateway that may have so many files open.
     pub(crate) fn start_with_files(files: u32, upstream: SocketAddr, flags: &[&str]) -> Self {
         let limited = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
-        let mut command = Command::new("/bin/sh");
-        command
-            .args(["-c", &limited, env!("CARGO_BIN_EXE_semel"), "serve"])
-            .env_clear()
-            .stdin(Stdio::null());
         let directory = Arc::new(tempfile::tempdir().unwrap());
-        Self::started(command, &directory, upstream, flags)
+        Self::start_under(&["/bin/sh", "-c", &limited], &directory, upstream, flags)
     }
 
-    fn started(
-        mut command: Command,
+    /// A gateway that these words start: a shell that sets limits first.
+    pub(crate) fn start_under(
+        words: &[&str],
         directory: &Arc<TempDir>,
         upstream: SocketAddr,
         flags: &[&str],
     ) -> Self {
+        let program = [words, &[env!("CARGO_BIN_EXE_semel"), "serve"]].concat();
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).env_clear().stdin(Stdio::null());
         if !flags.contains(&"--store") {
             command.args(["--store", &store_in(directory.path())]);
         }
@@ -85,13 +84,6 @@ impl Gateway {
         }
     }
 
-    /// `semel serve` in a clean environment.
-    pub(crate) fn command() -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
-        command.arg("serve").env_clear().stdin(Stdio::null());
-        command
-    }
-
     /// Where the records are: keeps them for the next gateway.
     pub(crate) fn directory(&self) -> Arc<TempDir> {
         Arc::clone(&self.directory)
@@ -115,7 +107,8 @@ impl Gateway {
         let process = Pid::from_raw(i32::try_from(self.process.id()).unwrap());
         let limit = Rlimit {
             current: Some(files),
-            maximum: Some(files),
+            // As this process has it, and may not raise it again.
+            maximum: getrlimit(Resource::Nofile).maximum,
         };
         prlimit(process, Resource::Nofile, limit).unwrap();
     }

@@ -10,11 +10,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
-use tokio::time::{Instant, sleep};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use gateway::{Gateway, store_in};
 pub(crate) use ledger::Shop;
@@ -71,6 +74,10 @@ pub(crate) async fn send(request: Request<Full<Bytes>>) -> Result<Answer, String
         .request(request)
         .await
         .map_err(|e| format!("{e:?}"))?;
+    read_whole(answer).await
+}
+
+async fn read_whole(answer: Response<Incoming>) -> Result<Answer, String> {
     let (head, body) = answer.into_parts();
     let body = body.collect().await.map_err(|e| format!("{e:?}"))?;
     Ok(Answer {
@@ -78,6 +85,37 @@ pub(crate) async fn send(request: Request<Full<Bytes>>) -> Result<Answer, String
         headers: head.headers,
         body: body.to_bytes(),
     })
+}
+
+/// One connection, for requests one after the other.
+pub(crate) struct Connection {
+    address: SocketAddr,
+    sender: SendRequest<Full<Bytes>>,
+}
+
+impl Connection {
+    pub(crate) async fn open(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Self { address, sender }
+    }
+
+    pub(crate) async fn send(
+        &mut self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Answer, String> {
+        let path = request.uri().path_and_query().unwrap().clone();
+        *request.uri_mut() = path.into();
+        let host = self.address.to_string().parse().unwrap();
+        request.headers_mut().insert(http::header::HOST, host);
+        let sent = async {
+            self.sender.ready().await?;
+            self.sender.send_request(request).await
+        };
+        let answer = timeout(PATIENCE, sent).await.unwrap();
+        read_whole(answer.map_err(|e| format!("{e:?}"))?).await
+    }
 }
 
 pub(crate) fn request(

@@ -1,0 +1,232 @@
+//! Whether the store can be used, for every kind of store: told to the log, to `/readyz` and to the
+//! metrics.
+//!
+//! Failures of calls do not decide it, since one call may fail for its own reasons. They have the
+//! store asked at once, by a record of the gateway's own: one that is claimed and completed, as a
+//! request's is. Without failures a record is looked up every second.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store};
+use semel::{Fingerprint, Identity, Key, Outcome, Scope, StoreError, StoreErrorKind};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::metrics::Metrics;
+
+/// How often the store is asked, and how long it may take to answer.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long the store may take to say that it is there.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause after calls that failed had it asked.
+const REST: Duration = Duration::from_millis(200);
+/// How often the log says something of a state that it told of before.
+const REMIND_EVERY: Duration = Duration::from_secs(30);
+
+/// In which state the store is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// It does all that is asked.
+    Up,
+    /// It refuses new keys for want of room, and does the rest.
+    Full(String),
+    /// It cannot be used.
+    Down(String),
+}
+
+/// What is known of the store.
+#[derive(Debug)]
+pub struct Health {
+    known: Mutex<Known>,
+    /// A call failed.
+    trouble: Notify,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+struct Known {
+    condition: Condition,
+    since: Instant,
+    /// When the log was last told.
+    told: Option<Instant>,
+    /// How many calls failed since it was last asked, and how the last of them did.
+    failures: u64,
+    last_failure: String,
+}
+
+impl Health {
+    /// Of a store that was just opened.
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        metrics.store_is(&Condition::Up);
+        Self {
+            known: Mutex::new(Known {
+                condition: Condition::Up,
+                since: Instant::now(),
+                told: None,
+                failures: 0,
+                last_failure: String::new(),
+            }),
+            trouble: Notify::new(),
+            metrics,
+        }
+    }
+
+    /// The state when the store was last asked.
+    pub fn condition(&self) -> Condition {
+        self.known().condition.clone()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call failed: has the store asked soon.
+    pub(super) fn failed(&self, error: &StoreError) {
+        // That an answer is too large is no trouble of the store.
+        if error.kind() != StoreErrorKind::TooLarge {
+            let mut known = self.known();
+            known.failures += 1;
+            known.last_failure = error.to_string();
+            drop(known);
+            self.trouble.notify_one();
+        }
+    }
+
+    /// Asks the store again and again, and tells of every change. `store` is the one itself.
+    pub async fn watch<S: Store>(self: Arc<Self>, store: S) -> Infallible {
+        loop {
+            let failed = timeout(EVERY, self.trouble.notified()).await.is_ok();
+            let suspected = failed || self.condition() != Condition::Up;
+            let asked = timeout(PROBE_TIMEOUT, ask(&store, suspected)).await;
+            let found = asked.unwrap_or_else(|_| {
+                let reason = format!("no answer within {PROBE_TIMEOUT:?}");
+                Some(Condition::Down(reason))
+            });
+            self.found(found);
+            if failed {
+                sleep(REST).await;
+            }
+        }
+    }
+
+    /// Takes down what was found (`None`: as before), and says what changed.
+    fn found(&self, found: Option<Condition>) {
+        let mut known = self.known();
+        let found = found.unwrap_or_else(|| known.condition.clone());
+        let failures = std::mem::take(&mut known.failures);
+        let now = Instant::now();
+        let changed = std::mem::discriminant(&found) != std::mem::discriminant(&known.condition);
+        let may_remind = known.told.is_none_or(|told| now - told >= REMIND_EVERY);
+        if changed {
+            match &found {
+                Condition::Up => tracing::info!(
+                    "store: works again after {}",
+                    humantime::format_duration(whole(now - known.since))
+                ),
+                trouble => tracing::error!("store: {trouble}"),
+            }
+        } else if found != Condition::Up && found != known.condition && may_remind {
+            tracing::error!("store: {found}");
+        } else if found == Condition::Up && failures > 0 && may_remind {
+            tracing::warn!(
+                failures,
+                "store: calls failed, and it works again; the last said: {}",
+                known.last_failure
+            );
+        } else {
+            known.condition = found;
+            return;
+        }
+        known.told = Some(now);
+        if changed {
+            known.since = now;
+            self.metrics.store_is(&found);
+        }
+        known.condition = found;
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Up => f.write_str("works"),
+            Self::Full(reason) => write!(
+                f,
+                "no room for new keys, which get 503 `capacity`; replays and what runs already go \
+                 on: {reason}"
+            ),
+            Self::Down(reason) => write!(
+                f,
+                "cannot be used now, and requests with keys get 503; it is asked again every second: \
+                 {reason}"
+            ),
+        }
+    }
+}
+
+/// Milliseconds are enough for people.
+fn whole(time: Duration) -> Duration {
+    Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// Asks the store whether it reads and, where that is doubted, whether it takes a new key and its
+/// answer. `None`: another gateway is just asking the same.
+async fn ask<S: Store>(store: &S, suspected: bool) -> Option<Condition> {
+    let (identity, request) = match question() {
+        Ok(question) => question,
+        Err(reason) => return Some(Condition::Down(reason)),
+    };
+    if let Err(error) = store.get(identity.digest()).await {
+        return Some(Condition::Down(error.to_string()));
+    }
+    if !suspected {
+        return Some(Condition::Up);
+    }
+    let token = match store.claim(&identity, &request).await {
+        Ok(Claim::Acquired(acquired)) => acquired.token,
+        Ok(_) => return None,
+        Err(error) => return Some(condition_of(&error)),
+    };
+    let retention = Retention::new(Duration::ZERO);
+    let outcome = Outcome::void();
+    let completed = store.complete(identity.digest(), &token, &outcome, retention);
+    Some(
+        completed
+            .await
+            .map_or_else(|e| condition_of(&e), |_| Condition::Up),
+    )
+}
+
+fn condition_of(error: &StoreError) -> Condition {
+    match error.kind() {
+        StoreErrorKind::Capacity => Condition::Full(error.to_string()),
+        _ => Condition::Down(error.to_string()),
+    }
+}
+
+/// A record of no request's, the same for all gateways: whoever finds one that another left behind
+/// takes it over.
+fn question() -> Result<(Identity, ClaimRequest), String> {
+    let key = Key::new("check").map_err(|e| e.to_string())?;
+    let identity = Identity::new(Scope::new(["semel"]), "check", key);
+    let request = ClaimRequest {
+        nonce: Nonce::random().map_err(|e| e.to_string())?,
+        fingerprint: Fingerprint::of(b""),
+        lease: PROBE_TIMEOUT,
+        on_lost: OnLost::Retry,
+    };
+    Ok((identity, request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_can_be_asked() {
+        question().unwrap();
+    }
+}

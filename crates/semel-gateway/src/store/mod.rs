@@ -1,0 +1,87 @@
+//! The store of a gateway: opened, looked at, and watched while it is used.
+
+mod health;
+mod watched;
+
+use semel::store::{Durability, Store as _};
+use semel::{AnyStore, StoreError};
+use semel_stores::{OpenError, OpenOptions, Schema};
+
+use crate::command::{FAILED, MISUSED};
+use crate::config::StoreUrl;
+
+pub(crate) use health::PROBE_TIMEOUT;
+pub use health::{Condition, Health};
+pub use watched::Watched;
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be opened.
+    #[error("--store: {}", crate::command::with_causes(.0))]
+    Open(#[from] OpenError),
+    /// It was opened, and does not work.
+    #[error("the store does not work: {}", crate::command::with_causes(.0))]
+    Probe(StoreError),
+}
+
+impl Error {
+    /// The exit code of a program that ends for this.
+    pub(crate) const fn code(&self) -> u8 {
+        match self {
+            Self::Open(_) => MISUSED,
+            Self::Probe(_) => FAILED,
+        }
+    }
+}
+
+/// Opens the store as a gateway does, tries it, and logs what an operator should know.
+///
+/// # Errors
+/// Why it cannot be opened, or does not work.
+pub async fn open(url: &StoreUrl) -> Result<AnyStore, Error> {
+    let mut options = OpenOptions::default();
+    // Where there is nothing yet nothing can be lost; an older version waits for `semel migrate`.
+    options.schema = Schema::Create;
+    let store = semel_stores::open(&url.0, &options).await?;
+    for warning in warnings(&store).await? {
+        tracing::warn!("store: {warning}");
+    }
+    Ok(store)
+}
+
+/// Tries a store as a gateway would at its start, and says what was found. Makes nothing.
+///
+/// # Errors
+/// Why a gateway would not start with it.
+pub async fn look(url: &StoreUrl) -> Result<Vec<String>, Error> {
+    let mut options = OpenOptions::default();
+    options.existing = true;
+    let store = match semel_stores::open(&url.0, &options).await {
+        Ok(store) => store,
+        Err(error) if error.is_missing() => {
+            return Ok(vec![
+                "not opened: there is nothing yet; `semel serve` makes it".to_owned(),
+            ]);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut found = vec!["opened, and works".to_owned()];
+    found.extend(warnings(&store).await?);
+    store.close().await.map_err(Error::Probe)?;
+    Ok(found)
+}
+
+async fn warnings(store: &AnyStore) -> Result<Vec<String>, Error> {
+    let probe = store.probe().await.map_err(Error::Probe)?;
+    let mut warnings = Vec::new();
+    if probe.durability == Durability::Process {
+        warnings.push(format!(
+            "the store `{}:` does not survive the end of this process: what ran before a restart \
+             can run again after it",
+            probe.store
+        ));
+    }
+    warnings.extend(probe.warnings);
+    Ok(warnings)
+}
