@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -15,7 +16,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tower_service::Service;
@@ -66,7 +67,6 @@ pub async fn run<S, B>(
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(PING_INTERVAL);
     let connections = GracefulShutdown::new();
-    let (closing, closed) = watch::channel(());
     let mut shutdown = std::pin::pin!(shutdown);
     let mut accepting = Accepting {
         listener,
@@ -78,33 +78,29 @@ pub async fn run<S, B>(
             accepted = accepting.next() => accepted,
             () = &mut shutdown => break,
         };
+        let spoke = Arc::new(AtomicBool::new(false));
+        let speaks = Arc::clone(&spoke);
         let service = service.clone().map_request(move |mut request: Request<_>| {
+            speaks.store(true, Ordering::Relaxed);
             request.extensions_mut().insert(Peer(peer));
             request
         });
         let watcher = connections.watcher();
         let builder = builder.clone();
-        let mut closed = closed.clone();
         tokio::spawn(async move {
             let _room = room;
-            // Which version of HTTP it is shows in the first bytes, and no other timer runs before.
-            let speaks = tokio::select! {
-                speaks = is_speaking(&stream) => speaks,
-                _ = closed.changed() => false,
-            };
-            if !speaks {
-                return;
-            }
             let connection = builder
                 .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
                 .into_owned();
-            if let Err(error) = watcher.watch(connection).await {
-                tracing::debug!("connection: {error}");
+            tokio::select! {
+                ended = watcher.watch(connection) => if let Err(error) = ended {
+                    tracing::debug!("connection: {error}");
+                },
+                () = silence(&spoke) => tracing::debug!("connection: no request in time"),
             }
         });
     }
     drop(accepting);
-    drop(closing);
     connections.shutdown().await;
 }
 
@@ -172,7 +168,11 @@ fn is_of_connection(error: &io::Error) -> bool {
     )
 }
 
-async fn is_speaking(stream: &TcpStream) -> bool {
-    let readable = tokio::time::timeout(HEAD_TIMEOUT, stream.readable()).await;
-    matches!(readable, Ok(Ok(())))
+/// Returns if no request came in time. hyper has no timer for what comes before the version of HTTP
+/// is known.
+async fn silence(spoke: &AtomicBool) {
+    tokio::time::sleep(HEAD_TIMEOUT).await;
+    if spoke.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
 }
