@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,8 +11,9 @@ use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body as HttpBody;
 use semel::guard::{
-    Asked, Begin, Guard, Held, InFlight, OnStoreError, Settled, Settlement, Signal, Transacted,
+    Asked, Begin, Guard, Held, OnStoreError, Settled, Settlement, Signal, Transacted,
 };
+use semel::store::OnLost;
 use semel::{Identity, Outcome, OutcomeKind, Record, State, Store, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 use tower::ServiceExt as _;
@@ -27,6 +29,9 @@ use crate::transact::{Calling, CommitFailure, RunAgain, Transactions};
 
 /// Where the client waits, unless it went away.
 pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
+
+/// When to ask again where nobody asked the store how long the lease is.
+const SOON: Duration = Duration::from_secs(1);
 
 /// What the task knows of its request.
 pub(crate) struct Run<S> {
@@ -126,21 +131,18 @@ impl<S: Store> Run<S> {
         slot: Slot,
         client: &mut Client<R, E>,
     ) -> (Result<Begin<S>, StoreError>, Option<Slot>) {
-        let policy = *self.guard.policy();
-        if policy.in_flight() == InFlight::Reject {
-            return (self.guard.begin(&self.asked).await, Some(slot));
-        }
-        let policy = policy.with_in_flight(InFlight::Reject);
-        let at_once = self.asked.clone().with_policy(policy);
-        let begun = match self.guard.begin(&at_once).await {
-            Ok(begun @ Begin::InFlight { .. }) => begun,
-            begun => return (begun, Some(slot)),
+        let slot = &Mutex::new(Some(slot));
+        let gone = poll_fn(|context| match is_empty(slot) {
+            true => client.poll_closed(context),
+            false => Poll::Pending,
+        });
+        let begun = tokio::select! {
+            // First, so that whoever begins to wait looks for its client at once.
+            biased;
+            begun = self.guard.begin_or_wait(&self.asked, || drop(put(slot, None))) => begun,
+            () = gone => Ok(Begin::InFlight { retry_after: SOON }),
         };
-        drop(slot);
-        tokio::select! {
-            begun = self.guard.begin(&self.asked) => (begun, None),
-            () = client.closed() => (Ok(begun), None),
-        }
+        (begun, put(slot, None))
     }
 
     /// Calls the inner service when it is ready. One that fails before that ran nothing.
@@ -220,18 +222,31 @@ impl<S: Store> Run<S> {
         let record = entry.map(|entry| entry.record);
         let is_other = |record: &Record| record.fingerprint != self.asked.fingerprint();
         let is_mismatch = record.as_ref().is_some_and(is_other);
+        // Whether a tombstone is all that is left of an outcome the store's clock alone knows.
+        let may_be_expired = |record: &Record| record.expires_at < record.purge_at;
+        let record = record.filter(|record| !may_be_expired(record));
         let (signal, begun) = match record.map(|record| record.state) {
             None | Some(State::Released) => return self.overloaded(),
             Some(_) if is_mismatch => (Signal::Mismatch, Begin::Mismatch),
             Some(State::Completed(outcome)) => (Signal::Replayed, Begin::Completed(outcome)),
+            // A claim might run it again, or ask the reconciler.
+            Some(State::Unknown) if !self.holds() => return self.overloaded(),
             Some(State::Unknown) => (Signal::Unknown, Begin::Unknown),
             Some(State::InFlight) => {
-                let retry_after = Duration::from_secs(1);
+                let retry_after = SOON;
                 (Signal::InFlight, Begin::InFlight { retry_after })
             }
         };
         self.guard.signal(signal);
         self.without_running(Ok(begun))
+    }
+
+    /// Whether a lost attempt stays unknown until somebody resolves it, whatever its record says.
+    fn holds(&self) -> bool {
+        match self.guard.policy().on_lost() {
+            Some(on_lost) => on_lost == OnLost::Hold,
+            None => self.transactions.is_none(),
+        }
     }
 
     fn overloaded<R: HttpBody>(&self) -> Response<Body<R>> {
@@ -401,6 +416,13 @@ fn unavailable(error: &StoreError) -> ProblemCode {
         StoreErrorKind::Capacity => ProblemCode::Capacity,
         _ => ProblemCode::StoreUnavailable,
     }
+}
+
+fn is_empty<T>(place: &Mutex<Option<T>>) -> bool {
+    place
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .is_none()
 }
 
 /// What was there before.

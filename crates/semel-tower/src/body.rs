@@ -17,7 +17,7 @@ use http_body_util::{BodyExt as _, LengthLimitError};
 use semel::Store;
 use semel::guard::{Guard, catch_panic};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::limits::{Bodies, Slot};
 
@@ -278,32 +278,38 @@ impl<R: Relayable> Content<R> {
     }
 }
 
+/// How long a client may take nothing of a body that is passed on to it.
+const LONGEST_STALL: Duration = Duration::from_mins(1);
 /// How long a body is read that its client no longer waits for.
 const LONGEST_ALONE: Duration = Duration::from_mins(10);
 
-/// Passes on a body that is recorded already. It is read to its end also where the client goes away:
-/// the inner service may do its work while it writes (R11).
-async fn pass_on<R>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relayed<R::Error>>)
-where
-    R: HttpBody<Data = Bytes>,
-{
+/// Passes on a body that is recorded already. It is read to its end also where the client goes away,
+/// or takes nothing of it: the inner service may do its work while it writes (R11).
+async fn pass_on<R: Relayable>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relayed<R::Error>>) {
+    let mut relay = Some(relay);
+    let mut alone = None;
     let passed_on = catch_panic(async {
-        let mut alone = None;
         while let Some(frame) = rest.frame().await {
             let broken = frame.is_err();
-            if relay.send(Relayed::Frame(frame)).await.is_err() {
-                let since = *alone.get_or_insert_with(Instant::now);
-                if since.elapsed() > LONGEST_ALONE {
-                    break;
+            if let Some(client) = relay.take() {
+                match timeout(LONGEST_STALL, client.send(Relayed::Frame(frame))).await {
+                    Ok(Ok(())) => relay = Some(client),
+                    Ok(Err(_gone)) => {}
+                    // An end would say that it got all: it gets nothing more until it goes away.
+                    Err(_) => drop(tokio::spawn(async move { client.closed().await })),
                 }
+            }
+            let is_alone = relay.is_none();
+            if is_alone && alone.get_or_insert_with(Instant::now).elapsed() > LONGEST_ALONE {
+                break;
             }
             if broken {
                 break;
             }
         }
     });
-    if let Err(panic) = passed_on.await {
-        relay.send(Relayed::Panic(panic)).await.ok();
+    if let (Err(panic), Some(client)) = (passed_on.await, relay) {
+        client.send(Relayed::Panic(panic)).await.ok();
     }
 }
 
@@ -361,18 +367,36 @@ fn plus(rest: &SizeHint, read: u64) -> SizeHint {
 #[derive(Default)]
 pub(crate) struct Chunks {
     chunks: VecDeque<Bytes>,
+    /// Small pieces behind them. Each of its own would take many times its size.
+    small: BytesMut,
     len: usize,
 }
 
+/// Pieces below this are copied together.
+const SMALL: usize = 4 << 10;
+
 impl Chunks {
     pub(crate) fn push(&mut self, data: Bytes) {
-        if !data.is_empty() {
-            self.len += data.len();
+        let is_first = self.len == 0;
+        self.len += data.len();
+        if is_first && !data.is_empty() {
+            self.chunks.push_back(data);
+        } else if data.len() < SMALL {
+            self.small.extend_from_slice(&data);
+        } else {
+            self.gather();
             self.chunks.push_back(data);
         }
     }
 
+    fn gather(&mut self) {
+        if !self.small.is_empty() {
+            self.chunks.push_back(self.small.split().freeze());
+        }
+    }
+
     pub(crate) fn join(mut self) -> Bytes {
+        self.gather();
         if self.chunks.len() <= 1 {
             return self.chunks.pop_front().unwrap_or_default();
         }
@@ -381,7 +405,8 @@ impl Chunks {
         whole.freeze()
     }
 
-    fn into_frames(self) -> VecDeque<Frame<Bytes>> {
+    fn into_frames(mut self) -> VecDeque<Frame<Bytes>> {
+        self.gather();
         self.chunks.into_iter().map(Frame::data).collect()
     }
 }

@@ -12,7 +12,7 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
 use semel::guard::InFlight;
-use semel::store::ListQuery;
+use semel::store::{ListQuery, OnLost, Retention};
 use semel::{StateKind, Store as _};
 use semel_tower::IdempotencyLayer;
 use tokio::sync::Semaphore;
@@ -165,6 +165,26 @@ async fn at_the_bound_new_keys_are_refused_before_the_claim_and_known_ones_answe
 }
 
 #[tokio::test(start_paused = true)]
+async fn at_the_bound_nothing_is_replayed_that_may_have_expired() {
+    let retention = Retention::new(SECOND).with_tombstone(3600 * SECOND);
+    let (app, gate) = gated(
+        layer()
+            .with_policy(policy().with_retention(retention))
+            .with_max_attempts(1),
+    );
+    gate.add_permits(1);
+    app.send(with_key("done")).await.assert_first(201);
+    tokio::time::sleep(2 * SECOND).await;
+    app.send(with_key("done"))
+        .await
+        .assert_problem(409, "expired");
+    let _running = start(&app, with_key("running")).await;
+    app.send(with_key("done"))
+        .await
+        .assert_problem(503, "overloaded");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_client_that_goes_away_leaves_its_attempt_among_those_that_run() {
     let (app, gate) = gated(layer().with_max_attempts(1));
     let gone = start(&app, with_key("gone")).await;
@@ -224,6 +244,75 @@ async fn an_answer_that_is_not_kept_is_an_attempt_until_its_end() {
     drop(rest);
     response.into_body().collect().await.unwrap();
     app.send(with_key("new")).await.assert_first(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_nothing_of_its_answer_holds_no_slot() {
+    let (mut rest, large) = Channel::<Bytes>::new(1);
+    let large = Arc::new(std::sync::Mutex::new(Some(large)));
+    let layer = layer().with_max_response_body(2).with_max_attempts(1);
+    let app = App::answering(layer, move |_| match large.lock().unwrap().take() {
+        Some(body) => Body::new(body).into_response(),
+        None => StatusCode::CREATED.into_response(),
+    });
+    let unread = tokio::spawn(app.router.clone().oneshot(with_key("large").request()));
+    let writing = tokio::spawn(async move {
+        for _ in 0..40 {
+            let piece = Frame::data(Bytes::from_static(b"3 apples"));
+            rest.send(piece).await.unwrap();
+        }
+    });
+    let unread = unread.await.unwrap().unwrap();
+    tokio::time::sleep(30 * SECOND).await;
+    let new = || app.send(with_key("new"));
+    new().await.assert_problem(503, "overloaded");
+    tokio::time::sleep(40 * SECOND).await;
+    // The rest is read without it, and it is not told that it got all.
+    writing.await.unwrap();
+    new().await.assert_first(201);
+    let whole = timeout(3600 * SECOND, unread.into_body().collect()).await;
+    assert!(whole.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_bound_an_unknown_outcome_is_told_where_it_is_held() {
+    for (on_lost, code) in [
+        (OnLost::Hold, "outcome-unknown"),
+        (OnLost::Retry, "overloaded"),
+    ] {
+        let layer = layer().with_policy(policy().with_on_lost(on_lost));
+        let gate = Arc::new(Semaphore::new(0));
+        let app = App::running(layer.with_max_attempts(1), move |n| {
+            let gate = Arc::clone(&gate);
+            async move {
+                if n == 1 {
+                    return StatusCode::GATEWAY_TIMEOUT.into_response();
+                }
+                gate.acquire().await.unwrap().forget();
+                StatusCode::CREATED.into_response()
+            }
+        });
+        app.send(with_key("lost")).await.assert_first(504);
+        let _running = start(&app, with_key("running")).await;
+        assert_eq!(app.send(with_key("lost")).await.code(), code);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_pieces_make_one_body() {
+    let (mut pieces, body) = Channel::<Bytes>::new(1);
+    let app = App::orders(layer());
+    let call = with_key("pieces").request_with(Body::new(body));
+    let answer = tokio::spawn(app.router.clone().oneshot(call));
+    for size in [3, 1, 5000, 2, 1, 9000, 1] {
+        let piece = Frame::data(Bytes::from(vec![b'x'; size]));
+        pieces.send(piece).await.unwrap();
+    }
+    drop(pieces);
+    assert_eq!(answer.await.unwrap().unwrap().status(), StatusCode::CREATED);
+    let whole = "x".repeat(3 + 1 + 5000 + 2 + 1 + 9000 + 1);
+    let again = app.send(with_key("pieces").body(whole)).await;
+    assert!(again.is_replay(), "{again:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,6 +56,20 @@ impl<S: Store> Guard<S> {
     /// The store's, where the policy is to refuse; and where the store fails while this waits for an
     /// attempt in flight, whatever the policy. Nothing ran.
     pub async fn begin(&self, asked: &Asked) -> Result<Begin<S>, StoreError> {
+        self.begin_or_wait(asked, || ()).await
+    }
+
+    /// Like [`begin`](Self::begin); calls `before_waiting` once, before it waits for an attempt in
+    /// flight: for callers who hold what others need meanwhile.
+    ///
+    /// # Errors
+    /// See [`begin`](Self::begin).
+    pub async fn begin_or_wait(
+        &self,
+        asked: &Asked,
+        before_waiting: impl FnOnce(),
+    ) -> Result<Begin<S>, StoreError> {
+        let mut before_waiting = Some(before_waiting);
         let guard = self.with_policy(asked.overrides.over(self.policy));
         let Some(identity) = asked.identity() else {
             if guard.policy.key_required {
@@ -108,6 +122,9 @@ impl<S: Store> Guard<S> {
                         let deadline = *deadline.get_or_insert_with(|| later(sent, at_most));
                         let left = deadline.saturating_duration_since(Instant::now());
                         if !left.is_zero() {
+                            if let Some(before_waiting) = before_waiting.take() {
+                                before_waiting();
+                            }
                             // A lapse is no change in the store: ask again when it is due.
                             let turn = left.min(remaining.max(Duration::from_millis(1)));
                             self.store().wait(identity.digest(), fence, turn).await?;
