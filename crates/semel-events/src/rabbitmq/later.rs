@@ -38,6 +38,7 @@ const NOT_COPIED: [&str; 6] = [
     "CC",
     "BCC",
 ];
+const DEATHS: [&str; 3] = ["x-death", "x-first-death-", "x-last-death-"];
 
 impl Later {
     /// Declares the queue `{queue}.later` for events of `queue`: a quorum queue that gives them back
@@ -92,7 +93,11 @@ impl Later {
         }
         let mut headers = FieldTable::default();
         for (name, value) in message.properties.headers().iter().flatten() {
-            if !NOT_COPIED.contains(&name.as_str()) {
+            let name_is = |names: &[&str]| names.contains(&name.as_str());
+            // A server up to 3.13 believes what it reads of a message's deaths, and would take its
+            // way back for a cycle.
+            let is_death = DEATHS.iter().any(|death| name.as_str().starts_with(death));
+            if !name_is(&NOT_COPIED) && !is_death {
                 headers.insert(name.clone(), value.clone());
             }
         }

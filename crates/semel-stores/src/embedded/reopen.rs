@@ -10,8 +10,9 @@
 //! Readers hold the engine while they look and until they asked whether what they saw is
 //! uncommitted. The old engine is closed only once nobody holds it, and the uncommitted are forgotten
 //! only after that. What the failed group left in the log may be known to the system only, not to the
-//! disk; so the first thing written is a mark, whose number the watermark gets: a log that loses the
-//! group loses that mark too, and does not open without being told.
+//! disk, and then a loss of power takes it, with all that stands behind it in that log. So the first
+//! thing written is a mark, and the watermark is synced with every group from then on: a log that loses
+//! the group does not open without being told.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,11 +41,13 @@ impl Committer {
         loop {
             let refusal = self.outage(&cause);
             self.shared.refuse(refusal.clone());
+            // Before the pause: threads of an engine that was dropped may still end, and flush a log.
+            let is_closed = close_unshared(&mut engine);
             if !self.refuse_for(pause, &refusal) {
                 return None;
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
-            if !close_unshared(&mut engine) {
+            if !is_closed {
                 continue;
             }
             match self.open_again(&course) {
@@ -60,7 +63,8 @@ impl Committer {
     /// What callers are told until the store is opened again.
     pub(super) fn outage(&self, cause: &StoreError) -> Refusal {
         let kind = match cause.kind() {
-            StoreErrorKind::Capacity => StoreErrorKind::Capacity,
+            // A store that lost something can be reached: nothing runs without it (R9).
+            kind @ (StoreErrorKind::Capacity | StoreErrorKind::Corrupt) => kind,
             _ => StoreErrorKind::NotApplied,
         };
         let reason = format!(
@@ -96,6 +100,9 @@ impl Committer {
         let (mut opened, open) = recover(engine, self.acknowledged, &self.name)?;
         opened.course.fence = opened.course.fence.max(before.fence);
         opened.course.now = opened.course.now.max(before.now);
+        if let Some(watermark) = &mut self.watermark {
+            watermark.sync_from_now_on();
+        }
         self.write(&mut opened, Batch::default())?;
         Ok((opened, open))
     }

@@ -2,7 +2,7 @@
 //!
 //! An engine that meets damage at the end of its log may cut it off and say nothing: a torn tail
 //! looks the same. This file tells them apart. It is written after a group's sync and before its
-//! answers, and is not synced itself, so it costs one small write: after a crash of the process it
+//! answers, and is not synced itself unless a commit failed before, so it costs one small write: after a crash of the process it
 //! is exact, after a loss of power it may be behind (and then proves less), and never ahead.
 
 use std::fs::{File, OpenOptions};
@@ -14,6 +14,7 @@ use super::layout;
 /// Two slots, written in turn: whatever tears one leaves the other.
 pub(super) struct Watermark {
     file: File,
+    is_synced: bool,
 }
 
 const SLOT: usize = 24;
@@ -34,15 +35,32 @@ impl Watermark {
         if bytes.is_empty() {
             file.write_all(&[slot(0), slot(0)].concat())?;
             file.sync_all()?;
-            return Ok((Self { file }, Some(0)));
+            return Ok((Self::of(file), Some(0)));
         }
         let acknowledged = bytes.chunks(SLOT).filter_map(number).max();
-        Ok((Self { file }, acknowledged))
+        Ok((Self::of(file), acknowledged))
+    }
+
+    const fn of(file: File) -> Self {
+        Self {
+            file,
+            is_synced: false,
+        }
+    }
+
+    /// After a failed commit the log may have a hole that shows at the next loss of power only: from
+    /// now on this file is not behind then.
+    pub(super) const fn sync_from_now_on(&mut self) {
+        self.is_synced = true;
     }
 
     pub(super) fn note(&mut self, group: u64) -> io::Result<()> {
         self.file.seek(SeekFrom::Start((group % 2) * SLOT as u64))?;
-        self.file.write_all(&slot(group))
+        self.file.write_all(&slot(group))?;
+        match self.is_synced {
+            true => self.file.sync_data(),
+            false => Ok(()),
+        }
     }
 }
 

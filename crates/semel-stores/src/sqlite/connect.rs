@@ -26,8 +26,8 @@ pub(super) struct Place {
     pub(super) opened: Option<File>,
 }
 
-/// Device and number of a file.
-type File = (u64, u64);
+/// Device, number and time of birth of a file.
+pub(super) type File = (u64, u64, Option<std::time::SystemTime>);
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,7 +184,8 @@ impl Place {
     pub(super) fn file(&self) -> Option<File> {
         use std::os::unix::fs::MetadataExt as _;
         let data = std::fs::metadata(&self.path).ok()?;
-        Some((data.dev(), data.ino()))
+        // A number may be given to another file, but not with the same time of birth.
+        Some((data.dev(), data.ino(), data.created().ok()))
     }
 
     #[cfg(not(unix))]

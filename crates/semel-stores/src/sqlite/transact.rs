@@ -36,7 +36,7 @@ pub(super) struct Lending {
 /// A connection, and which file it was made to.
 struct Link {
     connection: Connection,
-    file: Option<(u64, u64)>,
+    file: Option<super::connect::File>,
 }
 
 impl Lending {

@@ -39,6 +39,8 @@ pub(super) enum Fault {
     Panic,
     /// A write fails for want of room, and so does opening.
     Full,
+    /// A sync fails, and what is opened after it is damaged.
+    Damaged,
 }
 
 /// An engine that is alone on its map.
@@ -54,8 +56,13 @@ impl Fake {
     pub(super) fn open(self: &Arc<Self>, options: FileOptions) -> Result<FileStore> {
         let fake = Arc::clone(self);
         options.open_engine(move || {
-            if *fake.fault.lock() == Fault::Full {
-                return Err(full());
+            match *fake.fault.lock() {
+                Fault::Full => return Err(full()),
+                Fault::Damaged => {
+                    let kind = StoreErrorKind::Corrupt;
+                    return Err(StoreError::new(kind, "a file is damaged"));
+                }
+                _ => {}
             }
             let others = fake.open.fetch_add(1, Ordering::SeqCst);
             assert_eq!(others, 0, "two engines are open");
@@ -108,7 +115,7 @@ impl Engine for Handle {
         match fault {
             Fault::None => {}
             Fault::Panic => panic!("as planned"),
-            Fault::Sync => {
+            Fault::Sync | Fault::Damaged => {
                 let kind = StoreErrorKind::Unknown;
                 return Err(StoreError::new(kind, "the disk is gone"));
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use semel::guard::{Asked, Guard, OnStoreError, Policy};
 use semel::store::{Claim, Fenced, ListQuery, Waited};
 use semel::{StateKind, Store, StoreErrorKind};
 use semel_stores::{FileOptions, FileStore};
@@ -66,6 +67,30 @@ async fn a_failed_commit_is_unknown_and_the_store_opens_again() {
         let new = acquire(&store, "new").await.token;
         assert!(new.fence > last.fence);
     }
+}
+
+/// Who runs without a store that is away must not run without one that lost something (R9).
+#[tokio::test]
+async fn what_is_damaged_is_not_away() {
+    let (fake, store) = store();
+    settle(&store, "done").await;
+    fail(&fake, Fault::Damaged);
+    store.claim(&identity("new"), &request()).await.unwrap_err();
+    let refusal = || async {
+        let again = store.claim(&identity("done"), &request()).await;
+        again.unwrap_err()
+    };
+    while refusal().await.kind() != StoreErrorKind::Corrupt {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let policy = Policy::default().with_on_store_error(OnStoreError::FailOpen);
+    let guard = Guard::new(store.clone(), policy);
+    let asked = Asked::new(identity("done"), request().fingerprint);
+    let refused = guard.begin(&asked).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Corrupt, "{refused}");
+    fail(&fake, Fault::None);
+    until_open(&store).await;
+    assert_eq!(replayed(&store, "done").await.unwrap(), "done");
 }
 
 #[tokio::test]

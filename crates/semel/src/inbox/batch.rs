@@ -221,6 +221,12 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     join_all(held.into_iter().map(|held| self.inbox.release(held))).await;
                     self.answer(&all, || Err(store(Ran::No, &source)));
                 }
+                // Not once more in parts, beside a transaction that somebody has still.
+                Transacted::Kept => {
+                    for place in part {
+                        self.alone(place, Transacted::Kept).await;
+                    }
+                }
                 _ if part.len() > 1 => {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.push_front(second.to_vec());

@@ -426,6 +426,11 @@ async fn work_that_keeps_the_transaction_or_panics_is_not_committed() {
     for answer in answers.await {
         assert!(matches!(answer, Err(InboxError::TransactionKept)));
     }
+    assert_eq!(
+        kept.lock().unwrap().len(),
+        1,
+        "not again beside the kept one"
+    );
     let work = |new: NewEvents, _: Tx| async move {
         assert!(new.events.iter().all(|(e, _)| e.id() != "b"), "not b");
         Ok::<_, Failure>(())
