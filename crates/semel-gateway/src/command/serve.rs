@@ -23,9 +23,8 @@ use crate::config::{Config, Limits, Sources};
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
-use crate::serve::{self, Bounds};
 use crate::store::{self, Condition, Health, Watched};
-use crate::{reconcile, stack};
+use crate::{reconcile, serve, stack};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -153,8 +152,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         "serving"
     );
     let never = std::future::pending();
-    let few = Bounds::of(ADMIN_CONNECTIONS);
-    tokio::spawn(serve::run(admin_listener, few, admin, never));
+    tokio::spawn(serve::run(admin_listener, ADMIN_CONNECTIONS, admin, never));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
@@ -188,8 +186,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         tracing::info!("stopping: no more connections are accepted");
         last.send(Instant::now() + grace).ok();
     };
-    let bounds = Bounds::of(shares.connections);
-    let mut serving = std::pin::pin!(serve::run(listener, bounds, service, accepting));
+    let mut serving = std::pin::pin!(serve::run(listener, shares.connections, service, accepting));
     // Ready at the latest when the grace period ends.
     let out_of_time = async {
         match deadline.await {

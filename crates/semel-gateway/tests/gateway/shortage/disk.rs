@@ -9,9 +9,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use super::{
-    HEALED, NOTICED, healed, large_order, lines, metric, order_until_refused, until_logged, within,
+    HEALED, NOTICED, healed, large_order, lines, metric, of_size, order_until_refused,
+    until_logged, within,
 };
-use crate::support::{Gateway, Shop, get, order_with};
+use crate::support::{Gateway, Shop, get, send};
 
 const DISK: &str = "SEMEL_TEST_SMALL_DISK";
 
@@ -123,13 +124,11 @@ async fn file_store() {
     until_logged(&gateway, "store: works again after").await;
 
     // Nothing at all, while an order runs.
-    let running = tokio::spawn({
-        let address = gateway.address;
-        async move {
-            let headers = [("idempotency-key", "\"running\""), ("x-delay", "1500")];
-            order_with(address, &headers).await
-        }
-    });
+    // Its answer is larger than what is left of a page that the log has already.
+    let mut slow = of_size(&gateway, "\"running\"", BODY);
+    let delay = http::HeaderValue::from_static("1500");
+    slow.headers_mut().insert("x-delay", delay);
+    let running = tokio::spawn(async move { send(slow).await.unwrap() });
     within(NOTICED, "the order", async || {
         shop.executions().contains_key("\"running\"")
     })
@@ -147,7 +146,7 @@ async fn file_store() {
     healed(&gateway, &shop, &answered, BODY).await;
     let ran = running.await.unwrap();
     assert_eq!(ran.status, 201, "{ran:?}");
-    let again = order_with(gateway.address, &[("idempotency-key", "\"running\"")]).await;
+    let again = large_order(&gateway, "\"running\"", BODY).await.unwrap();
     assert!(again.is_replay(), "{again:?}");
     assert_eq!(again.body, ran.body);
     assert_eq!(shop.executions()["\"running\""], 1);

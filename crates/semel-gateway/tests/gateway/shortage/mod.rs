@@ -84,8 +84,11 @@ async fn healed(gateway: &Gateway, shop: &Shop, answered: &[(String, Answer)], b
         get(gateway.admin, "/readyz").await.text() == "ready\n"
     })
     .await;
-    assert_eq!(metric(gateway, "semel_store_up").await, "1");
-    assert_eq!(metric(gateway, "semel_store_full").await, "0");
+    within(NOTICED, "the metrics", async || {
+        metric(gateway, "semel_store_up").await == "1"
+            && metric(gateway, "semel_store_full").await == "0"
+    })
+    .await;
     for (key, first) in answered {
         let again = large_order(gateway, key, bytes).await.unwrap();
         assert!(again.is_replay(), "{key}: {}", again.status);
