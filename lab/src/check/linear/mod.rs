@@ -49,9 +49,17 @@ pub fn search(ops: &[&Op], options: &Options) -> Verdict {
     for op in ops.iter().copied().filter(|op| counts(op)) {
         // What an answer may hide is left open.
         let hidden = options.hides(op);
-        if hidden {
-            let answer = Answer::Lost;
-            told.push(Op { answer, ..*op });
+        if hidden || op.answer.is_ambiguous() {
+            let answered = options.arrived_by(op);
+            let answer = if hidden { Answer::Lost } else { op.answer };
+            told.push(Op {
+                answered,
+                answer,
+                ..*op
+            });
+            if !hidden {
+                continue;
+            }
         }
         if !hidden || matches!(op.answer, Answer::Acquired { .. }) {
             told.push(*op);
@@ -246,7 +254,19 @@ mod tests {
         // Given up after 1 ms; a server that stood still takes it 200 ms later, for 100 ms.
         history.claim(0, 1, 1).failed();
         history.claim(250, 251, 2).in_flight(5);
-        assert_eq!(verdict(&history), Verdict::Orderly);
+        let ops = history.ops();
+        for (until, fine) in [(210_000_000, true), (100_000_000, false)] {
+            let options = Options {
+                troubles: vec![Trouble {
+                    from: 0,
+                    until,
+                    worker: None,
+                }],
+                ..Options::default()
+            };
+            let found = search(&ops.iter().collect::<Vec<_>>(), &options);
+            assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
+        }
     }
 
     #[test]

@@ -20,14 +20,9 @@ struct When {
 
 impl When {
     const fn after(op: &Op, length: Nanos) -> Self {
-        // What nobody was told of may arrive later than the error that says so.
-        let by = match op.answer.is_ambiguous() {
-            true => Nanos::MAX,
-            false => op.answered,
-        };
         Self {
             from: op.invoked.saturating_add(length),
-            by: by.saturating_add(length),
+            by: op.answered.saturating_add(length),
         }
     }
 
@@ -40,7 +35,7 @@ impl When {
 
     /// It may have passed when this call took effect.
     const fn may_be_past(self, op: &Op, options: &Options) -> bool {
-        op.answer.is_ambiguous() || op.answered.saturating_add(options.tolerance) >= self.from
+        op.answered.saturating_add(options.tolerance) >= self.from
     }
 
     /// It may be still to come when this call took effect.
