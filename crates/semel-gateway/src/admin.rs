@@ -88,16 +88,16 @@ async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, Str
     if *admin.stopping.borrow() {
         return not("stopping".to_owned());
     }
+    let ready = match admin.health.condition() {
+        // A probe would not see it: some stores read, and take nothing (a read-only PostgreSQL).
+        Condition::Down(reason) => return not(format!("store: {reason}")),
+        // What it can still do, other gateways on a full store cannot do better.
+        Condition::Full(reason) => format!("ready, no room for new keys: {reason}\n"),
+        Condition::Up => "ready\n".to_owned(),
+    };
     let store = admin.layer.guard().store();
     match tokio::time::timeout(PROBE_TIMEOUT, store.probe()).await {
-        Ok(Ok(_)) => match admin.health.condition() {
-            // What it can still do, other gateways on a full store cannot do better.
-            Condition::Full(reason) => {
-                let ready = format!("ready, no room for new keys: {reason}\n");
-                (StatusCode::OK, ready)
-            }
-            Condition::Up | Condition::Down(_) => (StatusCode::OK, "ready\n".to_owned()),
-        },
+        Ok(Ok(_)) => (StatusCode::OK, ready),
         Ok(Err(error)) => not(format!("store: {error}")),
         Err(_) => not("store: no answer in time".to_owned()),
     }
@@ -108,4 +108,36 @@ async fn metrics<S: Store>(State(admin): State<Arc<Admin<S>>>) -> impl IntoRespo
     // The format that Prometheus asks for first, and that prometheus-client writes.
     let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, format)], text)
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::guard::Guard;
+    use semel::memory::MemoryStore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_store_that_answers_and_takes_nothing_is_not_ready() {
+        let metrics = Arc::new(Metrics::new());
+        let health = Arc::new(Health::new(Arc::clone(&metrics)));
+        let (_stop, stopping) = watch::channel(false);
+        let admin = State(Arc::new(Admin {
+            layer: IdempotencyLayer::new(Guard::from(MemoryStore::default())),
+            metrics,
+            health: Arc::clone(&health),
+            stopping,
+            hosts: Vec::new(),
+        }));
+        assert_eq!(
+            ready(admin.clone()).await,
+            (StatusCode::OK, "ready\n".to_owned())
+        );
+        health.found(Some(Condition::Down("read-only".to_owned())));
+        let (status, text) = ready(admin).await;
+        assert_eq!(
+            (status, text.as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "store: read-only\n")
+        );
+    }
 }

@@ -10,6 +10,7 @@ pub mod body;
 mod bounded;
 pub mod command;
 pub mod config;
+mod connection;
 mod connector;
 pub mod descriptors;
 pub mod dispositions;

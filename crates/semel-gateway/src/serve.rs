@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -13,18 +13,22 @@ use http_body::Body as HttpBody;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
+use crate::connection::{Usage, Used};
 use crate::proxy::Peer;
 
 /// How long a client may take for a request's header, and be idle between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// When a system asks a peer that sends nothing whether it is there, and how often then.
+const PROBE_AFTER: Duration = Duration::from_secs(60);
+const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// The largest header, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 /// How often an HTTP/2 client that is silent is asked whether it is there.
@@ -36,12 +40,28 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long it is not said again that connections have to wait.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
+/// What connections may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// How many may be open. Others wait for one to end.
+    pub at_once: usize,
+    /// How long one of HTTP/2 may be open without a request under way.
+    pub idle: Duration,
+}
+
+impl Bounds {
+    /// As many at once, and 30 s.
+    pub const fn of(at_once: usize) -> Self {
+        let idle = HEAD_TIMEOUT;
+        Self { at_once, idle }
+    }
+}
+
 /// Serves the connections of `listener`, HTTP/1 and HTTP/2 with prior knowledge, until `shutdown`;
-/// then accepts no more, and returns once the requests under way are answered. Beyond `at_once` open
-/// ones connections wait for one to end.
+/// then accepts no more, and returns once the requests under way are answered.
 pub async fn run<S, B>(
     listener: TcpListener,
-    at_once: usize,
+    bounds: Bounds,
     service: S,
     shutdown: impl Future<Output = ()>,
 ) where
@@ -66,67 +86,80 @@ pub async fn run<S, B>(
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(PING_INTERVAL);
-    let connections = GracefulShutdown::new();
-    let mut shutdown = std::pin::pin!(shutdown);
-    let mut accepting = Accepting {
-        listener,
-        room: Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS))),
-        complained: None,
-    };
+    // Each connection has a receiver until it ends.
+    let (stop, _) = watch::channel(());
+    let mut shutdown = pin!(shutdown);
+    let mut accepting = Accepting::new(listener, bounds.at_once);
     loop {
         let (stream, peer, room) = tokio::select! {
             accepted = accepting.next() => accepted,
             () = &mut shutdown => break,
         };
-        let spoke = Arc::new(AtomicBool::new(false));
-        let speaks = Arc::clone(&spoke);
+        let usage = Arc::new(Usage::new());
         let service = service.clone().map_request(move |mut request: Request<_>| {
-            speaks.store(true, Ordering::Relaxed);
             request.extensions_mut().insert(Peer(peer));
             request
         });
-        let watcher = connections.watcher();
+        let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
+        let mut stopping = stop.subscribe();
         let builder = builder.clone();
         tokio::spawn(async move {
             let _room = room;
-            let connection = builder
-                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
-                .into_owned();
+            let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+            let ended = async {
+                tokio::select! {
+                    ended = connection.as_mut() => return ended,
+                    _ = stopping.changed() => {}
+                    () = usage.idleness(bounds.idle) => {}
+                }
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            };
             tokio::select! {
-                ended = watcher.watch(connection) => if let Err(error) = ended {
+                ended = ended => if let Err(error) = ended {
                     tracing::debug!("connection: {error}");
                 },
-                () = silence(&spoke) => tracing::debug!("connection: no request in time"),
+                () = usage.silence(HEAD_TIMEOUT) => tracing::debug!("connection: no request in time"),
             }
         });
     }
     drop(accepting);
-    connections.shutdown().await;
+    stop.send(()).ok();
+    stop.closed().await;
 }
 
 struct Accepting {
     listener: TcpListener,
     room: Arc<Semaphore>,
-    /// When it was last said that there is none.
-    complained: Option<Instant>,
+    no_room: Complaint,
+    no_accept: Complaint,
 }
 
 impl Accepting {
+    fn new(listener: TcpListener, at_once: usize) -> Self {
+        Self {
+            listener,
+            room: Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS))),
+            no_room: Complaint::default(),
+            no_accept: Complaint::default(),
+        }
+    }
+
     /// The next connection, once there is room for it.
     async fn next(&mut self) -> (TcpStream, IpAddr, OwnedSemaphorePermit) {
         loop {
             let room = self.room().await;
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    // Answers are written whole: there is nothing to wait for.
-                    if let Err(error) = stream.set_nodelay(true) {
+                    if let Err(error) = set_options(&stream) {
                         tracing::debug!("connection: {error}");
                     }
                     return (stream, peer.ip(), room);
                 }
                 Err(error) if is_of_connection(&error) => {}
                 Err(error) => {
-                    self.complain(format_args!("cannot accept connections: {error}"));
+                    self.no_accept
+                        .make(format_args!("cannot accept connections: {error}"));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -137,7 +170,7 @@ impl Accepting {
         if let Ok(room) = Arc::clone(&self.room).try_acquire_owned() {
             return room;
         }
-        self.complain(format_args!(
+        self.no_room.make(format_args!(
             "as many connections are open as may be: others wait (--max-connections, LimitNOFILE)"
         ));
         match Arc::clone(&self.room).acquire_owned().await {
@@ -146,17 +179,31 @@ impl Accepting {
             Err(_) => std::future::pending().await,
         }
     }
+}
 
-    /// Warns, but not all the time.
-    fn complain(&mut self, what: fmt::Arguments<'_>) {
-        if self
-            .complained
-            .is_none_or(|at| at.elapsed() > COMPLAINT_PAUSE)
-        {
+/// A warning of one kind that is not given all the time.
+#[derive(Debug, Default)]
+struct Complaint {
+    made: Option<Instant>,
+}
+
+impl Complaint {
+    fn make(&mut self, what: fmt::Arguments<'_>) {
+        if self.made.is_none_or(|at| at.elapsed() > COMPLAINT_PAUSE) {
             tracing::warn!("{what}");
-            self.complained = Some(Instant::now());
+            self.made = Some(Instant::now());
         }
     }
+}
+
+fn set_options(stream: &TcpStream) -> io::Result<()> {
+    // Answers are written whole: there is nothing to wait for.
+    stream.set_nodelay(true)?;
+    // A client that is gone without a word ends its request, and leaves its room.
+    let probes = TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_EVERY);
+    SockRef::from(stream).set_tcp_keepalive(&probes)
 }
 
 fn is_of_connection(error: &io::Error) -> bool {
@@ -168,11 +215,74 @@ fn is_of_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Returns if no request came in time. hyper has no timer for what comes before the version of HTTP
-/// is known.
-async fn silence(spoke: &AtomicBool) {
-    tokio::time::sleep(HEAD_TIMEOUT).await;
-    if spoke.load(Ordering::Relaxed) {
-        std::future::pending::<()>().await;
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, Empty, Full};
+    use hyper::client::conn::{http1, http2};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    async fn bound() -> (TcpListener, std::net::SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    fn get() -> Request<Empty<Bytes>> {
+        Request::get("http://localhost/")
+            .header("host", "localhost")
+            .body(Empty::new())
+            .unwrap()
+    }
+
+    async fn open_http2(address: std::net::SocketAddr) -> http2::SendRequest<Empty<Bytes>> {
+        let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+        let opened = http2::handshake(TokioExecutor::new(), stream).await;
+        let (sender, connection) = opened.unwrap();
+        tokio::spawn(connection);
+        sender
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_http2_leave_their_room() {
+        let (listener, address) = bound().await;
+        let service = tower::service_fn(|_: Request<Incoming>| async {
+            Ok(Response::new(Full::<Bytes>::from("done")))
+        });
+        let bounds = Bounds {
+            at_once: 2,
+            idle: Duration::from_millis(50),
+        };
+        tokio::spawn(run(listener, bounds, service, std::future::pending()));
+        let mut idle = Vec::new();
+        for _ in 0..2 {
+            let mut sender = open_http2(address).await;
+            let answer = sender.send_request(get()).await.unwrap();
+            assert_eq!(answer.collect().await.unwrap().to_bytes(), "done");
+            idle.push(sender);
+        }
+        let third = async {
+            let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+            let (mut sender, connection) = http1::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            sender.send_request(get()).await.unwrap()
+        };
+        let answer = timeout(PATIENCE, third).await.expect("room");
+        assert_eq!(answer.status(), 200);
+        drop(idle);
+    }
+
+    #[tokio::test]
+    async fn clients_that_are_gone_without_a_word_are_noticed() {
+        let (listener, address) = bound().await;
+        let _client = TcpStream::connect(address).await.unwrap();
+        let (stream, ..) = Accepting::new(listener, 1).next().await;
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
     }
 }

@@ -23,8 +23,9 @@ use crate::config::{Config, Limits, Sources};
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
+use crate::serve::{self, Bounds};
 use crate::store::{self, Condition, Health, Watched};
-use crate::{reconcile, serve, stack};
+use crate::{reconcile, stack};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -152,7 +153,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         "serving"
     );
     let never = std::future::pending();
-    tokio::spawn(serve::run(admin_listener, ADMIN_CONNECTIONS, admin, never));
+    let few = Bounds::of(ADMIN_CONNECTIONS);
+    tokio::spawn(serve::run(admin_listener, few, admin, never));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
@@ -186,7 +188,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         tracing::info!("stopping: no more connections are accepted");
         last.send(Instant::now() + grace).ok();
     };
-    let mut serving = std::pin::pin!(serve::run(listener, shares.connections, service, accepting));
+    let bounds = Bounds::of(shares.connections);
+    let mut serving = std::pin::pin!(serve::run(listener, bounds, service, accepting));
     // Ready at the latest when the grace period ends.
     let out_of_time = async {
         match deadline.await {

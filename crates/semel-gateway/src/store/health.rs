@@ -113,7 +113,7 @@ impl Health {
     }
 
     /// Takes down what was found (`None`: as before), and says what changed.
-    fn found(&self, found: Option<Condition>) {
+    pub(crate) fn found(&self, found: Option<Condition>) {
         let mut known = self.known();
         let found = found.unwrap_or_else(|| known.condition.clone());
         let failures = std::mem::take(&mut known.failures);
