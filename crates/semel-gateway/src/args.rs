@@ -323,7 +323,7 @@ pub fn command() -> Command {
 
 const SERVE: &str = "\
 Open files: the limit is raised to the hard one at start. Allow at least --max-connections + \
---max-attempts + 1024 (LimitNOFILE in systemd, `ulimit -Hn`); with fewer, fewer connections are \
+twice --max-attempts + 1024 (LimitNOFILE in systemd, `ulimit -Hn`); with fewer, fewer connections are \
 accepted.
 
 Exit codes: 0 stopped, all attempts ended; 1 a failure while running, or attempts still running at the \

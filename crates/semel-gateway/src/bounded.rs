@@ -1,4 +1,5 @@
-//! A bound on what is on its way to the upstream, so that descriptors are left for the store.
+//! A bound on the requests without a key that are on their way to the upstream, so that descriptors
+//! are left for the store and for attempts.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -6,25 +7,32 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use semel_tower::Disposition;
+use semel::guard::{AttemptInfo, Observer as _, Signal};
 use tokio::sync::Semaphore;
 use tower_service::Service;
 
 use crate::body::Body;
+use crate::metrics::Metrics;
 use crate::problem::Problem;
 
-/// A service that has so many requests at most, each until its answer was read to the end. Beyond it:
-/// 503 `overloaded`, and nothing is sent.
+/// A service that has so many requests without a key at most, each until its answer was read to the
+/// end. Beyond it: 503 `overloaded`, and nothing is sent. Attempts pass: the layer bounds them before
+/// it claims.
 #[derive(Debug, Clone)]
 pub(crate) struct Bounded<S> {
     inner: S,
     room: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
 }
 
 impl<S> Bounded<S> {
-    pub(crate) fn new(inner: S, at_once: usize) -> Self {
+    pub(crate) fn new(inner: S, at_once: usize, metrics: Arc<Metrics>) -> Self {
         let room = Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS)));
-        Self { inner, room }
+        Self {
+            inner,
+            room,
+            metrics,
+        }
     }
 }
 
@@ -46,12 +54,12 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.extensions().get::<AttemptInfo>().is_some() {
+            return Box::pin(self.inner.call(request));
+        }
         let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
-            return Box::pin(async {
-                let mut response = Problem::Overloaded.respond();
-                response.extensions_mut().insert(Disposition::Release);
-                Ok(response)
-            });
+            self.metrics.on_signal(Signal::Overloaded);
+            return Box::pin(async { Ok(Problem::Overloaded.respond()) });
         };
         let answer = self.inner.call(request);
         Box::pin(async move { Ok(answer.await?.map(|body| body.holding(room))) })

@@ -30,29 +30,31 @@ pub struct Shares {
     pub connections: usize,
     /// Attempts.
     pub attempts: usize,
-    /// Requests on their way to the upstream, with a key or without.
-    pub requests: usize,
+    /// Requests without a key on their way to the upstream.
+    pub unkeyed: usize,
 }
 
 impl Shares {
     /// Shares `files` descriptors among what is asked for. A quarter stays in reserve, 1024 at most;
-    /// of the rest clients get no more than leaves room for `attempts`, or a half.
+    /// of the rest clients get no more than leaves room for `attempts` and as many requests without a
+    /// key, or a half. Neither of these two takes the other's.
     pub fn of(files: usize, connections: usize, attempts: usize) -> Self {
         let usable = files.saturating_sub((files / 4).clamp(LEAST_RESERVE, MOST_RESERVE));
-        let for_requests = attempts.min(usable / 2);
+        let for_requests = attempts.saturating_mul(2).min(usable / 2);
         let connections = connections.min(usable - for_requests).max(1);
-        let requests = usable.saturating_sub(connections).max(1);
+        let requests = usable.saturating_sub(connections);
+        let attempts = attempts.min(requests / 2).max(1);
         Self {
             connections,
-            attempts: attempts.min(requests),
-            requests,
+            attempts,
+            unkeyed: requests.saturating_sub(attempts).max(1),
         }
     }
 
     /// How many descriptors it takes for what is asked for.
     pub const fn wanted(connections: usize, attempts: usize) -> usize {
         connections
-            .saturating_add(attempts)
+            .saturating_add(attempts.saturating_mul(2))
             .saturating_add(MOST_RESERVE)
     }
 }
@@ -65,16 +67,17 @@ mod tests {
     fn a_reserve_is_left_and_neither_side_starves() {
         let shares = |files, connections, attempts| {
             let shares = Shares::of(files, connections, attempts);
-            (shares.connections, shares.requests)
+            (shares.connections, shares.attempts, shares.unkeyed)
         };
-        assert_eq!(shares(256, 10_000, 1024), (96, 96));
-        assert_eq!(shares(1024, 10_000, 1024), (384, 384));
-        assert_eq!(shares(4096, 10_000, 1024), (2048, 1024));
-        assert_eq!(shares(1 << 20, 10_000, 1024), (10_000, 1_037_552));
-        assert_eq!(shares(1 << 20, 100, 8), (100, 1_047_452));
-        assert_eq!(shares(256, 10, 4), (10, 182));
-        assert_eq!(shares(0, 10, 4), (1, 1));
+        assert_eq!(shares(256, 10_000, 1024), (96, 48, 48));
+        assert_eq!(shares(1024, 10_000, 1024), (384, 192, 192));
+        assert_eq!(shares(4096, 10_000, 1024), (1536, 768, 768));
+        assert_eq!(shares(8192, 10_000, 1024), (5120, 1024, 1024));
+        assert_eq!(shares(1 << 20, 10_000, 1024), (10_000, 1024, 1_036_528));
+        assert_eq!(shares(1 << 20, 100, 8), (100, 8, 1_047_444));
+        assert_eq!(shares(256, 10, 4), (10, 4, 178));
+        assert_eq!(shares(0, 10, 4), (1, 1, 1));
         let enough = Shares::wanted(10_000, 1024);
-        assert_eq!(shares(enough, 10_000, 1024), (10_000, 1024));
+        assert_eq!(shares(enough, 10_000, 1024), (10_000, 1024, 1024));
     }
 }

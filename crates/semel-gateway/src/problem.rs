@@ -19,8 +19,8 @@ pub(crate) enum Problem {
     Malformed(&'static str),
     /// Something was asked for that the gateway does not do.
     NotSupported(&'static str),
-    /// As much is on its way to the upstream as may be, or the gateway had no descriptor, port or
-    /// memory for a connection: nothing was sent.
+    /// As many requests without a key are on their way to the upstream as may be, or the gateway had
+    /// no descriptor, port or memory for a connection: nothing was sent.
     Overloaded,
 }
 
@@ -72,7 +72,9 @@ impl Problem {
                 "The request was sent to it, and may have had its effect."
             }
             Self::IncompleteBody => "The body broke off, or its next piece did not come in time.",
-            Self::Overloaded => "Nothing was sent to the service. Try again, with the same key.",
+            Self::Overloaded => {
+                "Nothing was sent to the service. Try again, and with the same key if there was one."
+            }
             Self::Malformed(detail) | Self::NotSupported(detail) => detail,
         }
     }

@@ -105,7 +105,8 @@ pub fn stack<S: Store>(
 + Send
 + use<S> {
     let rules = proxy.rules();
-    let (body_time, requests) = (config.limits.body_time, shares.requests);
+    let (body_time, unkeyed) = (config.limits.body_time, shares.unkeyed);
+    let counting = Arc::clone(&metrics);
     ServiceBuilder::new()
         .layer_fn(Logged::new)
         .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
@@ -118,6 +119,6 @@ pub fn stack<S: Store>(
             Request::from_parts(parts, body)
         })
         .layer(layer)
-        .layer_fn(move |inner| Bounded::new(inner, requests))
+        .layer_fn(move |inner| Bounded::new(inner, unkeyed, Arc::clone(&counting)))
         .service(proxy)
 }

@@ -234,11 +234,12 @@ fn share_descriptors(config: &Config) -> Shares {
     let shares = Shares::of(files, connections, attempts);
     if shares.connections < connections || shares.attempts < attempts {
         tracing::warn!(
-            "{files} files may be open: {} connections are accepted at once, and {} requests sent to \
-             the upstream; for --max-connections and --max-attempts raise the limit to {} \
+            "{files} files may be open: {} connections are accepted at once, {} requests with a key \
+             run, and {} without; for --max-connections and --max-attempts raise the limit to {} \
              (LimitNOFILE, ulimit -n)",
             shares.connections,
-            shares.requests,
+            shares.attempts,
+            shares.unkeyed,
             Shares::wanted(connections, attempts),
         );
     }

@@ -22,7 +22,7 @@ use crate::support::{
     Gateway, PATIENCE, Shop, eventually, get, order, order_with, request, send_raw,
 };
 
-/// A service that answers requests with a key once its gate is opened, and counts them.
+/// A service that answers requests with a key, or with `x-held`, once its gate is opened, and counts them.
 struct Gated {
     address: SocketAddr,
     calls: Arc<Calls>,
@@ -31,6 +31,7 @@ struct Gated {
 struct Calls {
     running: AtomicUsize,
     most: AtomicUsize,
+    keyed: AtomicUsize,
     gate: Semaphore,
 }
 
@@ -39,6 +40,7 @@ impl Gated {
         let calls = Arc::new(Calls {
             running: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
+            keyed: AtomicUsize::new(0),
             gate: Semaphore::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -54,7 +56,11 @@ impl Gated {
 }
 
 async fn serve(State(calls): State<Arc<Calls>>, headers: HeaderMap) -> StatusCode {
-    if headers.contains_key("idempotency-key") {
+    let keyed = headers.contains_key("idempotency-key");
+    if keyed {
+        calls.keyed.fetch_add(1, Ordering::SeqCst);
+    }
+    if keyed || headers.contains_key("x-held") {
         let _running = Running::begin(&calls);
         // Open once it is closed.
         if let Ok(permit) = calls.gate.acquire().await {
@@ -233,6 +239,48 @@ async fn idle_connections_do_not_take_the_stores_descriptors() {
         !log.contains("cannot accept") && !log.contains("ERROR"),
         "{log}"
     );
+}
+
+/// Requests without a key have a share of their own: none of them takes what an attempt needs.
+#[tokio::test]
+async fn requests_without_a_key_take_no_room_of_attempts() {
+    let upstream = Gated::open().await;
+    let gateway = Gateway::start_with_files(128, upstream.address, &[]);
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let mut waiting = JoinSet::new();
+    for _ in 0..200 {
+        let held = request(Method::GET, gateway.address, "/", &[("x-held", "1")], "");
+        let mut sender = sender.clone();
+        waiting.spawn(async move { sender.send_request(held).await.unwrap().status() });
+    }
+    eventually("those beyond it refused", async || {
+        let metrics = get(gateway.admin, "/metrics").await;
+        let refused = "semel_events_total{event=\"overloaded\"} ";
+        let refused = metrics.text().lines().find_map(|l| l.strip_prefix(refused));
+        let refused: f64 = refused?.parse().ok()?;
+        (refused > 0.0 && refused + upstream.most() as f64 >= 200.0).then_some(())
+    })
+    .await;
+    let one_more = request(Method::GET, gateway.address, "/", &[("x-held", "1")], "");
+    let refused = crate::support::send(one_more).await.unwrap();
+    assert_eq!(refused.problem(), "overloaded");
+    assert!(
+        refused
+            .text()
+            .contains("with the same key if there was one"),
+        "{refused:?}"
+    );
+    let keyed = tokio::spawn(order(gateway.address, "\"k\""));
+    eventually("the order or its refusal", async || {
+        (keyed.is_finished() || upstream.calls.keyed.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    upstream.calls.gate.close();
+    let answer = keyed.await.unwrap();
+    assert_eq!(answer.status, 201, "{answer:?}");
 }
 
 #[tokio::test]
