@@ -113,8 +113,13 @@ pub(crate) fn boolean(value: &str) -> Result<bool, String> {
 }
 
 pub(crate) fn duration(value: &str) -> Result<Duration, String> {
-    humantime::parse_duration(value)
-        .map_err(|_| format!("`{value}` is not a duration; write it like 500ms, 30s, 24h or 7d"))
+    match humantime::parse_duration(value) {
+        Ok(long) if long > LONGEST => Err(format!("`{value}` is too long: 100 years at most")),
+        Ok(duration) => Ok(duration),
+        Err(_) => Err(format!(
+            "`{value}` is not a duration; write it like 500ms, 30s, 24h or 7d"
+        )),
+    }
 }
 
 /// `0s` is none.
@@ -245,5 +250,7 @@ pub(crate) fn log_level(value: &str) -> Result<Level, String> {
         .map_err(|_| format!("`{value}` is none of error, warn, info, debug and trace"))
 }
 
+/// No clock overflows by it: 100 years of 365.25 days.
+const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 /// A body of this size is still read into memory.
 const MAX_BODY: u64 = 1 << 30;

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
-use crate::FENCE;
+use crate::{FENCE, values};
 
 struct Shop {
     delay: Duration,
@@ -32,7 +32,7 @@ struct Orders {
 /// Runs the shop until a signal stops it.
 pub fn main(flags: &ArgMatches) -> ExitCode {
     let text = |name| flags.get_one::<String>(name).map(String::as_str);
-    let delay = match humantime::parse_duration(text("delay").unwrap_or("0s")) {
+    let delay = match values::duration(text("delay").unwrap_or("0s")) {
         Ok(delay) => delay,
         Err(error) => return fail(MISUSED, format_args!("error: --delay: {error}")),
     };

@@ -119,6 +119,41 @@ fn each_wrong_value_has_one_clear_message() {
             "--lease: `10ms` is too short: a lease is 30ms at least",
         ),
         ("ttl", "0s", "--ttl: must be longer than nothing"),
+        (
+            "ttl",
+            "10000000000000000000s",
+            "--ttl: `10000000000000000000s` is too long: 100 years at most",
+        ),
+        (
+            "lease",
+            "10000000000000000000s",
+            "--lease: `10000000000000000000s` is too long: 100 years at most",
+        ),
+        (
+            "wait",
+            "10000000000000000000s",
+            "--wait: `10000000000000000000s` is too long: 100 years at most",
+        ),
+        (
+            "upstream-timeout",
+            "10000000000000000000s",
+            "--upstream-timeout: `10000000000000000000s` is too long: 100 years at most",
+        ),
+        (
+            "drain",
+            "10000000000000000000s",
+            "--drain: `10000000000000000000s` is too long: 100 years at most",
+        ),
+        (
+            "drain-delay",
+            "10000000000000000000s",
+            "--drain-delay: `10000000000000000000s` is too long: 100 years at most",
+        ),
+        (
+            "body-timeout",
+            "10000000000000000000s",
+            "--body-timeout: `10000000000000000000s` is too long: 100 years at most",
+        ),
         ("ttl", "-1s", "--ttl: `-1s` is not a duration"),
         ("wait", "soon", "--wait: `soon` is not a duration"),
         (

@@ -3,6 +3,8 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use tokio::io::AsyncWriteExt as _;
+
 use crate::support::{Gateway, Shop, eventually, get, order, order_with, read_head, send_raw};
 
 fn refuses_connections(gateway: &Gateway) -> bool {
@@ -122,6 +124,39 @@ async fn it_accepts_connections_for_as_long_as_it_is_told_to() {
     ];
     let [delayed, closed] = lines.map(|line| log.find(line).unwrap());
     assert!(delayed < closed);
+}
+
+#[tokio::test]
+async fn the_longest_times_are_no_trouble() {
+    let shop = Shop::open().await;
+    let times = [
+        "lease",
+        "ttl",
+        "wait",
+        "upstream-timeout",
+        "body-timeout",
+        "drain",
+    ];
+    let flags: Vec<String> = times.iter().map(|t| format!("--{t}=100years")).collect();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let mut gateway = Gateway::start(shop.address, &flags);
+    // A body that is still to come when its time is reckoned.
+    let mut stream = send_raw(
+        gateway.address,
+        "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: \"k\"\r\nexpect: 100-continue\r\n\
+         content-length: 2\r\n\r\n",
+    )
+    .await;
+    let head = read_head(&mut stream).await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 100 "), "{head}");
+    stream.write_all(b"{}").await.unwrap();
+    let head = read_head(&mut stream).await.unwrap();
+    assert!(head.starts_with("HTTP/1.1 201 "), "{head}");
+    assert!(order_with(gateway.address, &[]).await.status == 201);
+    drop(stream);
+    gateway.terminate();
+    assert_eq!(gateway.ended().await.code(), Some(0));
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
 
 #[tokio::test]
