@@ -167,7 +167,7 @@ pub const SETTINGS: [Setting; 27] = [
         "body-timeout",
         "DUR",
         Some("60s"),
-        "How long a request's body may take, and a second more for each KiB of it; 0s: for ever",
+        "How long a request's body may take, and a second more for each 16 KiB of it; 0s: for ever",
     ),
     setting(
         "max-body-memory",

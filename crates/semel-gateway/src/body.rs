@@ -41,7 +41,7 @@ struct Stream {
 }
 
 /// So many bytes prolong the time of a body by a second.
-const BYTES_A_SECOND: u32 = 1024;
+const BYTES_A_SECOND: u32 = 16 << 10;
 
 /// The sender of a body was silent for too long.
 #[derive(Debug, thiserror::Error)]
@@ -76,8 +76,8 @@ impl Body {
         }))
     }
 
-    /// The same for a body that is to be there within `time`, and a second more for each KiB that
-    /// came.
+    /// The same for a body that is to be there within `time`, and a second more for each
+    /// 16 KiB that came.
     pub fn stream_in_time(body: Incoming, limit: Option<Duration>, time: Option<Duration>) -> Self {
         let mut body = Self::stream(body, limit);
         if let Kind::Stream(stream) = &mut body.0 {

@@ -289,13 +289,14 @@ async fn a_body_that_trickles_is_given_up() {
     let gateway = Gateway::start(shop.address, &["--body-timeout", "300ms"]);
     for key in ["idempotency-key: \"k\"\r\n", ""] {
         let head = format!(
-            "POST /orders HTTP/1.1\r\nhost: x\r\n{key}content-length: 1000\r\nconnection: close\r\n\r\n"
+            "POST /orders HTTP/1.1\r\nhost: x\r\n{key}content-length: 1000000\r\nconnection: close\r\n\r\n"
         );
         let mut slow = send_raw(gateway.address, &head).await;
         let mut answer = Vec::new();
         let trickle = async {
             while answer.is_empty() {
-                slow.write_all(b"x").await.unwrap();
+                // 10 kB a second at most: more than nothing, and less than earns its time.
+                slow.write_all(&[b'x'; 200]).await.unwrap();
                 let piece = slow.read_buf(&mut answer);
                 timeout(Duration::from_millis(20), piece).await.ok();
             }
