@@ -225,39 +225,42 @@ impl Inner {
         // The client takes a connection for this request, and tells `connection` so, before it
         // hands the request over. What fails until then was not sent, whatever the error.
         let unconnected = || connection.connection_metadata().is_none();
-        tokio::select! {
+        let (method, target) = (request.method().clone(), request.uri().clone());
+        // The gateway's own: what a client sends by this name is removed.
+        let id = request.headers().get(headers::ID).cloned();
+        let sent = tokio::select! {
             biased;
             answer = self.client.request(request) => match answer {
                 // 101 is an answer to those who asked for it, and other statuses have no meaning
                 // (RFC 9110, section 15). hyper reads over other 1xx.
                 Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
-                    let failure = Failure::Invalid;
                     let status = answer.status().as_u16();
-                    tracing::warn!(failure = failure.as_str(), "upstream: answered with {status}");
-                    Err(failure)
+                    Err((Failure::Invalid, format!("answered with {status}")))
                 }
                 Ok(answer) => Ok(answer),
                 Err(error) => {
                     let failure = if unconnected() { unconnected_for(&error) } else { kind_of(&error) };
-                    let error = with_causes(&error);
-                    if failure == Failure::ClientBody {
-                        tracing::debug!(failure = failure.as_str(), "client: {error}");
-                    } else {
-                        tracing::warn!(failure = failure.as_str(), "upstream: {error}");
-                    }
-                    Err(failure)
+                    Err((failure, with_causes(&error)))
                 }
             },
             () = connector::gone(connection.clone()) => {
-                tracing::warn!(failure = "unanswered", "upstream: the connection ended");
-                Err(Failure::Unanswered)
+                Err((Failure::Unanswered, "the connection ended".to_owned()))
             }
             () = progress.ceases(self.silence) => {
                 let failure = if unconnected() { Failure::Unreached } else { Failure::Silent };
-                tracing::warn!(failure = failure.as_str(), "upstream: no answer in time");
-                Err(failure)
+                Err((failure, "no answer in time".to_owned()))
             }
-        }
+        };
+        sent.map_err(|(failure, why)| {
+            let id = id.as_ref().and_then(|id| id.to_str().ok());
+            let path = target.path();
+            if failure == Failure::ClientBody {
+                tracing::debug!(failure = failure.as_str(), %method, path, id, "client: {why}");
+            } else {
+                tracing::warn!(failure = failure.as_str(), %method, path, id, "upstream: {why}");
+            }
+            failure
+        })
     }
 
     fn target(&self, uri: &Uri) -> Uri {

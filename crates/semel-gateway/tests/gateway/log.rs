@@ -22,6 +22,30 @@ fn events(gateway: &Gateway) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn a_failure_of_the_upstream_is_told_with_its_operation() {
+    let upstream = Script::start(Reaction::Close).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let headers = [("idempotency-key", "\"secret-key\"")];
+    order_with(gateway.address, &headers).await;
+    let log = gateway.log();
+    let lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
+    let warned: Vec<Value> = lines
+        .filter(|line: &Value| line["level"] == "WARN")
+        .collect();
+    let sent = upstream.requests()[0].to_lowercase();
+    let id = warned[0]["id"].as_str().unwrap();
+    assert!(
+        sent.contains(&format!("idempotency-id: {id}")),
+        "{log}{sent}"
+    );
+    assert_eq!(
+        (&warned[0]["method"], &warned[0]["path"]),
+        (&"POST".into(), &"/orders".into())
+    );
+    assert!(!log.contains("secret"), "{log}");
+}
+
+#[tokio::test]
 async fn a_line_says_what_happened_and_of_which_operation() {
     let shop = Shop::open().await;
     let gateway = Gateway::start(shop.address, &["--log-level", "debug"]);
