@@ -28,14 +28,22 @@ fn failing(arguments: &[&str]) -> Value {
     report
 }
 
-/// 20 s of work of 8 processes with 25 tasks each on 1,000 keys.
+/// 12 s of work of 8 processes with 25 tasks each on 1,000 keys.
 fn torture(store: &str, faults: &str) {
     torture_with(store, faults, &[]);
 }
 
 fn torture_with(store: &str, faults: &str, more: &[&str]) {
     let run = [
-        "torture", "--store", store, "--seed", "7", "--faults", faults,
+        "torture",
+        "--store",
+        store,
+        "--seed",
+        "7",
+        "--seconds",
+        "12",
+        "--faults",
+        faults,
     ];
     let (passed, report) = lab(&[&run[..], more].concat());
     assert!(passed, "{report}");
