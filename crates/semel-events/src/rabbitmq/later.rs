@@ -93,11 +93,10 @@ impl Later {
         }
         let mut headers = FieldTable::default();
         for (name, value) in message.properties.headers().iter().flatten() {
-            let name_is = |names: &[&str]| names.contains(&name.as_str());
             // A server up to 3.13 believes what it reads of a message's deaths, and would take its
             // way back for a cycle.
             let is_death = DEATHS.iter().any(|death| name.as_str().starts_with(death));
-            if !name_is(&NOT_COPIED) && !is_death {
+            if !NOT_COPIED.contains(&name.as_str()) && !is_death {
                 headers.insert(name.clone(), value.clone());
             }
         }

@@ -48,20 +48,16 @@ pub fn search(ops: &[&Op], options: &Options) -> Verdict {
     let mut told = Vec::with_capacity(ops.len());
     for op in ops.iter().copied().filter(|op| counts(op)) {
         // What an answer may hide is left open.
-        let hidden = options.hides(op);
-        if hidden || op.answer.is_ambiguous() {
-            let answered = options.arrived_by(op);
-            let answer = if hidden { Answer::Lost } else { op.answer };
+        let (hidden, lost) = (options.hides(op), op.answer.is_ambiguous());
+        if hidden || lost {
             told.push(Op {
-                answered,
-                answer,
+                answered: options.arrived_by(op),
+                answer: Answer::Lost,
                 ..*op
             });
-            if !hidden {
-                continue;
-            }
         }
-        if !hidden || matches!(op.answer, Answer::Acquired { .. }) {
+        let is_sure = !hidden || matches!(op.answer, Answer::Acquired { .. });
+        if is_sure && !lost {
             told.push(*op);
         }
     }
