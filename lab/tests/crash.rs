@@ -7,9 +7,13 @@ use semel_testkit::servers::{Kind, shared};
 use serde_json::Value;
 
 fn matrix(database: &'static str, arguments: &[&str]) -> (bool, Value) {
+    let arguments = arguments.iter().copied().map(String::from);
+    run_matrix(on(database).into_iter().chain(arguments))
+}
+
+fn run_matrix(arguments: impl Iterator<Item = String>) -> (bool, Value) {
     let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
         .arg("crash-matrix")
-        .args(on(database))
         .args(arguments)
         .output()
         .expect("the lab runs");
@@ -19,6 +23,25 @@ fn matrix(database: &'static str, arguments: &[&str]) -> (bool, Value) {
     let last = out.lines().last().expect("the report is the last line");
     let report = serde_json::from_str(last).expect("the report is JSON");
     (output.status.success(), report)
+}
+
+/// A server of its own: it is killed.
+#[test]
+fn a_server_that_restarts_at_the_commit_is_survived() {
+    for (database, restarts) in [("postgres", "3"), ("mysql", "6")] {
+        let (passed, report) = restarting(database, &["--kills", restarts]);
+        assert!(passed, "{report}");
+        assert_eq!(report["cuts"].to_string(), restarts, "{report}");
+    }
+    let (passed, report) = restarting("mysql", &["--kills", "6", "--bug", "new-key"]);
+    assert!(!passed, "{report}");
+    assert!(report["double_effects"].as_u64() > Some(0), "{report}");
+}
+
+fn restarting(database: &str, arguments: &[&str]) -> (bool, Value) {
+    let points = ["--points", "server-restarts-at-commit", "--seed", "7"];
+    let run = ["--db", database].into_iter().chain(points);
+    run_matrix(run.chain(arguments.iter().copied()).map(String::from))
 }
 
 /// On a server that these tests share, where there is one.

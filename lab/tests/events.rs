@@ -40,12 +40,34 @@ fn survives(command: &str, database: &'static str) {
     let run = ["--events", "500", "--kills", "20", "--seed", "7"];
     let (passed, report) = storm(command, database, &run);
     assert!(passed, "{report}");
-    assert_eq!(
-        (&report["kills"], &report["applied"]),
-        (&20.into(), &500.into())
-    );
-    for none in ["double_effects", "lost_effects", "violations"] {
+    let count = |value: &Value| value.as_u64().expect("a count");
+    assert!(count(&report["kills"]) >= 20, "{report}");
+    let aside = count(&report["letters"]["set_aside"]);
+    assert_eq!(count(&report["applied"]) + aside, 500);
+    let none = [
+        "double_effects",
+        "lost_effects",
+        "violations",
+        "lost_letters",
+        "applied_and_set_aside",
+    ];
+    for none in none {
         assert_eq!(report[none], 0, "{none}: {report}");
+    }
+    // A point may be missed once, on a busy machine; not all of a kind.
+    let come_to = |points: &[&str]| {
+        let hits = points.iter().map(|point| &report["by_point"][point]);
+        hits.map(count).sum::<u64>()
+    };
+    if database != "sqlite" {
+        let wire = ["commit-lost", "commit-late", "commit-cut", "reading-back"];
+        assert!(come_to(&wire) >= 3, "{report}");
+    }
+    if command == "events" {
+        let callback = ["handing-over", "handed-over", "before-completion"];
+        assert!(come_to(&callback) >= 2, "{report}");
+        assert!(count(&report["letters"]["asked_again"]) > 0, "{report}");
+        assert!(come_to(&["poisonous"]) > 0, "{report}");
     }
     // What the killed had in hand came again.
     assert!(report["redelivered"].as_u64() > Some(0), "{report}");
@@ -82,11 +104,18 @@ fn versioned_on_mysql() {
 }
 
 /// The bug is found, by what it does wrong.
-fn is_caught(command: &str, bug: &str, events: &str, kills: &str, by: &[&str]) {
+fn is_caught(
+    command: &str,
+    database: &'static str,
+    bug: &str,
+    events: &str,
+    kills: &str,
+    by: &[&str],
+) {
     let run = [
         "--events", events, "--kills", kills, "--seed", "7", "--bug", bug,
     ];
-    let (passed, report) = storm(command, "sqlite", &run);
+    let (passed, report) = storm(command, database, &run);
     assert!(!passed, "{report}");
     for by in by {
         assert!(report[by].as_u64() > Some(0), "{bug} has no {by}: {report}");
@@ -96,8 +125,28 @@ fn is_caught(command: &str, bug: &str, events: &str, kills: &str, by: &[&str]) {
 #[test]
 fn planted_bugs_are_caught() {
     let doubled = ["double_effects", "violations"];
-    is_caught("events", "no-inbox", "50", "0", &doubled);
-    is_caught("events", "commits-apart", "300", "20", &doubled);
+    is_caught("events", "sqlite", "no-inbox", "50", "0", &doubled);
+    is_caught("events", "sqlite", "commits-apart", "300", "20", &doubled);
     let lost = ["lost_effects", "violations"];
-    is_caught("versioned", "overwrites", "300", "20", &lost);
+    is_caught("versioned", "sqlite", "overwrites", "300", "20", &lost);
+}
+
+#[test]
+fn a_lost_commit_of_a_batch_taken_for_a_failure_is_caught() {
+    let doubled = ["double_effects", "violations"];
+    is_caught("events", "mysql", "runs-again", "300", "20", &doubled);
+}
+
+#[test]
+fn wrong_dead_letters_are_caught() {
+    is_caught(
+        "events",
+        "sqlite",
+        "keeps-later",
+        "200",
+        "16",
+        &["lost_letters"],
+    );
+    let twice = ["applied_and_set_aside"];
+    is_caught("events", "sqlite", "shelves-refused", "100", "0", &twice);
 }

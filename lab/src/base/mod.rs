@@ -7,10 +7,12 @@ mod postgres;
 mod sqlite;
 
 use std::error::Error as StdError;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use semel::transaction::{Isolation, Transactional};
 
+pub(crate) use place::start;
 pub use place::{Database, Place};
 
 /// A store, and the database that it is in.
@@ -39,6 +41,24 @@ pub trait Base: Transactional + Sized {
         tx: &mut Self::Transaction,
         sql: String,
     ) -> impl Future<Output = Result<Vec<Vec<i64>>, Self::Error>> + Send;
+}
+
+impl<B: Base> Base for Arc<B> {
+    type Error = B::Error;
+
+    const COMMIT_AND_BEGIN: [&'static str; 2] = B::COMMIT_AND_BEGIN;
+
+    async fn open(url: &str) -> Result<Self> {
+        Ok(Self::new(B::open(url).await?))
+    }
+
+    async fn execute(tx: &mut Self::Transaction, sql: String) -> Result<u64, Self::Error> {
+        B::execute(tx, sql).await
+    }
+
+    async fn numbers(tx: &mut Self::Transaction, sql: String) -> Result<Vec<Vec<i64>>, B::Error> {
+        B::numbers(tx, sql).await
+    }
 }
 
 /// Runs statements in a transaction of their own.

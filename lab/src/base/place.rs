@@ -2,12 +2,15 @@
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use semel_stores::OpenOptions;
 use semel_testkit::proxy::Proxy;
-use semel_testkit::servers::{MariaDb, Postgres, Server};
+use semel_testkit::servers::{MariaDb, Node, Postgres, Server, Signal};
 use serde::{Deserialize, Serialize};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use url::Url;
 
 /// The kinds of database that have transactions.
@@ -54,7 +57,10 @@ pub struct Place {
     pub database: Database,
     url: String,
     // Ends with its handle.
-    _server: Option<Box<dyn Server>>,
+    server: Option<Box<dyn Server>>,
+    // Written while the server is down.
+    down: RwLock<()>,
+    restarts: AtomicU64,
 }
 
 impl std::fmt::Debug for Place {
@@ -82,7 +88,45 @@ impl Place {
         Ok(Self {
             database,
             url,
-            _server: server,
+            server,
+            down: RwLock::default(),
+            restarts: AtomicU64::default(),
+        })
+    }
+
+    /// Whether its server is the lab's own, and can be killed.
+    pub fn is_own_server(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// As long as this is held, nobody kills its server.
+    pub(crate) async fn stays_up(&self) -> RwLockReadGuard<'_, ()> {
+        self.down.read().await
+    }
+
+    /// As long as this is held, nobody else needs its server to be there.
+    pub(crate) async fn goes_down(&self) -> RwLockWriteGuard<'_, ()> {
+        self.down.write().await
+    }
+
+    /// How often its server was killed.
+    pub(crate) fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::SeqCst)
+    }
+
+    /// PostgreSQL's immediate shutdown, SIGKILL for others; and the start after it.
+    pub(crate) fn restart(&self, _alone: &RwLockWriteGuard<'_, ()>) -> Result<()> {
+        let server = self.server.as_ref().context("not a server of the lab's")?;
+        self.restarts.fetch_add(1, Ordering::SeqCst);
+        tokio::task::block_in_place(|| {
+            for node in server.nodes() {
+                match self.database {
+                    Database::Postgres => node.end(Signal::QUIT),
+                    _ => node.kill(),
+                }
+                start(node)?;
+            }
+            Ok(())
         })
     }
 
@@ -118,6 +162,20 @@ impl Place {
         let mut found = (host, port).to_socket_addrs()?;
         found.next().context("the URL's host has no address")
     }
+}
+
+/// Starts it again. A server's children may outlive it for a moment and hold what it needs, as
+/// PostgreSQL's do.
+pub(crate) fn start(node: &Node) -> Result<()> {
+    let mut tries = 0;
+    while let Err(error) = node.start() {
+        tries += 1;
+        if tries == 20 {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    Ok(())
 }
 
 type Own = (String, Option<Box<dyn Server>>);

@@ -78,15 +78,16 @@ type Completion = (IdentityDigest, Token, Outcome, Retention);
 
 /// The store as the guard sees it: right, or wrong in one way.
 #[derive(Debug)]
-pub(super) struct Planted<B> {
+pub(crate) struct Planted<B> {
     inner: Arc<Pointed<B>>,
     bug: Option<Bug>,
-    log: Arc<StepLog>,
+    log: Option<Arc<StepLog>>,
     put_off: Mutex<Option<Completion>>,
 }
 
 impl<B> Planted<B> {
-    pub(super) fn new(inner: Pointed<B>, bug: Option<Bug>, log: Arc<StepLog>) -> Self {
+    /// `log` is told of the steps that are kept.
+    pub(crate) fn new(inner: Pointed<B>, bug: Option<Bug>, log: Option<Arc<StepLog>>) -> Self {
         Self {
             inner: Arc::new(inner),
             bug,
@@ -144,7 +145,9 @@ impl<B: Base> Store for Planted<B> {
             _ => self.inner.keep_step(identity, token, step, kept).await?,
         };
         if let (Fenced::Applied, Some(name)) = (done, name(step)) {
-            self.log.kept(identity, &name, token.fence);
+            if let Some(log) = &self.log {
+                log.kept(identity, &name, token.fence);
+            }
             self.points().pass(Point::Kept).await;
         }
         Ok(done)

@@ -2,19 +2,17 @@
 //! starts another in its place.
 
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use semel_testkit::proxy::{Fault, Proxy};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use anyhow::{Result, anyhow, bail};
 use tokio::time::{sleep, timeout};
 
 use super::board::{Board, Next};
 use super::failpoints::{Order, Said};
 use super::point::{Point, Strike};
+use super::process::Process;
+use super::wire::{Struck, Wire};
 use super::worker::{COMMAND, Settings};
 use crate::base::Place;
 
@@ -33,10 +31,8 @@ pub(super) struct Run {
 /// One life of a worker, and what stands between it and the server.
 #[derive(Debug)]
 struct Life {
-    child: Child,
-    orders: ChildStdin,
-    said: Lines<BufReader<ChildStdout>>,
-    proxy: Option<Proxy>,
+    process: Process,
+    wire: Wire,
 }
 
 /// How an asking ended.
@@ -66,7 +62,9 @@ pub(super) async fn drive(run: Arc<Run>, seed: u64) -> Result<()> {
             Some(alive) => alive,
             None => Life::begin(&run).await?,
         };
-        let ended = alive.ask(&run.board, key, point, &mut chance).await?;
+        // Those who are asking already learn of an outage; a point is not to be wasted on one.
+        drop(run.place.stays_up().await);
+        let ended = alive.ask(&run, key, point, &mut chance).await?;
         run.board.ended(key, point, ended.hit, ended.again_after);
         if !ended.killed {
             life = Some(alive);
@@ -76,71 +74,52 @@ pub(super) async fn drive(run: Arc<Run>, seed: u64) -> Result<()> {
 
 impl Life {
     async fn begin(run: &Run) -> Result<Self> {
-        let (proxy, url) = match run.place.proxy()? {
-            Some((proxy, url)) => (Some(proxy), url),
-            None => (None, run.place.url().to_owned()),
-        };
-        let mut child = Command::new(&run.program)
-            .arg(COMMAND)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("a worker cannot be started")?;
-        let orders = child.stdin.take().context("a worker without an input")?;
-        let out = child.stdout.take().context("a worker without an output")?;
-        let mut life = Self {
-            child,
-            orders,
-            said: BufReader::new(out).lines(),
-            proxy,
-        };
+        let _up = run.place.stays_up().await;
+        let (wire, url) = Wire::to(&run.place)?;
+        let mut process = Process::start(&run.program, COMMAND)?;
         let settings = Settings {
             url,
             ..run.settings.clone()
         };
-        life.tell(&serde_json::to_string(&settings)?).await?;
+        process.tell(&settings).await?;
+        let mut life = Self { process, wire };
         match life.hear().await? {
             Said::Ready => Ok(life),
             other => bail!("a new worker says {other:?}"),
         }
     }
 
-    async fn tell(&mut self, line: &str) -> Result<()> {
-        self.orders.write_all(line.as_bytes()).await?;
-        self.orders.write_all(b"\n").await?;
-        Ok(self.orders.flush().await?)
-    }
-
-    async fn order(&mut self, order: &Order) -> Result<()> {
-        self.tell(&serde_json::to_string(order)?).await
-    }
-
     async fn hear(&mut self) -> Result<Said> {
-        let line = timeout(PATIENCE, self.said.next_line()).await;
-        let line = line.map_err(|_| anyhow!("a worker says nothing for {PATIENCE:?}"))??;
-        let line = line.context("a worker ended by itself")?;
-        serde_json::from_str(&line).with_context(|| format!("a worker says {line:?}"))
+        let said = timeout(PATIENCE, self.process.hear()).await;
+        said.map_err(|_| anyhow!("a worker says nothing for {PATIENCE:?}"))?
     }
 
     async fn ask(
         &mut self,
-        board: &Board,
+        run: &Run,
         key: i64,
         point: Option<(Point, u32)>,
         chance: &mut fastrand::Rng,
     ) -> Result<Ended> {
-        self.order(&Order::Ask { key, point }).await?;
+        let (board, restarts) = (&run.board, run.place.restarts());
+        self.process.tell(&Order::Ask { key, point }).await?;
         let mut hit = false;
         loop {
             match self.hear().await? {
                 Said::At(at, fence) => {
-                    // The second time it is where it finds out.
-                    let found_out = hit || !self.strike(at, chance).await?;
-                    hit = true;
-                    if found_out {
+                    let Self { process, wire } = self;
+                    let go = async || process.tell(&Order::Go).await;
+                    let struck = match hit {
+                        // The second time it is where it finds out.
+                        true => Struck::Dies(None),
+                        false => wire.strike(&run.place, restarts, at, chance, go).await?,
+                    };
+                    hit = !matches!(struck, Struck::TooLate);
+                    if !matches!(struck, Struck::Lives) {
                         let answered = self.kill(board, at.strike(), chance).await?;
-                        board.killed(at, key, fence);
+                        if hit {
+                            board.killed(at, key, fence);
+                        }
                         let again_after = (!answered).then_some(Duration::ZERO);
                         return Ok(Ended {
                             hit,
@@ -164,43 +143,6 @@ impl Life {
         }
     }
 
-    /// What happens to a worker at a point. Whether it goes on after that.
-    async fn strike(&mut self, at: Point, chance: &mut fastrand::Rng) -> Result<bool> {
-        let fault = match at.strike() {
-            Strike::Stand => return Ok(false),
-            Strike::Race => {
-                let most = if at == Point::Random { 15_000 } else { 3_000 };
-                sleep(Duration::from_micros(chance.u64(..most))).await;
-                return Ok(false);
-            }
-            Strike::Swallow => Fault::SwallowAnswers,
-            Strike::Hold => Fault::Blackhole,
-            Strike::Cut | Strike::CutThenStand => Fault::CutAnswers,
-        };
-        let proxy = self.proxy.as_ref().context("there is no wire")?;
-        let before = proxy.hits();
-        proxy.set(fault);
-        self.order(&Order::Go).await?;
-        let proxy = self.proxy.as_ref().context("there is no wire")?;
-        let met = async {
-            while proxy.hits() == before {
-                sleep(Duration::from_micros(200)).await;
-            }
-        };
-        timeout(PATIENCE, met)
-            .await
-            .context("a fault on the wire met nothing")?;
-        if at.strike() == Strike::Swallow {
-            // What met it may have been the answer to an earlier renewal.
-            sleep(Duration::from_millis(25)).await;
-        }
-        let goes_on = matches!(at.strike(), Strike::Cut | Strike::CutThenStand);
-        if goes_on {
-            proxy.set(Fault::None);
-        }
-        Ok(goes_on)
-    }
-
     /// SIGKILL. Whether its caller had been answered just before.
     async fn kill(
         &mut self,
@@ -208,27 +150,14 @@ impl Life {
         strike: Strike,
         chance: &mut fastrand::Rng,
     ) -> Result<bool> {
-        self.child.kill().await?;
         let mut answered = false;
-        // What it said before it died was said. A line without its end was not.
-        while let Some(line) = self.said.next_line().await? {
-            if let Ok(said @ Said::Answer { .. }) = serde_json::from_str(&line) {
+        for said in self.process.kill().await? {
+            if matches!(said, Said::Answer { .. }) {
                 take(board, said);
                 answered = true;
             }
         }
-        if let Some(proxy) = self.proxy.take()
-            && strike == Strike::Hold
-        {
-            let later = Duration::from_millis(chance.u64(..1000));
-            tokio::spawn(async move {
-                sleep(later).await;
-                proxy.set(Fault::None);
-                // What was held arrives before the connection ends.
-                sleep(Duration::from_millis(200)).await;
-                drop(proxy);
-            });
-        }
+        self.wire.end(strike, chance);
         Ok(answered)
     }
 }

@@ -109,7 +109,7 @@ impl Failpoints {
     }
 
     /// Lets it go on.
-    pub(super) fn go(&self) {
+    pub(crate) fn go(&self) {
         self.go.notify_one();
     }
 
@@ -138,12 +138,20 @@ impl Failpoints {
         match point.strike() {
             Strike::Race => {}
             Strike::Stand => std::future::pending().await,
-            Strike::Swallow | Strike::Hold | Strike::Cut => self.go.notified().await,
+            Strike::Swallow | Strike::Hold | Strike::Cut | Strike::Restart => {
+                self.go.notified().await;
+            }
             Strike::CutThenStand => {
                 self.go.notified().await;
                 self.cutting.store(true, Ordering::SeqCst);
             }
         }
+    }
+
+    /// Stands still, armed or not.
+    pub(crate) async fn stand(&self, point: Point) {
+        self.say(point);
+        std::future::pending::<()>().await;
     }
 
     /// A transaction begins: where it is to lose an answer on the wire, no renewal is under way

@@ -6,7 +6,7 @@
 //! payments of a service outside.
 
 mod board;
-mod bugs;
+pub(crate) mod bugs;
 mod driver;
 pub(crate) mod failpoints;
 mod judge;
@@ -14,9 +14,11 @@ mod options;
 mod payments;
 pub(crate) mod point;
 pub(crate) mod pointed;
+pub(crate) mod process;
 mod report;
-mod steps;
+pub(crate) mod steps;
 mod transaction;
+pub(crate) mod wire;
 pub mod worker;
 
 use std::path::Path;
@@ -71,7 +73,10 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
         payments: service.address(),
         log: folder.path().join("steps"),
     };
-    let points = Point::of(options.work, options.database);
+    let mut points = Point::of(options.work, &place);
+    if let Some(only) = &options.points {
+        points.retain(|point| only.contains(point));
+    }
     let run = Arc::new(Run {
         program: program.into(),
         place,

@@ -5,13 +5,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::bugs::Bug;
-use super::point::Work;
+use super::point::{Point, Work};
 use crate::base::Database;
 
 /// The command's usage.
 pub const USAGE: &str = "crash-matrix --db postgres|sqlite|mysql [--store URL] \
-     [--work transaction|steps|mixed] [--kills N] [--seed S] [--processes N] [--lease DURATION] \
-     [--bug NAME]";
+     [--work transaction|steps|mixed] [--kills N] [--seed S] [--points NAME,…] [--processes N] \
+     [--lease DURATION] [--bug NAME]";
 
 /// How a run goes.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub struct Options {
     pub work: Work,
     /// How often a worker is killed.
     pub kills: usize,
+    /// These points only.
+    pub points: Option<Vec<Point>>,
     /// Plans and choices follow from it.
     pub seed: u64,
     /// How many workers there are at a time.
@@ -46,6 +48,7 @@ impl Options {
             url: None,
             work: Work::Transaction,
             kills: 1000,
+            points: None,
             seed: std::process::id().into(),
             processes: 6,
             lease: Duration::from_millis(500),
@@ -60,6 +63,10 @@ impl Options {
                 "--store" => options.url = Some(value),
                 "--work" => options.work = work(&value)?,
                 "--kills" => options.kills = value.parse()?,
+                "--points" => {
+                    let points = value.split(',').map(Point::from_name);
+                    options.points = Some(points.collect::<Result<_>>()?);
+                }
                 "--seed" => options.seed = value.parse()?,
                 "--processes" => options.processes = value.parse::<usize>()?.max(1),
                 "--lease" => options.lease = humantime::parse_duration(&value)?,

@@ -1,8 +1,9 @@
 //! Where a worker is killed.
 
+use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::base::Database;
+use crate::base::Place;
 
 /// What the work is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +32,8 @@ pub enum Strike {
     Cut,
     /// The same, and it is killed while it finds out.
     CutThenStand,
+    /// The server is killed around it, and starts again. It lives, and must find out.
+    Restart,
 }
 
 impl Strike {
@@ -41,12 +44,12 @@ impl Strike {
 
     /// Whether the worker dies of it.
     pub const fn kills(self) -> bool {
-        !matches!(self, Self::Cut)
+        !matches!(self, Self::Cut | Self::Restart)
     }
 }
 
 macro_rules! points {
-    ($($(#[doc = $what:literal])+ $point:ident = $name:literal $strike:ident $(in $work:ident)?,)+) => {
+    ($($(#[doc = $what:literal])+ $point:ident = $name:literal $strike:ident $(in $part:ident)?,)+) => {
         /// A moment of an attempt.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Point {
@@ -71,15 +74,23 @@ macro_rules! points {
                 }
             }
 
-            const fn only_in(self) -> Option<Work> {
+            const fn part(self) -> Option<Part> {
                 match self {
-                    $(Self::$point => points!(@work $($work)?),)+
+                    $(Self::$point => points!(@part $($part)?),)+
                 }
             }
         }
     };
-    (@work $work:ident) => { Some(Work::$work) };
-    (@work) => { None };
+    (@part $part:ident) => { Some(Part::$part) };
+    (@part) => { None };
+}
+
+/// To which part of the work a point belongs that not all work comes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Transaction,
+    Steps,
+    DeadLetter,
 }
 
 points! {
@@ -109,8 +120,16 @@ points! {
     CommitCut = "commit-cut" Cut in Transaction,
     /// The same, and killed while it asks the record.
     ReadingBack = "reading-back" CutThenStand in Transaction,
+    /// `COMMIT` is sent, and the server killed at some moment until it is done and its answer lost.
+    ServerRestarts = "server-restarts-at-commit" Restart in Transaction,
     /// After the commit, before its caller has the answer.
     Committed = "committed" Stand in Transaction,
+    /// In the work of an event that kills its consumer, whenever it is tried.
+    Poisonous = "poisonous" Stand in DeadLetter,
+    /// A failed event is to be handed to the callback for dead letters.
+    HandingOver = "handing-over" Stand in DeadLetter,
+    /// The callback has kept it, and has not answered.
+    HandedOver = "handed-over" Stand in DeadLetter,
     /// Before a step's call of the service.
     BeforeCall = "before-call" Stand in Steps,
     /// While the service is called.
@@ -138,18 +157,42 @@ points! {
 }
 
 impl Point {
-    /// Those that this work comes by on this database.
-    pub fn of(work: Work, database: Database) -> Vec<Self> {
+    /// Those that this work comes by at this place.
+    pub fn of(work: Work, place: &Place) -> Vec<Self> {
         let comes_by = |point: &Self| {
-            (work == Work::Mixed || point.only_in().is_none_or(|only| only == work))
-                && (database.is_server() || !point.strike().on_the_wire())
+            let part = match point.part() {
+                None => true,
+                Some(Part::Transaction) => work != Work::Steps,
+                Some(Part::Steps) => work != Work::Transaction,
+                Some(Part::DeadLetter) => false,
+            };
+            part && point.is_at(place)
         };
         Self::ALL.iter().copied().filter(comes_by).collect()
     }
 
+    /// Whether it can happen at this place.
+    pub fn is_at(self, place: &Place) -> bool {
+        match self.strike() {
+            Strike::Restart => place.is_own_server(),
+            strike => !strike.on_the_wire() || place.database.is_server(),
+        }
+    }
+
+    /// The point of this name.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let found = Self::ALL.iter().find(|point| point.name() == name);
+        found
+            .copied()
+            .with_context(|| format!("there is no point {name:?}"))
+    }
+
     /// Whether it is one of a transaction's.
     pub const fn is_inside(self) -> bool {
-        matches!(self.only_in(), Some(Work::Transaction))
+        matches!(self.part(), Some(Part::Transaction))
     }
 
     /// What an attempt that is killed there leaves of its transaction: all of it, nothing, or

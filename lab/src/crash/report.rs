@@ -80,7 +80,8 @@ impl Report {
             }
         }
         let kills = sum(true);
-        if kills < options.kills {
+        let planned = points.iter().any(|p| p.strike().kills());
+        if planned && kills < options.kills {
             failed_because.push(format!("{kills} kills instead of {}", options.kills));
         }
         Self {
@@ -136,7 +137,7 @@ impl Report {
                 continue;
             };
             let left = match self.effects_left.get(name) {
-                _ if !point.strike().kills() => "(cut, alive)".into(),
+                _ if !point.strike().kills() => "(alive)".into(),
                 Some(left) => left.to_string(),
                 None => String::new(),
             };

@@ -60,7 +60,7 @@ pub(super) struct Line {
 
 /// The file.
 #[derive(Debug)]
-pub(super) struct StepLog(File);
+pub(crate) struct StepLog(File);
 
 impl StepLog {
     pub(super) fn open(path: &Path) -> io::Result<Self> {

@@ -105,7 +105,7 @@ impl<B: Base> Worker<B> {
         let store = Planted::new(
             Pointed::new(store, points.clone()),
             settings.bug,
-            log.clone(),
+            Some(log.clone()),
         );
         let policy = Policy::default().with_lease(settings.lease);
         Ok(Self {

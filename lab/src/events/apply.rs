@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use semel::transaction::Lent;
 
-use super::plan::{ASSETS, Asset, Happening};
+use super::consumer::Failed;
+use super::plan::{ASSETS, Asset, Ends, Happening};
 use crate::base::{self, Base};
 use crate::crash::failpoints::Failpoints;
 use crate::crash::point::Point;
@@ -65,6 +66,7 @@ impl Tables {
             asset,
             state,
             load,
+            ..
         } = event;
         // `last` comes last: MySQL uses what it has set already.
         format!(
@@ -108,11 +110,22 @@ pub(crate) async fn apply<B: Base>(
     tables: Tables,
     events: Vec<Happening>,
     points: &Failpoints,
-) -> Result<(), B::Error> {
+) -> Result<(), Failed<B::Error>> {
     for event in &events {
-        B::execute(&mut tx, tables.change(event)).await?;
-        points.pass(Point::BetweenStatements).await;
-        B::execute(&mut tx, tables.record(event, 0)).await?;
+        for (place, sql) in [tables.change(event), tables.record(event, 0)]
+            .into_iter()
+            .enumerate()
+        {
+            if place > 0 {
+                points.pass(Point::BetweenStatements).await;
+            }
+            B::execute(&mut tx, sql).await.map_err(Failed::Driver)?;
+        }
+        match event.ends {
+            Ends::Well => {}
+            Ends::Fails => return Err(Failed::Poisonous),
+            Ends::Kills => points.stand(Point::Poisonous).await,
+        }
     }
     Ok(())
 }

@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     Handled,
     /// Another one had been.
     Duplicate,
+    /// The event was set aside.
+    SetAside,
 }
 
 /// The queue.
@@ -54,6 +56,8 @@ pub(super) struct Counts {
     /// Events that two deliveries were told to have handled.
     pub(super) handled_twice: usize,
     pub(super) handled_events: BTreeSet<u64>,
+    /// Events of which a delivery was told that they are set aside.
+    pub(super) set_aside: BTreeSet<u64>,
     pub(super) acknowledged_events: BTreeSet<u64>,
     /// Why messages came back.
     pub(super) refusals: BTreeMap<String, usize>,
@@ -129,11 +133,6 @@ impl Broker {
         counts.acknowledged == counts.messages
     }
 
-    /// The events of which at least one message is.
-    pub(super) fn acknowledged(&self) -> BTreeSet<u64> {
-        self.0.lock().counts.acknowledged_events.clone()
-    }
-
     /// How long ago something was acknowledged last.
     pub(super) fn silent(&self) -> Duration {
         self.0.lock().since.elapsed()
@@ -180,10 +179,16 @@ impl Inner {
     fn count(&mut self, message: u64, kind: Kind) {
         let event = self.messages[message as usize];
         self.counts.acknowledged_events.insert(event);
-        if kind == Kind::Handled {
-            self.counts.handled += 1;
-            let first = self.counts.handled_events.insert(event);
-            self.counts.handled_twice += usize::from(!first);
+        match kind {
+            Kind::Handled => {
+                self.counts.handled += 1;
+                let first = self.counts.handled_events.insert(event);
+                self.counts.handled_twice += usize::from(!first);
+            }
+            Kind::SetAside => {
+                self.counts.set_aside.insert(event);
+            }
+            Kind::Duplicate => {}
         }
     }
 }

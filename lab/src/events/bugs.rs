@@ -29,6 +29,13 @@ bugs! {
     NoInbox = "no-inbox",
     /// Effects and record are committed apart, and an event whose consumer died is run again.
     CommitsApart = "commits-apart",
+    /// A commit without an answer counts as rolled back, and the work runs again; that the records
+    /// are completed by then is overlooked.
+    RunsAgain = "runs-again",
+    /// The callback for dead letters answers before it has kept the event.
+    KeepsLater = "keeps-later",
+    /// An event of which a delivery is refused is set aside, and goes on to be tried.
+    ShelvesRefused = "shelves-refused",
     /// A versioned record is written over, whatever its version is by then.
     Overwrites = "overwrites",
 }

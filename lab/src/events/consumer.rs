@@ -2,14 +2,15 @@
 //! for.
 
 use std::fmt::Display;
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use semel::guard::{Policy, TransactOptions};
-use semel::inbox::{Event, Inbox, InboxError, Receipt};
+use semel::inbox::{DeadLetter, Event, Inbox, InboxError, Receipt};
 use semel::store::{OnLost, Retention};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::versioned::VersionedIn;
@@ -23,7 +24,9 @@ use super::broker::{Delivery, Kind};
 use super::bugs::Bug;
 use super::options::Storm;
 use super::plan::Happening;
+use super::shelf::Shelf;
 use crate::base::{Base, Database};
+use crate::crash::bugs::Planted;
 use crate::crash::failpoints::Failpoints;
 use crate::crash::point::Point;
 use crate::crash::pointed::Pointed;
@@ -32,9 +35,10 @@ use crate::versioned;
 /// The hidden subcommand.
 pub const COMMAND: &str = "events-consumer";
 
-/// How many deliveries a consumer has in hand, by turns one at a time and in batches.
-const SLOTS: usize = 4;
+/// How many deliveries a consumer takes at once that takes them in batches.
 const BATCH: usize = 16;
+/// So often an event may fail.
+pub(super) const MAX_ATTEMPTS: u32 = 5;
 
 /// What a consumer is told first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,6 +51,10 @@ pub(super) struct Settings {
     pub(super) seed: u64,
     pub(super) lease: Duration,
     pub(super) batches: bool,
+    /// How many deliveries, or batches, it handles beside each other.
+    pub(super) slots: usize,
+    /// Where its dead letters go; some events cannot be handled then.
+    pub(super) letters: Option<PathBuf>,
     pub(super) bug: Option<Bug>,
 }
 
@@ -56,7 +64,9 @@ pub(super) enum Order {
     /// To one of its slots.
     Deliver(usize, Vec<Delivery>),
     /// Come to this point, the so-many-th time that it is passed.
-    Arm(Point, u32),
+    Arm(Option<(Point, u32)>),
+    /// Go on from where it stands.
+    Go,
 }
 
 /// What a consumer tells the parent.
@@ -111,14 +121,15 @@ type Orders = tokio::io::Lines<BufReader<tokio::io::Stdin>>;
 async fn obey<B: Base + VersionedIn>(settings: Settings, mut orders: Orders) -> Result<()> {
     let consumer = Arc::new(Consumer::<B>::open(settings).await?);
     let mut slots: Vec<UnboundedSender<Vec<Delivery>>> = Vec::new();
-    for number in 0..SLOTS {
+    for number in 0..consumer.settings.slots {
         let (slot, deliveries) = unbounded_channel();
         slots.push(slot);
         tokio::spawn(work(consumer.clone(), number, deliveries));
     }
     while let Some(order) = orders.next_line().await? {
         match serde_json::from_str(&order)? {
-            Order::Arm(point, nth) => consumer.points.arm(Some((point, nth))),
+            Order::Arm(point) => consumer.points.arm(point),
+            Order::Go => consumer.points.go(),
             Order::Deliver(slot, deliveries) => {
                 let slot = slots.get(slot).context("there is no such slot")?;
                 slot.send(deliveries).context("a slot ended")?;
@@ -153,7 +164,8 @@ fn policy(settings: &Settings) -> Policy {
 #[derive(Debug)]
 pub(crate) struct Consumer<B: Base> {
     settings: Settings,
-    inbox: Inbox<Pointed<Arc<B>>>,
+    inbox: Inbox<Planted<Arc<B>>>,
+    shelf: Option<Arc<Shelf>>,
     pub(crate) store: Arc<B>,
     pub(crate) points: Arc<Failpoints>,
     pub(crate) tables: Tables,
@@ -165,8 +177,21 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let store = B::open(&settings.url).await.context("a consumer's store")?;
         let store = Arc::new(store);
         let pointed = Pointed::new(store.clone(), points.clone());
+        let again = settings.bug == Some(Bug::RunsAgain);
+        let store_bug = again.then_some(crate::crash::Bug::RunsAgain);
+        let inbox = Inbox::new(Planted::new(pointed, store_bug, None), "lab");
+        let mut inbox = inbox
+            .with_policy(policy(&settings))
+            .with_max_attempts(MAX_ATTEMPTS);
+        let shelf = settings.letters.as_deref().map(Shelf::open).transpose()?;
+        let shelf = shelf.map(Arc::new);
+        if let Some(shelf) = &shelf {
+            let later = settings.bug == Some(Bug::KeepsLater);
+            inbox = inbox.with_dead_letters(shelve(shelf.clone(), points.clone(), later));
+        }
         Ok(Self {
-            inbox: Inbox::new(pointed, "lab").with_policy(policy(&settings)),
+            inbox,
+            shelf,
             tables: Tables::of(&settings.run),
             settings,
             store,
@@ -183,7 +208,12 @@ impl<B: Base + VersionedIn> Consumer<B> {
     }
 
     fn happening(&self, delivery: &Delivery) -> Happening {
-        Happening::of(self.settings.seed, delivery.event)
+        self.happens(delivery.event)
+    }
+
+    fn happens(&self, event: u64) -> Happening {
+        let poison = self.settings.letters.is_some();
+        Happening::of(self.settings.seed, event).with_poison(poison)
     }
 
     fn event(&self, delivery: &Delivery) -> Event {
@@ -227,23 +257,24 @@ impl<B: Base + VersionedIn> Consumer<B> {
                 work(tx, vec![happening])
             })
             .await;
-        tell(delivery, receipt);
+        self.tell(delivery, receipt);
     }
 
     async fn batch(&self, delivered: &[Delivery]) {
         let events: Vec<Event> = delivered.iter().map(|one| self.event(one)).collect();
         let (work, seed) = (self.work(), self.settings.seed);
+        let poison = self.settings.letters.is_some();
         let receipts = self
             .inbox
             .transact_batch(&events, TransactOptions::default(), move |new, tx| {
                 let number = |event: &Event| event.id().parse().unwrap_or(u64::MAX);
                 let new = new.events.iter();
                 let events = new.map(|(event, _)| Happening::of(seed, number(event)));
-                work(tx, events.collect())
+                work(tx, events.map(|event| event.with_poison(poison)).collect())
             })
             .await;
         for (delivery, receipt) in delivered.iter().zip(receipts) {
-            tell(delivery, receipt);
+            self.tell(delivery, receipt);
         }
     }
 
@@ -271,8 +302,28 @@ impl<B: Base + VersionedIn> Consumer<B> {
                 }
                 anyhow::Ok(())
             });
-            tell(delivery, receipt.await);
+            self.tell(delivery, receipt.await);
         }
+    }
+
+    /// The broker is told only once there is a receipt.
+    fn tell<E: Display>(&self, delivery: &Delivery, receipt: Result<Receipt, InboxError<E>>) {
+        let error = match receipt {
+            Ok(receipt) => {
+                let kind = match receipt {
+                    Receipt::Handled => Kind::Handled,
+                    Receipt::Duplicate => Kind::Duplicate,
+                    Receipt::DeadLettered => Kind::SetAside,
+                };
+                return say(&Said::Acknowledge(delivery.message, kind));
+            }
+            Err(error) => error,
+        };
+        if let (Some(Bug::ShelvesRefused), Some(shelf)) = (self.settings.bug, &self.shelf) {
+            // Of a planted bug: what cannot be written fails the run.
+            let _ = shelf.keep(delivery.event, MAX_ATTEMPTS);
+        }
+        refuse(delivery, error.retry_after(), error);
     }
 
     /// What happens to an event's asset.
@@ -285,9 +336,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
             let (store, run) = (store.clone(), run.clone());
             Box::pin(async move {
                 match storm {
-                    Storm::Events => apply::<B>(tx, tables, events, &points)
-                        .await
-                        .map_err(Failed::Driver),
+                    Storm::Events => apply::<B>(tx, tables, events, &points).await,
                     Storm::Versioned => {
                         let change = versioned::Change {
                             store,
@@ -300,6 +349,34 @@ impl<B: Base + VersionedIn> Consumer<B> {
                 }
             })
         }
+    }
+}
+
+type Shelving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
+/// The callback for dead letters. `later` is a planted bug.
+fn shelve(
+    shelf: Arc<Shelf>,
+    points: Arc<Failpoints>,
+    later: bool,
+) -> impl Fn(DeadLetter) -> Shelving + Send + Sync {
+    move |letter| {
+        let (shelf, points) = (shelf.clone(), points.clone());
+        Box::pin(async move {
+            let event = letter.event.id().parse().map_err(io::Error::other)?;
+            shelf.asked(event)?;
+            points.pass(Point::HandingOver).await;
+            if later {
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    shelf.keep(event, letter.attempts)
+                });
+                return Ok(());
+            }
+            shelf.keep(event, letter.attempts)?;
+            points.pass(Point::HandedOver).await;
+            Ok(())
+        })
     }
 }
 
@@ -324,6 +401,8 @@ async fn alone<B: Base>(
 pub(crate) enum Failed<E: std::error::Error + 'static> {
     #[error("a statement failed")]
     Driver(#[source] E),
+    #[error("this event cannot be handled")]
+    Poisonous,
     #[error("a versioned record was not written")]
     Write(#[from] semel::versioned::WriteError),
     #[error("a versioned record was not read")]
@@ -337,17 +416,6 @@ fn options(delivery: &Delivery) -> TransactOptions {
         2 => Isolation::RepeatableRead,
         _ => Isolation::Serializable,
     })
-}
-
-/// The broker is told only once there is a receipt.
-fn tell<E: Display>(delivery: &Delivery, receipt: Result<Receipt, InboxError<E>>) {
-    match receipt {
-        Ok(Receipt::Handled) => say(&Said::Acknowledge(delivery.message, Kind::Handled)),
-        Ok(Receipt::Duplicate) => say(&Said::Acknowledge(delivery.message, Kind::Duplicate)),
-        // Nobody takes what is set aside, so nothing is.
-        Ok(Receipt::DeadLettered) => refuse(delivery, Duration::ZERO, "set aside"),
-        Err(error) => refuse(delivery, error.retry_after(), error),
-    }
 }
 
 fn refuse(delivery: &Delivery, after: Duration, why: impl Display) {

@@ -3,28 +3,33 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use parking_lot::Mutex;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::time::{interval, sleep};
+use tokio::time::interval;
 
 use super::broker::Broker;
 use super::consumer::{COMMAND, Order, Said, Settings};
-use crate::crash::point::{Point, Strike};
+use crate::base::Place;
+use crate::crash::point::Point;
+use crate::crash::process::Process;
+use crate::crash::wire::{Struck, Wire};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A point that nobody comes to within this is given up for the next moment that there is.
-const COMES: Duration = Duration::from_secs(2);
+/// A point that nobody comes to within this is left to others.
+const COMES: Duration = Duration::from_secs(1);
+/// So many consumers handle one delivery, or batch, at a time. What is lost or late on the wire
+/// there is what was meant.
+const WIRED: u64 = 4;
+const SLOTS: usize = 4;
 
 /// What all drivers share.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) program: PathBuf,
+    pub(super) place: Place,
     pub(super) settings: Settings,
     pub(super) broker: Broker,
     pub(super) kills: Kills,
@@ -38,7 +43,7 @@ pub(super) struct Kills {
 }
 
 /// The points on the way of an event.
-pub(super) const POINTS: [Point; 10] = [
+const POINTS: [Point; 15] = [
     Point::Random,
     Point::BeforeClaim,
     Point::Claimed,
@@ -48,22 +53,53 @@ pub(super) const POINTS: [Point; 10] = [
     Point::Completing,
     Point::BeforeCommit,
     Point::WhileCommitting,
+    Point::CommitLost,
+    Point::CommitLate,
+    Point::CommitCut,
+    Point::ReadingBack,
+    Point::ServerRestarts,
     Point::Committed,
 ];
 
+/// Those on the way of an event that is set aside, which alone completes a record by itself.
+const ASIDE: [Point; 5] = [
+    Point::HandingOver,
+    Point::HandedOver,
+    Point::BeforeCompletion,
+    Point::CompletionLost,
+    Point::Completed,
+];
+
+/// All that there are in a run.
+pub(super) fn points(place: &Place, poison: bool) -> Vec<Point> {
+    let aside = if poison { &ASIDE[..] } else { &[] };
+    let all = POINTS.iter().chain(aside).copied();
+    all.filter(|point| point.is_at(place)).collect()
+}
+
 impl Kills {
-    pub(super) fn new(count: usize, seed: u64) -> Self {
+    /// So many kills; what kills nobody comes as often as what does.
+    pub(super) fn new(points: &[Point], count: usize, seed: u64) -> Self {
         let mut chance = fastrand::Rng::with_seed(seed);
-        let mut planned = Vec::new();
-        for point in POINTS.into_iter().cycle().take(count) {
-            // Most events were handled when a third of their deliveries is through: later nobody
-            // comes to the points of their work.
-            let last = match point {
-                Point::Random | Point::BeforeClaim => 0.9,
-                _ => 0.35,
-            };
-            planned.push((chance.f64() * last, point, chance.u32(..4)));
-        }
+        let (killing, other): (Vec<Point>, Vec<Point>) =
+            points.iter().partition(|point| point.strike().kills());
+        let share = count.div_ceil(killing.len());
+        let other = other.into_iter().flat_map(|point| vec![point; share]);
+        let all = killing.iter().copied().cycle().take(count).chain(other);
+        let mut planned: Vec<_> = all
+            .map(|point| {
+                // Most events were handled when a third of their deliveries is through: later
+                // nobody comes to the points of their work.
+                let rare = ASIDE.contains(&point) || point.strike().on_the_wire();
+                let last = match point {
+                    Point::Random | Point::BeforeClaim => 0.8,
+                    _ if rare => 0.15,
+                    _ => 0.35,
+                };
+                let nth = if rare { 0 } else { chance.u32(..4) };
+                (chance.f64() * last, point, nth)
+            })
+            .collect();
         planned.sort_by(|one, other| one.0.total_cmp(&other.0));
         Self {
             planned: Mutex::new(planned.into()),
@@ -71,12 +107,29 @@ impl Kills {
         }
     }
 
-    fn due(&self, progress: f64) -> Option<(Point, u32)> {
-        let due = self
-            .planned
-            .lock()
-            .pop_front_if(|(when, ..)| *when <= progress)?;
-        Some((due.1, due.2))
+    /// What a consumer is to come to now: what happens on the wire only where it is `wired`, and
+    /// there before anything else.
+    fn due(&self, progress: f64, wired: bool) -> Option<(Point, u32)> {
+        let mut planned = self.planned.lock();
+        let due = |(when, ..): &&(f64, Point, u32)| *when <= progress;
+        let on_the_wire = |point: Point| point.strike().on_the_wire();
+        let count = planned.iter().take_while(due).count();
+        let find = |wire| (0..count).find(|at| on_the_wire(planned[*at].1) == wire);
+        let at = match wired {
+            true => find(true).or_else(|| find(false)),
+            false => find(false),
+        };
+        let (_, point, nth) = planned.remove(at?)?;
+        Some((point, nth))
+    }
+
+    /// Nobody came to it: as long as there is work left, others may.
+    fn missed(&self, point: (Point, u32), progress: f64) {
+        let again = match progress < 0.5 {
+            true => point,
+            false => (Point::Random, 0),
+        };
+        self.planned.lock().push_front((0.0, again.0, again.1));
     }
 
     fn hit(&self, point: Point) {
@@ -91,11 +144,15 @@ impl Kills {
 
 /// One life of a consumer.
 struct Life {
-    child: Child,
-    orders: ChildStdin,
-    said: Lines<BufReader<ChildStdout>>,
+    process: Process,
+    wire: Wire,
+    wired: bool,
     pulls: VecDeque<(usize, usize)>,
-    armed: Option<Instant>,
+    armed: Option<(Instant, (Point, u32))>,
+    /// An answer was cut off, and it is to be killed while it finds out.
+    cut: bool,
+    /// How often the server had been killed when it got its latest deliveries.
+    restarts: u64,
 }
 
 /// Drives one consumer after the other, until everything is acknowledged.
@@ -104,70 +161,54 @@ pub(super) async fn drive(run: Arc<Run>, number: u64) -> Result<()> {
     let mut chance = fastrand::Rng::with_seed(run.settings.seed ^ place);
     while !run.broker.is_done() {
         let mut life = Life::begin(&run, number).await?;
-        if let Some(at) = life.serve(&run).await? {
-            life.kill(&run, at, &mut chance).await?;
-        }
+        life.serve(&run, &mut chance).await?;
     }
     Ok(())
 }
 
 impl Life {
     async fn begin(run: &Run, number: u64) -> Result<Self> {
-        let mut child = Command::new(&run.program)
-            .arg(COMMAND)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("a consumer cannot be started")?;
-        let orders = child.stdin.take().context("a consumer without an input")?;
-        let out = child
-            .stdout
-            .take()
-            .context("a consumer without an output")?;
-        let mut life = Self {
-            child,
-            orders,
-            said: BufReader::new(out).lines(),
-            pulls: VecDeque::new(),
-            armed: None,
-        };
+        let _up = run.place.stays_up().await;
+        let (wire, url) = Wire::to(&run.place)?;
+        let wired = number < WIRED;
         let settings = Settings {
+            url,
             batches: number % 2 == 1,
+            slots: if wired { 1 } else { SLOTS },
             ..run.settings.clone()
         };
-        life.tell(&serde_json::to_string(&settings)?).await?;
+        let mut life = Self {
+            process: Process::start(&run.program, COMMAND)?,
+            wire,
+            wired,
+            pulls: VecDeque::new(),
+            armed: None,
+            cut: false,
+            restarts: 0,
+        };
+        life.process.tell(&settings).await?;
+        let said = life.process.hear().await?;
+        life.take(run, said);
         Ok(life)
     }
 
-    async fn tell(&mut self, line: &str) -> Result<()> {
-        self.orders.write_all(line.as_bytes()).await?;
-        self.orders.write_all(b"\n").await?;
-        Ok(self.orders.flush().await?)
-    }
-
-    async fn order(&mut self, order: &Order) -> Result<()> {
-        self.tell(&serde_json::to_string(order)?).await
-    }
-
-    /// Serves it until it is to be killed, or all is done.
-    async fn serve(&mut self, run: &Run) -> Result<Option<Point>> {
+    /// Serves it until it is killed, or all is done.
+    async fn serve(&mut self, run: &Run, chance: &mut fastrand::Rng) -> Result<()> {
         let mut tick = interval(Duration::from_millis(3));
         loop {
             tokio::select! {
-                line = self.said.next_line() => {
-                    let line = line?.context("a consumer ended by itself")?;
-                    let said = serde_json::from_str(&line);
-                    match said.with_context(|| format!("a consumer says {line:?}"))? {
-                        Said::At(point) => return Ok(Some(point)),
-                        Said::Pull(slot, most) => self.pulls.push_back((slot, most)),
-                        said => take(&run.broker, said),
+                said = self.process.hear() => match said? {
+                    Said::At(point) => {
+                        if self.dies(run, point, chance).await? {
+                            return Ok(());
+                        }
                     }
-                }
+                    said => self.take(run, said),
+                },
                 _ = tick.tick() => {}
             }
             if run.broker.is_done() {
-                return Ok(None);
+                return Ok(());
             }
             if run.broker.silent() > PATIENCE {
                 bail!("nothing was acknowledged for {PATIENCE:?}");
@@ -179,49 +220,82 @@ impl Life {
                     self.pulls.push_front((slot, most));
                     break;
                 }
-                self.order(&Order::Deliver(slot, deliveries)).await?;
+                self.restarts = run.place.restarts();
+                self.process.tell(&Order::Deliver(slot, deliveries)).await?;
             }
         }
     }
 
     async fn arm(&mut self, run: &Run) -> Result<()> {
-        let (point, nth) = match self.armed {
-            None => match run.kills.due(run.broker.progress()) {
-                Some(due) => due,
-                None => return Ok(()),
-            },
-            Some(since) if since.elapsed() > COMES => (Point::Random, 0),
-            Some(_) => return Ok(()),
-        };
-        self.armed = Some(Instant::now());
-        self.order(&Order::Arm(point, nth)).await
-    }
-
-    /// SIGKILL, at once or wherever it is a little later.
-    async fn kill(&mut self, run: &Run, at: Point, chance: &mut fastrand::Rng) -> Result<()> {
-        if at.strike() == Strike::Race {
-            sleep(Duration::from_micros(chance.u64(..5_000))).await;
-        }
-        self.child.kill().await?;
-        run.kills.hit(at);
-        // What it said before it died was said. A line without its end was not.
-        while let Some(line) = self.said.next_line().await? {
-            if let Ok(said) = serde_json::from_str(&line) {
-                take(&run.broker, said);
+        let progress = run.broker.progress();
+        match self.armed {
+            Some((since, _)) if since.elapsed() < COMES => return Ok(()),
+            Some((_, point)) => {
+                run.kills.missed(point, progress);
+                self.armed = None;
+                self.process.tell(&Order::Arm(None)).await?;
             }
+            None => {}
         }
-        Ok(())
+        let Some(point) = run.kills.due(progress, self.wired) else {
+            return Ok(());
+        };
+        self.cut = false;
+        self.armed = Some((Instant::now(), point));
+        self.process.tell(&Order::Arm(Some(point))).await
     }
-}
 
-fn take(broker: &Broker, said: Said) {
-    match said {
-        Said::Acknowledge(message, kind) => broker.acknowledge(message, kind),
-        Said::Refuse {
-            message,
-            after_ms,
-            why,
-        } => broker.refuse(message, Duration::from_millis(after_ms.min(200)), &why),
-        Said::At(_) | Said::Pull(..) => {}
+    /// What happens to it at a point. Whether it dies of it.
+    async fn dies(&mut self, run: &Run, at: Point, chance: &mut fastrand::Rng) -> Result<bool> {
+        let Self { process, wire, .. } = self;
+        let go = async || process.tell(&Order::Go).await;
+        let struck = match self.cut {
+            // The second time it is where it finds out.
+            true => Struck::Dies(None),
+            false => {
+                wire.strike(&run.place, self.restarts, at, chance, go)
+                    .await?
+            }
+        };
+        let lives = matches!(struck, Struck::Lives);
+        if lives && at.strike().kills() {
+            self.cut = true;
+            return Ok(false);
+        }
+        let armed = self.armed.take().map(|(_, point)| point);
+        match armed {
+            Some(missed) if missed.0 != at || matches!(struck, Struck::TooLate) => {
+                run.kills.missed(missed, run.broker.progress());
+            }
+            _ => {}
+        }
+        if !matches!(struck, Struck::TooLate) {
+            run.kills.hit(at);
+        }
+        if lives {
+            return Ok(false);
+        }
+        for said in self.process.kill().await? {
+            self.take(run, said);
+        }
+        self.wire.end(at.strike(), chance);
+        Ok(true)
+    }
+
+    fn take(&mut self, run: &Run, said: Said) {
+        match said {
+            Said::Acknowledge(message, kind) => run.broker.acknowledge(message, kind),
+            Said::Refuse {
+                message,
+                after_ms,
+                why,
+            } => {
+                let after = Duration::from_millis(after_ms.min(200));
+                run.broker.refuse(message, after, &why);
+            }
+            Said::Pull(slot, most) => self.pulls.push_back((slot, most)),
+            // One more, of a consumer that is dead by now.
+            Said::At(_) => {}
+        }
     }
 }

@@ -14,8 +14,9 @@ pub(crate) mod judge;
 mod options;
 pub(crate) mod plan;
 mod report;
+pub(crate) mod shelf;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,10 +35,11 @@ use crate::base::{Base, Database, Place};
 use crate::clock::now;
 use crate::versioned;
 use apply::Tables;
-use broker::Broker;
+use broker::{Broker, Counts};
 use consumer::Settings;
 use driver::{Kills, Run};
 use judge::Verdict;
+use plan::{Ends, Happening};
 
 /// Does the run with consumers of this program, and says what came of it.
 ///
@@ -58,31 +60,39 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
     let name = format!("{}_{:x}", options.seed, now());
     let tables = Tables::of(&name);
     tables.make(&store).await?;
+    // Those bugs do without the inbox, whose dead letters they are.
+    let plain = matches!(options.bug, Some(Bug::NoInbox | Bug::CommitsApart));
+    let letters = folder.path().join("letters");
+    let poison = options.storm == Storm::Events && !plain;
     let settings = Settings {
         storm: options.storm,
         database: options.database,
-        url: place.url().into(),
+        url: String::new(),
         run: name.clone(),
         seed: options.seed,
         lease: options.lease,
         batches: false,
+        slots: 0,
+        letters: poison.then(|| letters.clone()),
         bug: options.bug,
     };
+    let points = driver::points(&place, poison);
     let run = Arc::new(Run {
         program: program.into(),
+        place,
         settings,
         broker: Broker::new(plan::deliveries(options.seed, options.events)),
-        kills: Kills::new(options.kills, options.seed),
+        kills: Kills::new(&points, options.kills, options.seed),
     });
     let begun = Instant::now();
     let stopped = all(&run, options.consumers as u64).await;
     let seconds = begun.elapsed().as_secs_f64();
-    let acknowledged = run.broker.acknowledged();
-    let verdict = judged(&store, &tables, options, &name, &acknowledged).await?;
+    let counts = run.broker.counts();
+    let verdict = judged(&store, &tables, options, &run.settings, &counts).await?;
     tables.drop(&store).await?;
     store.close().await?;
-    let counts = run.broker.counts();
-    let mut report = Report::new(options, counts, &run.kills.hits(), verdict, seconds);
+    let hits = run.kills.hits();
+    let mut report = Report::new(options, counts, &points, &hits, verdict, seconds);
     if let Err(error) = stopped {
         report.fail(format!("{error:#}"));
     }
@@ -104,23 +114,37 @@ async fn judged<B: Base + VersionedIn>(
     store: &B,
     tables: &Tables,
     options: &Options,
-    run: &str,
-    acknowledged: &BTreeSet<u64>,
+    settings: &Settings,
+    counts: &Counts,
 ) -> Result<Verdict> {
     let mut verdict = Verdict::default();
-    let wanted = plan::single_delivery(options.seed, options.events);
+    let (shelf, poison) = match &settings.letters {
+        Some(letters) => (shelf::read(letters)?, true),
+        None => (BTreeMap::new(), false),
+    };
+    let poisonous = |number| {
+        let event = Happening::of(options.seed, number).with_poison(poison);
+        event.ends != Ends::Well
+    };
+    let poisonous: BTreeSet<u64> = (0..options.events).filter(|n| poisonous(*n)).collect();
+    let told = &counts.set_aside;
+    let aside = |event: &u64| poisonous.contains(event) || told.contains(event);
+    let wanted = plan::single_delivery(options.seed, options.events, |event| aside(&event));
+    let mut acknowledged = counts.acknowledged_events.clone();
+    acknowledged.retain(|event| !aside(event));
     let applied = tables.applied(store).await?;
     match options.storm {
         Storm::Events => {
             let events = applied.iter().map(|[event, ..]| *event);
-            verdict.applied(events, acknowledged);
+            verdict.applied(events.clone(), &acknowledged);
+            verdict.set_aside(&shelf, &events.collect(), told, &poisonous);
             let mut found = tables.read(store).await?;
             found.retain(|id, asset| wanted.contains_key(id) || asset.events > 0);
             verdict.states(&found, &wanted);
         }
         Storm::Versioned => {
-            let records = versioned::read(store, run).await?;
-            versioned::judge(&mut verdict, &records, &applied, &wanted, acknowledged);
+            let records = versioned::read(store, &settings.run).await?;
+            versioned::judge(&mut verdict, &records, &applied, &wanted, &acknowledged);
         }
     }
     Ok(verdict)

@@ -14,6 +14,29 @@ pub(crate) struct Happening {
     pub(crate) asset: u64,
     pub(crate) state: u64,
     pub(crate) load: u64,
+    pub(crate) ends: Ends,
+}
+
+/// How an event's work ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    Well,
+    /// In an error, after its statements: always.
+    Fails,
+    /// With its consumer: always.
+    Kills,
+}
+
+impl Ends {
+    const fn of(number: u64) -> Self {
+        if number % 250 == 133 {
+            Self::Kills
+        } else if number % 12 == 5 {
+            Self::Fails
+        } else {
+            Self::Well
+        }
+    }
 }
 
 impl Happening {
@@ -25,7 +48,17 @@ impl Happening {
             asset: chance.u64(..ASSETS),
             state: chance.u64(..10),
             load: chance.u64(1..1000),
+            ends: Ends::Well,
         }
+    }
+
+    /// The same in a storm in which some events cannot be handled.
+    pub(crate) fn with_poison(self, poison: bool) -> Self {
+        let ends = match poison {
+            true => Ends::of(self.number),
+            false => Ends::Well,
+        };
+        Self { ends, ..self }
     }
 }
 
@@ -55,10 +88,14 @@ impl Asset {
     }
 }
 
-/// The run in which each event is delivered once, in order.
-pub(crate) fn single_delivery(seed: u64, events: u64) -> BTreeMap<u64, Asset> {
+/// The run in which each event is delivered once, in order, but those that are set aside.
+pub(crate) fn single_delivery(
+    seed: u64,
+    events: u64,
+    aside: impl Fn(u64) -> bool,
+) -> BTreeMap<u64, Asset> {
     let mut assets = BTreeMap::new();
-    for number in 0..events {
+    for number in (0..events).filter(|number| !aside(*number)) {
         let event = Happening::of(seed, number);
         let asset: &mut Asset = assets.entry(event.asset).or_default();
         *asset = asset.after(&event);
@@ -83,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_order_of_events_does_not_matter() {
-        let wanted = single_delivery(3, 200);
+        let wanted = single_delivery(3, 200, |_| false);
         let mut assets: BTreeMap<u64, Asset> = BTreeMap::new();
         for number in (0..200).rev() {
             let event = Happening::of(3, number);

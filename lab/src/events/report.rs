@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::broker::Counts;
-use super::driver::POINTS;
-use super::judge::Verdict;
+use super::judge::{Letters, Verdict};
 use super::options::{Options, Storm};
 use crate::crash::point::Point;
 
@@ -28,6 +27,9 @@ pub struct Report {
     double_effects: usize,
     lost_effects: usize,
     violations: usize,
+    lost_letters: usize,
+    applied_and_set_aside: usize,
+    letters: Letters,
     by_point: BTreeMap<&'static str, usize>,
     refused: BTreeMap<String, usize>,
     seconds: f64,
@@ -43,16 +45,24 @@ impl Report {
     pub(super) fn new(
         options: &Options,
         counts: Counts,
+        points: &[Point],
         hits: &BTreeMap<Point, usize>,
         verdict: Verdict,
         seconds: f64,
     ) -> Self {
-        let kills = hits.values().sum();
+        let hits = |point: &Point| hits.get(point).copied().unwrap_or_default();
+        let killing = points.iter().filter(|point| point.strike().kills());
+        let kills = killing.map(hits).sum();
         let mut failed_because = Vec::new();
         let faults = [
             ("double effects", verdict.double_effects),
             ("lost effects", verdict.lost_effects),
             ("violations", verdict.violations),
+            ("events that nobody set aside", verdict.lost_letters),
+            (
+                "events that were applied and set aside",
+                verdict.applied_and_set_aside,
+            ),
             (
                 "events that two were told to have handled",
                 counts.handled_twice,
@@ -70,9 +80,8 @@ impl Report {
         if kills < options.kills {
             failed_because.push(format!("{kills} kills instead of {}", options.kills));
         }
-        let by_point = POINTS
-            .iter()
-            .map(|point| (point.name(), hits.get(point).copied().unwrap_or_default()));
+        let by_point = points.iter().chain(&[Point::Poisonous]);
+        let by_point = by_point.map(|point| (point.name(), hits(point)));
         Self {
             db: options.database.name(),
             storm: options.storm,
@@ -87,6 +96,9 @@ impl Report {
             double_effects: verdict.double_effects,
             lost_effects: verdict.lost_effects,
             violations: verdict.violations,
+            lost_letters: verdict.lost_letters,
+            applied_and_set_aside: verdict.applied_and_set_aside,
+            letters: verdict.letters,
             by_point: by_point.collect(),
             refused: counts.refusals,
             seconds: (seconds * 10.0).round() / 10.0,

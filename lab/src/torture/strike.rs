@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use semel_testkit::proxy;
-use semel_testkit::servers::{Node, Signal};
+use semel_testkit::servers::Signal;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::fleet::Fleet;
 use super::target::Target;
+use crate::base::start;
 use crate::check::Trouble;
 use crate::clock::{Nanos, now};
 use crate::nemesis::{Fault, Lane, Planned};
@@ -149,20 +150,6 @@ async fn on_server(one: &Planned, target: &Target) -> Result<bool> {
         }
     }
     Ok(true)
-}
-
-/// Starts it again. A server's children may outlive it for a moment and hold what it needs, as
-/// PostgreSQL's do.
-fn start(node: &Node) -> Result<()> {
-    let mut tries = 0;
-    while let Err(error) = node.start() {
-        tries += 1;
-        if tries == 20 {
-            return Err(error);
-        }
-        std::thread::sleep(Duration::from_millis(250));
-    }
-    Ok(())
 }
 
 async fn on_network(one: &Planned, target: &Target) -> Result<bool> {

@@ -1,0 +1,141 @@
+//! What stands between a process and its server, and what happens there.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use semel_testkit::proxy::{Fault, Proxy};
+use tokio::sync::RwLockReadGuard;
+use tokio::time::{sleep, timeout};
+
+use super::point::{Point, Strike};
+use crate::base::Place;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What met a fault may have been the answer to something else that was under way.
+const ALSO_THERE: Duration = Duration::from_millis(25);
+
+/// The way of one process to its server: a proxy, or nothing before a file.
+#[derive(Debug)]
+pub(crate) struct Wire(Option<Proxy>);
+
+/// What came of a strike.
+#[derive(Debug)]
+pub(crate) enum Struck<'a> {
+    /// It is to be killed. What it sent is to arrive: until then nobody kills the server.
+    Dies(#[expect(dead_code, reason = "held, not read")] Option<RwLockReadGuard<'a, ()>>),
+    /// It lives, and must find out.
+    Lives,
+    /// The server was killed before, and with it the connection that this was about. It is to be
+    /// killed, and nothing follows from that.
+    TooLate,
+}
+
+impl Wire {
+    /// One to this place, and the URL by which the store is opened through it.
+    pub(crate) fn to(place: &Place) -> Result<(Self, String)> {
+        Ok(match place.proxy()? {
+            Some((proxy, url)) => (Self(Some(proxy)), url),
+            None => (Self(None), place.url().to_owned()),
+        })
+    }
+
+    fn proxy(&self) -> Result<&Proxy> {
+        self.0.as_ref().context("there is no wire")
+    }
+
+    /// What happens to a process that stands at this point, on a connection that it made after so
+    /// many restarts of the server; `go` lets it go on.
+    pub(crate) async fn strike<'a>(
+        &self,
+        place: &'a Place,
+        restarts: u64,
+        at: Point,
+        chance: &mut fastrand::Rng,
+        go: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<Struck<'a>> {
+        let fault = match at.strike() {
+            Strike::Stand => return Ok(Struck::Dies(None)),
+            Strike::Race => {
+                let most = if at == Point::Random { 15_000 } else { 3_000 };
+                sleep(Duration::from_micros(chance.u64(..most))).await;
+                return Ok(Struck::Dies(None));
+            }
+            Strike::Restart => return self.restart(place, restarts, chance, go).await,
+            Strike::Swallow => Fault::SwallowAnswers,
+            Strike::Hold => Fault::Blackhole,
+            Strike::Cut | Strike::CutThenStand => Fault::CutAnswers,
+        };
+        let up = place.stays_up().await;
+        if place.restarts() != restarts {
+            return Ok(Struck::TooLate);
+        }
+        self.meet(fault, go).await?;
+        Ok(match fault {
+            Fault::CutAnswers => {
+                self.proxy()?.set(Fault::None);
+                Struck::Lives
+            }
+            Fault::SwallowAnswers => {
+                sleep(ALSO_THERE).await;
+                Struck::Dies(Some(up))
+            }
+            _ => Struck::Dies(Some(up)),
+        })
+    }
+
+    /// Until this fault has met what the process sent.
+    async fn meet(&self, fault: Fault, go: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+        let proxy = self.proxy()?;
+        let before = proxy.hits();
+        proxy.set(fault);
+        go().await?;
+        let met = async {
+            while proxy.hits() == before {
+                sleep(Duration::from_micros(200)).await;
+            }
+        };
+        timeout(PATIENCE, met)
+            .await
+            .context("a fault on the wire met nothing")
+    }
+
+    /// Kills the server while it commits: at some moment, or once it has and before anybody knows.
+    async fn restart(
+        &self,
+        place: &Place,
+        restarts: u64,
+        chance: &mut fastrand::Rng,
+        go: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<Struck<'static>> {
+        let alone = place.goes_down().await;
+        if place.restarts() != restarts {
+            return Ok(Struck::TooLate);
+        }
+        if chance.bool() {
+            self.meet(Fault::SwallowAnswers, go).await?;
+            sleep(ALSO_THERE).await;
+        } else {
+            go().await?;
+            sleep(Duration::from_micros(chance.u64(..3_000))).await;
+        }
+        place.restart(&alone)?;
+        self.proxy()?.set(Fault::None);
+        Ok(Struck::Lives)
+    }
+
+    /// The process was killed. What was held on the way arrives later.
+    pub(crate) fn end(&mut self, strike: Strike, chance: &mut fastrand::Rng) {
+        if let Some(proxy) = self.0.take()
+            && strike == Strike::Hold
+        {
+            let later = Duration::from_millis(chance.u64(..1000));
+            tokio::spawn(async move {
+                sleep(later).await;
+                proxy.set(Fault::None);
+                // What was held arrives before the connection ends.
+                sleep(Duration::from_millis(200)).await;
+                drop(proxy);
+            });
+        }
+    }
+}
