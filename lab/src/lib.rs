@@ -15,6 +15,7 @@ pub mod lost;
 pub mod nemesis;
 pub mod power;
 pub mod report;
+pub mod soak;
 pub mod torture;
 pub mod versioned;
 pub mod worker;

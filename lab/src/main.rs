@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, crash, events, lost, power, torture};
+use semel_lab::{controls, crash, events, lost, power, soak, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -59,6 +59,14 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             events::consumer::run()?;
             Ok(true)
         }
+        Some("soak") => {
+            let options = soak::Options::parse(arguments)?;
+            let program = std::env::current_exe()?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            let report = runtime.block_on(soak::run(&options, &program))?;
+            println!("{}", serde_json::to_string(&report)?);
+            Ok(report.passed())
+        }
         Some("controls") => {
             let names: Vec<String> = arguments.collect();
             let program = std::env::current_exe()?;
@@ -84,22 +92,33 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
         }
         // Not for people: a worker of a run.
         Some(process::COMMAND) => {
-            let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
-            let settings = next("settings")?;
-            let (number, life) = (next("number")?.parse()?, next("life")?.parse()?);
+            let (settings, number, life) = worker(arguments)?;
             process::run(settings.as_ref(), number, life)?;
             Ok(true)
         }
+        // Not for people: a worker of a soak.
+        Some(soak::worker::COMMAND) => {
+            let (settings, number, life) = worker(arguments)?;
+            soak::worker::run(settings.as_ref(), number, life)?;
+            Ok(true)
+        }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
             crash::USAGE,
             lost::USAGE,
             events::USAGE,
             controls::USAGE,
+            soak::USAGE,
             power::USAGE
         ),
     }
+}
+
+fn worker(mut arguments: impl Iterator<Item = String>) -> Result<(String, u32, u32)> {
+    let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
+    let settings = next("settings")?;
+    Ok((settings, next("number")?.parse()?, next("life")?.parse()?))
 }
 
 fn storm(storm: events::Storm, arguments: impl Iterator<Item = String>) -> Result<bool> {

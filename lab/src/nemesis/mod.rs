@@ -6,5 +6,6 @@ mod schedule;
 mod switch;
 
 pub use fault::{Fault, Lane};
+pub(crate) use schedule::lasts;
 pub use schedule::{Planned, plan};
 pub use switch::Switch;

@@ -21,7 +21,8 @@ const FIRST: Duration = Duration::from_millis(800);
 // Something must succeed in between.
 const SHORTEST_REST: Duration = Duration::from_millis(400);
 
-fn lasts(fault: Fault, lease: Duration, chance: &mut fastrand::Rng) -> Duration {
+/// For how long it goes on.
+pub(crate) fn lasts(fault: Fault, lease: Duration, chance: &mut fastrand::Rng) -> Duration {
     let share = 1.0 + chance.f64();
     match fault {
         Fault::KillWorker => Duration::from_millis(200),

@@ -10,8 +10,6 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::worker::process::COMMAND;
-
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A worker's process.
@@ -27,6 +25,7 @@ struct Process {
 #[derive(Debug)]
 pub(crate) struct Fleet {
     program: PathBuf,
+    command: &'static str,
     settings: PathBuf,
     workers: Vec<Process>,
     lives: Vec<u32>,
@@ -37,9 +36,15 @@ impl Fleet {
     ///
     /// # Errors
     /// Where one does not start.
-    pub(super) async fn start(program: &Path, settings: &Path, count: u32) -> Result<Self> {
+    pub(crate) async fn start(
+        program: &Path,
+        command: &'static str,
+        settings: &Path,
+        count: u32,
+    ) -> Result<Self> {
         let mut fleet = Self {
             program: program.into(),
+            command,
             settings: settings.into(),
             workers: Vec::new(),
             lives: Vec::new(),
@@ -57,7 +62,7 @@ impl Fleet {
 
     fn spawn(&self, number: u32, life: u32) -> Result<Process> {
         let mut child = Command::new(&self.program)
-            .arg(COMMAND)
+            .arg(self.command)
             .arg(&self.settings)
             .args([number.to_string(), life.to_string()])
             .stdin(Stdio::piped())
@@ -75,10 +80,18 @@ impl Fleet {
         })
     }
 
-    fn pid(&self, number: usize) -> Result<Pid> {
+    /// The process's number of a worker.
+    ///
+    /// # Errors
+    /// Where it had ended by itself.
+    pub(crate) fn id(&self, number: usize) -> Result<u32> {
         let id = self.workers[number].child.id();
-        id.and_then(|id| Pid::from_raw(i32::try_from(id).ok()?))
-            .ok_or_else(|| anyhow!("worker {number} ended by itself"))
+        id.ok_or_else(|| anyhow!("worker {number} ended by itself"))
+    }
+
+    fn pid(&self, number: usize) -> Result<Pid> {
+        let id = i32::try_from(self.id(number)?)?;
+        Pid::from_raw(id).context("no process has this number")
     }
 
     async fn hear(&mut self, number: usize, wanted: &str) -> Result<()> {
@@ -147,7 +160,7 @@ impl Fleet {
     ///
     /// # Errors
     /// Where one of them ended by itself, or takes too long.
-    pub(super) async fn all(&mut self, order: &str, done: &str) -> Result<()> {
+    pub(crate) async fn all(&mut self, order: &str, done: &str) -> Result<()> {
         for number in 0..self.workers.len() {
             self.ready(number).await?;
             let worker = &mut self.workers[number];
@@ -169,7 +182,7 @@ impl Fleet {
     ///
     /// # Errors
     /// Where one says that it failed.
-    pub(super) async fn end(mut self) -> Result<()> {
+    pub(crate) async fn end(mut self) -> Result<()> {
         for worker in &mut self.workers {
             worker.orders.write_all(b"end\n").await?;
             worker.orders.flush().await?;

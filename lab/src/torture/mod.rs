@@ -27,9 +27,11 @@ use crate::history::read_all;
 use crate::ledger;
 use crate::nemesis::{Fault, plan};
 use crate::report::{self, Report};
-use crate::worker::Settings;
+use crate::worker::{Settings, process};
 pub(crate) use fleet::Fleet;
-pub(crate) use strike::Struck;
+pub(crate) use options::faults;
+pub(crate) use strike::{Struck, strike};
+pub(crate) use target::faults_of;
 
 /// Does the run with workers of this program, and says what came of it.
 ///
@@ -144,7 +146,7 @@ async fn work(
 ) -> Result<Ran> {
     let path: PathBuf = settings.directory.join("settings.json");
     std::fs::write(&path, serde_json::to_vec(settings)?)?;
-    let fleet = Fleet::start(program, &path, settings.processes).await?;
+    let fleet = Fleet::start(program, process::COMMAND, &path, settings.processes).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let mut ran = Ran {

@@ -114,7 +114,7 @@ impl Options {
     }
 }
 
-fn faults(names: &str) -> Result<Vec<Fault>> {
+pub(crate) fn faults(names: &str) -> Result<Vec<Fault>> {
     let mut faults = Vec::new();
     for name in names.split(',').filter(|name| !name.is_empty()) {
         let fault = Fault::from_name(name)

@@ -81,7 +81,8 @@ pub(super) async fn all(
     Ok(all)
 }
 
-async fn strike(
+/// Lets one happen, now.
+pub(crate) async fn strike(
     one: &Planned,
     target: &Target,
     fleet: &Mutex<Fleet>,

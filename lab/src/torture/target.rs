@@ -121,17 +121,22 @@ fn is_embedded(store: &str) -> bool {
     matches!(store, "file" | "sqlite")
 }
 
-/// Two kinds of fault that the store is to bear, by the seed.
-pub(super) fn any_faults(options: &Options) -> Vec<Fault> {
-    let store = options.store.as_str();
+/// All kinds of fault that the store is to bear.
+pub(crate) fn faults_of(store: &str) -> Vec<Fault> {
     let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
     let mut faults = Fault::ALL.to_vec();
     faults.retain(|fault| {
         // Without `wait_replicas` it loses acknowledged steps where another node takes over.
         let loses = kind == Some(Kind::RedisCluster) && fault.lane() == Lane::Server;
-        let too_long = *fault == Fault::Failover && options.length < FAILOVER_FITS;
-        !loses && !too_long && applies(*fault, kind, embedded, store).is_ok()
+        !loses && applies(*fault, kind, embedded, store).is_ok()
     });
+    faults
+}
+
+/// Two of them, by the seed.
+pub(super) fn any_faults(options: &Options) -> Vec<Fault> {
+    let mut faults = faults_of(&options.store);
+    faults.retain(|fault| *fault != Fault::Failover || options.length >= FAILOVER_FITS);
     fastrand::Rng::with_seed(options.seed).shuffle(&mut faults);
     faults.truncate(2);
     faults

@@ -64,7 +64,8 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
     bail!("the parent is gone")
 }
 
-fn say(what: &str) {
+/// Says something to the parent.
+pub(crate) fn say(what: &str) {
     let mut out = std::io::stdout().lock();
     // A parent that does not listen is gone.
     let _ = writeln!(out, "{what}").and_then(|()| out.flush());

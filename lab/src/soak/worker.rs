@@ -1,0 +1,208 @@
+//! A worker of a soak: each of its tasks goes round its own keys, through a [`Guard`] as
+//! applications use it, and the worker says twice a second how that went.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use parking_lot::Mutex;
+use semel::guard::{Asked, Guard, Policy, RunError};
+use semel::purge::Purger;
+use semel::store::{ClaimRequest, Nonce, OnLost, Retention};
+use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _};
+use semel_stores::OpenOptions;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep};
+
+use super::LEASE;
+use super::rhythm::{Beat, Beats};
+use crate::worker::process::say;
+
+/// The hidden subcommand.
+pub const COMMAND: &str = "soak-worker";
+
+/// How many keys a task goes round. What a killed worker left in flight is taken over when its
+/// next life comes by.
+const KEYS: u64 = 200;
+/// A server that is being restarted comes back within this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What all workers are told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub(super) url: String,
+    pub(super) folder: PathBuf,
+    pub(super) tasks: u32,
+    pub(super) pace: Duration,
+    pub(super) seed: u64,
+    pub(super) retention: Duration,
+    /// A planted bug.
+    pub(super) leaks: bool,
+}
+
+struct Worker {
+    settings: Settings,
+    number: u32,
+    guard: Guard<AnyStore>,
+    policy: Policy,
+    beat: Mutex<Beat>,
+    stopped: AtomicBool,
+    leaked: Mutex<Vec<Vec<u8>>>,
+}
+
+/// Runs worker `number` in its `life`th life, with the settings in a file.
+///
+/// # Errors
+/// Where the settings or the store cannot be used.
+pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
+    let text = std::fs::read_to_string(settings).context("the worker's settings")?;
+    let settings: Settings = serde_json::from_str(&text)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(obey(settings, number, life))
+}
+
+async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let store = loop {
+        match semel_stores::open(&settings.url, &OpenOptions::default()).await {
+            Ok(store) => break store,
+            Err(error) if Instant::now() > until => return Err(error).context("the store"),
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    };
+    let mut beats = Beats::create(&settings.folder, number, life)?;
+    let worker = Arc::new(Worker {
+        guard: Guard::from(store.clone()),
+        policy: Policy::default()
+            .with_lease(LEASE)
+            .with_retention(Retention::new(settings.retention))
+            .with_on_lost(OnLost::Retry),
+        settings,
+        number,
+        beat: Mutex::default(),
+        stopped: AtomicBool::default(),
+        leaked: Mutex::default(),
+    });
+    let mut tasks = JoinSet::new();
+    for task in 0..worker.settings.tasks {
+        tasks.spawn(go_round(worker.clone(), life, task));
+    }
+    let purger = Purger::new(store.clone()).with_interval(LEASE);
+    // A store that cannot be reached is swept later.
+    let mut others = JoinSet::new();
+    others.spawn(async move { purger.run(|_| ()).await });
+    let of = worker.clone();
+    others.spawn(async move {
+        let mut tick = interval(Duration::from_millis(500));
+        loop {
+            tick.tick().await;
+            let beat = std::mem::take(&mut *of.beat.lock());
+            beats.write(&beat);
+        }
+    });
+    say("ready");
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(order) = orders.next_line().await? {
+        match order.as_str() {
+            "stop" => {
+                worker.stopped.store(true, Ordering::Relaxed);
+                while let Some(ended) = tasks.join_next().await {
+                    ended.context("a task of a worker")?;
+                }
+                say("stopped");
+            }
+            "end" => {
+                others.abort_all();
+                // What closing says is of no use any more.
+                let _ = store.close().await;
+                return Ok(());
+            }
+            other => bail!("a worker does not know the order {other:?}"),
+        }
+    }
+    bail!("the parent is gone")
+}
+
+async fn go_round(worker: Arc<Worker>, life: u32, task: u32) {
+    let place = u64::from(worker.number) << 32 | u64::from(life) << 16 | u64::from(task);
+    let seed = worker.settings.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut chance = fastrand::Rng::with_seed(seed);
+    let scope = || Scope::new(["soak", &format!("{}-{task}", worker.number)]);
+    // Claims that were left as a crash leaves them, to be taken over past their lease.
+    let mut left: VecDeque<(Instant, u64)> = VecDeque::new();
+    let mut at = chance.u64(..KEYS);
+    while !worker.stopped.load(Ordering::Relaxed) {
+        sleep(worker.settings.pace.mul_f64(chance.f64() * 2.0)).await;
+        let lapsed = left.pop_front_if(|(when, _)| when.elapsed() > LEASE);
+        let number = match (lapsed, chance.u8(..100)) {
+            (Some((_, number)), _) => number,
+            // A duplicate.
+            (None, 0..15) => at,
+            _ => {
+                at = (at + 1) % KEYS;
+                at
+            }
+        };
+        let Ok(key) = Key::new(&format!("key-{number}")) else {
+            return;
+        };
+        let identity = Identity::new(scope(), "soak", key);
+        if chance.u8(..100) < 2 {
+            worker.leave(&identity).await;
+            left.push_back((Instant::now(), number));
+            continue;
+        }
+        let long = chance.u8(..100) < 2;
+        worker.ask(identity, long).await;
+    }
+}
+
+impl Worker {
+    fn fingerprint() -> Fingerprint {
+        Fingerprint::of(b"soak")
+    }
+
+    async fn ask(&self, identity: Identity, long: bool) {
+        let begun = Instant::now();
+        let asked = Asked::new(identity, Self::fingerprint()).with_policy(self.policy);
+        let work = move |_| async move {
+            if long {
+                // Renewed meanwhile.
+                sleep(LEASE.mul_f64(1.5)).await;
+            }
+            Ok::<_, String>("done".to_owned())
+        };
+        let failed = matches!(
+            self.guard.run(asked, work).await,
+            Err(RunError::Store { .. })
+        );
+        if self.settings.leaks {
+            self.leaked.lock().push(vec![1; 64 << 10]);
+        }
+        let took = (!long).then(|| begun.elapsed());
+        self.beat.lock().add(took, failed);
+    }
+
+    /// A crash between claim and completion.
+    async fn leave(&self, identity: &Identity) {
+        let Ok(nonce) = Nonce::random() else {
+            return;
+        };
+        let request = ClaimRequest {
+            nonce,
+            fingerprint: Self::fingerprint(),
+            lease: LEASE,
+            on_lost: OnLost::Retry,
+        };
+        // Whatever is answered: it is asked for again.
+        let _ = self.guard.store().claim(identity, &request).await;
+    }
+}

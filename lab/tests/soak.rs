@@ -1,0 +1,54 @@
+//! Soaks that are too short to prove anything but that what grows is seen.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+fn soak(arguments: &[&str]) -> (Value, String) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
+        .args(["soak", "--store", "sqlite", "--for", "10s", "--every", "2s"])
+        .args(["--seed", "7", "--pace", "50ms", "--out"])
+        .arg(folder.path())
+        .args(arguments)
+        .output()
+        .expect("the lab runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let out = String::from_utf8_lossy(&output.stdout);
+    println!("{out}\n{errors}");
+    let last = out.lines().last().expect("the report is the last line");
+    let report: Value = serde_json::from_str(last).expect("the report is JSON");
+    let page = report["page"].as_str().expect("a page");
+    let page = std::fs::read_to_string(page).expect("the page is there");
+    (report, page)
+}
+
+fn grew(report: &Value) -> Vec<&str> {
+    let growth = report["growth"].as_array().expect("what grew");
+    let grew = growth
+        .iter()
+        .filter(|of| of["end"].as_f64() > of["bound"].as_f64());
+    grew.filter_map(|of| of["what"].as_str()).collect()
+}
+
+#[test]
+fn a_short_one_grows_in_nothing() {
+    let (report, page) = soak(&["--faults", "kill-worker"]);
+    assert!(grew(&report).is_empty(), "{report}");
+    assert!(report["answered"].as_u64() > Some(500), "{report}");
+    assert!(!report["faults"].as_array().expect("faults").is_empty());
+    // Four of the calls, eight of the resources.
+    assert_eq!(page.matches("<polyline").count(), 12);
+}
+
+#[test]
+fn records_that_stay_are_found() {
+    let (report, _) = soak(&["--faults", "none", "--bug", "keeps-records"]);
+    assert!(grew(&report).contains(&"records"), "{report}");
+}
+
+#[test]
+fn memory_that_leaks_is_found() {
+    let (report, _) = soak(&["--faults", "none", "--bug", "leaks"]);
+    assert!(grew(&report).contains(&"worker_memory_mib"), "{report}");
+}
