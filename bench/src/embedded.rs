@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use semel::store::{Claim, Fenced, Retention};
 use semel::{Fingerprint, Store};
-use semel_bench_load::{ANSWER, median, workers};
+use semel_bench_load::{ANSWER, workers};
+use semel_bench_report::{Goal, Measurement};
 use semel_stores::{FileOptions, FileStore};
 
 use crate::disk::{self, size};
 use crate::inputs::{identity, outcome, request};
 use crate::reference::log::BareLog;
-use crate::report::{Goal, Measurement, Run, progress};
+use crate::run::{Run, progress};
 
 const STEPS_PER_PAIR: usize = 2;
 
@@ -97,6 +98,9 @@ async fn round(subject: &Arc<impl Durable>, callers: usize, from: usize, time: D
     }
 }
 
+/// Of the store, and of the bare log.
+type Rounds = (Vec<f64>, Vec<f64>);
+
 pub(crate) fn measure(run: &Run) -> Result<()> {
     rates(run)?;
     million(run)
@@ -112,28 +116,27 @@ fn rates(run: &Run) -> Result<()> {
         let (ours, bare) = (disk::directory()?, disk::directory()?);
         let store = Arc::new(FileOptions::new().open(ours.path())?);
         let log = Arc::new(BareLog::open(bare.path())?);
-        let time = Duration::from_millis(run.size(3000, 300) as u64);
         let runtime = workers();
         let (mut store_rounds, mut log_rounds) = (Vec::new(), Vec::new());
         let (mut store_index, mut log_index) = (0, 0);
         for number in 1..=run.rounds() {
             progress(format_args!("{}: round {number}", names[0]));
-            let seen = runtime.block_on(round(&store, callers, store_index, time));
+            let seen = runtime.block_on(round(&store, callers, store_index, run.turn()));
             store_index = seen.next_index;
             store_rounds.push(seen);
-            let seen = runtime.block_on(round(&log, callers, log_index, time));
+            let seen = runtime.block_on(round(&log, callers, log_index, run.turn()));
             log_index = seen.next_index;
             log_rounds.push(seen);
         }
         runtime.block_on(store.close())?;
-        let both = |of: fn(&Round) -> f64| {
-            let median = |rounds: &[Round]| median(rounds.iter().map(of).collect());
-            (median(&store_rounds), median(&log_rounds))
+        let both = |of: fn(&Round) -> f64| -> Rounds {
+            let rounds = |rounds: &[Round]| rounds.iter().map(of).collect();
+            (rounds(&store_rounds), rounds(&log_rounds))
         };
-        let print = |name: &str, unit, (value, reference), goal: Option<Goal>| {
+        let print = |name: &str, unit, (value, reference): Rounds, goal: Option<Goal>| {
             if run.wants(name) {
-                Measurement::new(name, value, unit)
-                    .against("bare log", reference)
+                Measurement::new(name, unit, value)
+                    .against("bare log", &reference)
                     .goal(goal)
                     .print();
             }
@@ -189,12 +192,13 @@ fn million(run: &Run) -> Result<()> {
         runtime.block_on(store.close())?;
     }
     if run.wants(bytes) {
-        Measurement::new(bytes, size(directory.path())? / count as f64, "bytes")
-            .against("the answer alone", ANSWER as f64)
+        let taken = size(directory.path())? / count as f64;
+        Measurement::new(bytes, "bytes", vec![taken])
+            .against("the answer alone", &[ANSWER as f64])
             .print();
     }
     if run.wants(start_up) {
-        Measurement::new(start_up, median(times), "ms").print();
+        Measurement::new(start_up, "ms", times).print();
     }
     Ok(())
 }

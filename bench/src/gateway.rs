@@ -4,50 +4,57 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use semel_bench_load::median;
+use semel_bench_report::{Goal, Measurement};
 
 use crate::client::{Keys, rate};
 use crate::disk;
-use crate::report::{Goal, Measurement, Run, progress};
+use crate::run::{Run, progress};
 use crate::server::{Application, Server, free_address};
 
 pub(crate) fn measure(run: &Run) -> Result<()> {
-    let [unkeyed, fresh, replay] = ["unkeyed", "fresh", "replay"].map(|n| format!("gateway/{n}"));
-    if ![&unkeyed, &fresh, &replay]
-        .iter()
-        .any(|name| run.wants(name))
-    {
+    let name = |what: &str, reference: &str| format!("gateway/{what}/beside-{reference}");
+    let beside_nginx = ["unkeyed", "fresh", "replay"].map(|what| name(what, "nginx"));
+    let beside_unkeyed = ["fresh", "replay"].map(|what| name(what, "unkeyed"));
+    let mut names = beside_nginx.iter().chain(&beside_unkeyed);
+    if !names.any(|name| run.wants(name)) {
         return Ok(());
     }
     let directory = disk::directory()?;
     let upstream = Server::start(Application::Plain)?;
     let semel = semel(directory.path(), upstream.address)?;
     let nginx = nginx(directory.path(), upstream.address)?;
-    let time = Duration::from_millis(run.size(3000, 300) as u64);
-    let (mut ours, mut theirs, mut keyed, mut replayed) = (vec![], vec![], vec![], vec![]);
+    let mut alone = Vec::new();
+    let [mut unkeyed, mut fresh, mut replay] = [const { Vec::new() }; 3];
     for round in 1..=run.rounds() {
         progress(format_args!("gateway: round {round}"));
-        ours.push(rate(semel.address, Keys::Absent, time)?);
-        theirs.push(rate(nginx.server.address, Keys::Absent, time)?);
-        keyed.push(rate(semel.address, Keys::Fresh, time)?);
-        replayed.push(rate(semel.address, Keys::Repeated, time)?);
+        unkeyed.push(rate(semel.address, Keys::Absent, run.turn())?);
+        alone.push(rate(nginx.server.address, Keys::Absent, run.turn())?);
+        fresh.push(rate(semel.address, Keys::Fresh, run.turn())?);
+        replay.push(rate(semel.address, Keys::Repeated, run.turn())?);
     }
-    let ours = median(ours);
-    if run.wants(&unkeyed) {
-        Measurement::new(&unkeyed, ours, "requests/s")
-            .against("nginx proxy_pass, keep-alive", median(theirs))
-            .goal(Goal::RatioAtLeast(0.8))
-            .print();
-    }
-    for (name, rates) in [(fresh, keyed), (replay, replayed)] {
-        if run.wants(&name) {
-            Measurement::new(&name, median(rates), "requests/s")
-                .against("the gateway, requests without a key", ours)
+    let print = |name: &str, rates: &[f64], reference, other: &[f64], goal: Option<Goal>| {
+        if run.wants(name) {
+            Measurement::new(name, "requests/s", rates.to_vec())
+                .against(reference, other)
+                .goal(goal)
                 .print();
         }
+    };
+    let goals = [Some(Goal::RatioAtLeast(0.8)), None, None];
+    let all = [&unkeyed, &fresh, &replay];
+    for ((name, rates), goal) in beside_nginx.iter().zip(all).zip(goals) {
+        print(name, rates, "nginx, requests without a key", &alone, goal);
+    }
+    for (name, rates) in beside_unkeyed.iter().zip([&fresh, &replay]) {
+        print(
+            name,
+            rates,
+            "the gateway, requests without a key",
+            &unkeyed,
+            None,
+        );
     }
     Ok(())
 }

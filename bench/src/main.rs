@@ -1,8 +1,9 @@
 //! Benchmarks of semel: `cargo run --release --manifest-path bench/Cargo.toml -- TOPIC…`.
 //!
 //! One JSON line per measurement on stdout, progress on stderr; `docs/benchmarks.md` says what
-//! each of them is.
+//! each of them is, and has the tables that `tables` makes of two runs.
 
+mod callers;
 mod client;
 mod disk;
 mod effects;
@@ -12,49 +13,78 @@ mod http;
 mod inputs;
 mod memory;
 mod reference;
-mod report;
+mod run;
 mod server;
 mod stores;
 
-use anyhow::{Result, bail};
-use report::Run;
+use std::fs;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use run::{Run, progress};
 
 const USAGE: &str =
-    "usage: semel-bench memory|embedded|http|gateway|stores|effects|all… [--quick] [--only NAME]";
+    "usage: semel-bench memory|embedded|http|gateway|stores|effects|all… [--quick] [--only NAME]
+       semel-bench tables RUN RUN DOCUMENT";
+
+type Measure = fn(&Run) -> Result<()>;
+
+const TOPICS: [(&str, Measure); 6] = [
+    ("memory", memory::measure),
+    ("embedded", embedded::measure),
+    ("http", http::measure),
+    ("gateway", gateway::measure),
+    ("stores", stores::measure),
+    ("effects", effects::measure),
+];
 
 fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    let asked: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments = asked.iter().cloned();
     let mut topics = Vec::new();
     let mut run = Run::default();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => run.quick = true,
-            "--only" => run.only = arguments.next(),
+            "--only" => run.only = Some(arguments.next().context(USAGE)?),
+            "tables" => return tables(arguments),
             // Not for people: what runs in a process of its own.
             memory::RESIDENT => return memory::resident(arguments),
             server::APPLICATION => return server::serve(arguments),
-            "all" => {
-                topics.extend(
-                    ["memory", "embedded", "http", "gateway", "stores", "effects"]
-                        .map(String::from),
-                );
+            "all" => topics.extend(TOPICS),
+            topic => {
+                let known = TOPICS.into_iter().find(|(name, _)| *name == topic);
+                topics
+                    .push(known.with_context(|| format!("there is no topic {topic:?}; {USAGE}"))?);
             }
-            _ => topics.push(argument),
         }
     }
     if topics.is_empty() {
         bail!(USAGE);
     }
-    for topic in topics {
-        match topic.as_str() {
-            "memory" => memory::measure(&run)?,
-            "embedded" => embedded::measure(&run)?,
-            "http" => http::measure(&run)?,
-            "gateway" => gateway::measure(&run)?,
-            "stores" => stores::measure(&run)?,
-            "effects" => effects::measure(&run)?,
-            _ => bail!("there is no topic {topic:?}; {USAGE}"),
+    run::recorded(asked.join(" "), || {
+        for (name, measure) in topics {
+            let started = Instant::now();
+            measure(&run)?;
+            progress(format_args!("{name} took {:.0?}", started.elapsed()));
         }
-    }
+        Ok(())
+    })
+}
+
+/// Puts the tables of two runs into a document.
+fn tables(mut arguments: impl Iterator<Item = String>) -> Result<()> {
+    let mut next = || arguments.next().context(USAGE);
+    let (one, two, document) = (next()?, next()?, next()?);
+    let read = |file: &str| {
+        let printed = fs::read_to_string(file).with_context(|| file.to_owned())?;
+        semel_bench_report::Run::parse(&printed).with_context(|| file.to_owned())
+    };
+    let tables = semel_bench_report::render(&[read(&one)?, read(&two)?])?;
+    let before = fs::read_to_string(&document).with_context(|| document.clone())?;
+    fs::write(
+        &document,
+        semel_bench_report::into_document(&before, &tables)?,
+    )?;
     Ok(())
 }

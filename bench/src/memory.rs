@@ -9,12 +9,13 @@ use anyhow::{Context as _, Result};
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Claim, Fenced, Retention};
 use semel::{Fingerprint, Identity, ManualClock, Outcome, Store, Timestamp};
-use semel_bench_load::{Callers, Operation, Subject, median, rate};
+use semel_bench_load::{Callers, Operation, Subject, rate};
+use semel_bench_report::{Goal, Measurement};
 use tokio::runtime::Handle;
 
 use crate::inputs::{identity, outcome, request};
 use crate::reference::map::PlainMap;
-use crate::report::{Goal, Measurement, Run, progress};
+use crate::run::{Run, progress};
 
 const PEERS: [&str; 3] = ["idempotent", "ullun-api", "minco-plugin-idempotency"];
 const NO_LIMIT: Limits = Limits {
@@ -163,16 +164,15 @@ fn rates(run: &Run, peers: &mut Peers) -> Result<()> {
                     rates.push(peers.rate(peer, operation_name, callers, count)?);
                 }
             }
-            let semel = median(semel);
             if run.wants(&beside_map) {
-                Measurement::new(&beside_map, semel, "operations/s")
-                    .against("plain sharded map", median(plain))
+                Measurement::new(&beside_map, "operations/s", semel.clone())
+                    .against("plain sharded map", &plain)
                     .goal(Goal::RatioAtLeast(0.8))
                     .print();
             }
             for ((peer, name), rates) in beside_peers.iter().zip(published) {
-                Measurement::new(name, semel, "operations/s")
-                    .against(peer, median(rates))
+                Measurement::new(name, "operations/s", semel.clone())
+                    .against(peer, &rates)
                     .goal(Goal::RatioAbove(1.0))
                     .print();
             }
@@ -187,19 +187,21 @@ fn stalls(run: &Run, peers: &mut Peers) -> Result<()> {
     if !run.wants(name) {
         return Ok(());
     }
-    let count = run.size(3_000_000, 100_000);
+    let count = run.size(1_000_000, 100_000);
+    // The third has no expiry.
+    let with_expiry = &PEERS[..2];
     let mut semel = Vec::new();
-    for round in 1..=run.size(3, 1) {
+    let mut published = vec![Vec::new(); with_expiry.len()];
+    for round in 1..=run.few_rounds() {
         progress(format_args!("{name}: {count} records, round {round}"));
         semel.push(stall(count)?);
+        for (peer, stalls) in with_expiry.iter().zip(&mut published) {
+            stalls.push(peers.ask(&format!("stall {peer} {count}"))?);
+        }
     }
-    let semel = median(semel);
-    // The third has no expiry.
-    for peer in &PEERS[..2] {
-        progress(format_args!("{name}: {peer}"));
-        let reference = peers.ask(&format!("stall {peer} {count}"))?;
-        Measurement::new(&format!("{name}/beside-{peer}"), semel, "ms")
-            .against(peer, reference)
+    for (peer, stalls) in with_expiry.iter().zip(published) {
+        Measurement::new(&format!("{name}/beside-{peer}"), "ms", semel.clone())
+            .against(peer, &stalls)
             .goal(Goal::ValueBelow(2.0))
             .print();
     }
@@ -243,33 +245,48 @@ pub(crate) const RESIDENT: &str = "resident";
 
 /// What filled stores hold, measured in a fresh process each.
 fn memory_per_record(run: &Run) -> Result<()> {
-    let name = "memory/bytes-per-record";
-    if !run.wants("memory/bytes-per-record memory/left-after-expiry memory/second-fill") {
+    let [filled, left, refilled] =
+        ["bytes-per-record", "left-after-expiry", "second-fill"].map(|n| format!("memory/{n}"));
+    if ![&filled, &left, &refilled].iter().any(|n| run.wants(n)) {
         return Ok(());
     }
     let count = run.size(1_000_000, 50_000);
-    progress(format_args!("{name}: {count} records"));
-    let [semel, plain] = ["semel", "plain"].map(|subject| resident_of(subject, count));
-    let (semel, plain) = (semel?, plain?);
-    let per_record = |r: &Resident| (r.filled - r.empty) / count as f64;
-    if run.wants(name) {
-        Measurement::new(name, per_record(&semel), "bytes")
-            .against("plain sharded map", per_record(&plain))
-            .print();
+    let (mut semel, mut plain) = (Vec::new(), Vec::new());
+    for round in 1..=run.few_rounds() {
+        progress(format_args!("{filled}: {count} records, round {round}"));
+        semel.push(resident_of("semel", count)?);
+        plain.push(resident_of("plain", count)?);
     }
-    let name = "memory/left-after-expiry";
-    if run.wants(name) {
-        let left = |r: &Resident| (r.purged - r.empty) / count as f64;
-        Measurement::new(name, left(&semel), "bytes per record")
-            .against("plain sharded map, emptied", left(&plain))
-            .print();
-    }
-    let name = "memory/second-fill";
-    if run.wants(name) {
-        let grown = |r: &Resident| (r.refilled - r.empty) / count as f64;
-        Measurement::new(name, grown(&semel), "bytes per record")
-            .against("the same store's first fill", per_record(&semel))
-            .print();
+    let per_record = |rounds: &[Resident], moment: fn(&Resident) -> f64| -> Vec<f64> {
+        let grown = |r: &Resident| (moment(r) - r.empty) / count as f64;
+        rounds.iter().map(grown).collect()
+    };
+    let first_fill = per_record(&semel, |r| r.filled);
+    for (name, value, reference, reference_value) in [
+        (
+            &filled,
+            first_fill.clone(),
+            "plain sharded map",
+            per_record(&plain, |r| r.filled),
+        ),
+        (
+            &left,
+            per_record(&semel, |r| r.purged),
+            "plain sharded map, emptied",
+            per_record(&plain, |r| r.purged),
+        ),
+        (
+            &refilled,
+            per_record(&semel, |r| r.refilled),
+            "the same store's first fill",
+            first_fill,
+        ),
+    ] {
+        if run.wants(name) {
+            Measurement::new(name, "bytes", value)
+                .against(reference, &reference_value)
+                .print();
+        }
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! What the layer adds to a request in the same process, without a socket.
 //!
 //! A program of its own because it counts allocations, and counting them costs everybody who
-//! allocates. `semel-bench-layer REQUESTS ROUNDS` prints a line for each kind of request: its
-//! name, nanoseconds and allocations with the layer, nanoseconds and allocations without.
+//! allocates. `semel-bench-layer REQUESTS ROUNDS` prints a line for each round of each kind of
+//! request: its name, nanoseconds and allocations with the layer, nanoseconds and allocations without.
 
 use std::convert::Infallible;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use semel::memory::{Limits, MemoryStore};
-use semel_bench_load::{answer, key, median};
+use semel_bench_load::{answer, key};
 use semel_tower::IdempotencyLayer;
 use tokio::runtime::Runtime;
 use tower::{Layer as _, Service, ServiceExt as _};
@@ -58,18 +58,15 @@ fn main() {
         // Keyed requests are kept by the first run, and everything is warm.
         time(&runtime, &layered, requests / 10 + 1, &mut make);
         time(&runtime, &plain, requests / 10 + 1, &mut make);
-        let (mut with, mut without) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            with.push(time(&runtime, &layered, requests, &mut make));
-            without.push(time(&runtime, &plain, requests, &mut make));
+            println!(
+                "{kind} {} {} {} {}",
+                time(&runtime, &layered, requests, &mut make),
+                allocations(&runtime, &layered, &mut make),
+                time(&runtime, &plain, requests, &mut make),
+                allocations(&runtime, &plain, &mut make),
+            );
         }
-        println!(
-            "{kind} {} {} {} {}",
-            median(with),
-            allocations(&runtime, &layered, &mut make),
-            median(without),
-            allocations(&runtime, &plain, &mut make),
-        );
     }
 }
 

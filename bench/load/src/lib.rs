@@ -180,10 +180,3 @@ pub fn workers() -> Runtime {
 fn share(caller: usize, callers: usize, count: usize) -> std::ops::Range<usize> {
     caller * count / callers..(caller + 1) * count / callers
 }
-
-/// The middle one; of an even number the upper of the two.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    assert!(!values.is_empty(), "a median of nothing");
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}

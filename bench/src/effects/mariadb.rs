@@ -6,7 +6,7 @@ use semel_stores::{MysqlOptions, MysqlStore, Schema};
 use semel_testkit::servers::{MariaDb, Server as _};
 
 use super::{ACCOUNTS, Bench, Handler, NOTE, Tx, account};
-use crate::report::Run;
+use crate::run::Run;
 
 struct Shop;
 

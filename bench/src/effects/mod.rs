@@ -10,17 +10,18 @@ mod sqlite;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use semel::Fingerprint;
 use semel::guard::{Done, Guard, TransactOptions};
 use semel::transaction::{Isolation, Lent, Transactional};
-use semel_bench_load::median;
+use semel_bench_report::Measurement;
 use tokio::runtime::Runtime;
 
+use crate::callers;
 use crate::inputs::identity;
-use crate::report::{Measurement, Run, progress};
+use crate::run::{Run, progress};
 
 const CALLERS: [(&str, usize); 3] = [("1-caller", 1), ("16-callers", 16), ("64-callers", 64)];
 /// Whose balance changes: as many that callers seldom meet.
@@ -90,7 +91,6 @@ impl<S: Transactional> Bench<S> {
 
     /// Measures the three in turn.
     fn measure<H: Handler<Store = S>>(&self, name: &str, run: &Run, on: &Runtime) -> Result<()> {
-        let time = Duration::from_millis(run.size(3000, 300) as u64);
         let mut next = 0;
         for (callers_name, callers) in CALLERS {
             let name = |what| format!("effects/{name}/{what}/{callers_name}");
@@ -109,11 +109,11 @@ impl<S: Transactional> Bench<S> {
                     .iter()
                     .zip(&mut rates)
                 {
-                    let rate = self.rate::<H>(*way, callers, time, &mut next);
+                    let rate = self.rate::<H>(*way, callers, run.turn(), &mut next);
                     rates.push(on.block_on(rate)?);
                 }
             }
-            let [alone, outside, inside] = rates.map(median);
+            let [alone, outside, inside] = &rates;
             let unit = "transactions/s";
             for (name, value, reference, reference_value) in [
                 (&transact, inside, ALONE, alone),
@@ -121,7 +121,7 @@ impl<S: Transactional> Bench<S> {
                 (&beside, inside, APART, outside),
             ] {
                 if run.wants(name) {
-                    Measurement::new(name, value, unit)
+                    Measurement::new(name, unit, value.clone())
                         .against(reference, reference_value)
                         .print();
                 }
@@ -138,29 +138,12 @@ impl<S: Transactional> Bench<S> {
         time: Duration,
         next: &mut usize,
     ) -> Result<f64> {
-        let (from, started) = (*next, Instant::now());
-        let running: Vec<_> = (0..callers)
-            .map(|caller| {
-                let bench = self.clone();
-                tokio::spawn(async move {
-                    let mut orders = 0;
-                    while started.elapsed() < time {
-                        bench
-                            .order::<H>(way, from + caller + orders * callers)
-                            .await?;
-                        orders += 1;
-                    }
-                    anyhow::Ok(orders)
-                })
-            })
-            .collect();
-        let mut counts = Vec::new();
-        for caller in running {
-            counts.push(caller.await??);
-        }
-        *next = from + callers * counts.iter().max().copied().unwrap_or_default();
-        let orders: usize = counts.iter().sum();
-        Ok(orders as f64 / started.elapsed().as_secs_f64())
+        let bench = self.clone();
+        let work = move |_, index| {
+            let bench = bench.clone();
+            async move { bench.order::<H>(way, index).await }
+        };
+        callers::rate(callers, time, next, work).await
     }
 
     async fn order<H: Handler<Store = S>>(&self, way: Way, index: usize) -> Result<()> {

@@ -7,7 +7,7 @@ use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_testkit::servers::{Postgres, Server as _};
 
 use super::{ACCOUNTS, Bench, Handler, NOTE, Tx, account};
-use crate::report::Run;
+use crate::run::Run;
 
 struct Shop;
 

@@ -6,7 +6,7 @@ use semel_stores::{Schema, SqliteOptions, SqliteStore};
 
 use super::{ACCOUNTS, Bench, Handler, NOTE, Tx, account};
 use crate::disk;
-use crate::report::Run;
+use crate::run::Run;
 
 struct Shop;
 

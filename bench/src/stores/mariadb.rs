@@ -1,73 +1,83 @@
-//! MariaDB beside connections that insert one row in each transaction.
+//! MariaDB beside connections that insert one row in each transaction, and beside one that inserts
+//! all that wait.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use anyhow::Result;
 use semel_testkit::servers::{MariaDb, Server as _};
-use sha2::{Digest as _, Sha256};
-use sqlx::MySqlPool;
-use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{Connection as _, MySql, MySqlConnection, QueryBuilder};
+use tokio::sync::Mutex;
 
-use super::{Comparison, ROW_BYTES};
-use crate::report::Run;
+use super::{Reference, compare, row};
+use crate::callers::rate;
+use crate::reference::group::Group;
+use crate::run::Run;
 
 pub(super) fn measure(run: &Run) -> Result<()> {
     let server = MariaDb::start(&[])?;
+    let url = server.url();
     let runtime = semel_bench_load::workers();
-    let pool = runtime.block_on(async {
-        let pool = MySqlPoolOptions::new()
-            .max_connections(64)
-            .connect(&server.url())
-            .await?;
-        sqlx::query("CREATE TABLE bench (id BINARY(32) PRIMARY KEY, body BLOB)")
-            .execute(&pool)
-            .await?;
-        anyhow::Ok(pool)
+    let connections = runtime.block_on(async {
+        let mut connections = Vec::new();
+        for _ in 0..64 {
+            connections.push(Mutex::new(MySqlConnection::connect(&url).await?));
+        }
+        for table in ["bench", "grouped"] {
+            let table = format!("CREATE TABLE {table} (id BINARY(32) PRIMARY KEY, body BLOB)");
+            let mut connection = connections[0].lock().await;
+            sqlx::raw_sql(sqlx::AssertSqlSafe(table))
+                .execute(&mut *connection)
+                .await?;
+        }
+        anyhow::Ok(Arc::new(connections))
     })?;
     let mut inserted = 0;
-    Comparison {
-        name: "mariadb",
-        url: &server.url(),
-        reference: "one insert a transaction, a connection a caller",
-        goals: [None, None],
-    }
-    .measure(run, |callers, time| {
-        runtime.block_on(inserts(&pool, callers, time, &mut inserted))
-    })
+    let mut references = [
+        Reference {
+            name: "inserts",
+            what: "one insert a transaction, a connection a caller",
+            groups: false,
+            goals: [None; 2],
+            rate: Box::new(|callers, time| {
+                let connections = Arc::clone(&connections);
+                let work = move |caller: usize, index| {
+                    let connections = Arc::clone(&connections);
+                    async move {
+                        let mut connection = connections[caller].lock().await;
+                        let (key, body) = row(index);
+                        sqlx::query("INSERT INTO bench VALUES (?, ?)")
+                            .bind(&key[..])
+                            .bind(body)
+                            .execute(&mut *connection)
+                            .await?;
+                        Ok(())
+                    }
+                };
+                runtime.block_on(rate(callers, time, &mut inserted, work))
+            }),
+        },
+        Reference::group_commit(
+            "one writer, one insert of all rows that wait",
+            writer(&url)?,
+            &runtime,
+        ),
+    ];
+    compare(run, "mariadb", &url, &mut references)
 }
 
-async fn inserts(
-    pool: &MySqlPool,
-    callers: usize,
-    time: Duration,
-    inserted: &mut usize,
-) -> Result<f64> {
-    let (from, started) = (*inserted, Instant::now());
-    let running: Vec<_> = (0..callers)
-        .map(|caller| {
-            let pool = pool.clone();
-            tokio::spawn(async move {
-                let mut connection = pool.acquire().await?;
-                let body = vec![b'a'; ROW_BYTES - 32];
-                let mut rows = 0;
-                while started.elapsed() < time {
-                    let key = Sha256::digest((from + caller + rows * callers).to_be_bytes());
-                    sqlx::query("INSERT INTO bench VALUES (?, ?)")
-                        .bind(&key[..])
-                        .bind(&body)
-                        .execute(&mut *connection)
-                        .await?;
-                    rows += 1;
-                }
-                anyhow::Ok(rows)
-            })
-        })
-        .collect();
-    let mut counts = Vec::new();
-    for caller in running {
-        counts.push(caller.await??);
-    }
-    *inserted = from + callers * counts.iter().max().copied().unwrap_or_default();
-    let rows: usize = counts.iter().sum();
-    Ok(rows as f64 / started.elapsed().as_secs_f64())
+/// Inserts the rows of the numbers that it is given.
+fn writer(url: &str) -> Result<Group<usize>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let mut connection = runtime.block_on(MySqlConnection::connect(url))?;
+    Ok(Group::start(move |indexes: &[usize]| {
+        let mut insert = QueryBuilder::<MySql>::new("INSERT INTO grouped ");
+        insert.push_values(indexes, |mut values, index| {
+            let (key, body) = row(*index);
+            values.push_bind(key.to_vec()).push_bind(body);
+        });
+        runtime.block_on(insert.build().execute(&mut connection))?;
+        Ok(())
+    }))
 }

@@ -10,16 +10,21 @@ mod redis;
 mod sqlite;
 mod wake;
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use semel::store::{Claim, Fenced, Retention};
 use semel::{AnyStore, Fingerprint, Store as _};
-use semel_bench_load::median;
+use semel_bench_report::{Goal, Measurement};
 use semel_stores::{OpenOptions, Schema};
+use sha2::{Digest as _, Sha256};
+use tokio::runtime::Runtime;
 
+use crate::callers::rate;
 use crate::inputs::{identity, outcome, request};
-use crate::report::{Goal, Measurement, Run, progress};
+use crate::reference::group::Group;
+use crate::run::{Run, progress};
 
 const CALLERS: [(&str, usize); 2] = [("1-caller", 1), ("64-callers", 64)];
 const STEPS_PER_PAIR: f64 = 2.0;
@@ -58,70 +63,94 @@ async fn pair(store: &AnyStore, index: usize, retention: Retention) -> Result<()
     Ok(())
 }
 
-/// Steps a second of so many callers that claim and complete; `next` numbers the identities.
-async fn steps(store: &AnyStore, callers: usize, time: Duration, next: &mut usize) -> Result<f64> {
-    let (from, started) = (*next, Instant::now());
-    let running: Vec<_> = (0..callers)
-        .map(|caller| {
-            let store = store.clone();
-            tokio::spawn(async move {
-                let mut pairs = 0;
-                while started.elapsed() < time {
-                    let index = from + caller + pairs * callers;
-                    pair(&store, index, Retention::ORDER).await?;
-                    pairs += 1;
-                }
-                anyhow::Ok(pairs)
-            })
-        })
-        .collect();
-    let mut counts = Vec::new();
-    for caller in running {
-        counts.push(caller.await??);
-    }
-    let pairs: usize = counts.iter().sum();
-    *next = from + callers * counts.iter().max().copied().unwrap_or_default();
-    Ok(pairs as f64 * STEPS_PER_PAIR / started.elapsed().as_secs_f64())
+/// A key as random as a digest, so that an index is met in no order, and a body.
+fn row(index: usize) -> ([u8; 32], Vec<u8>) {
+    let key = Sha256::digest(index.to_be_bytes());
+    (key.into(), vec![b'a'; ROW_BYTES - 32])
 }
 
-/// A store, and what its server does alone.
-struct Comparison<'a> {
-    name: &'a str,
-    url: &'a str,
-    reference: &'a str,
+/// What a server does without us: rows written a second by so many callers.
+struct Reference<'a> {
+    /// The end of the measurement's name.
+    name: &'static str,
+    what: &'static str,
+    /// Commits what waits together, as we do: says something with many callers only.
+    groups: bool,
     goals: [Option<f64>; 2],
+    rate: Box<dyn FnMut(usize, Duration) -> Result<f64> + 'a>,
 }
 
-impl Comparison<'_> {
-    /// Measures both in turn, with one caller and with many. `alone` gives writes a second.
-    fn measure(
-        &self,
-        run: &Run,
-        mut alone: impl FnMut(usize, Duration) -> Result<f64>,
-    ) -> Result<()> {
-        let runtime = semel_bench_load::workers();
-        let store = runtime.block_on(open(self.url))?;
-        let time = Duration::from_millis(run.size(5000, 500) as u64);
-        let mut next = 0;
-        for ((callers_name, callers), goal) in CALLERS.into_iter().zip(self.goals) {
-            let name = format!("stores/{}/steps/{callers_name}", self.name);
-            if !run.wants(&name) {
-                continue;
+impl<'a> Reference<'a> {
+    /// Callers whose rows one writer commits together.
+    fn group_commit(what: &'static str, writer: Group<usize>, runtime: &'a Runtime) -> Self {
+        let (writer, mut next) = (Arc::new(writer), 0);
+        Self {
+            name: "group-commit",
+            what,
+            groups: true,
+            goals: [None; 2],
+            rate: Box::new(move |callers, time| {
+                let writer = Arc::clone(&writer);
+                let work = move |_, index| {
+                    let writer = Arc::clone(&writer);
+                    async move {
+                        ensure!(writer.step(index).await, "a row was not inserted");
+                        Ok(())
+                    }
+                };
+                runtime.block_on(rate(callers, time, &mut next, work))
+            }),
+        }
+    }
+}
+
+/// Measures a store and its references in turn, with one caller and with many.
+fn compare(run: &Run, store: &str, url: &str, references: &mut [Reference<'_>]) -> Result<()> {
+    let runtime = semel_bench_load::workers();
+    let opened = runtime.block_on(open(url))?;
+    let mut next = 0;
+    for (at, (callers_name, callers)) in CALLERS.into_iter().enumerate() {
+        let name = |reference: &Reference<'_>| {
+            format!(
+                "stores/{store}/steps/{callers_name}/beside-{}",
+                reference.name
+            )
+        };
+        let mut wanted: Vec<_> = references
+            .iter_mut()
+            .filter(|reference| callers > 1 || !reference.groups)
+            .filter(|reference| run.wants(&name(reference)))
+            .map(|reference| (reference, Vec::new()))
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let mut ours = Vec::new();
+        for round in 1..=run.rounds() {
+            progress(format_args!(
+                "stores/{store}/steps/{callers_name}: round {round}"
+            ));
+            for (reference, rates) in &mut wanted {
+                rates.push((reference.rate)(callers, run.turn())?);
             }
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            for round in 1..=run.size(5, 2) {
-                progress(format_args!("{name}: round {round}"));
-                theirs.push(alone(callers, time)?);
-                ours.push(runtime.block_on(steps(&store, callers, time, &mut next))?);
-            }
-            Measurement::new(&name, median(ours), "steps/s")
-                .against(self.reference, median(theirs))
-                .goal(goal.map(Goal::RatioAtLeast))
+            let pairs = rate(callers, run.turn(), &mut next, {
+                let store = opened.clone();
+                move |_, index| {
+                    let store = store.clone();
+                    async move { pair(&store, index, Retention::ORDER).await }
+                }
+            });
+            ours.push(runtime.block_on(pairs)? * STEPS_PER_PAIR);
+        }
+        for (reference, rates) in wanted {
+            Measurement::new(&name(reference), "steps/s", ours.clone())
+                .against(reference.what, &rates)
+                .goal(reference.goals[at].map(Goal::RatioAtLeast))
                 .print();
         }
-        runtime.block_on(store.close())?;
-        Ok(())
     }
+    runtime.block_on(opened.close())?;
+    Ok(())
 }
 
 /// A number that follows `label` in what a program printed.

@@ -1,12 +1,18 @@
-//! PostgreSQL beside `pgbench` inserting one row in each transaction.
+//! PostgreSQL beside `pgbench` inserting one row in each transaction, and many of them.
 
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use semel_testkit::servers::{Postgres, Server as _};
 
-use super::{Comparison, ROW_BYTES, number_after};
-use crate::report::Run;
+use super::{ROW_BYTES, Reference, compare, number_after};
+use crate::run::Run;
+
+/// How many rows a pipeline commits together: with two clients as many are under way as we have
+/// callers.
+const PIPELINE: usize = 32;
 
 pub(super) fn measure(run: &Run) -> Result<()> {
     let server = Postgres::start(&[])?;
@@ -21,38 +27,56 @@ pub(super) fn measure(run: &Run) -> Result<()> {
         "psql failed"
     );
     let folder = tempfile::tempdir()?;
-    let script = folder.path().join("insert.sql");
+    let script = |name: &str, text: String| -> Result<PathBuf> {
+        let file = folder.path().join(name);
+        std::fs::write(&file, text)?;
+        Ok(file)
+    };
     // A key as random as a digest: the index is met in no order.
-    let body = ROW_BYTES - 32;
-    std::fs::write(
-        &script,
-        format!(
-            "INSERT INTO bench (id, body) VALUES (sha256(uuid_send(gen_random_uuid())), \
-             decode(repeat('61', {body}), 'hex'));\n"
-        ),
+    let insert = format!(
+        "INSERT INTO bench (id, body) VALUES (sha256(uuid_send(gen_random_uuid())), \
+         decode(repeat('61', {}), 'hex'));\n",
+        ROW_BYTES - 32
+    );
+    let inserts = insert.repeat(PIPELINE);
+    let pipeline = script(
+        "pipeline.sql",
+        format!("\\startpipeline\n{inserts}\\endpipeline\n"),
     )?;
-    Comparison {
-        name: "postgres",
-        url: &server.url(),
-        reference: "pgbench, one insert a transaction",
-        goals: [Some(0.9), Some(1.5)],
-    }
-    .measure(run, |callers, time| {
+    let single = script("insert.sql", insert)?;
+    let rate = |script: &PathBuf, clients: usize, time: Duration| {
+        let clients = clients.to_string();
+        let threads = if clients == "1" { "1" } else { "2" };
         let done = command("pgbench", &port)?
             .args(["-n", "-M", "prepared", "-f"])
-            .arg(&script)
-            .args([
-                "-c",
-                &callers.to_string(),
-                "-j",
-                &callers.min(2).to_string(),
-            ])
-            .args(["-T", &time.as_secs().max(1).to_string()])
+            .arg(script)
+            .args(["-c", &clients, "-j", threads])
+            // Connecting is part of it, and not of the rate.
+            .args(["-T", &time.as_secs().max(2).to_string()])
             .output()?;
         let printed = String::from_utf8(done.stdout)?;
         ensure!(done.status.success(), "pgbench failed: {printed}");
-        number_after(&printed, "\ntps =").context("pgbench printed no rate")
-    })
+        number_after(&printed, "\ntps =").with_context(|| format!("no rate in {printed}"))
+    };
+    let mut references = [
+        Reference {
+            name: "pgbench",
+            what: "pgbench, one insert a transaction",
+            groups: false,
+            goals: [Some(0.9), Some(1.5)],
+            rate: Box::new(|callers, time| rate(&single, callers, time)),
+        },
+        Reference {
+            name: "pgbench-pipeline",
+            what: "pgbench, 2 clients, pipelines of 32 inserts",
+            groups: true,
+            goals: [None; 2],
+            rate: Box::new(|callers, time| {
+                Ok(rate(&pipeline, callers / PIPELINE, time)? * PIPELINE as f64)
+            }),
+        },
+    ];
+    compare(run, "postgres", &server.url(), &mut references)
 }
 
 fn command(name: &str, port: &str) -> Result<Command> {

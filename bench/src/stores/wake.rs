@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use semel::store::{Claim, Fenced, Retention, Waited};
 use semel::{Fingerprint, Store as _};
-use semel_bench_load::median;
+use semel_bench_report::{Goal, Measurement, Spread};
 use semel_testkit::servers::{Kind, start};
 
 use super::open;
 use crate::inputs::{identity, outcome, request};
-use crate::report::{Goal, Measurement, Run, progress};
+use crate::run::{Run, progress};
 
 pub(super) fn measure(run: &Run) -> Result<()> {
     // Those that push: the goal is theirs.
@@ -29,8 +29,11 @@ pub(super) fn measure(run: &Run) -> Result<()> {
         progress(&name);
         let server = start(kind)?;
         let runtime = semel_bench_load::workers();
-        let times = runtime.block_on(wakes(&server.url(), run.size(200, 20)))?;
-        Measurement::new(&name, median(times), "ms")
+        let times = runtime.block_on(wakes(&server.url(), run.size(60, 30)))?;
+        // A round is some of them: one by itself says little.
+        let rounds = times.chunks(times.len() / run.rounds());
+        let medians = rounds.map(|round| Spread::of(round).median).collect();
+        Measurement::new(&name, "ms", medians)
             .goal(goal.map(Goal::ValueBelow))
             .print();
     }
