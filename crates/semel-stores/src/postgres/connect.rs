@@ -8,10 +8,12 @@ use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
-use tokio_postgres::{Client, Config, Connection, Row, Socket, Statement};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Connection, Error, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::error::{self, Failed};
+use super::hosts::{Hosts, TlsStream};
 use super::options::PostgresOptions;
 use super::sql::{Kind, Sql};
 use super::step::Step;
@@ -24,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Makes connections.
 pub(super) struct Connector {
-    config: Config,
+    hosts: Hosts,
     tls: MakeRustlsConnect,
     pub(super) table: Table,
     pub(super) sql: Sql,
@@ -40,8 +42,6 @@ struct Pause {
     kind: StoreErrorKind,
     message: String,
 }
-
-type TlsStream = <MakeRustlsConnect as tokio_postgres::tls::MakeTlsConnect<Socket>>::Stream;
 
 impl Connector {
     pub(super) fn new(options: &PostgresOptions) -> Result<Self> {
@@ -65,7 +65,7 @@ impl Connector {
             config.options(options);
         }
         Ok(Self {
-            config,
+            hosts: Hosts::new(&config, options.timeout),
             tls: tls::connector(&options.verify)?,
             table: options.table.clone(),
             sql: Sql::new(&options.table),
@@ -112,7 +112,7 @@ impl Connector {
 
     async fn attempt(&self, prepared: bool) -> Result<Link> {
         let work = async {
-            let (client, connection) = self.dial(&self.config).await?;
+            let (client, connection) = self.dial(&self.hosts).await?;
             let task = tokio::spawn(async move {
                 // Who sent something is told by the answer that does not come.
                 let _ended = connection.await;
@@ -121,29 +121,27 @@ impl Connector {
                 client: Arc::new(client),
                 task: task.abort_handle(),
                 prepared: None,
+                made: Instant::now(),
             };
             if prepared {
                 link.prepared = Some(self.prepare(&link.client).await?);
             }
             Ok(link)
         };
-        timeout(self.timeout, work).await.unwrap_or_else(|_| {
-            Err(StoreError::new(
-                StoreErrorKind::NotApplied,
-                "PostgreSQL does not answer to a new connection",
-            ))
-        })
+        timeout(self.timeout, work)
+            .await
+            .unwrap_or_else(|_| Err(silent()))
     }
 
     /// A bare connection, for whom steps are not what it is for.
     pub(super) async fn dial(
         &self,
-        config: &Config,
+        hosts: &Hosts,
     ) -> Result<(Client, Connection<Socket, TlsStream>)> {
-        config
-            .connect(self.tls.clone())
-            .await
-            .map_err(|error| error::connecting(error, &self.table))
+        hosts.dial(&self.tls).await.map_err(|error| match error {
+            Some(error) => error::connecting(error, &self.table),
+            None => silent(),
+        })
     }
 
     // All at once: one round trip.
@@ -166,6 +164,14 @@ impl Connector {
         }
         Ok(Prepared(statements))
     }
+}
+
+/// Nothing was sent: nobody answered.
+pub(super) fn silent() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::NotApplied,
+        "PostgreSQL does not answer to a new connection",
+    )
 }
 
 /// What a session of ours needs. Every statement finds its rows by an index, one after the other: a
@@ -192,6 +198,7 @@ pub(super) struct Link {
     client: Arc<Client>,
     task: AbortHandle,
     prepared: Option<Prepared>,
+    made: Instant,
 }
 
 impl Link {
@@ -201,7 +208,7 @@ impl Link {
 
     /// Runs one statement. On its first poll it is sent.
     pub(super) async fn run(&self, with: &Connector, step: &Step) -> Result<Vec<Row>, Failed> {
-        let failed = |error| Failed::sent(error, &with.table);
+        let failed = |error| self.failed(error, with);
         let prepared = self.prepared.as_ref();
         let known = prepared.and_then(|all| all.0.iter().find(|(kind, _)| *kind == step.kind));
         if let Some((_, statement)) = known {
@@ -220,7 +227,15 @@ impl Link {
     /// Runs a statement without parameters or rows. On its first poll it is sent.
     pub(super) async fn simple(&self, with: &Connector, text: &str) -> Result<(), Failed> {
         let done = self.client.batch_execute(text).await;
-        done.map_err(|error| Failed::sent(error, &with.table))
+        done.map_err(|error| self.failed(error, with))
+    }
+
+    fn failed(&self, error: Error, with: &Connector) -> Failed {
+        if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
+            // It became a standby. Another host may be the primary now: not on this connection.
+            self.task.abort();
+        }
+        Failed::sent(error, &with.table)
     }
 
     /// The bare client.
@@ -233,5 +248,33 @@ impl Drop for Link {
     fn drop(&mut self) {
         // Without this a server that does not answer would keep the socket for ever.
         self.task.abort();
+    }
+}
+
+/// Connections that nobody uses.
+#[derive(Default)]
+pub(super) struct Idle(Vec<(Link, Instant)>);
+
+impl Idle {
+    /// A connection is not used again after this long unused, and not for longer than this in all: its
+    /// server, or what stands before it, may be another by then.
+    const UNUSED: Duration = Duration::from_mins(5);
+    const LONGEST: Duration = Duration::from_mins(30);
+
+    pub(super) fn push(&mut self, link: Link) {
+        self.0.push((link, Instant::now()));
+        self.clean();
+    }
+
+    /// The one that was used last.
+    pub(super) fn pop(&mut self) -> Option<Link> {
+        self.clean();
+        self.0.pop().map(|(link, _)| link)
+    }
+
+    fn clean(&mut self) {
+        self.0.retain(|(link, since)| {
+            link.is_open() && since.elapsed() < Self::UNUSED && link.made.elapsed() < Self::LONGEST
+        });
     }
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use semel::store::Result;
-use semel::{IdentityDigest, StoreError, StoreErrorKind};
+use semel::{IdentityDigest, StoreError};
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
-use super::connect::{Connector, Link};
+use super::connect::{Connector, Link, silent};
 use super::error::Failed;
 use super::pool::{Fate, Job, Shared, Slot, late};
 use super::sql::Kind;
@@ -40,10 +40,7 @@ pub(super) async fn drain(mut slot: Slot) {
         };
         let Some(link) = link else {
             for job in group {
-                let _gone = job.answer.send(Err(Failed::Unsent(StoreError::new(
-                    StoreErrorKind::NotApplied,
-                    "PostgreSQL does not answer to a new connection",
-                ))));
+                let _gone = job.answer.send(Err(Failed::Unsent(silent())));
             }
             continue;
         };
@@ -181,6 +178,10 @@ fn hand_out(group: Vec<Job>, steps: &[(Arc<Step>, usize)], all: Vec<Vec<Row>>) {
     }
 }
 
+/// A row may be locked for long, by a transaction that completes it. Who shares a group with a step
+/// on it does not wait that long: the group is rolled back, and each sent by itself.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '100ms'";
+
 /// Runs statements as one transaction.
 async fn transaction(
     link: &Link,
@@ -189,8 +190,7 @@ async fn transaction(
 ) -> Result<Vec<Vec<Row>>, Failed> {
     // Everything is sent before anything is waited for: a future sends on its first poll, and
     // answers come in the order of sending.
-    let mut begin: Sending<'_, ()> =
-        Box::pin(link.simple(with, "BEGIN ISOLATION LEVEL READ COMMITTED"));
+    let mut begin: Sending<'_, ()> = Box::pin(link.simple(with, BEGIN));
     let mut runs: Vec<Sending<'_, Vec<Row>>> = steps
         .iter()
         .map(|(step, _)| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })

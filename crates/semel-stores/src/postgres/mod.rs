@@ -23,8 +23,11 @@ mod error;
 #[cfg(feature = "postgres-sqlx")]
 mod for_sqlx;
 mod group;
+mod hosts;
 mod migrate;
 mod options;
+#[cfg(test)]
+mod plans;
 mod pool;
 mod probe;
 mod push;
@@ -55,15 +58,15 @@ use tokio_postgres::Row;
 use self::connect::Connector;
 #[cfg(feature = "postgres-sqlx")]
 pub use self::for_sqlx::SqlxSteps;
+use self::hosts::Hosts;
 use self::options::Listen;
 pub use self::options::PostgresOptions;
 use self::pool::{Pool, Sent};
 use self::push::Push;
-use self::sql::Kind;
 use self::step::{Answer, Step};
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
-use crate::common::{Driver, Gate, Poll, Running, Waiters};
+use crate::common::{Driver, Gate, Poll, Waiters};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]
@@ -91,9 +94,6 @@ const TURNS: usize = 20;
 
 /// How many records one statement of a purge removes.
 const PURGED_AT_ONCE: usize = 500;
-
-/// How long the first waiter waits for the connection that listens.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Records in a table of a PostgreSQL database.
 ///
@@ -123,8 +123,8 @@ impl PostgresStore {
         drop(link);
         let waiters = Arc::new(Waiters::default());
         let listen = match &options.listen {
-            Listen::Same => Some(options.config.clone()),
-            Listen::At(config) => Some((**config).clone()),
+            Listen::Same => Some(Hosts::new(&options.config, options.timeout)),
+            Listen::At(config) => Some(Hosts::new(config, options.timeout)),
             Listen::Off => None,
         };
         Ok(Self {
@@ -325,20 +325,16 @@ impl Store for PostgresStore {
     ) -> Result<Waited> {
         // Not for the whole wait: closing does not wait for who waits.
         drop(self.gate.enter()?);
-        let pushed = self.push.ready(timeout.min(PATIENCE)).await;
-        let (poll, make): (_, fn(&_, _) -> Step) = if pushed {
-            (Poll::BACKSTOP, step::watch)
-        } else {
-            (Poll::ONLY, step::look)
-        };
-        let kind = if pushed { Kind::Watch } else { Kind::Look };
+        self.push.start();
         let look = async || {
-            let make = |_| make(identity, fence);
-            let running = self
-                .turns(make, |_, rows| Ok((step::looked(rows, kind)?, false)))
-                .await?;
-            Ok(if running { Running::Yes } else { Running::No })
+            let make = if self.push.is_up() {
+                step::watch
+            } else {
+                step::look
+            };
+            self.read(|| make(identity, fence), step::looked).await
         };
+        let poll = Poll::BACKSTOP;
         self.waiters.wait(identity, timeout, poll, look).await
     }
 

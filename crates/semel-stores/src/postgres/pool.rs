@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::Row;
 
-use super::connect::{Connector, Link};
+use super::connect::{Connector, Idle, Link, silent};
 use super::error::Failed;
 use super::group;
 use super::step::Step;
@@ -58,7 +58,7 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 pub(super) struct State {
-    idle: Vec<Link>,
+    idle: Idle,
     // Slots in use: each has a connection or is making one.
     busy: usize,
     pub(super) queue: VecDeque<Job>,
@@ -232,10 +232,7 @@ impl Pool {
         let link = match timeout_at(deadline, slot.link()).await {
             Ok(link) => link.map_err(Failed::Unsent)?,
             Err(_) => {
-                return Err(Failed::Unsent(StoreError::new(
-                    StoreErrorKind::NotApplied,
-                    "PostgreSQL does not answer to a new connection",
-                )));
+                return Err(Failed::Unsent(silent()));
             }
         };
         match timeout_at(deadline, link.run(&self.0.connector, step)).await {
@@ -346,7 +343,7 @@ impl Drop for Slot {
         if state.queue.is_empty() || state.closed {
             state.busy -= 1;
             match link {
-                Some(link) if link.is_open() && !state.closed => state.idle.push(link),
+                Some(link) if !state.closed => state.idle.push(link),
                 dropped => {
                     drop(state);
                     drop(dropped);

@@ -6,17 +6,18 @@
 //! waits.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use semel::IdentityDigest;
-use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{AsyncMessage, Client, Config};
+use tokio_postgres::{AsyncMessage, Client};
 
 use parking_lot::Mutex;
 
 use super::connect::Connector;
+use super::hosts::Hosts;
 use crate::common::Waiters;
 
 /// How often a silent connection is asked whether it is still there.
@@ -29,45 +30,42 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub(super) struct Push {
     connector: Arc<Connector>,
     // `None`: nobody listens.
-    config: Option<Config>,
+    hosts: Option<Arc<Hosts>>,
     waiters: Arc<Waiters>,
-    up: watch::Sender<bool>,
+    up: Arc<AtomicBool>,
     task: Mutex<Option<AbortHandle>>,
 }
 
 impl Push {
     pub(super) fn new(
         connector: Arc<Connector>,
-        config: Option<Config>,
+        hosts: Option<Hosts>,
         waiters: Arc<Waiters>,
     ) -> Self {
         Self {
             connector,
-            config,
+            hosts: hosts.map(Arc::new),
             waiters,
-            up: watch::Sender::new(false),
+            up: Arc::default(),
             task: Mutex::new(None),
         }
     }
 
-    /// Whether changes are pushed; makes the connection where there is none yet, and waits for it
-    /// for at most `patience`.
-    pub(super) async fn ready(&self, patience: Duration) -> bool {
-        let Some(config) = &self.config else {
-            return false;
-        };
-        self.start(config);
-        let mut up = self.up.subscribe();
-        // The sender lives as long as `self`.
-        matches!(timeout(patience, up.wait_for(|up| *up)).await, Ok(Ok(_)))
+    /// Whether changes are pushed now. Who waits is woken when that begins, and when it ends.
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::SeqCst)
     }
 
-    fn start(&self, config: &Config) {
+    /// Makes the connection where there is none yet.
+    pub(super) fn start(&self) {
+        let Some(hosts) = &self.hosts else {
+            return;
+        };
         let mut task = self.task.lock();
         if task.is_none() {
             let listening = listen(
                 self.connector.clone(),
-                config.clone(),
+                hosts.clone(),
                 self.waiters.clone(),
                 self.up.clone(),
             );
@@ -90,20 +88,21 @@ impl Drop for Push {
 
 async fn listen(
     connector: Arc<Connector>,
-    config: Config,
+    hosts: Arc<Hosts>,
     waiters: Arc<Waiters>,
-    up: watch::Sender<bool>,
+    up: Arc<AtomicBool>,
 ) {
     let mut pause = Duration::from_millis(50);
     loop {
-        if let Some((client, reading)) = begin(&connector, &config, &waiters).await {
+        if let Some((client, reading)) = begin(&connector, &hosts, &waiters).await {
             pause = Duration::from_millis(50);
-            up.send_replace(true);
+            up.store(true, Ordering::SeqCst);
             // What was told before is lost.
             waiters.wake_all();
             while alive(&client).await {}
-            up.send_replace(false);
+            up.store(false, Ordering::SeqCst);
             drop(reading);
+            waiters.wake_all();
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST);
@@ -121,11 +120,11 @@ impl Drop for Reading {
 
 async fn begin(
     connector: &Connector,
-    config: &Config,
+    hosts: &Hosts,
     waiters: &Arc<Waiters>,
 ) -> Option<(Client, Reading)> {
     let begun = async {
-        let (client, mut connection) = connector.dial(config).await.ok()?;
+        let (client, mut connection) = connector.dial(hosts).await.ok()?;
         let waiters = waiters.clone();
         let reading = Reading(tokio::spawn(async move {
             let mut next = async || std::future::poll_fn(|cx| connection.poll_message(cx)).await;

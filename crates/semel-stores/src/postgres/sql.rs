@@ -1,5 +1,8 @@
 //! The statements in full. Each protocol step is one of them.
 //!
+//! Plans are kept for long, so no join is left to the planner: `OFFSET 0` makes it look each digest up
+//! by the index, whatever it knew of the table's size. `plans.rs` holds every statement to that.
+//!
 //! What did not write is answered by the row, with the server's time, by way of `semel::record`. A
 //! claim brings the row along; a fenced step, which nearly always writes, says only that it wrote,
 //! and where it did not the row is read after it. Where the rules then say "this should have been
@@ -55,7 +58,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 24] = [
+    pub(super) const ALL: [Self; 24] = [
         Self::ClaimNew,
         Self::ClaimMany,
         Self::Claim,
@@ -279,7 +282,7 @@ WITH put AS (
             $from,
             " WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = ",
             $digest,
-            ")
+            " OFFSET 0)
   ON CONFLICT (digest) DO NOTHING
   RETURNING r.digest, r.fence)
 SELECT p.digest, p.fence, {now}, {no_entry} FROM put AS p
@@ -309,8 +312,8 @@ const CLAIM_MANY: &str = concat!(
         "FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bigint[], $5::text[], $6::text[],
     $7::text[]) AS q (digest, nonce, fingerprint, lease, scope, operation, hint)"
     ),
-    "unnest($1::bytea[]) AS q (digest)
-JOIN {records} AS r ON r.digest = q.digest"
+    "unnest($1::bytea[]) AS q (digest),
+  LATERAL (SELECT * FROM {records} AS r WHERE r.digest = q.digest OFFSET 0) AS r"
 );
 
 /// The claim in full. $8 whether a lapsed lease is taken over; the others as above.
@@ -386,11 +389,14 @@ RETURNING true"
     };
 }
 
-/// $4 lease. Touches no indexed column: a heap-only update where the page has room.
+/// $4 lease. Touches no indexed column: a heap-only update where the page has room. Passes over a row
+/// that is locked, as [`WATCH`] does: the attempt's own transaction may be waiting for its commit.
 const RENEW: &str = fenced!(
     goes on,
     "lease_until = greatest(r.lease_until, {lease})
-  WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
+  WHERE r.digest = $1 AND r.ctid = (SELECT r.ctid FROM {records} AS r
+    WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'
+    FOR NO KEY UPDATE SKIP LOCKED)"
 );
 
 /// $4 code, $5 outcome, $6 replay, $7 tombstone.
@@ -404,13 +410,18 @@ const COMPLETE: &str = fenced!(
 /// The same parameters as arrays, in the order of the digests; a row for each that was written. A
 /// nested loop, the only join that sessions of ours make, locks the rows in that order. Unnamed
 /// statements have no such session; should they lock otherwise, a deadlock's loser is sent again.
+///
+/// A row is updated where the look-up saw it (`ctid`; the digest, since a table may have partitions).
+/// Where it changed since, nothing may be written, and the record says why. The conditions match no
+/// index: as bare columns they would let the planner read the index of all open records instead.
 const COMPLETE_MANY: &str = "
 UPDATE {records} AS r SET state = 'completed', settled_at = {now}, expires_at = {each_replay},
   purge_at = {each_tombstone}, code = q.code::integer, outcome = q.outcome, steps = ''
 FROM unnest($1::bytea[], $2::bigint[], $3::bytea[], $4::bigint[], $5::bytea[], $6::bigint[],
-  $7::bigint[]) AS q (digest, fence, nonce, code, outcome, replay, tombstone)
-WHERE r.digest = q.digest AND r.fence = q.fence AND r.nonce = q.nonce
-  AND r.state IN ('in-flight', 'unknown')
+  $7::bigint[]) AS q (digest, fence, nonce, code, outcome, replay, tombstone),
+  LATERAL (SELECT seen.ctid FROM {records} AS seen WHERE seen.digest = q.digest OFFSET 0) AS seen
+WHERE r.ctid = seen.ctid AND r.digest IS NOT DISTINCT FROM q.digest AND r.fence = q.fence
+  AND r.nonce = q.nonce AND r.state || '' IN ('in-flight', 'unknown')
 RETURNING r.digest, CASE WHEN r.waited_for = q.fence
   THEN pg_notify('{channel}', encode(r.digest, 'hex'))::text END";
 
@@ -457,24 +468,30 @@ const RESOLVE: &str = fenced!(
 const GET: &str = "
 SELECT {now}, {entry} FROM {records} AS r WHERE r.digest = $1";
 
-/// $2 fence. Whether that attempt is in flight, for a wait without pushes.
+/// $2 fence. Whether that attempt is in flight; and that nobody is told when it ends.
 const LOOK: &str = "
 SELECT EXISTS (SELECT FROM {records} AS r
-  WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight')";
+  WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight'), false";
 
 /// $2 fence. The same, and asks for a push: whoever ends the attempt sees `waited_for` under the
-/// row's lock. The first column says whether the mark is there; where it is not, and the second
-/// says in flight, the row changed while this ran.
+/// row's lock. Whether the mark is there is the second column.
+///
+/// A row that is locked is passed over: a transaction that completes it may stand open for long, and
+/// neither who waits nor who shares the connection is to stand with it.
 const WATCH: &str = "
-WITH put AS (
-  UPDATE {records} AS r SET waited_for = $2
+WITH free AS MATERIALIZED (
+  SELECT r.ctid FROM {records} AS r
   WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight'
     AND r.waited_for IS DISTINCT FROM $2
+  FOR NO KEY UPDATE SKIP LOCKED),
+put AS (
+  UPDATE {records} AS r SET waited_for = $2 FROM free
+  WHERE r.digest = $1 AND r.ctid = free.ctid
   RETURNING true)
-SELECT EXISTS (SELECT FROM put) OR EXISTS (SELECT FROM {records} AS r
-    WHERE r.digest = $1 AND r.waited_for = $2),
-  EXISTS (SELECT FROM {records} AS r
-    WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight')";
+SELECT EXISTS (SELECT FROM {records} AS r
+    WHERE r.digest = $1 AND r.fence = $2 AND r.state = 'in-flight'),
+  EXISTS (SELECT FROM put) OR EXISTS (SELECT FROM {records} AS r
+    WHERE r.digest = $1 AND r.waited_for = $2)";
 
 /// $1 the digest to go on after, $2 how many.
 const LIST_IN_FLIGHT: &str = "
@@ -510,9 +527,10 @@ found AS (
 SELECT (SELECT count(*) FROM stretch), (SELECT s.digest FROM stretch AS s
     ORDER BY s.digest DESC LIMIT 1), {entry}
 FROM (SELECT) AS one
-LEFT JOIN (found AS f JOIN {records} AS r ON r.digest = f.digest AND r.state = '",
+LEFT JOIN (found AS f CROSS JOIN LATERAL (SELECT * FROM {records} AS r
+  WHERE r.digest = f.digest AND r.state = '",
             $state,
-            "') ON true
+            "' OFFSET 0) AS r) ON true
 ORDER BY r.digest"
         )
     };
@@ -530,7 +548,7 @@ WITH old AS MATERIALIZED (
   ORDER BY r.purge_at LIMIT $1::bigint + 1 FOR UPDATE SKIP LOCKED),
 gone AS (
   DELETE FROM {records} AS r
-  WHERE r.digest IN (SELECT o.digest FROM old AS o LIMIT $1)
+  WHERE r.digest = ANY (ARRAY(SELECT o.digest FROM old AS o LIMIT $1))
   RETURNING true)
 SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old)";
 

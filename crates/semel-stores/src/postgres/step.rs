@@ -14,6 +14,7 @@ use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, 
 
 use super::row::{self, Columns, Param, escaped};
 use super::sql::Kind;
+use crate::common::Running;
 
 /// A statement and its parameters.
 #[derive(Debug, Clone)]
@@ -362,18 +363,15 @@ pub(super) fn purged(rows: &[impl Columns]) -> Result<Purged> {
     })
 }
 
-/// What a look says of the attempt: whether a push is sure to come, and whether it is in flight.
-pub(super) fn looked(rows: &[impl Columns], kind: Kind) -> Result<Answer<bool>> {
+/// What a look says of the attempt: whether it is in flight, and whether a push is sure to come.
+pub(super) fn looked(rows: &[impl Columns]) -> Result<Running> {
     let Some(row) = rows.first() else {
-        return Ok(Answer::Again);
+        // There always is one; if not, it is asked for again.
+        return Ok(Running::Unheard);
     };
-    if kind == Kind::Look {
-        return Ok(Answer::Is(row::get(row, 0)?));
-    }
-    let (marked, running): (bool, bool) = (row::get(row, 0)?, row::get(row, 1)?);
-    Ok(if running && !marked {
-        Answer::Again
-    } else {
-        Answer::Is(running)
+    Ok(match (row::get(row, 0)?, row::get(row, 1)?) {
+        (false, _) => Running::No,
+        (true, true) => Running::Yes,
+        (true, false) => Running::Unheard,
     })
 }

@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::{Client, Row};
 
-use super::connect::{Connector, Link};
+use super::connect::{Connector, Idle, Link};
 use super::error::Failed;
 use super::options::PostgresOptions;
 use super::step::{self, Answer, Step};
@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(30);
 pub(super) struct Transactions {
     pub(super) connector: Connector,
     permits: Arc<Semaphore>,
-    idle: Arc<Mutex<Vec<Link>>>,
+    idle: Arc<Mutex<Idle>>,
 }
 
 impl Transactions {
@@ -52,15 +52,8 @@ impl Transactions {
         drop(idle);
     }
 
-    // The connection last used is the first to be used again.
-    fn pop(&self) -> Option<Link> {
-        let mut idle = self.idle.lock();
-        idle.retain(Link::is_open);
-        idle.pop()
-    }
-
     fn give_back(&self, transaction: PostgresTransaction) {
-        if transaction.link.is_open() && !self.permits.is_closed() {
+        if !self.permits.is_closed() {
             self.idle.lock().push(transaction.link);
         }
     }
@@ -72,7 +65,8 @@ impl Transactions {
             .map_err(|_| super::pool::closed())?;
         let begin = begin(isolation, self.connector.timeout);
         loop {
-            let (link, used) = match self.pop() {
+            let idle = self.idle.lock().pop();
+            let (link, used) = match idle {
                 Some(link) => (link, true),
                 None => (self.connector.connect().await?, false),
             };
@@ -82,6 +76,7 @@ impl Transactions {
                     return Ok(PostgresTransaction {
                         link,
                         completes: Vec::new(),
+                        fenced: false,
                         _permit: permit,
                     });
                 }
@@ -159,6 +154,8 @@ fn certain(error: StoreError) -> StoreError {
 pub struct PostgresTransaction {
     link: Link,
     completes: Vec<IdentityDigest>,
+    // Whether a fenced statement went through.
+    fenced: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -181,7 +178,7 @@ impl PostgresTransaction {
     /// A fenced statement: `Applied` only where it wrote. Where the record is as it would write it,
     /// by an earlier statement, that is refused as `there`.
     async fn fenced(
-        &self,
+        &mut self,
         with: &Connector,
         identity: &IdentityDigest,
         step: &Step,
@@ -190,6 +187,7 @@ impl PostgresTransaction {
     ) -> Result<Fenced, TransactionError> {
         for _ in 0..TURNS {
             if !self.run(with, step).await?.is_empty() {
+                self.fenced = true;
                 return Ok(Fenced::Applied);
             }
             // Nothing was written; the record says why.
@@ -278,9 +276,15 @@ impl Transactional for PostgresStore {
         let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
         let connector = &self.transactions.connector;
         let completes = std::mem::take(&mut transaction.completes);
+        // After a failed statement COMMIT rolls back, and says so in its tag only. Any other
+        // statement is refused then, and nothing behind it runs.
+        let commit = match transaction.fenced {
+            true => "COMMIT",
+            false => "SELECT; COMMIT",
+        };
         let sent = timeout(
             connector.timeout,
-            transaction.link.simple(connector, "COMMIT"),
+            transaction.link.simple(connector, commit),
         )
         .await;
         let committed = match sent {

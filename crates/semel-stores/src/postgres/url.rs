@@ -129,9 +129,8 @@ fn driver(location: Location) -> Result<Config, OpenError> {
         let known = format!("{OURS}, and of the driver's {}", DRIVERS.join(", "));
         return Err(OpenError::invalid("postgres", unknown(&name, &known)));
     }
-    // The driver reads `+` as itself; where one is meant, it is `%2B` here.
     let url = match url.as_str().split_once('?') {
-        Some((before, query)) => format!("{before}?{}", query.replace('+', "%20")),
+        Some((before, query)) => format!("{before}?{}", as_the_driver_reads(query)),
         None => url.into(),
     };
     url.parse().map_err(|error: tokio_postgres::Error| {
@@ -142,9 +141,34 @@ fn driver(location: Location) -> Result<Config, OpenError> {
     })
 }
 
+/// The driver reads `+` as itself (where one is meant, it is `%2B` here), and of a parameter `host` one
+/// host, although of the others a list.
+fn as_the_driver_reads(query: &str) -> String {
+    let query = query.replace('+', "%20");
+    let pairs = query
+        .split('&')
+        .map(|pair| match pair.strip_prefix("host=") {
+            Some(hosts) => format!("host={}", hosts.replace("%2C", ",").replace(',', "&host=")),
+            None => pair.into(),
+        });
+    pairs.collect::<Vec<String>>().join("&")
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio_postgres::config::Host;
+
     use super::*;
+
+    #[test]
+    fn hosts_are_a_list() {
+        let url = "postgres:///db?user=me&host=one,/two%2Cthree&port=1,2,3";
+        let options = PostgresOptions::from_url(url).unwrap();
+        let [one, three] = ["one", "three"].map(|name| Host::Tcp(name.into()));
+        let hosts = [one, Host::Unix("/two".into()), three];
+        assert_eq!(options.config.get_hosts(), hosts);
+        assert_eq!(options.config.get_ports(), [1, 2, 3]);
+    }
 
     #[test]
     fn spaces_in_the_drivers_parameters_stay_spaces() {

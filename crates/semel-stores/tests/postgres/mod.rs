@@ -4,6 +4,8 @@
 
 mod faults;
 mod fences;
+mod hosts;
+mod locks;
 mod pooler;
 mod probe;
 mod push;

@@ -149,45 +149,6 @@ async fn renewals_are_heap_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_use_their_indexes_however_the_table_grew() {
-    let url = url();
-    let store = open(&format!("{url}&connections=1")).await;
-    let client = client(&url).await;
-    let table = url.split("table=").nth(1).unwrap();
-    // Planned while the table is empty and known to be; run often, so that the plan is kept.
-    client
-        .batch_execute(&format!("ANALYZE {table}"))
-        .await
-        .unwrap();
-    for n in 0..10 {
-        acquire(&store, &format!("early-{n}")).await;
-    }
-    client
-        .batch_execute(&format!(
-            "INSERT INTO {table} (digest, state, fence, nonce, attempt, fingerprint, created_at,
-               claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint)
-             SELECT sha256(n::text::bytea), 'in-flight', 1, '\\x00', 1, '\\x00', now(), now(), now(),
-               'infinity', 'infinity', '{{}}', '', '' FROM generate_series(1, 50000) AS n"
-        ))
-        .await
-        .unwrap();
-    let from = std::time::Instant::now();
-    for n in 0..50 {
-        acquire(&store, &format!("late-{n}")).await;
-    }
-    // Fifty scans of the whole table take seconds.
-    let took = from.elapsed();
-    println!("50 claims beside 50,000 records: {took:?}");
-    store.close().await.unwrap();
-    let scans: i64 = {
-        let query = "SELECT coalesce(seq_scan, 0) FROM pg_stat_user_tables WHERE relname = $1";
-        client.query_one(query, &[&table]).await.unwrap().get(0)
-    };
-    // ANALYZE and the indexes' making may count; claims must not.
-    assert!(scans < 10, "{scans} scans of the whole table");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn operators_can_read_the_rows() {
     let url = url();
     let store = open(&url).await;

@@ -1,0 +1,96 @@
+//! Records that a transaction holds locked for long.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use semel::store::{Fenced, Retention, Store as _, Waited};
+use semel::transaction::{Isolation, TransactionError, Transactional as _};
+use semel::{Outcome, StoreErrorKind};
+
+use super::{acquire, complete, identity, open, url};
+
+/// A transaction completes a record, and stands there: its client is paused, or its commit waits for
+/// a standby. Who waits for the record, and who renews it, holds up nobody else meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_locked_record_stalls_nobody_else() {
+    // A lock is waited for up to half of this.
+    let store = Arc::new(open(&format!("{}&timeout=20s", url())).await);
+    let held = acquire(&store, "held").await.token;
+    let id = identity("held");
+    let mut transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
+    let (outcome, retention) = (Outcome::success(b"held"), Retention::ORDER);
+    let done = store.complete_in(&mut transaction, id.digest(), &held, &outcome, retention);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+
+    let waiting: Vec<_> = (0..32)
+        .map(|_| {
+            let (store, id) = (store.clone(), id.clone());
+            tokio::spawn(async move {
+                let patience = Duration::from_secs(60);
+                store.wait(id.digest(), held.fence, patience).await
+            })
+        })
+        .collect();
+    let renewing: Vec<_> = (0..8)
+        .map(|_| {
+            let (store, id) = (store.clone(), id.clone());
+            tokio::spawn(async move {
+                let lease = Duration::from_secs(60);
+                store.renew(id.digest(), &held, lease).await
+            })
+        })
+        .collect();
+    let others: Vec<_> = (0..200)
+        .map(|n| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let (key, begun) = (format!("other-{n}"), Instant::now());
+                let token = acquire(&store, &key).await.token;
+                assert_eq!(complete(&store, &key, &token).await, Fenced::Applied);
+                begun.elapsed()
+            })
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    for other in others {
+        slowest = slowest.max(other.await.unwrap());
+    }
+    assert!(slowest < Duration::from_secs(8), "{slowest:?}");
+    for renewal in renewing {
+        let error = renewal.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    }
+    assert!(!waiting.iter().any(|wait| wait.is_finished()));
+    store.commit(transaction).await.unwrap();
+    for wait in waiting {
+        assert_eq!(wait.await.unwrap().unwrap(), Waited::Changed);
+    }
+}
+
+/// The server answers the COMMIT of a failed transaction with success, and rolls back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_whose_statement_failed_is_not_committed() {
+    let url = url();
+    let store = open(&url).await;
+    let table = url.split("table=").nth(1).unwrap();
+    let other = format!("{table}_effects");
+    super::client(&url)
+        .await
+        .batch_execute(&format!("CREATE TABLE {other} (n int PRIMARY KEY)"))
+        .await
+        .unwrap();
+    let insert = format!("INSERT INTO {other} VALUES (1)");
+    let transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
+    transaction.batch_execute(&insert).await.unwrap();
+    // A handler that looks away from the error.
+    transaction.batch_execute(&insert).await.unwrap_err();
+    match store.commit(transaction).await {
+        Err(TransactionError::NotCommitted(error)) => {
+            assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+        }
+        told => panic!("{told:?}"),
+    }
+    let transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
+    transaction.batch_execute(&insert).await.unwrap();
+    store.commit(transaction).await.unwrap();
+}
