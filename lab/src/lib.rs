@@ -9,6 +9,7 @@ pub mod clock;
 pub mod controls;
 pub mod crash;
 pub mod events;
+pub mod gateway;
 pub mod history;
 pub mod ledger;
 pub mod lost;

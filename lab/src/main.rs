@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, crash, events, lost, power, soak, torture};
+use semel_lab::{controls, crash, events, gateway, lost, power, soak, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -21,6 +21,11 @@ fn main() -> ExitCode {
 fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
     match arguments.next().as_deref() {
         Some("torture") => {
+            let mut arguments: Vec<String> = arguments.collect();
+            if let Some(at) = arguments.iter().position(|name| name == "--through") {
+                let through = arguments.drain(at..arguments.len().min(at + 2)).nth(1);
+                return through_gateways(through.as_deref(), arguments);
+            }
             let options = torture::Options::parse(arguments)?;
             let program = std::env::current_exe()?;
             let runtime = tokio::runtime::Runtime::new()?;
@@ -73,9 +78,17 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             let runtime = tokio::runtime::Runtime::new()?;
             runtime.block_on(controls::run(&names, &program))
         }
+        // Not for people: the service behind the gateways.
+        Some(gateway::upstream::COMMAND) => {
+            gateway::upstream::run(&arguments.next().context("no settings")?)?;
+            Ok(true)
+        }
         Some("check") => {
             let folder = arguments.next().context("check needs a run's folder")?;
-            torture::again(folder.as_ref())
+            match gateway::is_of_a_run(folder.as_ref()) {
+                true => gateway::again(folder.as_ref()),
+                false => torture::again(folder.as_ref()),
+            }
         }
         Some("power-loss") => power::run(arguments, &std::env::current_exe()?),
         // Not for people: a set-up of `power-loss`, and its callers.
@@ -119,6 +132,18 @@ fn worker(mut arguments: impl Iterator<Item = String>) -> Result<(String, u32, u
     let mut next = |what| arguments.next().with_context(|| format!("no {what}"));
     let settings = next("settings")?;
     Ok((settings, next("number")?.parse()?, next("life")?.parse()?))
+}
+
+fn through_gateways(through: Option<&str>, arguments: Vec<String>) -> Result<bool> {
+    if through != Some("gateway") {
+        bail!("--through gateway is all there is");
+    }
+    let options = gateway::Options::parse(arguments)?;
+    let program = std::env::current_exe()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let report = runtime.block_on(gateway::run(&options, &program))?;
+    report.print()?;
+    Ok(report.passed())
 }
 
 fn storm(storm: events::Storm, arguments: impl Iterator<Item = String>) -> Result<bool> {

@@ -9,11 +9,21 @@ pub enum Lane {
     Server,
     /// The way between them.
     Network,
+    /// A gateway's process.
+    Gateway,
+    /// The service behind the gateways.
+    Upstream,
 }
 
 impl Lane {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Worker, Self::Server, Self::Network];
+    pub const ALL: [Self; 5] = [
+        Self::Worker,
+        Self::Server,
+        Self::Network,
+        Self::Gateway,
+        Self::Upstream,
+    ];
 }
 
 macro_rules! faults {
@@ -70,6 +80,20 @@ faults! {
     Blackhole = "blackhole" in Network,
     /// No connection can be made.
     Refuse = "refuse" in Network,
+    /// SIGKILL to a gateway, which is started again.
+    KillGateway = "kill-gateway" in Gateway,
+    /// SIGSTOP to a gateway, for longer than a lease.
+    PauseGateway = "pause-gateway" in Gateway,
+    /// SIGTERM to a gateway, which ends what it does, and is started again.
+    RestartGateway = "restart-gateway" in Gateway,
+    /// SIGKILL to the upstream, which is started again: its connections break, new ones are refused.
+    KillUpstream = "kill-upstream" in Upstream,
+    /// The upstream answers some requests not, for longer than gateways wait for it.
+    HangUpstream = "hang-upstream" in Upstream,
+    /// Some effects happen, and the connection is cut before the answer or within it.
+    CutUpstream = "cut-upstream" in Upstream,
+    /// Some requests are answered 5xx: without an effect, or by a 504 with one.
+    FailUpstream = "fail-upstream" in Upstream,
 }
 
 impl Fault {

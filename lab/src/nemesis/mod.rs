@@ -7,5 +7,5 @@ mod switch;
 
 pub use fault::{Fault, Lane};
 pub(crate) use schedule::lasts;
-pub use schedule::{Planned, plan};
+pub use schedule::{Planned, UPSTREAM_TIMEOUT, plan};
 pub use switch::Switch;

@@ -20,22 +20,36 @@ pub struct Planned {
 const FIRST: Duration = Duration::from_millis(800);
 // Something must succeed in between.
 const SHORTEST_REST: Duration = Duration::from_millis(400);
+/// How long gateways wait for the upstream.
+pub const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// For how long it goes on.
 pub(crate) fn lasts(fault: Fault, lease: Duration, chance: &mut fastrand::Rng) -> Duration {
     let share = 1.0 + chance.f64();
     match fault {
-        Fault::KillWorker => Duration::from_millis(200),
+        Fault::KillWorker | Fault::RestartGateway => Duration::from_millis(200),
         Fault::PauseWorker => lease * 3,
-        Fault::KillServer | Fault::RestartServer => Duration::from_millis(300).mul_f64(share),
-        Fault::PauseServer => lease.mul_f64(1.25 * share),
+        Fault::KillServer | Fault::RestartServer | Fault::KillGateway | Fault::KillUpstream => {
+            Duration::from_millis(300).mul_f64(share)
+        }
+        Fault::PauseServer | Fault::PauseGateway => lease.mul_f64(1.25 * share),
+        Fault::HangUpstream => UPSTREAM_TIMEOUT.mul_f64(1.1),
         Fault::Failover => Duration::from_secs(6),
         Fault::Cut => Duration::from_millis(400).mul_f64(share),
         Fault::Delay => Duration::from_millis(800).mul_f64(share),
         Fault::DropAnswers | Fault::HalveAnswers | Fault::Refuse => {
             Duration::from_millis(300).mul_f64(share)
         }
+        Fault::CutUpstream | Fault::FailUpstream => Duration::from_millis(500).mul_f64(share),
         Fault::Blackhole => lease.mul_f64(share),
+    }
+}
+
+/// Each fault of these lanes leaves outcomes that stay unknown: there must be more that do not.
+fn rest(after: Fault) -> Duration {
+    match after.lane() {
+        Lane::Gateway | Lane::Upstream => SHORTEST_REST * 4,
+        Lane::Worker | Lane::Server | Lane::Network => SHORTEST_REST,
     }
 }
 
@@ -63,7 +77,7 @@ pub fn plan(faults: &[Fault], length: Duration, lease: Duration, seed: u64) -> V
                 lasts,
                 whom: chance.u32(..),
             });
-            at += lasts + SHORTEST_REST.mul_f64(1.0 + 2.0 * chance.f64());
+            at += lasts + rest(fault).mul_f64(1.0 + 2.0 * chance.f64());
         }
     }
     planned.sort_by_key(|p| p.at);

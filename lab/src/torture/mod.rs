@@ -30,8 +30,8 @@ use crate::report::{self, Report};
 use crate::worker::{Settings, process};
 pub(crate) use fleet::Fleet;
 pub(crate) use options::faults;
-pub(crate) use strike::{Struck, strike};
-pub(crate) use target::faults_of;
+pub(crate) use strike::{Struck, on_store, strike};
+pub(crate) use target::{applies, faults_of, faults_within};
 
 /// Does the run with workers of this program, and says what came of it.
 ///

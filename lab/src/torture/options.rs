@@ -11,7 +11,7 @@ use crate::nemesis::Fault;
 /// How to write the command.
 pub const USAGE: &str = "torture --store URL|NAME [--seconds 20] [--seed N] [--faults a,b|any] \
     [--processes 8] [--tasks 25] [--keys 1000] [--lease 1s] [--pace 20ms] [--bug NAME] \
-    [--floor N] [--keep FOLDER] [--tolerance 20ms]";
+    [--floor N] [--keep FOLDER] [--tolerance 20ms] [--through gateway [--on-lost hold|retry|reconcile] [--enough 400]]";
 
 /// A run to be done.
 #[derive(Debug, Clone)]

@@ -72,7 +72,7 @@ pub(super) async fn all(
         }
         anyhow::Ok(struck)
     };
-    let [worker, server, network] = Lane::ALL.map(row);
+    let [worker, server, network] = [Lane::Worker, Lane::Server, Lane::Network].map(row);
     let mut all = Struck::default();
     for struck in <[_; 3]>::from(tokio::try_join!(worker, server, network)?) {
         all.faults.extend(struck.faults);
@@ -91,8 +91,7 @@ pub(crate) async fn strike(
     let from = now();
     let hit = match one.fault.lane() {
         Lane::Worker => return on_worker(one, fleet, from, struck).await,
-        Lane::Server => on_server(one, target).await?,
-        Lane::Network => on_network(one, target).await?,
+        _ => on_store(one, target).await?,
     };
     match hit {
         true => struck.push(one.fault, from, None),
@@ -121,6 +120,14 @@ async fn on_worker(
         struck.push(one.fault, from, Some(u32::try_from(number)?));
     }
     Ok(())
+}
+
+/// A fault of the server or the network, while it lasts. Whether it hit anybody.
+pub(crate) async fn on_store(one: &Planned, target: &Target) -> Result<bool> {
+    match one.fault.lane() {
+        Lane::Server => on_server(one, target).await,
+        _ => on_network(one, target).await,
+    }
 }
 
 async fn on_server(one: &Planned, target: &Target) -> Result<bool> {

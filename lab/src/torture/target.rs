@@ -39,18 +39,22 @@ impl Target {
     /// # Errors
     /// Where it does not start, or a fault does not apply to it.
     pub async fn start(options: &Options, folder: &Path) -> Result<Self> {
-        let kind = Kind::from_name(&options.store);
-        let embedded = is_embedded(&options.store);
         for fault in &options.faults {
-            applies(*fault, kind, embedded, &options.store)?;
+            applies(*fault, &options.store)?;
         }
+        Self::open(&options.store, &options.faults, folder).await
+    }
+
+    /// The same, where the faults are known to apply.
+    pub(crate) async fn open(store: &str, faults: &[Fault], folder: &Path) -> Result<Self> {
+        let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
         let mut target = match kind {
-            Some(kind) => Self::of_kind(kind, &options.faults)?,
+            Some(kind) => Self::of_kind(kind, faults)?,
             None if embedded => {
                 let path = folder.join("store").display().to_string();
-                Self::at(format!("{}:{path}", options.store))
+                Self::at(format!("{store}:{path}"))
             }
-            None => Self::at(options.store.clone()),
+            None => Self::at(store.into()),
         };
         let scheme = target.url.split(':').next().unwrap_or_default();
         if scheme == "memory" {
@@ -123,30 +127,41 @@ fn is_embedded(store: &str) -> bool {
 
 /// All kinds of fault that the store is to bear.
 pub(crate) fn faults_of(store: &str) -> Vec<Fault> {
-    let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
     let mut faults = Fault::ALL.to_vec();
     faults.retain(|fault| {
         // Without `wait_replicas` it loses acknowledged steps where another node takes over.
-        let loses = kind == Some(Kind::RedisCluster) && fault.lane() == Lane::Server;
-        !loses && applies(*fault, kind, embedded, store).is_ok()
+        let loses = store == Kind::RedisCluster.name() && fault.lane() == Lane::Server;
+        !loses && applies(*fault, store).is_ok()
     });
+    faults
+}
+
+/// Those of them that fit into a run.
+pub(crate) fn faults_within(store: &str, length: Duration) -> Vec<Fault> {
+    let mut faults = faults_of(store);
+    faults.retain(|fault| *fault != Fault::Failover || length >= FAILOVER_FITS);
     faults
 }
 
 /// Two of them, by the seed.
 pub(super) fn any_faults(options: &Options) -> Vec<Fault> {
-    let mut faults = faults_of(&options.store);
-    faults.retain(|fault| *fault != Fault::Failover || options.length >= FAILOVER_FITS);
+    let mut faults = faults_within(&options.store, options.length);
     fastrand::Rng::with_seed(options.seed).shuffle(&mut faults);
     faults.truncate(2);
     faults
 }
 
-fn applies(fault: Fault, kind: Option<Kind>, embedded: bool, store: &str) -> Result<()> {
+/// Whether a fault applies to a store.
+///
+/// # Errors
+/// Says why it does not.
+pub(crate) fn applies(fault: Fault, store: &str) -> Result<()> {
+    let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
     let cluster = matches!(kind, Some(Kind::RedisCluster | Kind::NatsCluster));
     let name = fault.name();
     match fault.lane() {
         Lane::Worker => Ok(()),
+        Lane::Gateway | Lane::Upstream => bail!("the fault {name} needs --through gateway"),
         _ if embedded => bail!(
             "the fault {name} needs a server; {store} has none: kill-worker kills it with its \
              worker"

@@ -1,0 +1,161 @@
+//! Faults as they happen: to the store, the gateways and the upstream, side by side.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::bugs::Bug;
+use super::judge::{Exit, Place, Trouble};
+use super::process::{Gateway, Upstream};
+use super::upstream::Mood;
+use crate::clock::{Nanos, now};
+use crate::nemesis::{Fault, Lane, Planned};
+use crate::torture::{Target, on_store};
+
+/// A store that is back is used again by then, a gateway or an upstream that is back as well.
+const AFTERMATH: Nanos = 1_000_000_000;
+
+/// What there is to be broken.
+pub(super) struct Scene {
+    pub(super) target: Target,
+    pub(super) gateways: Vec<Mutex<Gateway>>,
+    pub(super) upstream: Mutex<Upstream>,
+    pub(super) bug: Option<Bug>,
+}
+
+/// What became of the planned faults.
+#[derive(Debug, Default)]
+pub(super) struct Struck {
+    pub(super) faults: Vec<Fault>,
+    pub(super) troubles: Vec<Trouble>,
+    pub(super) exits: Vec<Exit>,
+}
+
+/// Lets the planned faults happen, from `begun` until `end`.
+pub(super) async fn all(
+    planned: &[Planned],
+    scene: &Scene,
+    begun: Instant,
+    end: Instant,
+) -> Result<Struck> {
+    let struck = Mutex::new(Struck::default());
+    let row = async |lane| {
+        for one in planned.iter().filter(|one| one.fault.lane() == lane) {
+            sleep_until(begun + one.at).await;
+            if Instant::now() > end {
+                break;
+            }
+            strike(one, scene, &struck)
+                .await
+                .with_context(|| format!("the fault {}", one.fault.name()))?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::try_join!(
+        row(Lane::Server),
+        row(Lane::Network),
+        row(Lane::Gateway),
+        row(Lane::Upstream),
+    )?;
+    Ok(struck.into_inner())
+}
+
+async fn strike(one: &Planned, scene: &Scene, struck: &Mutex<Struck>) -> Result<()> {
+    let from = now();
+    let (hit, place) = match one.fault.lane() {
+        Lane::Gateway => {
+            let number = one.whom as usize % scene.gateways.len();
+            let code = on_gateway(one, scene, number).await?;
+            if let Some(code) = code {
+                struck.lock().await.exits.push(Exit {
+                    gateway: number,
+                    from,
+                    until: now(),
+                    code,
+                });
+            }
+            (true, Place::Gateway(number))
+        }
+        Lane::Upstream => {
+            on_upstream(one, scene).await?;
+            (true, Place::Upstream)
+        }
+        _ => (on_store(one, &scene.target).await?, Place::Store),
+    };
+    let mut struck = struck.lock().await;
+    if hit {
+        struck.faults.push(one.fault);
+    }
+    struck.troubles.push(Trouble {
+        from,
+        until: now() + AFTERMATH,
+        place,
+    });
+    Ok(())
+}
+
+/// The exit code of a gateway that was asked to end.
+async fn on_gateway(one: &Planned, scene: &Scene, number: usize) -> Result<Option<Option<i32>>> {
+    let mut gateway = scene.gateways[number].lock().await;
+    match one.fault {
+        Fault::PauseGateway => {
+            gateway.signal(Signal::STOP)?;
+            sleep(one.lasts).await;
+            gateway.signal(Signal::CONT)?;
+            Ok(None)
+        }
+        Fault::RestartGateway => {
+            let code = gateway.terminate().await?.code();
+            sleep(one.lasts).await;
+            gateway.revive().await?;
+            let planted = scene.bug == Some(Bug::EndsBadly);
+            Ok(Some(if planted { Some(1) } else { code }))
+        }
+        _ => {
+            gateway.kill().await?;
+            sleep(one.lasts).await;
+            gateway.revive().await?;
+            Ok(None)
+        }
+    }
+}
+
+async fn on_upstream(one: &Planned, scene: &Scene) -> Result<()> {
+    let mut upstream = scene.upstream.lock().await;
+    let mood = match one.fault {
+        Fault::HangUpstream => Mood::Hangs,
+        Fault::CutUpstream => Mood::Cuts,
+        Fault::FailUpstream => Mood::Fails,
+        _ => {
+            upstream.kill().await?;
+            sleep(one.lasts).await;
+            return upstream.revive().await;
+        }
+    };
+    upstream.be(mood).await?;
+    sleep(one.lasts).await;
+    upstream.be(Mood::Well).await
+}
+
+/// Notes when the machine itself stood still: nobody's renewals go out then. Runs until it is dropped.
+pub(super) async fn watch(
+    lease: Duration,
+    stalls: &parking_lot::Mutex<Vec<Trouble>>,
+) -> Infallible {
+    const TICK: Duration = Duration::from_millis(20);
+    loop {
+        let (from, before) = (now(), Instant::now());
+        sleep(TICK).await;
+        if before.elapsed() > TICK + lease / 4 {
+            stalls.lock().push(Trouble {
+                from,
+                until: now() + AFTERMATH,
+                place: Place::Machine,
+            });
+        }
+    }
+}

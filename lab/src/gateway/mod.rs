@@ -1,0 +1,249 @@
+//! Gateways tortured: clients call them over HTTP while the gateways, their store and the service behind
+//! them break.
+//!
+//! The parent starts the store, the upstream and the gateways, which are processes of their own, and is
+//! the clients itself. While they work it lets the planned faults happen. Then the faults stop, and the
+//! clients ask for everything until it has an end. What was answered is checked against the upstream's
+//! ledger after that.
+
+mod bugs;
+mod client;
+mod faults;
+mod judge;
+mod options;
+mod process;
+mod program;
+mod records;
+mod report;
+#[cfg(test)]
+mod tests;
+pub mod upstream;
+mod work;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, sleep_until};
+
+pub use bugs::Bug;
+pub use options::Options;
+pub use report::Report;
+
+use crate::clock::{nanos, now};
+use crate::nemesis::plan;
+use crate::torture::Target;
+use bugs::Liar;
+use faults::{Scene, Struck};
+use judge::{Findings, Known, OnLost, judge};
+use process::{Gateway, Launch, Upstream, free_address};
+use records::{CALLS, Call, Entry, LEDGER, Lines, read};
+use work::Board;
+
+/// What the judge knew of a run, beside calls and ledger.
+const KNOWN: &str = "gateway.json";
+
+/// Whether a folder is that of a run through gateways.
+pub fn is_of_a_run(folder: &Path) -> bool {
+    folder.join(KNOWN).exists()
+}
+
+/// Does the run, with `program` as the upstream, and says what came of it.
+///
+/// # Errors
+/// Where the run could not be done. What the gateways did wrong is in the report.
+pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+    if options.run.any_faults {
+        let names: Vec<_> = options
+            .run
+            .faults
+            .iter()
+            .map(|fault| fault.name())
+            .collect();
+        eprintln!("seed {}: --faults {}", options.run.seed, names.join(","));
+    }
+    let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
+    let folder = match &options.run.keep {
+        Some(folder) => folder.clone(),
+        None => temporary.path().to_owned(),
+    };
+    std::fs::create_dir_all(&folder)?;
+    let mut report = through(options, &folder, program).await?;
+    if !report.passed() {
+        report.history = Some(folder.display().to_string());
+        if options.run.keep.is_none() {
+            // For whoever looks for the cause.
+            let _ = temporary.keep();
+        }
+    }
+    Ok(report)
+}
+
+/// Checks a run again that was left in a folder, and prints what is wrong. Whether nothing is.
+///
+/// # Errors
+/// Where it cannot be read.
+pub fn again(folder: &Path) -> Result<bool> {
+    let known: Known = serde_json::from_slice(&std::fs::read(folder.join(KNOWN))?)?;
+    let (calls, ledger) = left(folder)?;
+    let findings = judge(&known, &calls, &ledger);
+    for line in report::details(&known, &calls, &ledger, &findings) {
+        eprintln!("{line}");
+    }
+    let counts = serde_json::json!({
+        "calls": calls.len(),
+        "identities": findings.identities,
+        "answered": findings.answered,
+        "executions": findings.executions,
+        "violations": findings.violations.len(),
+        "violations_by_check": findings.by_check(),
+        "double_effects": findings.double_effects,
+    });
+    println!("{counts}");
+    Ok(findings.violations.is_empty())
+}
+
+fn left(folder: &Path) -> Result<(Vec<Call>, Vec<Entry>)> {
+    let calls = read(&folder.join(CALLS)).context("the calls")?;
+    Ok((
+        calls,
+        read(&folder.join(LEDGER)).context("the upstream's ledger")?,
+    ))
+}
+
+async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Report> {
+    let run = &options.run;
+    let semel = tokio::task::block_in_place(program::find)?;
+    let target = Target::open(&run.store, &run.faults, folder).await?;
+    let address = free_address()?;
+    let upstream = upstream::Settings {
+        address,
+        ledger: folder.join(LEDGER),
+        lease: run.lease,
+        bug: options.bug,
+    };
+    let upstream = Upstream::start(program, upstream).await?;
+    let launch = Launch {
+        program: semel,
+        folder: folder.into(),
+        store: target.url.clone(),
+        upstream: address,
+        lease: run.lease,
+        on_lost: options.on_lost.name(),
+    };
+    // Two of one service, and one of another beside them; one alone where one process has the store open.
+    let services: &[u8] = if target.single { &[0] } else { &[0, 0, 1] };
+    let mut gateways = Vec::new();
+    for (number, service) in services.iter().enumerate() {
+        gateways.push(Gateway::start(&launch, number, *service).await?);
+    }
+    let board = Arc::new(Board {
+        seed: run.seed,
+        pace: run.pace,
+        liar: options.bug.map(Liar::new),
+        gateways: gateways
+            .iter()
+            .map(|g| (g.service(), g.address()))
+            .collect(),
+        calls: Lines::open(&folder.join(CALLS))?,
+        next_call: AtomicU64::new(0),
+        next_key: AtomicU32::new(0),
+        asked: Mutex::default(),
+        stopped: AtomicBool::new(false),
+        settle_within: 2 * run.lease + Duration::from_secs(5),
+        holds: options.on_lost == OnLost::Hold,
+    });
+    let gateways: Vec<_> = gateways.into_iter().map(tokio::sync::Mutex::new).collect();
+    let scene = Scene {
+        target,
+        gateways,
+        upstream: tokio::sync::Mutex::new(upstream),
+        bug: options.bug,
+    };
+    let (known, struck, broken) = work(options, &scene, &board).await;
+    std::fs::write(folder.join(KNOWN), serde_json::to_vec(&known)?)?;
+    let (calls, ledger) = left(folder)?;
+    let findings = judge(&known, &calls, &ledger);
+    let details = report::details(&known, &calls, &ledger, &findings);
+    let mut report = made(options, &scene, &known, &calls, &findings);
+    if let Some(error) = broken {
+        report
+            .failed_because
+            .push(format!("the run broke off: {error:#}"));
+    }
+    let stalls = known.troubles.len() - struck.troubles.len();
+    report.faults(&run.faults, &struck.faults, stalls);
+    report.judge(options.enough, details);
+    Ok(report)
+}
+
+fn made(
+    options: &Options,
+    scene: &Scene,
+    known: &Known,
+    calls: &[Call],
+    findings: &Findings,
+) -> Report {
+    let gateways = scene.gateways.len();
+    Report::new(
+        options,
+        scene.target.name(),
+        gateways,
+        known,
+        calls,
+        findings,
+    )
+}
+
+async fn work(
+    options: &Options,
+    scene: &Scene,
+    board: &Arc<Board>,
+) -> (Known, Struck, Option<anyhow::Error>) {
+    let run = &options.run;
+    // The rest of the time shows that all of it works again.
+    let striking = run.length.mul_f64(0.7);
+    let planned = plan(&run.faults, striking, run.lease, run.seed);
+    let stalls = Mutex::default();
+    let (begun, start) = (now(), Instant::now());
+    let mut clients = work::start(board, run.tasks);
+    let end = start + run.length;
+    let work = async {
+        let struck = faults::all(&planned, scene, start, end).await;
+        sleep_until(end.max(Instant::now())).await;
+        while board.identities() < options.enough && Instant::now() < start + 4 * run.length {
+            sleep(run.pace).await;
+        }
+        board.stopped.store(true, Ordering::Relaxed);
+        while clients.join_next().await.is_some() {}
+        let settling = now();
+        if struck.is_ok() {
+            work::settle(board, run.tasks as usize).await;
+        }
+        (struck, settling)
+    };
+    let (struck, settling) = tokio::select! {
+        done = work => done,
+        never = faults::watch(run.lease, &stalls) => match never {},
+    };
+    let (struck, broken) = match struck {
+        Ok(struck) => (struck, None),
+        Err(error) => (Struck::default(), Some(error)),
+    };
+    let mut troubles = struck.troubles.clone();
+    troubles.extend(stalls.into_inner());
+    troubles.sort_by_key(|trouble| trouble.from);
+    let known = Known {
+        on_lost: options.on_lost,
+        lease: nanos(run.lease),
+        clockless: scene.target.clockless,
+        begun,
+        settling: broken.is_none().then_some(settling),
+        troubles,
+        exits: struck.exits.clone(),
+    };
+    (known, struck, broken)
+}

@@ -1,0 +1,245 @@
+//! The processes of a run: the gateways and the upstream.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::upstream::{self, Mood};
+use crate::nemesis::UPSTREAM_TIMEOUT;
+
+/// Longer than anything here should take, even on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longer than an attempt takes: what is under way at a SIGTERM ends.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// How gateways are started.
+#[derive(Debug, Clone)]
+pub(super) struct Launch {
+    pub(super) program: PathBuf,
+    pub(super) folder: PathBuf,
+    pub(super) store: String,
+    pub(super) upstream: SocketAddr,
+    pub(super) lease: Duration,
+    pub(super) on_lost: &'static str,
+}
+
+/// A gateway, in one life after the other.
+#[derive(Debug)]
+pub(super) struct Gateway {
+    launch: Launch,
+    number: usize,
+    service: u8,
+    child: Child,
+    address: watch::Sender<SocketAddr>,
+}
+
+impl Gateway {
+    pub(super) async fn start(launch: &Launch, number: usize, service: u8) -> Result<Self> {
+        let (child, address) = spawn(launch, number, service).await?;
+        Ok(Self {
+            launch: launch.clone(),
+            number,
+            service,
+            child,
+            address: watch::Sender::new(address),
+        })
+    }
+
+    /// Where its present life listens, or its last one did.
+    pub(super) fn address(&self) -> watch::Receiver<SocketAddr> {
+        self.address.subscribe()
+    }
+
+    pub(super) const fn service(&self) -> u8 {
+        self.service
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> Result<()> {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok());
+        let pid = id.and_then(Pid::from_raw);
+        let pid = pid.with_context(|| format!("gateway {} ended by itself", self.number))?;
+        Ok(kill_process(pid, signal)?)
+    }
+
+    pub(super) async fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.child.wait().await?;
+        Ok(())
+    }
+
+    /// SIGTERM, and its end.
+    pub(super) async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        Ok(ended.with_context(|| format!("gateway {} does not end", self.number))??)
+    }
+
+    /// Starts it again, on another port. A store that is away meanwhile is waited for.
+    pub(super) async fn revive(&mut self) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match spawn(&self.launch, self.number, self.service).await {
+                Ok((child, address)) => {
+                    self.child = child;
+                    self.address.send_replace(address);
+                    return Ok(());
+                }
+                Err(error) if Instant::now() > until => return Err(error),
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+}
+
+async fn spawn(launch: &Launch, number: usize, service: u8) -> Result<(Child, SocketAddr)> {
+    let seconds = |time: Duration| format!("{}ms", time.as_millis());
+    let upstream = format!("http://{}", launch.upstream);
+    let mut command = Command::new(&launch.program);
+    command
+        .arg("serve")
+        .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .args(["--upstream", &upstream, "--store", &launch.store])
+        .args(["--service", SERVICES[usize::from(service)]])
+        .args(["--lease", &seconds(launch.lease)])
+        .args(["--upstream-timeout", &seconds(UPSTREAM_TIMEOUT)])
+        .args(["--drain", &seconds(DRAIN)])
+        // One of them lets duplicates wait.
+        .args(["--wait", if number == 1 { "300ms" } else { "0s" }])
+        .args(["--on-lost", launch.on_lost, "--log-format", "json"]);
+    if launch.on_lost == "reconcile" {
+        let file = launch.folder.join("reconcile.toml");
+        std::fs::write(
+            &file,
+            format!(
+                "[reconcile]\nurl = \"{upstream}/reconcile\"\npause = \"100ms\"\nevery = \"500ms\"\n"
+            ),
+        )?;
+        command.arg("--config").arg(file);
+    }
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("a gateway cannot be started")?;
+    let log = child.stderr.take().context("a gateway without a log")?;
+    let mut lines = BufReader::new(log).lines();
+    let file = launch.folder.join(format!("gateway-{number}.log"));
+    let mut file = tokio::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .await?;
+    let mut serving = async || loop {
+        let Some(line) = timeout(PATIENCE, lines.next_line()).await?? else {
+            bail!("gateway {number} ended at its start: its log says why");
+        };
+        file.write_all(format!("{line}\n").as_bytes()).await?;
+        if let Some(address) = address_in(&line) {
+            return Ok(address);
+        }
+    };
+    let address = serving().await?;
+    tokio::spawn(async move {
+        while let Ok(Some(line)) = lines.next_line().await {
+            // What cannot be kept is of no use to the judge.
+            let _ = file.write_all(format!("{line}\n").as_bytes()).await;
+        }
+    });
+    Ok((child, address))
+}
+
+/// The services' names.
+const SERVICES: [&str; 2] = ["shop", "bank"];
+
+fn address_in(line: &str) -> Option<SocketAddr> {
+    let line: serde_json::Value = serde_json::from_str(line).ok()?;
+    let serving = line["message"] == "serving";
+    line["listen"].as_str().filter(|_| serving)?.parse().ok()
+}
+
+/// The upstream, in one life after the other, always at one address.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    program: PathBuf,
+    settings: upstream::Settings,
+    child: Child,
+    orders: ChildStdin,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Upstream {
+    pub(super) async fn start(program: &Path, settings: upstream::Settings) -> Result<Self> {
+        let (child, orders, said) = begin(program, &settings)?;
+        let mut upstream = Self {
+            program: program.into(),
+            settings,
+            child,
+            orders,
+            said,
+        };
+        upstream.hear().await?;
+        Ok(upstream)
+    }
+
+    async fn hear(&mut self) -> Result<()> {
+        let line = timeout(PATIENCE, self.said.next_line()).await;
+        line.context("the upstream says nothing")??
+            .context("the upstream ended by itself")?;
+        Ok(())
+    }
+
+    pub(super) async fn be(&mut self, mood: Mood) -> Result<()> {
+        let order = format!("{}\n", serde_json::to_string(&mood)?);
+        self.orders.write_all(order.as_bytes()).await?;
+        self.orders.flush().await?;
+        self.hear().await
+    }
+
+    pub(super) async fn kill(&mut self) -> Result<()> {
+        Ok(self.child.kill().await?)
+    }
+
+    pub(super) async fn revive(&mut self) -> Result<()> {
+        (self.child, self.orders, self.said) = begin(&self.program, &self.settings)?;
+        self.hear().await
+    }
+}
+
+type Begun = (Child, ChildStdin, Lines<BufReader<ChildStdout>>);
+
+fn begin(program: &Path, settings: &upstream::Settings) -> Result<Begun> {
+    let mut child = Command::new(program)
+        .arg(upstream::COMMAND)
+        .arg(serde_json::to_string(settings)?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("the upstream cannot be started")?;
+    let orders = child.stdin.take().context("no input")?;
+    let said = child.stdout.take().context("no output")?;
+    Ok((child, orders, BufReader::new(said).lines()))
+}
+
+/// A port for the upstream, below those from which connections are made: no client takes it while the
+/// upstream is away.
+pub(super) fn free_address() -> Result<SocketAddr> {
+    for _ in 0..1000 {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(10_000..12_000)));
+        if TcpListener::bind(address).is_ok() {
+            return Ok(address);
+        }
+    }
+    bail!("no free port was found")
+}
