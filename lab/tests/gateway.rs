@@ -88,9 +88,10 @@ fn planted(bug: Bug) -> Value {
     let keep = folder.path().to_str().expect("a plain path");
     let (store, faults, seconds) = match bug {
         // It takes two services.
-        Bug::OtherService => ("sqlite", "", "2"),
+        Bug::OtherService | Bug::OneService => ("sqlite", "", "2"),
         Bug::EndsBadly => ("file", "restart-gateway", "5"),
-        Bug::CutsAll => ("file", "cut-upstream", "5"),
+        Bug::CutsAll | Bug::Reruns => ("file", "cut-upstream", "5"),
+        Bug::Releases504 => ("file", "fail-upstream", "6"),
         Bug::Silent => ("file", "", "6"),
         _ => ("file", "", "1"),
     };

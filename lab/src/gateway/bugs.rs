@@ -79,6 +79,14 @@ bugs! {
     InventsStatus = "invents-status" caught by "cause",
     /// Some keys stay in flight for ever.
     Stuck = "stuck" caught by "settled",
+    /// The gateways of both services have one name.
+    OneService = "one-service" caught by "whose",
+    /// The gateways look for the principal in a field that nobody sends.
+    NoPrincipal = "no-principal" caught by "whose",
+    /// The gateways run lost attempts again although they are to hold them.
+    Reruns = "reruns" caught by "once",
+    /// The gateways release the key after a 504, which comes after the effect.
+    Releases504 = "releases-504" caught by "once",
     /// A gateway that is asked to end leaves something behind.
     EndsBadly = "ends-badly" caught by "drain",
     /// Every request of a spell is cut off, not some: there is a cause each time, and too little is

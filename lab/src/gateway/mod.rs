@@ -133,6 +133,7 @@ async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Rep
         upstream: address,
         lease: run.lease,
         on_lost: options.on_lost.name(),
+        bug: options.bug,
     };
     // Two of one service, and one of another beside them; one alone where one process has the store open.
     let services: &[u8] = if target.single { &[0] } else { &[0, 0, 1] };

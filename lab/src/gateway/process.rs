@@ -12,6 +12,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::bugs::Bug;
 use super::upstream::{self, Mood};
 use crate::nemesis::UPSTREAM_TIMEOUT;
 
@@ -30,6 +31,8 @@ pub(super) struct Launch {
     pub(super) upstream: SocketAddr,
     pub(super) lease: Duration,
     pub(super) on_lost: &'static str,
+    /// Some planted bugs are settings that are wrong.
+    pub(super) bug: Option<Bug>,
 }
 
 /// A gateway, in one life after the other.
@@ -103,20 +106,34 @@ impl Gateway {
 async fn spawn(launch: &Launch, number: usize, service: u8) -> Result<(Child, SocketAddr)> {
     let seconds = |time: Duration| format!("{}ms", time.as_millis());
     let upstream = format!("http://{}", launch.upstream);
+    let is = |bug| launch.bug == Some(bug);
+    let name = if is(Bug::OneService) { 0 } else { service };
+    let on_lost = if is(Bug::Reruns) {
+        "retry"
+    } else {
+        launch.on_lost
+    };
     let mut command = Command::new(&launch.program);
     command
         .arg("serve")
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .args(["--upstream", &upstream, "--store", &launch.store])
-        .args(["--service", SERVICES[usize::from(service)]])
+        .args(["--service", SERVICES[usize::from(name)]])
         .args(["--lease", &seconds(launch.lease)])
         .args(["--upstream-timeout", &seconds(UPSTREAM_TIMEOUT)])
         .args(["--drain", &seconds(DRAIN)])
         // One of them lets duplicates wait.
         .args(["--wait", if number == 1 { "300ms" } else { "0s" }])
-        .args(["--on-lost", launch.on_lost, "--log-format", "json"]);
+        .args(["--on-lost", on_lost, "--log-format", "json"]);
+    if is(Bug::NoPrincipal) {
+        command.args(["--scope-header", "x-nobody"]);
+    }
+    let file = launch.folder.join("gateway.toml");
+    if is(Bug::Releases504) {
+        std::fs::write(&file, "[dispositions]\n504 = \"release\"\n")?;
+        command.arg("--config").arg(&file);
+    }
     if launch.on_lost == "reconcile" {
-        let file = launch.folder.join("reconcile.toml");
         std::fs::write(
             &file,
             format!(
