@@ -120,8 +120,9 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
             StoreErrorKind::NotApplied,
             format!("the server has no room for more: {said}"),
         )),
+        // Planned switchovers begin so: another server is the primary a moment later, by another connection.
         1290 | 1792 | 1836 => Failure::Broken(new(
-            StoreErrorKind::Config,
+            StoreErrorKind::NotApplied,
             format!("the server takes no writes; give the address of the primary: {said}"),
         )),
         1054 | 1146 => Failure::Said(new(

@@ -120,13 +120,13 @@ impl MysqlStore {
     /// not beyond the timeout.
     async fn step<T>(
         &self,
-        sql: impl Fn() -> String,
+        sql: impl Fn(u32) -> String,
         answer: impl Fn(Option<&MySqlRow>) -> Result<Option<T>>,
     ) -> Result<T> {
         let deadline = self.pool.deadline();
         let (mut changed, mut lost) = (0, 0);
         while changed < TRIES {
-            match self.pool.run(sql(), Effect::Writes, deadline).await {
+            match self.pool.run(sql(changed), Effect::Writes, deadline).await {
                 Ok(rows) => match answer(rows.first())? {
                     Some(answer) => return Ok(answer),
                     None => changed += 1,
@@ -168,7 +168,7 @@ impl MysqlStore {
                 },
             })
         };
-        self.step(sql, answer).await
+        self.step(|_| sql(), answer).await
     }
 
     /// A fenced step that ends an attempt: who waits here learns of it at once.
@@ -203,9 +203,12 @@ impl Store for MysqlStore {
             let decision = record::claim(Some(&record), request, now, Fence::default());
             Ok(decision.write.is_none().then_some(decision.claim))
         };
-        let claim = self
-            .step(|| self.table.claim(identity, request), answer)
-            .await?;
+        // A record may come and go between the turns.
+        let sql = |turn: u32| match turn.is_multiple_of(2) {
+            true => self.table.claim(identity, request),
+            false => self.table.take_over(identity.digest(), request),
+        };
+        let claim = self.step(sql, answer).await?;
         if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
             self.waiters.wake(identity.digest());
         }
@@ -321,7 +324,7 @@ impl Store for MysqlStore {
             let digests: Result<Vec<_>> = rows.iter().map(|r| Reader::new(r).digest()).collect();
             let mut digests = digests?;
             digests.sort_unstable();
-            let sql = || self.table.purge(&digests);
+            let sql = |_| self.table.purge(&digests);
             let removing = self.step(sql, |row| {
                 let row = row.ok_or_else(|| row::corrupt("a purge has no answer"))?;
                 Reader::new(row).changed().map(Some)

@@ -131,30 +131,48 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Claims. Each statement is a transaction of its own, and each by itself one transition: where
-    /// there is no record one is put; a record that may be claimed is taken over; one past its
-    /// lease becomes unknown, where that is asked for. At most one of them finds something to
-    /// write. The row that is read afterwards says who won: the nonce that it holds.
+    /// Claims where there is no record, by far the most frequent case. The look before the insert locks
+    /// nothing at READ COMMITTED: replays and rivals wait for no transaction that holds the row. The row
+    /// that is read afterwards says who won, by the nonce that it holds, and whether
+    /// [`take_over`](Self::take_over) is to be tried.
     pub(super) fn claim(&self, identity: &Identity, request: &ClaimRequest) -> String {
-        let Self { records } = self;
+        let records = &self.records;
         let label = Label::from(identity);
-        let fingerprint = request.fingerprint.to_bytes();
         let scope = scope::to_json(&label.scope);
-        let (digest, nonce) = (Hex(label.digest.as_bytes()), Hex(request.nonce.as_bytes()));
-        let fingerprint = Hex(&fingerprint);
-        // The claim's own record is not taken over, however short its lease.
-        let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
-        let mut sql = format!(
+        format!(
             "INSERT INTO `{records}` (digest,state,created_at,fence,nonce,fingerprint,attempt,\
-             claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) VALUES \
-             ({digest},{IN_FLIGHT},{NOW},{first}+{LANE},{nonce},{fingerprint},1,created_at,{lease},\
-             {NEVER},{NEVER},{scope},{operation},{hint},'') ON DUPLICATE KEY UPDATE digest=digest;",
-            first = FirstFence("created_at"),
-            lease = Later("created_at", request.lease),
+             claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) SELECT \
+             {digest},{IN_FLIGHT},now,{first}+{LANE},{nonce},{fingerprint},1,now,{lease},\
+             {NEVER},{NEVER},{scope},{operation},{hint},'' FROM (SELECT {NOW} AS now) AS one \
+             WHERE NOT EXISTS (SELECT 1 FROM `{records}` AS r WHERE r.digest={digest}) \
+             ON DUPLICATE KEY UPDATE digest=VALUES(digest);{read}",
+            digest = Hex(label.digest.as_bytes()),
+            first = FirstFence("now"),
+            nonce = Hex(request.nonce.as_bytes()),
+            fingerprint = Hex(&request.fingerprint.to_bytes()),
+            lease = Later("now", request.lease),
             scope = Hex(scope.as_bytes()),
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
-        );
+            read = self.read(&label.digest),
+        )
+    }
+
+    fn read(&self, digest: &IdentityDigest) -> String {
+        let (records, digest) = (&self.records, Hex(digest.as_bytes()));
+        format!("SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}")
+    }
+
+    /// Claims where there is a record. Each statement is a transaction of its own, and each by itself
+    /// one transition: a record that may be claimed is taken over; one past its lease becomes unknown,
+    /// where that is asked for. At most one of them finds something to write.
+    pub(super) fn take_over(&self, digest: &IdentityDigest, request: &ClaimRequest) -> String {
+        let records = &self.records;
+        let fingerprint = request.fingerprint.to_bytes();
+        let (read, digest) = (self.read(digest), Hex(digest.as_bytes()));
+        let (nonce, fingerprint) = (Hex(request.nonce.as_bytes()), Hex(&fingerprint));
+        // The claim's own record is not taken over, however short its lease.
+        let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
         let retry = match request.on_lost {
             OnLost::Retry => {
                 format!(" OR fingerprint={fingerprint} AND (state={UNKNOWN} OR {lapsed})")
@@ -162,8 +180,7 @@ impl Table {
             OnLost::Hold | OnLost::Reconcile => String::new(),
         };
         // The attempt is 1 only where the record was past its retention; nothing of it stays then.
-        let _ = write!(
-            sql,
+        let mut sql = format!(
             "UPDATE `{records}` SET \
              claimed_at={NOW},\
              attempt=IF(purge_at<=claimed_at,1,LEAST(attempt,{last_attempt})+1),\
@@ -192,10 +209,7 @@ impl Table {
                 unknown = unknown(),
             );
         }
-        let _ = write!(
-            sql,
-            "SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}"
-        );
+        sql.push_str(&read);
         sql
     }
 

@@ -1,6 +1,7 @@
 //! Rows as entries, and what goes into parameters.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -16,7 +17,7 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use super::step::Step;
 
 /// A statement's parameter. Owned, so that a step can wait for a connection and be sent again.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) enum Param {
     Bytes(Option<Bytes>),
     Int(Option<i64>),
@@ -57,6 +58,21 @@ impl Param {
                 Some(Self::Bool(_)) => Type::BOOL_ARRAY,
                 _ => Type::TEXT_ARRAY,
             },
+        }
+    }
+}
+
+/// The driver writes parameters into the application's log, at debug: no outcome, scope or key of anybody's
+/// (protocol rule R12).
+impl fmt::Debug for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(Some(bytes)) => write!(f, "{} bytes", bytes.len()),
+            Self::Bytes(None) => f.write_str("NULL"),
+            Self::Int(int) => write!(f, "{int:?}"),
+            Self::Bool(bool) => write!(f, "{bool}"),
+            Self::Text(text) => write!(f, "text of {} bytes", text.len()),
+            Self::Each(steps, _) => write!(f, "{} values", steps.len()),
         }
     }
 }
@@ -271,6 +287,14 @@ pub(super) fn entry(row: &impl Columns, first: usize) -> Result<Option<Entry>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_of_a_caller_is_in_debug() {
+        let secret = "card 4242";
+        let params = [Param::bytes(secret.as_bytes()), Param::Text(secret.into())];
+        let said = format!("{params:?}");
+        assert_eq!(said, "[9 bytes, text of 9 bytes]");
+    }
 
     #[test]
     fn text_with_nul_and_backslash_comes_back() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Pipeline, Value};
 use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -66,12 +66,6 @@ impl Link {
     /// Runs a script: one round trip, unless the server does not know it, or fails.
     pub(super) async fn call(&self, call: &Call<'_>) -> Result<Answer> {
         self.tries(call.effect, Request::Call(call)).await
-    }
-
-    /// Runs one command that reads, on the key's server.
-    pub(super) async fn command(&self, command: &Cmd, key: &str) -> Result<Value> {
-        let request = Request::Command(command, key);
-        Ok(self.tries(Effect::Read, request).await?.value)
     }
 
     /// Runs several commands on one server. Errors are among the answers.

@@ -3,37 +3,28 @@
 //! so that it does not matter which one is listened to.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use semel::IdentityDigest;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::target::Target;
-use crate::common::{Poll, Waiters};
-
-/// How long the first waiter waits for the subscription; without it, it polls.
-const FIRST: Duration = Duration::from_secs(1);
+use crate::common::Waiters;
 
 /// How often the connection is tried, so that one without anybody at its other end is noticed.
 const PING: Duration = Duration::from_secs(5);
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hears {
-    NotYet,
-    Yes,
-    No,
-}
-
 /// The subscriber of one store, started by its first waiter.
 pub(super) struct Listener {
     channel: String,
-    hears: watch::Sender<Hears>,
+    hears: Arc<AtomicBool>,
     task: Mutex<Option<AbortHandle>>,
 }
 
@@ -41,7 +32,7 @@ impl Listener {
     pub(super) fn new(channel: String) -> Self {
         Self {
             channel,
-            hears: watch::Sender::new(Hears::NotYet),
+            hears: Arc::default(),
             task: Mutex::new(None),
         }
     }
@@ -50,27 +41,21 @@ impl Listener {
         &self.channel
     }
 
-    /// How often a waiter has to look by itself.
-    pub(super) async fn poll(&self, target: &Target, waiters: &Arc<Waiters>) -> Poll {
-        {
-            let mut task = self.task.lock();
-            if task.is_none() {
-                let subscriber = Subscriber {
-                    target: target.clone(),
-                    channel: self.channel.clone(),
-                    waiters: waiters.clone(),
-                    hears: self.hears.clone(),
-                };
-                *task = Some(tokio::spawn(subscriber.run()).abort_handle());
-            }
-        }
-        let mut hears = self.hears.subscribe();
-        let known = hears.wait_for(|hears| *hears != Hears::NotYet);
-        let _ = timeout(FIRST, known).await;
-        if *self.hears.borrow() == Hears::Yes {
-            Poll::BACKSTOP
-        } else {
-            Poll::ONLY
+    /// Whether changes are heard of now. Who waits is woken when that begins, and when it ends.
+    pub(super) fn hears(&self) -> bool {
+        self.hears.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn start(&self, target: &Target, waiters: &Arc<Waiters>) {
+        let mut task = self.task.lock();
+        if task.is_none() {
+            let subscriber = Subscriber {
+                target: target.clone(),
+                channel: self.channel.clone(),
+                waiters: waiters.clone(),
+                hears: self.hears.clone(),
+            };
+            *task = Some(tokio::spawn(subscriber.run()).abort_handle());
         }
     }
 
@@ -91,7 +76,7 @@ struct Subscriber {
     target: Target,
     channel: String,
     waiters: Arc<Waiters>,
-    hears: watch::Sender<Hears>,
+    hears: Arc<AtomicBool>,
 }
 
 impl Subscriber {
@@ -100,7 +85,8 @@ impl Subscriber {
         let mut node = 0;
         loop {
             let lasted = self.listen(node).await.is_ok();
-            self.hears.send_replace(Hears::No);
+            self.hears.store(false, Ordering::SeqCst);
+            self.waiters.wake_all();
             if lasted {
                 pause = RETRY.0;
             }
@@ -125,7 +111,7 @@ impl Subscriber {
         };
         let mut connection = self.target.subscriber(node, hear).await?;
         connection.subscribe(&*self.channel).await?;
-        self.hears.send_replace(Hears::Yes);
+        self.hears.store(true, Ordering::SeqCst);
         // What was published before is lost.
         self.waiters.wake_all();
         loop {

@@ -50,7 +50,7 @@ use self::row::{corrupt, netstrings, nonce_text, token_text};
 use self::step::{Step, disagree};
 use self::target::Target;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Migrated, Waiters};
+use crate::common::{Driver, Gate, Migrated, Poll, Waiters};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| RedisOptions::new().read(url).map(drop),
@@ -169,7 +169,11 @@ impl Store for RedisStore {
         match decision.claim {
             Claim::Acquired(_) if decision.write.is_some() => Err(disagree()),
             Claim::Acquired(_) => ran.confirm(decision.claim),
-            Claim::Completed { .. } => row.whole().map(|_| decision.claim),
+            // Who made it may have died before enough servers had it.
+            Claim::Completed { .. } => {
+                row.whole()?;
+                ran.confirm(decision.claim)
+            }
             _ => Ok(decision.claim),
         }
     }
@@ -370,11 +374,9 @@ impl Store for RedisStore {
         let inner = &self.0;
         // Closing does not wait for those who wait: it wakes them, and their next look fails.
         drop(inner.gate.enter()?);
-        let poll = inner
-            .listener
-            .poll(inner.link.target(), &inner.waiters)
-            .await;
+        inner.listener.start(inner.link.target(), &inner.waiters);
         let look = || inner.is_running(identity, fence);
+        let poll = Poll::BACKSTOP;
         inner.waiters.wait(identity, timeout, poll, look).await
     }
 

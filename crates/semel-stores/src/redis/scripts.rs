@@ -13,6 +13,7 @@
 //! | `label` | operation, start of the key, and the scope's segments as netstrings: `6:orders,` |
 //! | `outcome` | its byte form, if completed |
 //! | `steps` | the byte form of the finished steps, if there are any, until it is completed; `bare-bytes` is how many of them are no step |
+//! | `waited` | if somebody waits for the attempt in flight |
 //! | `resolved` | if somebody decided: when, the attempt's fence, the states before and after, by whom and why |
 //!
 //! Tokens are compared as text, so that no number of 64 bits is rounded. Arithmetic is done on µs since
@@ -27,7 +28,7 @@
 /// Reads the record, the time, and what is in `at`.
 const READ: &str = r"
 local key = KEYS[1]
-local r = redis.call('HMGET', key, 'id', 'state', 'token', 'at', 'print')
+local r = redis.call('HMGET', key, 'id', 'state', 'token', 'at', 'print', 'waited')
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local stamp = t[1] .. string.sub('00000' .. t[2], -6)
@@ -68,9 +69,12 @@ local function expire(at)
 end
 ";
 
-/// Tells waiters. May be forbidden to this user, which must not fail a step that has been done.
+/// Tells waiters, where there are any: every subscriber gets every message, in a Cluster over all nodes.
+/// May be forbidden to this user, which must not fail a step that has been done.
 const TELL: &str = r"
 local function tell(channel)
+  if not r[6] then return end
+  redis.call('HDEL', key, 'waited')
   redis.pcall('PUBLISH', channel, ARGV[1])
 end
 ";
@@ -89,6 +93,10 @@ if state and now < tonumber(purge) then
   elseif now >= tonumber(expires) or r[5] ~= ARGV[3] then
     return answer()
   elseif state == 'completed' then
+    if ARGV[8] == '1' then
+      redis.call('HDEL', key, 'steps')
+      redis.call('HSET', key, 'state', state)
+    end
     return answer(redis.call('HGET', key, 'outcome'))
   elseif state == 'in-flight' and string.match(r[3], ' (.*)$') == ARGV[2] then
     if ARGV[8] == '1' then redis.call('HSET', key, 'state', state) end
@@ -113,7 +121,7 @@ local token = fence_after(r[3]) .. ' ' .. ARGV[2]
 redis.call('HSET', key, 'id', ARGV[1], 'state', 'in-flight', 'token', token, 'print', ARGV[3], 'at',
   '1 ' .. number .. ' ' .. created .. ' ' .. stamp .. ' ' .. text(now + ARGV[4]) .. ' 0' .. ENDLESS,
   'label', ARGV[6])
-if gone then redis.call('HDEL', key, 'outcome', 'resolved', 'steps') end
+if gone then redis.call('HDEL', key, 'outcome', 'resolved', 'steps', 'waited') end
 if gone or state == 'released' then
   redis.call('PERSIST', key)
 elseif state then
@@ -230,6 +238,14 @@ tell(ARGV[11])
 return {r[1], '1'}
 ";
 
+/// `digest fence`. Marks the record as waited for, where that attempt is in flight and there is room.
+const WATCH: &str = r"
+if r[2] == 'in-flight' and string.match(r[3], '^%d+') == ARGV[2] and not r[6] then
+  redis.pcall('HSET', key, 'waited', '1')
+end
+return answer()
+";
+
 /// `digest`
 const GET: &str = r"
 if not r[2] then return answer() end
@@ -262,6 +278,7 @@ pub(super) struct Scripts {
     pub(super) abandon: Script,
     pub(super) mark_unknown: Script,
     pub(super) resolve: Script,
+    pub(super) watch: Script,
     pub(super) get: Script,
 }
 
@@ -275,11 +292,12 @@ impl Scripts {
             abandon: Script::of(&[READ, EXPIRE, TELL, ABANDON]),
             mark_unknown: Script::of(&[READ, TELL, MARK_UNKNOWN]),
             resolve: Script::of(&[READ, EXPIRE, TELL, RESOLVE]),
+            watch: Script::of(&[READ, WATCH]),
             get: Script::of(&[READ, GET]),
         }
     }
 
-    pub(super) fn all(&self) -> [&Script; 8] {
+    pub(super) fn all(&self) -> [&Script; 9] {
         [
             &self.claim,
             &self.renew,
@@ -288,6 +306,7 @@ impl Scripts {
             &self.abandon,
             &self.mark_unknown,
             &self.resolve,
+            &self.watch,
             &self.get,
         ]
     }

@@ -7,7 +7,7 @@ use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 
 use super::Inner;
 use super::error::Effect;
-use super::row::{Fields, corrupt, parse_token};
+use super::row::Fields;
 use super::scripts::{Script, Scripts};
 use super::wire::Call;
 use crate::common::Running;
@@ -148,26 +148,27 @@ impl Inner {
         fence: Fence,
     ) -> Result<Running> {
         let _step = self.gate.enter()?;
-        let key = self.key(digest);
-        let mut read = redis::cmd("HMGET");
-        read.arg(&key).arg("id").arg("state").arg("token");
-        let answer = self.link.command(&read, &key).await?;
-        let (id, state, token): (Option<Vec<u8>>, Option<String>, Option<String>) =
-            redis::from_redis_value(answer).map_err(|_| corrupt("a record cannot be read"))?;
-        let (Some(id), Some(state), Some(token)) = (id, state, token) else {
-            return Ok(Running::No);
-        };
-        if id != digest.as_bytes() {
-            self.link.drop_all();
-            return Err(corrupt(
-                "an answer is about another record than was asked for",
-            ));
-        }
-        let current = parse_token(&token)?.fence == fence;
-        Ok(if current && state == StateKind::InFlight.as_str() {
-            Running::Yes
+        let hears = self.listener.hears();
+        let script = if hears {
+            &self.scripts().watch
         } else {
-            Running::No
+            &self.scripts().get
+        };
+        let asked = fence.0.to_string();
+        let step = Step {
+            digest,
+            script,
+            args: &[asked.as_bytes()],
+            lasting: false,
+        };
+        let record = self.run(&step, Effect::Read).await?.fields.row()?.record;
+        let running = record.is_some_and(|record| {
+            record.token.fence == fence && record.state.kind() == StateKind::InFlight
+        });
+        Ok(match (running, hears) {
+            (false, _) => Running::No,
+            (true, true) => Running::Yes,
+            (true, false) => Running::Unheard,
         })
     }
 }

@@ -42,14 +42,13 @@ impl Call<'_> {
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
     Call(&'a Call<'a>),
-    Command(&'a Cmd, &'a str),
     Pipeline(&'a Pipeline, &'a Node),
 }
 
 /// What came back.
 #[derive(Default)]
 pub(super) struct Answer {
-    /// Of a script, or a single command.
+    /// Of a script.
     pub(super) value: Value,
     /// Of `WAIT` behind a script; of a pipeline.
     pub(super) more: Vec<Value>,
@@ -96,10 +95,6 @@ impl Wire {
     /// `text`: whether a script is sent as such, and not by its digest.
     pub(super) async fn send(&mut self, request: Request<'_>, text: bool) -> RedisResult<Answer> {
         match request {
-            Request::Command(command, key) => {
-                let value = self.command(command.clone(), To::Key(key)).await?;
-                Ok(value.into())
-            }
             Request::Pipeline(pipeline, node) => Ok(Answer {
                 value: Value::Nil,
                 more: self.pipeline(pipeline.clone(), To::Node(node)).await?,

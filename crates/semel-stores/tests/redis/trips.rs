@@ -112,6 +112,12 @@ async fn waiting_for_a_replica_goes_with_the_step() {
         semel::StoreErrorKind::Unknown,
     );
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    // Nor for what another process completed: it may be on this server only.
+    let error = super::failed(
+        store.claim(&first, &asked).await,
+        semel::StoreErrorKind::Unknown,
+    );
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     // Asked again it is still not vouched for, although it finds its own claim.
     super::failed(
         store.claim(&second, &asked).await,

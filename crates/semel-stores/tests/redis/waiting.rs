@@ -53,6 +53,41 @@ async fn waiters_are_woken_by_a_push_in_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_told_where_nobody_waits() {
+    let server = Redis::start(&[]).unwrap();
+    let store = options().open(&server.url()).await.unwrap();
+    let published = async || {
+        let said = tell(server.address(), &["INFO", "commandstats"]).await;
+        let said: String = ::redis::from_redis_value(said).unwrap();
+        let calls = said.split("cmdstat_publish:calls=").nth(1);
+        calls.map_or(0_u32, |calls| {
+            calls.split(',').next().unwrap().parse().unwrap()
+        })
+    };
+    // Opening tried whether it may.
+    let before = published().await;
+    for n in 0..20 {
+        let id = identity(&format!("a-key-of-some-length-{n}"));
+        let own = claim(&store, &id).await;
+        let done = super::complete(&store, id.digest(), &own.token).await;
+        assert!(done.is_ok());
+    }
+    assert_eq!(published().await, before);
+    // Until the subscription is there a waiter polls; then it marks the record, and is told.
+    for n in 0.. {
+        let id = identity(&format!("another-key-of-some-length-{n}"));
+        let own = claim(&store, &id).await;
+        let waited = store.wait(id.digest(), own.token.fence, Duration::from_millis(100));
+        assert_eq!(waited.await.unwrap(), Waited::TimedOut);
+        let done = super::complete(&store, id.digest(), &own.token).await;
+        assert!(done.is_ok() && n < 100);
+        if published().await == before + 1 {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_that_broke_is_made_again() {
     let server = Redis::start(&[]).unwrap();
     let store = options().open(&server.url()).await.unwrap();

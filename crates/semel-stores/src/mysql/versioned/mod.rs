@@ -118,7 +118,7 @@ impl MysqlStore {
             };
             Ok(answer(latest.as_ref(), &change, false))
         };
-        self.step(|| packet.clone(), latest).await?
+        self.step(|_| packet.clone(), latest).await?
     }
 
     async fn change_in(
