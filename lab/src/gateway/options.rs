@@ -43,7 +43,11 @@ impl Options {
         }
         let run = torture::Options::parse(rest)?;
         let mut chance = fastrand::Rng::with_seed(run.seed ^ 0x67_6174_6577_6179);
-        let of_seed = [OnLost::Hold, OnLost::Retry, OnLost::Reconcile][chance.usize(..3)];
+        let of_seed = match run.seed % 3 {
+            0 => OnLost::Hold,
+            1 => OnLost::Retry,
+            _ => OnLost::Reconcile,
+        };
         let mut options = Self {
             on_lost: on_lost.unwrap_or(of_seed),
             bug: planted,
