@@ -113,6 +113,28 @@ fn dynamodb() {
     torture_with("dynamodb", "kill-worker,drop-answers", &few);
 }
 
+/// Nothing is excused by it.
+#[test]
+fn the_wall_clocks_of_workers_do_not_matter() {
+    torture_with("sqlite", "clock-step,clock-drift", &["--seconds", "6"]);
+}
+
+#[test]
+fn a_store_whose_clock_steps_has_one_owner_and_fences_that_grow() {
+    torture_with("postgres", "server-clock-step", &["--seconds", "8"]);
+}
+
+#[test]
+fn a_store_that_goes_by_the_callers_clock_is_caught_by_one_that_is_wrong() {
+    let short = ["--seconds", "4", "--keys", "100", "--lease", "500ms"];
+    let bug = ["--bug", "callers-clock", "--faults", "clock-step"];
+    let report = failing(&[&short[..], &bug].concat());
+    assert!(
+        report["violations_by_property"]["P1"].as_u64() > Some(0),
+        "{report}"
+    );
+}
+
 /// Loss that is there is found.
 #[cfg(feature = "redis")]
 #[test]

@@ -39,7 +39,8 @@ bugs! {
     UnfencedComplete = "unfenced-complete",
     /// Fences begin anew when a record is gone.
     EpochReset = "epoch-reset",
-    /// The caller's clock decides that a lease has lapsed; half of the callers are early.
+    /// The caller's clock decides that a lease has lapsed: it is wrong where a fault makes it so, and
+    /// for half of the callers in one process.
     CallersClock = "callers-clock",
     /// Now and then a completion touches no row and is taken for refused.
     ZeroRowsLost = "zero-rows-lost",

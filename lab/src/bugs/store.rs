@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use semel::store::{
@@ -25,8 +25,15 @@ pub struct Buggy {
     bug: Bug,
     // Callers whose clock is early, where that matters.
     early: bool,
+    // The wall clock and the machine's, when it was made.
+    made: (SystemTime, Instant),
     memory: Arc<Mutex<Memory>>,
     calls: Arc<AtomicU64>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "what the bug goes by")]
+fn wall() -> SystemTime {
+    SystemTime::now()
 }
 
 /// What a bug remembers.
@@ -45,6 +52,7 @@ impl Buggy {
             inner,
             bug,
             early: false,
+            made: (wall(), Instant::now()),
             memory: Arc::default(),
             calls: Arc::default(),
         }
@@ -57,6 +65,13 @@ impl Buggy {
             early: number % 2 == 1,
             ..self.clone()
         }
+    }
+
+    /// Whether a lease has lapsed by this caller's wall clock, which was right when it began.
+    fn is_early(&self, lease: Duration) -> bool {
+        let (wall_then, then) = self.made;
+        let ahead = wall().duration_since(wall_then + then.elapsed());
+        self.early || ahead.is_ok_and(|ahead| ahead > lease)
     }
 
     fn every(&self, n: u64) -> bool {
@@ -91,7 +106,9 @@ impl Buggy {
                 }))
             }),
             Bug::CallersClock => match claim? {
-                Claim::InFlight { .. } if self.early && request.on_lost == OnLost::Retry => {
+                Claim::InFlight { .. }
+                    if self.is_early(request.lease) && request.on_lost == OnLost::Retry =>
+                {
                     self.seize(identity, request).await
                 }
                 claim => Ok(claim),

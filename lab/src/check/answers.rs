@@ -15,7 +15,7 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
             Answer::InFlight { fence, remaining } => {
                 in_flight(history, claim, fence, remaining, options)
             }
-            Answer::Unknown { fence } => unknown(history, claim, fence),
+            Answer::Unknown { fence } => unknown(history, claim, fence, options),
             Answer::Mismatch => mismatch(&prints, claim),
             Answer::Expired => expired(history, claim, options),
             _ => None,
@@ -66,7 +66,7 @@ fn in_flight(
     })
 }
 
-fn unknown(history: &KeyHistory<'_>, claim: &ClaimOp<'_>, fence: u64) -> Fault {
+fn unknown(history: &KeyHistory<'_>, claim: &ClaimOp<'_>, fence: u64, options: &Options) -> Fault {
     if claim.retry {
         let what = "a claim whose policy is to retry was answered \"unknown\"";
         return Some(("P8", what.to_owned()));
@@ -78,7 +78,8 @@ fn unknown(history: &KeyHistory<'_>, claim: &ClaimOp<'_>, fence: u64) -> Fault {
         .ends
         .iter()
         .any(|end| end.how == super::attempts::How::Marked && end.from < claim.op.answered);
-    if !marked && claim.op.answered < attempt.lapse_from {
+    let by = claim.op.answered.saturating_add(options.tolerance);
+    if !marked && by < attempt.lapse_from {
         let what = format!("attempt {fence} is said to be unknown while it holds its lease");
         return Some(("P1", what));
     }

@@ -111,7 +111,10 @@ impl Options {
     /// of a claim that took as long as its lease.
     fn hides(&self, op: &Op) -> bool {
         let may = match op.call {
-            Call::Claim { lease, .. } => op.answered.saturating_sub(op.invoked) >= lease,
+            Call::Claim { lease, .. } => {
+                let took = op.answered.saturating_sub(op.invoked);
+                took.saturating_add(self.tolerance) >= lease
+            }
             Call::Resolve { .. } | Call::Fenced { .. } => matches!(
                 op.answer,
                 Answer::Refused(Refused::Superseded | Refused::Missing | Refused::Unknown)

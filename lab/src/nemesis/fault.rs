@@ -60,6 +60,10 @@ faults! {
     KillWorker = "kill-worker" in Worker,
     /// SIGSTOP to a worker for three leases.
     PauseWorker = "pause-worker" in Worker,
+    /// A worker's wall clock is an hour ahead or behind for a while.
+    ClockStep = "clock-step" in Worker,
+    /// A worker's wall clock goes a tenth too fast or too slowly for a while.
+    ClockDrift = "clock-drift" in Worker,
     /// SIGKILL to the server or a node, which is started again soon after.
     KillServer = "kill-server" in Server,
     /// SIGSTOP to the server or a node, for longer than a lease.
@@ -68,6 +72,10 @@ faults! {
     RestartServer = "restart-server" in Server,
     /// A node of a cluster is gone for so long that another takes its place.
     Failover = "failover" in Server,
+    /// The server's wall clock is set forward by an hour for good, or back for a while.
+    ServerClockStep = "server-clock-step" in Server,
+    /// The server's wall clock goes a tenth too fast or too slowly for a while.
+    ServerClockDrift = "server-clock-drift" in Server,
     /// All connections are cut, again and again.
     Cut = "cut" in Network,
     /// Each piece of data is late.
@@ -100,6 +108,14 @@ impl Fault {
     /// The fault of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|fault| fault.name() == name)
+    }
+
+    /// Whether it is a clock that is wrong.
+    pub const fn is_of_clocks(self) -> bool {
+        matches!(
+            self,
+            Self::ClockStep | Self::ClockDrift | Self::ServerClockStep | Self::ServerClockDrift
+        )
     }
 
     /// All names, for messages.

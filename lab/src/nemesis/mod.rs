@@ -4,8 +4,10 @@ mod fault;
 pub mod flaky;
 mod schedule;
 mod switch;
+mod wall;
 
 pub use fault::{Fault, Lane};
 pub(crate) use schedule::lasts;
 pub use schedule::{Planned, UPSTREAM_TIMEOUT, plan};
 pub use switch::Switch;
+pub(crate) use wall::{Wall, Wrong};

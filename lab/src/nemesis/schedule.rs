@@ -29,6 +29,9 @@ pub(crate) fn lasts(fault: Fault, lease: Duration, chance: &mut fastrand::Rng) -
     match fault {
         Fault::KillWorker | Fault::RestartGateway => Duration::from_millis(200),
         Fault::PauseWorker => lease * 3,
+        Fault::ClockStep | Fault::ClockDrift | Fault::ServerClockStep | Fault::ServerClockDrift => {
+            lease.mul_f64(share)
+        }
         Fault::KillServer | Fault::RestartServer | Fault::KillGateway | Fault::KillUpstream => {
             Duration::from_millis(300).mul_f64(share)
         }

@@ -28,6 +28,9 @@ const BEFORE: usize = 10;
 /// Where it takes longer than this it is said to take as long.
 const LOOKED_FOR: usize = 120;
 
+/// A moment so long after a fault, in half seconds, says nothing of it.
+const AWAY: usize = 20;
+
 /// How much one thing grew: medians.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Growth {
@@ -107,6 +110,25 @@ pub(super) fn recoveries(beats: &[Beat], strikes: &[Strike], begun: Nanos) -> Ve
     strikes.iter().filter_map(recovery).collect()
 }
 
+/// The share of moments away from all faults at which calls were as slow, or as few, as they may
+/// not be after one: what else the machine did.
+pub(super) fn slow_anyway(beats: &[Beat], strikes: &[Strike], begun: Nanos) -> f64 {
+    let all = sum(beats);
+    let (rate, p50) = (all.answered as f64 / beats.len() as f64, all.quantile(0.5));
+    let place = |at: Nanos| (at.saturating_sub(begun) / BEAT) as usize;
+    let near = |at: usize| {
+        let mut strikes = strikes.iter();
+        strikes.any(|strike| (place(strike.from)..place(strike.until) + AWAY).contains(&at))
+    };
+    let moments = beats.windows(2).enumerate();
+    let away: Vec<Beat> = moments
+        .filter(|(at, _)| !near(*at) && !near(*at + 1))
+        .map(|(_, second)| sum(second))
+        .collect();
+    let slow = |beat: &&Beat| (beat.answered as f64) < rate || beat.quantile(0.5) > p50 * 2.0;
+    away.iter().filter(slow).count() as f64 / away.len().max(1) as f64
+}
+
 fn seconds(nanos: Nanos) -> f64 {
     (nanos / 100_000_000) as f64 / 10.0
 }
@@ -180,5 +202,7 @@ mod tests {
         assert!(judged(0).recovered_after < 1.0);
         assert!(why(&[], &[judged(2)]).is_empty());
         assert_eq!(why(&[], &[judged(9)]).len(), 1);
+        let anyway = |slow| slow_anyway(&beats(slow), &[strike], 0);
+        assert!(anyway(0) < 0.01 && anyway(40) > 0.2);
     }
 }

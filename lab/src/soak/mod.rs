@@ -57,6 +57,8 @@ pub struct Report {
     p99_ms: f64,
     growth: Vec<Growth>,
     faults: Vec<Recovery>,
+    /// The share of moments away from them that were as slow as they may not be after one.
+    slow_anyway: f64,
     /// The page with the plots; the numbers are beside it.
     page: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,7 +96,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     let path = folder.path().join("settings.json");
     std::fs::write(&path, serde_json::to_vec(&settings)?)?;
     let processes = if target.single { 1 } else { options.processes };
-    let fleet = Fleet::start(program, worker::COMMAND, &path, processes).await?;
+    let fleet = Fleet::start(program, worker::COMMAND, &path, processes, Vec::new()).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let end = start + options.length;
@@ -128,6 +130,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
         p99_ms: all.quantile(0.99),
         growth,
         faults,
+        slow_anyway: judge::slow_anyway(&rhythm, &strikes, begun),
         page: page.clone(),
         bug: options.bug.map(options::Bug::name),
         failed_because,

@@ -10,6 +10,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
+use crate::nemesis::{Wall, Wrong};
+
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A worker's process.
@@ -28,11 +30,13 @@ pub(crate) struct Fleet {
     command: &'static str,
     settings: PathBuf,
     workers: Vec<Process>,
+    walls: Vec<Wall>,
     lives: Vec<u32>,
 }
 
 impl Fleet {
-    /// Starts `count` workers, and waits until each of them works.
+    /// Starts `count` workers, each with its wall clock where there are any, and waits until each
+    /// of them works.
     ///
     /// # Errors
     /// Where one does not start.
@@ -41,12 +45,14 @@ impl Fleet {
         command: &'static str,
         settings: &Path,
         count: u32,
+        walls: Vec<Wall>,
     ) -> Result<Self> {
         let mut fleet = Self {
             program: program.into(),
             command,
             settings: settings.into(),
             workers: Vec::new(),
+            walls,
             lives: Vec::new(),
         };
         for number in 0..count {
@@ -64,6 +70,7 @@ impl Fleet {
         let mut child = Command::new(&self.program)
             .arg(self.command)
             .arg(&self.settings)
+            .envs(self.wall(number).map(Wall::environment).unwrap_or_default())
             .args([number.to_string(), life.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -111,6 +118,22 @@ impl Fleet {
             self.workers[number].ready = true;
         }
         Ok(())
+    }
+
+    fn wall(&self, number: u32) -> Option<&Wall> {
+        self.walls.get(number as usize)
+    }
+
+    /// Sets the wall clock of the worker that `whom` chooses.
+    ///
+    /// # Errors
+    /// Where it has none of its own.
+    pub(super) async fn set_clock(&mut self, whom: u32, wrong: Wrong) -> Result<usize> {
+        let number = whom as usize % self.workers.len();
+        self.ready(number).await?;
+        let wall = self.walls.get(number).context("no clock of its own")?;
+        wall.set(wrong)?;
+        Ok(number)
     }
 
     /// SIGKILL to the worker that `whom` chooses.

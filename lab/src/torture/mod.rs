@@ -25,11 +25,12 @@ use crate::check::{self, check};
 use crate::clock::{Nanos, nanos, now};
 use crate::history::read_all;
 use crate::ledger;
-use crate::nemesis::{Fault, plan};
+use crate::nemesis::{Fault, Lane, Wall, plan};
 use crate::report::{self, Report};
 use crate::worker::{Settings, process};
 pub(crate) use fleet::Fleet;
 pub(crate) use options::faults;
+use strike::MOST_HOURS;
 pub(crate) use strike::{Struck, on_store, strike};
 pub(crate) use target::{applies, faults_of, faults_within};
 
@@ -146,7 +147,15 @@ async fn work(
 ) -> Result<Ran> {
     let path: PathBuf = settings.directory.join("settings.json");
     std::fs::write(&path, serde_json::to_vec(settings)?)?;
-    let fleet = Fleet::start(program, process::COMMAND, &path, settings.processes).await?;
+    let clocks = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
+    let walls = match options.faults.iter().any(clocks) {
+        true => (0..settings.processes)
+            .map(|number| Wall::new(&settings.directory, &format!("{number:03}.clock")))
+            .collect::<Result<_>>()?,
+        false => Vec::new(),
+    };
+    let (count, command) = (settings.processes, process::COMMAND);
+    let fleet = Fleet::start(program, command, &path, count, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let mut ran = Ran {
@@ -210,7 +219,11 @@ fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
     const SECOND: Nanos = 1_000_000_000;
     let lease = nanos(options.lease);
     check::Options {
-        tolerance: nanos(options.tolerance) * if target.clockless { 5 } else { 1 },
+        tolerance: match target.clock_moves(&options.faults) {
+            // Every lease may lapse at any time, and every retention end that is not much longer.
+            true => (MOST_HOURS + 2) * 3600 * SECOND,
+            false => nanos(options.tolerance) * if target.clockless { 5 } else { 1 },
+        },
         clockless: target.clockless,
         troubles: ran.struck.troubles.clone(),
         // A look of NATS that is lost with its node is given up after 5 s, and again: docs/lab.md.

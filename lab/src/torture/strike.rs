@@ -1,5 +1,6 @@
 //! Faults as they happen.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -13,7 +14,7 @@ use super::target::Target;
 use crate::base::start;
 use crate::check::Trouble;
 use crate::clock::{Nanos, now};
-use crate::nemesis::{Fault, Lane, Planned};
+use crate::nemesis::{Fault, Lane, Planned, Wrong};
 
 /// What became of the planned faults.
 #[derive(Debug, Default)]
@@ -48,6 +49,29 @@ impl Struck {
             worker,
         });
     }
+}
+
+const HOUR: i64 = 3600;
+/// A server's clock is set forward for good so often at most. One key in eight is kept for longer.
+pub(super) const MOST_HOURS: u64 = 10;
+
+/// How wrong a clock is to be.
+fn wrong(one: &Planned, ahead: bool) -> Wrong {
+    match one.fault {
+        Fault::ClockDrift | Fault::ServerClockDrift => Wrong {
+            times: if ahead { 1.1 } else { 0.9 },
+            ..Wrong::NOT
+        },
+        _ => Wrong {
+            by: if ahead { HOUR } else { -HOUR },
+            ..Wrong::NOT
+        },
+    }
+}
+
+/// By chance.
+const fn is_ahead(one: &Planned) -> bool {
+    one.whom & 0x100 == 0
 }
 
 /// Lets the planned faults happen, from `begun` until `end`: a server that starts slowly delays
@@ -106,7 +130,17 @@ async fn on_worker(
     from: Nanos,
     struck: &mut Struck,
 ) -> Result<()> {
-    if one.fault == Fault::KillWorker {
+    if one.fault.is_of_clocks() {
+        fleet
+            .lock()
+            .await
+            .set_clock(one.whom, wrong(one, is_ahead(one)))
+            .await?;
+        sleep(one.lasts).await;
+        fleet.lock().await.set_clock(one.whom, Wrong::NOT).await?;
+        // Nothing is excused by it.
+        struck.faults.push(one.fault);
+    } else if one.fault == Fault::KillWorker {
         let number = fleet.lock().await.kill(one.whom).await?;
         sleep(one.lasts).await;
         fleet.lock().await.revive(number)?;
@@ -138,6 +172,26 @@ async fn on_server(one: &Planned, target: &Target) -> Result<bool> {
         return Ok(false);
     }
     match one.fault {
+        Fault::ServerClockStep | Fault::ServerClockDrift => {
+            let wall = target
+                .wall
+                .as_ref()
+                .context("the server has no clock of its own")?;
+            let hours = target.hours.load(Ordering::SeqCst);
+            let ahead = is_ahead(one) && hours.unsigned_abs() < MOST_HOURS;
+            let Wrong { by, times } = wrong(one, ahead);
+            let by = by + hours * HOUR;
+            wall.set(Wrong { by, times })?;
+            sleep(one.lasts).await;
+            // Leases that were given out by a clock that is ahead would last for an hour after it
+            // was set right.
+            let hours = hours + i64::from(ahead && one.fault == Fault::ServerClockStep);
+            target.hours.store(hours, Ordering::SeqCst);
+            wall.set(Wrong {
+                by: hours * HOUR,
+                ..Wrong::NOT
+            })?;
+        }
         Fault::PauseServer => {
             node.pause();
             sleep(one.lasts).await;

@@ -1,6 +1,8 @@
 //! What is tortured: a store by its URL, or a server of the lab's own with a proxy before it.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -9,7 +11,9 @@ use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{self, Kind, Server};
 
 use super::Options;
-use crate::nemesis::{Fault, Lane};
+use tempfile::TempDir;
+
+use crate::nemesis::{Fault, Lane, Wall};
 
 /// A store to be tortured, and all of it that can be broken.
 pub struct Target {
@@ -19,6 +23,12 @@ pub struct Target {
     pub server: Option<Box<dyn Server>>,
     /// What stands before it.
     pub proxy: Option<Proxy>,
+    /// The server's wall clock, where it can be set.
+    pub(crate) wall: Option<Wall>,
+    /// So many hours it was set forward for good.
+    pub(crate) hours: AtomicI64,
+    // What it is read from.
+    _clock: Option<TempDir>,
     /// Whether one process has it open at a time: the workers are then one process.
     pub single: bool,
     /// Whether it has no clock of its own.
@@ -80,6 +90,9 @@ impl Target {
             url,
             server: None,
             proxy: None,
+            wall: None,
+            hours: AtomicI64::new(0),
+            _clock: None,
             single: false,
             clockless: false,
             kind: None,
@@ -87,6 +100,16 @@ impl Target {
     }
 
     fn of_kind(kind: Kind, faults: &[Fault]) -> Result<Self> {
+        let clocks = |fault: &Fault| fault.lane() == Lane::Server && fault.is_of_clocks();
+        let (wall, clock) = match faults.iter().any(clocks) {
+            true => {
+                let folder = readable()?;
+                let wall = Wall::new(folder.path(), "server")?;
+                servers::environment(wall.environment());
+                (Some(wall), Some(folder))
+            }
+            false => (None, None),
+        };
         let server = tokio::task::block_in_place(|| servers::start(kind))?;
         let proxied = faults.iter().any(|fault| fault.lane() == Lane::Network);
         let proxy = match proxied {
@@ -100,6 +123,8 @@ impl Target {
         Ok(Self {
             server: Some(server),
             proxy,
+            wall,
+            _clock: clock,
             kind: Some(kind),
             ..Self::at(url)
         })
@@ -112,10 +137,32 @@ impl Target {
             .map_or_else(|| scheme().into(), |kind| kind.name().into())
     }
 
+    /// Whether these faults move the clock that the store goes by: the server's; or, where it is
+    /// that of the processes that open it, the one that the next of them starts by.
+    pub(crate) fn clock_moves(&self, faults: &[Fault]) -> bool {
+        let any = |wanted: fn(Fault) -> bool| faults.iter().any(|fault| wanted(*fault));
+        let scheme = self.url.split(':').next().unwrap_or_default();
+        match scheme {
+            "file" | "sqlite" => {
+                any(Fault::is_of_clocks) && any(|fault| fault == Fault::KillWorker)
+            }
+            "dynamodb" => any(Fault::is_of_clocks),
+            _ => any(|fault| fault.is_of_clocks() && fault.lane() == Lane::Server),
+        }
+    }
+
     /// Whether PostgreSQL's signals are understood.
     pub fn is_postgres(&self) -> bool {
         self.kind == Some(Kind::Postgres)
     }
+}
+
+/// A folder that servers can read, whoever they run as.
+fn readable() -> Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("semel-lab-");
+    builder.permissions(std::fs::Permissions::from_mode(0o755));
+    Ok(builder.tempdir()?)
 }
 
 /// Shorter runs are over before a failover is.
@@ -129,6 +176,10 @@ fn is_embedded(store: &str) -> bool {
 pub(crate) fn faults_of(store: &str) -> Vec<Fault> {
     let mut faults = Fault::ALL.to_vec();
     faults.retain(|fault| {
+        // What they do is judged by rules of their own.
+        if fault.is_of_clocks() {
+            return false;
+        }
         // Without `wait_replicas` it loses acknowledged steps where another node takes over.
         let loses = store == Kind::RedisCluster.name() && fault.lane() == Lane::Server;
         !loses && applies(*fault, store).is_ok()
@@ -174,6 +225,13 @@ pub(crate) fn applies(fault: Fault, store: &str) -> Result<()> {
             "the fault {name} needs one address; the clients of {store} find its nodes by \
              themselves"
         ),
+        Lane::Server
+            if fault.is_of_clocks() && !matches!(kind, Some(Kind::Postgres | Kind::MariaDb)) =>
+        {
+            bail!(
+                "the fault {name} is for postgres and mariadb: the others do not bear libfaketime"
+            )
+        }
         Lane::Server if fault == Fault::Failover && !cluster => {
             bail!("the fault failover needs a cluster: redis-cluster or nats-cluster")
         }

@@ -35,7 +35,7 @@ pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
 }
 
 async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
-    let store = open(&settings, number).await?;
+    let store = open(&settings).await?;
     let worker = Worker::new(settings, store, number, life)?;
     let mut tasks = worker.start(life);
     say("ready");
@@ -71,7 +71,7 @@ pub(crate) fn say(what: &str) {
     let _ = writeln!(out, "{what}").and_then(|()| out.flush());
 }
 
-async fn open(settings: &Settings, number: u32) -> Result<AnyStore> {
+async fn open(settings: &Settings) -> Result<AnyStore> {
     let until = Instant::now() + PATIENCE;
     let store = loop {
         match semel_stores::open(&settings.url, &OpenOptions::default()).await {
@@ -86,5 +86,5 @@ async fn open(settings: &Settings, number: u32) -> Result<AnyStore> {
         return Ok(store);
     };
     let bug = Bug::from_name(name).with_context(|| format!("there is no bug {name:?}"))?;
-    Ok(AnyStore::new(Buggy::new(store, bug).for_caller(number)))
+    Ok(AnyStore::new(Buggy::new(store, bug)))
 }

@@ -29,7 +29,7 @@ impl Traits {
             _ => OnLost::Reconcile,
         };
         let replay = match bits >> 2 & 7 {
-            0 => Duration::from_hours(1),
+            0 => Duration::from_hours(24),
             1 | 2 => lease / 2,
             3 | 4 => lease,
             _ => lease * 2,

@@ -9,6 +9,13 @@ use anyhow::{Context as _, Result, bail};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+static ENVIRONMENT: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+
+/// What all servers that this process starts from now on find in their environment, beside its own.
+pub(super) fn environment(variables: Vec<(String, String)>) {
+    *ENVIRONMENT.lock().unwrap_or_else(PoisonError::into_inner) = variables;
+}
+
 /// A command that the kernel kills when the thread that started it ends.
 pub(super) fn command(program: &str, arguments: &[String], user: Option<&str>) -> Command {
     let mut command = Command::new("setpriv");
@@ -16,7 +23,16 @@ pub(super) fn command(program: &str, arguments: &[String], user: Option<&str>) -
     if let Some(user) = user.filter(|_| rustix::process::geteuid().is_root()) {
         command.args(["--reuid", user, "--regid", user, "--clear-groups"]);
     }
-    command.arg("--").arg(program).args(arguments);
+    command.arg("--");
+    let environment = ENVIRONMENT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !environment.is_empty() {
+        // Not `setpriv` itself, which has another user's rights yet.
+        let variables = environment
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        command.arg("env").args(variables);
+    }
+    command.arg(program).args(arguments);
     command
 }
 

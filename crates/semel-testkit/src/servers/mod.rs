@@ -127,6 +127,11 @@ pub fn start(kind: Kind) -> Result<Box<dyn Server>> {
     server.with_context(|| format!("a server of one's own: {}", kind.name()))
 }
 
+/// What all servers that this process starts from now on find in their environment, beside its own.
+pub fn environment(variables: Vec<(String, String)>) {
+    guarded::environment(variables);
+}
+
 fn boxed(server: impl Server + 'static) -> Box<dyn Server> {
     Box::new(server)
 }
