@@ -38,6 +38,9 @@ mod protocol;
 pub mod purge;
 pub mod record;
 mod service;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 pub mod store;
 mod sync;
 mod time;

@@ -106,6 +106,10 @@ impl Nonce {
     /// # Errors
     /// [`NotApplied`](crate::StoreErrorKind::NotApplied) where the system has no randomness.
     pub fn random() -> Result<Self, StoreError> {
+        #[cfg(feature = "simulation")]
+        if let Some(bytes) = crate::simulation::bytes() {
+            return Ok(Self(bytes));
+        }
         let taken = POOL.try_with(|pool| pool.borrow_mut().take());
         let mut bytes = match taken {
             Ok(bytes) => bytes?,

@@ -54,3 +54,40 @@ mod imp {
 }
 
 pub(crate) use imp::{Mutex, within};
+
+/// A value that tasks wait for. They are woken in the order in which they came; tokio's `watch` draws
+/// the order at random, and a simulation would not run the same way twice.
+pub(crate) struct Watched<T> {
+    value: Mutex<T>,
+    changed: tokio::sync::Notify,
+}
+
+impl<T: Copy> Watched<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            value: Mutex::new(value),
+            changed: tokio::sync::Notify::new(),
+        }
+    }
+
+    pub(crate) fn get(&self) -> T {
+        *self.value.lock()
+    }
+
+    pub(crate) fn set(&self, value: T) {
+        *self.value.lock() = value;
+        self.changed.notify_waiters();
+    }
+
+    /// Returns what `pick` finds, as soon as it finds something.
+    pub(crate) async fn until<U>(&self, pick: impl Fn(T) -> Option<U>) -> U {
+        loop {
+            // Counts from here on: no change is missed.
+            let changed = self.changed.notified();
+            if let Some(picked) = pick(self.get()) {
+                return picked;
+            }
+            changed.await;
+        }
+    }
+}

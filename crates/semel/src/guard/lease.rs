@@ -88,6 +88,7 @@ impl Lease {
                 return;
             }
             tokio::select! {
+                biased;
                 () = notified => {}
                 () = sleep_until(self.after(self.length)) => {}
             }

@@ -42,11 +42,11 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 use crate::store::Store;
+use crate::sync::Watched;
 
 pub use asked::Asked;
 pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
@@ -83,7 +83,7 @@ struct Shared<S> {
     /// Those among them that tell the store what is known.
     pursuits: TaskTracker,
     /// Whether the process drains.
-    draining: watch::Sender<bool>,
+    draining: Watched<bool>,
 }
 
 /// What a [`Guard`] is made with.
@@ -186,7 +186,7 @@ impl<S: Store> Guard<S> {
                 flights: reconcile::Flights::default(),
                 tasks: TaskTracker::new(),
                 pursuits: TaskTracker::new(),
-                draining: watch::Sender::new(false),
+                draining: Watched::new(false),
             },
             policy: Policy::default(),
         }
@@ -212,17 +212,17 @@ impl<S: Store> Guard<S> {
     /// more calls come.
     pub async fn drain(&self) {
         let _draining = Draining(&self.shared.draining);
-        self.shared.draining.send_replace(true);
+        self.shared.draining.set(true);
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
     }
 }
 
-struct Draining<'a>(&'a watch::Sender<bool>);
+struct Draining<'a>(&'a Watched<bool>);
 
 impl Drop for Draining<'_> {
     fn drop(&mut self) {
-        self.0.send_replace(false);
+        self.0.set(false);
     }
 }
 

@@ -190,14 +190,16 @@ impl<S: Store> Guard<S> {
     /// Returns once a drain, and whoever waits for this, have waited long enough.
     pub(super) fn drained(&self) -> impl Future<Output = ()> + Send {
         let patience = sleep(PATIENCE);
-        let mut draining = self.shared.draining.subscribe();
         async move {
             let is_deferred = async {
                 patience.await;
                 self.signal(Signal::Deferred);
             };
             let is_drained = async {
-                draining.wait_for(|is_draining| *is_draining).await.ok();
+                let draining = &self.shared.draining;
+                draining
+                    .until(|is_draining| is_draining.then_some(()))
+                    .await;
                 sleep(PATIENCE).await;
             };
             future::join(is_deferred, is_drained).await;

@@ -1,6 +1,6 @@
 //! Without a caller: unknown records resolve by themselves.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub struct Background<S> {
     options: ReconcileOptions,
     every: Duration,
     at_once: usize,
-    pending: HashMap<IdentityDigest, Pending>,
+    pending: BTreeMap<IdentityDigest, Pending>,
     next_look: Instant,
 }
 
@@ -82,7 +82,7 @@ impl<S: Store> Background<S> {
             options: ReconcileOptions::background(),
             every: Duration::from_secs(30),
             at_once: AT_ONCE,
-            pending: HashMap::new(),
+            pending: BTreeMap::new(),
             next_look: Instant::now(),
         }
     }
@@ -151,7 +151,7 @@ impl<S: Store> Background<S> {
     /// Brings what is pending up to what the store shows: the records of these operations that are
     /// unknown, or in flight past their lease.
     async fn look(&mut self) -> Result<(), StoreError> {
-        let mut found = HashMap::new();
+        let mut found = BTreeMap::new();
         let mut waiting = 0;
         for state in [StateKind::Unknown, StateKind::InFlight] {
             let mut query = ListQuery::new(state);

@@ -3,23 +3,21 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
 use super::super::{Asked, Guard};
 use super::ask::Inquiry;
 use crate::store::{Fence, Store};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Watched};
 use crate::{Identity, IdentityDigest};
 
 /// The questions under way, by the attempt that they are about.
 pub(in super::super) type Flights = Mutex<HashMap<(IdentityDigest, Fence), Flight>>;
 
-/// Says at its end whether the record changed; nothing, where the question broke off.
-type Flight = watch::Receiver<Option<bool>>;
+/// Says at its end whether the record changed. It did not where the question broke off.
+type Flight = Arc<Watched<Option<bool>>>;
 
 /// Who comes after the answer asks anew.
 fn is_under_way(flight: &Flight) -> bool {
-    flight.borrow().is_none() && flight.has_changed().is_ok()
+    flight.get().is_none()
 }
 
 impl<S: Store> Guard<S> {
@@ -33,7 +31,7 @@ impl<S: Store> Guard<S> {
         let Some(reconciler) = &self.shared.reconciler else {
             return false;
         };
-        let mut answer = {
+        let answer = {
             let mut flights = self.shared.flights.lock();
             flights.retain(|_, flight| is_under_way(flight));
             let flight = flights.entry((*identity.digest(), fence));
@@ -51,9 +49,7 @@ impl<S: Store> Guard<S> {
                 })
                 .clone()
         };
-        let changed = answer.wait_for(Option::is_some).await;
-        // No answer: the question broke off, or the runtime is shutting down.
-        changed.is_ok_and(|changed| *changed == Some(true))
+        answer.until(|changed| changed).await
     }
 
     /// Whether somebody in line is asking about this attempt.
@@ -65,7 +61,25 @@ impl<S: Store> Guard<S> {
 
 // In a task of its own: the caller who began it may go away, and others wait for the answer.
 fn ask_for_all<S: Store>(inquiry: Inquiry<S>) -> Flight {
-    let (tell, answer) = watch::channel(None);
-    tokio::spawn(async move { tell.send(Some(inquiry.ask_until().await)) });
-    answer
+    let flight = Flight::new(Watched::new(None));
+    let landing = Landing(Arc::clone(&flight));
+    tokio::spawn(async move { landing.ends(inquiry.ask_until().await) });
+    flight
+}
+
+/// Tells those who wait, also where the question panics or the runtime shuts down.
+struct Landing(Flight);
+
+impl Landing {
+    fn ends(&self, changed: bool) {
+        self.0.set(Some(changed));
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        if is_under_way(&self.0) {
+            self.ends(false);
+        }
+    }
 }
