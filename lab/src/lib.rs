@@ -16,6 +16,7 @@ pub mod lost;
 pub mod nemesis;
 pub mod power;
 pub mod report;
+pub mod simulation;
 pub mod soak;
 pub mod torture;
 pub mod versioned;

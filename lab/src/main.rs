@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use semel_lab::worker::process;
-use semel_lab::{controls, crash, events, gateway, lost, power, soak, torture};
+use semel_lab::{controls, crash, events, gateway, lost, power, simulation, soak, torture};
 
 fn main() -> ExitCode {
     match command(std::env::args().skip(1)) {
@@ -90,6 +90,7 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
                 false => torture::again(folder.as_ref()),
             }
         }
+        Some("simulate") => simulation::run(&simulation::Options::parse(arguments)?),
         Some("power-loss") => power::run(arguments, &std::env::current_exe()?),
         // Not for people: a set-up of `power-loss`, and its callers.
         Some(power::COMMAND) => {
@@ -123,7 +124,8 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             events::USAGE,
             controls::USAGE,
             soak::USAGE,
-            power::USAGE
+            power::USAGE,
+            simulation::USAGE
         ),
     }
 }

@@ -1,0 +1,263 @@
+//! Deterministic simulation: whole runs in virtual time, each of which follows from its seed.
+//!
+//! Every seed is a runtime of its own, on one thread, with tokio's time paused: it advances when all
+//! tasks wait. What differs between two runs of a program is taken away: nonces and jitter come from the
+//! seed ([`semel::simulation`]), the store's clock is virtual, and no order is left to a hash map.
+//! `docs/lab.md` says what the models do and what they check.
+
+mod broker;
+mod fleet;
+mod guard;
+mod layer;
+mod options;
+#[cfg(test)]
+mod tests;
+mod wire;
+mod world;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::time::timeout;
+
+pub use options::{Options, USAGE};
+pub use world::Seen;
+
+use world::World;
+
+/// What is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Model {
+    /// Guards, inboxes, reconcilers and purgers in several processes over one store.
+    Guard,
+    /// The tower layer in several processes, with clients that retry.
+    Layer,
+    /// Brokers and their consumers.
+    Broker,
+}
+
+impl Model {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Guard, Self::Layer, Self::Broker];
+
+    /// The name for `--of`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Guard => "guard",
+            Self::Layer => "layer",
+            Self::Broker => "broker",
+        }
+    }
+}
+
+macro_rules! bugs {
+    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal of $model:ident,)+) => {
+        /// What is wrong on purpose.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[doc = $what])+ $bug,)+
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$bug,)+];
+
+            /// The name for `--bug`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$bug => $name,)+
+                }
+            }
+
+            /// The model that has it.
+            pub const fn model(self) -> Model {
+                match self {
+                    $(Self::$bug => Model::$model,)+
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// Completing compares no token.
+    CompletesUnfenced = "completes-unfenced" of Guard,
+    /// Renewals are not sent.
+    RenewalsStop = "renewals-stop" of Guard,
+    /// An attempt of unknown outcome is released.
+    ReleasesUnknown = "releases-unknown" of Guard,
+    /// A lapsed lease is taken over although the policy is to hold.
+    HoldReruns = "hold-reruns" of Guard,
+    /// A completion without an answer is not sent again.
+    ForgetsSettlement = "forgets-settlement" of Guard,
+    /// Fences begin anew with the second attempt.
+    FenceRepeats = "fence-repeats" of Guard,
+    /// The reconciler says "did not happen" and does not close the fence downstream.
+    LeavesOpen = "leaves-open" of Guard,
+    /// Identities are made without the principal.
+    NoPrincipal = "no-principal" of Layer,
+    /// A completion is acknowledged before it is recorded.
+    EarlyAcknowledgement = "early-acknowledgement" of Layer,
+    /// Replays lack their first byte.
+    ReplayCut = "replay-cut" of Layer,
+    /// A message buffered before a revocation brings its partition back.
+    CommitsRevoked = "commits-revoked" of Broker,
+    /// An event that failed is acknowledged.
+    AcknowledgesFailed = "acknowledges-failed" of Broker,
+    /// Events are acknowledged before they are handled.
+    AcknowledgesFirst = "acknowledges-first" of Broker,
+    /// While the store is away, events are given back at once.
+    GivesBack = "gives-back" of Broker,
+    /// Messages without an id are named by their place alone.
+    NamedByPlace = "named-by-place" of Broker,
+}
+
+/// No seed needs so much virtual time.
+const HORIZON: Duration = Duration::from_hours(6);
+
+/// Runs one seed.
+///
+/// # Errors
+/// Where the system gives no runtime.
+pub fn run_seed(model: Model, seed: u64, bug: Option<Bug>, traced: bool) -> Result<Seen> {
+    semel::simulation::seed(seed);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .context("a runtime for a seed")?;
+    let world = Mutex::new(None);
+    let running = catch_unwind(AssertUnwindSafe(|| {
+        runtime.block_on(async {
+            let here = World::new(seed, traced);
+            *world.lock() = Some(here.clone());
+            let run = async {
+                match model {
+                    Model::Guard => guard::run(&here, bug).await,
+                    Model::Layer => layer::run(&here, bug).await,
+                    Model::Broker => broker::run(&here, bug).await,
+                }
+            };
+            if timeout(HORIZON, run).await.is_err() {
+                here.wrong("it hangs: some task waits for what never comes");
+            }
+            here.seen()
+        })
+    }));
+    Ok(running.unwrap_or_else(|panic| {
+        let mut seen = Seen::default();
+        seen.wrong
+            .push(format!("it panicked: {}", text_of(&*panic)));
+        seen
+    }))
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no text").to_owned()
+}
+
+/// What came of many seeds of a model: a line of JSON.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    of: &'static str,
+    seeds: u64,
+    from: u64,
+    /// How many seeds found something wrong, and the first of them.
+    pub failed: u64,
+    /// The lowest seeds that failed, each with the first thing that is wrong.
+    pub failures: BTreeMap<u64, String>,
+    seconds: f64,
+    seeds_per_minute: u64,
+    virtual_hours: u64,
+    /// How often what happened.
+    pub counts: BTreeMap<&'static str, u64>,
+}
+
+/// The most failures that a report names.
+const MOST_NAMED: usize = 10;
+
+/// Runs `seeds` seeds of a model on all processors.
+///
+/// # Errors
+/// Where the system gives no runtime.
+pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Result<Report> {
+    let begun = Instant::now();
+    let next = AtomicU64::new(from);
+    let end = from.saturating_add(seeds);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let total = Mutex::new(Report {
+        of: model.name(),
+        seeds,
+        from,
+        failed: 0,
+        failures: BTreeMap::new(),
+        seconds: 0.0,
+        seeds_per_minute: 0,
+        virtual_hours: 0,
+        counts: BTreeMap::new(),
+    });
+    let passed = Mutex::new(Duration::ZERO);
+    let work = || -> Result<()> {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return Ok(());
+            }
+            let seen = run_seed(model, seed, bug, false)?;
+            let mut total = total.lock();
+            for (what, count) in seen.counts {
+                *total.counts.entry(what).or_default() += count;
+            }
+            if let Some(first) = seen.wrong.into_iter().next() {
+                total.failed += 1;
+                total.failures.insert(seed, first);
+                if total.failures.len() > MOST_NAMED {
+                    total.failures.pop_last();
+                }
+            }
+            *passed.lock() += seen.passed;
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| {
+            let ended = worker.join();
+            ended.unwrap_or_else(|_| anyhow::bail!("a thread of the simulation panicked"))
+        })
+    })?;
+    let mut report = total.into_inner();
+    let took = begun.elapsed();
+    report.seconds = took.as_secs_f64();
+    report.seeds_per_minute = seeds * 60_000 / u64::try_from(took.as_millis().max(1))?;
+    report.virtual_hours = passed.into_inner().as_secs() / 3600;
+    Ok(report)
+}
+
+/// Runs what was asked for, prints a line of JSON for each model, and says whether nothing is wrong.
+/// One seed alone prints its trace where it fails.
+///
+/// # Errors
+/// Where it cannot be run.
+pub fn run(options: &Options) -> Result<bool> {
+    let mut passed = true;
+    for model in options.models() {
+        if options.seeds == 1 {
+            let seen = run_seed(model, options.from, options.bug, true)?;
+            if options.trace || !seen.wrong.is_empty() {
+                eprint!("{}", seen.trace);
+            }
+        }
+        let report = run_model(model, options.from, options.seeds, options.bug)?;
+        println!("{}", serde_json::to_string(&report)?);
+        passed &= report.failed == 0;
+    }
+    Ok(passed)
+}

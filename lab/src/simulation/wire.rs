@@ -1,0 +1,527 @@
+//! A store behind a network that the seed scripts: what is sent is late, lost, sent twice; answers do
+//! not come; what was given up arrives for all that. The store itself is right.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use semel::memory::{Limits, MemoryStore};
+use semel::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe, Purged,
+    Resolution, Result, Retention, Token, Waited,
+};
+use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+use tokio::time::{Instant, sleep};
+
+use super::Bug;
+use super::world::{EPOCH, Process, VirtualClock, World};
+
+/// What all processes share: the store, and what the network does.
+pub(super) struct Server {
+    world: World,
+    memory: MemoryStore<VirtualClock>,
+    weather: Weather,
+    /// From then on everything arrives.
+    calm_from: Instant,
+    /// Nothing arrives meanwhile.
+    outage: Mutex<Option<Range<Instant>>>,
+    bug: Option<Bug>,
+    seen: Mutex<Observed>,
+}
+
+/// What the server has seen, and what a planted bug remembers.
+#[derive(Default)]
+struct Observed {
+    fences: Vec<(IdentityDigest, Fence, Nonce)>,
+    untold: Vec<IdentityDigest>,
+}
+
+/// By how much a planted bug puts fences back.
+const BACK: u64 = 3_600_000_000_000;
+
+/// How many of a thousand calls meet which fault.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Weather {
+    refused: u32,
+    lost: u32,
+    answers_lost: u32,
+    late: u32,
+    doubled: u32,
+    slow: u32,
+    /// The latest that anything arrives.
+    latest: Duration,
+}
+
+impl Weather {
+    /// Of a seed: some faults often, some never.
+    pub(super) fn of(world: &World, latest: Duration) -> Self {
+        let odds = || world.pick(&[0, 0, 20, 60, 150]);
+        Self {
+            refused: odds(),
+            lost: odds(),
+            answers_lost: odds(),
+            late: odds(),
+            doubled: odds(),
+            slow: odds(),
+            latest,
+        }
+    }
+}
+
+enum Fate {
+    Refused,
+    Lost,
+    AnswerLost,
+    Late,
+    Doubled,
+    Arrives { slow: bool },
+}
+
+impl Server {
+    pub(super) fn new(
+        world: &World,
+        weather: Weather,
+        calm_from: Instant,
+        bug: Option<Bug>,
+    ) -> Arc<Self> {
+        let limits = Limits {
+            records: 1000,
+            bytes: 1 << 24,
+        };
+        Arc::new(Self {
+            world: world.clone(),
+            memory: MemoryStore::with_clock(limits, VirtualClock(world.begun())),
+            weather,
+            calm_from,
+            outage: Mutex::default(),
+            bug,
+            seen: Mutex::default(),
+        })
+    }
+
+    /// What is kept, read without a network.
+    pub(super) async fn record(&self, digest: &IdentityDigest) -> Option<semel::Record> {
+        let entry = self.memory.get(digest).await.ok().flatten();
+        entry.map(|entry| entry.record)
+    }
+
+    /// For so long, and after so long, nothing reaches it.
+    pub(super) fn goes_away(&self, after: Duration, length: Duration) {
+        let from = Instant::now() + after;
+        *self.outage.lock() = Some(from..from + length);
+    }
+
+    fn fate(&self) -> Fate {
+        let now = Instant::now();
+        if self
+            .outage
+            .lock()
+            .as_ref()
+            .is_some_and(|outage| outage.contains(&now))
+        {
+            return Fate::Refused;
+        }
+        if now >= self.calm_from {
+            return Fate::Arrives { slow: false };
+        }
+        let weather = &self.weather;
+        let mut roll = self.world.draw(|chance| chance.u32(..1000));
+        for (odds, fate) in [
+            (weather.refused, Fate::Refused),
+            (weather.lost, Fate::Lost),
+            (weather.answers_lost, Fate::AnswerLost),
+            (weather.late, Fate::Late),
+            (weather.doubled, Fate::Doubled),
+            (weather.slow, Fate::Arrives { slow: true }),
+        ] {
+            if roll < odds {
+                return fate;
+            }
+            roll -= odds;
+        }
+        Fate::Arrives { slow: false }
+    }
+
+    /// How long something is on its way.
+    fn way(&self) -> Duration {
+        self.world.millis(0..4)
+    }
+
+    fn long_way(&self) -> Duration {
+        let latest = u64::try_from(self.weather.latest.as_millis()).unwrap_or(u64::MAX);
+        self.world.millis(4..latest.max(5))
+    }
+
+    /// How long a client waits for an answer that does not come.
+    fn patience(&self) -> Duration {
+        self.world.millis(20..3000)
+    }
+
+    /// A claim that was made: its fence is above all that went before it.
+    fn claimed(&self, digest: &IdentityDigest, claim: &Claim) {
+        let Claim::Acquired(acquired) = claim else {
+            return;
+        };
+        let Token { fence, nonce } = acquired.token;
+        let mut seen = self.seen.lock();
+        match seen.fences.iter_mut().find(|(known, ..)| known == digest) {
+            None => seen.fences.push((*digest, fence, nonce)),
+            // Its own claim, sent again.
+            Some((_, last, by)) if *by == nonce && *last == fence => {}
+            Some((_, last, by)) => {
+                if fence <= *last {
+                    self.world
+                        .wrong(format!("a fence went back: {fence} after {last}"));
+                }
+                (*last, *by) = (fence, nonce);
+            }
+        }
+    }
+
+    async fn claim(&self, identity: &Identity, mut request: ClaimRequest) -> Result<Claim> {
+        if self.bug == Some(Bug::HoldReruns) {
+            request.on_lost = OnLost::Retry;
+        }
+        let mut claim = self.memory.claim(identity, &request).await;
+        if self.bug == Some(Bug::FenceRepeats)
+            && let Ok(Claim::Acquired(acquired)) = &mut claim
+            && acquired.attempt > 1
+        {
+            acquired.token.fence.0 -= BACK;
+        }
+        if self.bug == Some(Bug::ReplayCut)
+            && let Ok(Claim::Completed { outcome, .. }) = &mut claim
+        {
+            let body = outcome.body().unwrap_or_default();
+            let rest = body.get(1..).unwrap_or_default();
+            let mut builder = Outcome::builder(outcome.kind()).code(outcome.code());
+            for (name, value) in outcome.fields() {
+                builder = builder.field(name, value);
+            }
+            *outcome = builder.body(rest);
+        }
+        if let Ok(claim) = &claim {
+            self.claimed(identity.digest(), claim);
+        }
+        claim
+    }
+
+    /// The token that the store gave.
+    fn token(&self, token: &Token) -> Token {
+        let mut token = *token;
+        if self.bug == Some(Bug::FenceRepeats) && token.fence.0 < EPOCH {
+            token.fence.0 += BACK;
+        }
+        token
+    }
+
+    async fn complete(
+        &self,
+        digest: &IdentityDigest,
+        mut token: Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        if self.bug == Some(Bug::CompletesUnfenced)
+            && let Some(record) = self.record(digest).await
+        {
+            token = record.token;
+        }
+        self.memory
+            .complete(digest, &token, outcome, retention)
+            .await
+    }
+}
+
+/// The store as one process sees it.
+#[derive(Clone)]
+pub(super) struct Wire {
+    server: Arc<Server>,
+    process: Arc<Process>,
+}
+
+impl Wire {
+    pub(super) fn new(server: &Arc<Server>, process: &Arc<Process>) -> Self {
+        Self {
+            server: Arc::clone(server),
+            process: Arc::clone(process),
+        }
+    }
+
+    async fn send<T, F>(
+        &self,
+        what: &'static str,
+        step: impl Fn(Arc<Server>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Shown + Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let (server, process) = (&self.server, &self.process);
+        let (world, number) = (&server.world, process.number);
+        process.gate().await;
+        world.step().await;
+        // What was sent arrives whatever becomes of who sent it.
+        let arrives = |way: Duration, step: F| {
+            let world = world.clone();
+            tokio::spawn(async move {
+                sleep(way).await;
+                let answer = step.await;
+                world.say(|| format!("  {what} of {number}: {}", shown(&answer)));
+                answer
+            })
+        };
+        let first = step(Arc::clone(server));
+        let fate = server.fate();
+        let answer = match fate {
+            Fate::Refused => {
+                world.saw("refused");
+                sleep(server.way()).await;
+                Err(StoreError::new(StoreErrorKind::NotApplied, "refused"))
+            }
+            Fate::Arrives { slow } => {
+                let way = match slow {
+                    true => server.long_way(),
+                    false => server.way(),
+                };
+                let answer = arrives(way, first).await;
+                sleep(server.way()).await;
+                answer.unwrap_or_else(|_| Err(unanswered()))
+            }
+            Fate::Doubled => {
+                world.saw("sent twice");
+                let answer = arrives(server.way(), first).await;
+                arrives(server.long_way(), step(Arc::clone(server)));
+                sleep(server.way()).await;
+                answer.unwrap_or_else(|_| Err(unanswered()))
+            }
+            Fate::Lost => {
+                world.saw("lost");
+                sleep(server.patience()).await;
+                Err(unanswered())
+            }
+            Fate::AnswerLost => {
+                world.saw("answer lost");
+                arrives(server.way(), first);
+                sleep(server.patience()).await;
+                Err(unanswered())
+            }
+            Fate::Late => {
+                world.saw("late");
+                let patience = server.patience();
+                arrives(patience + server.long_way(), first);
+                sleep(patience).await;
+                Err(unanswered())
+            }
+        };
+        process.gate().await;
+        world.say(|| format!("{what} by {number} -> {}", shown(&answer)));
+        answer
+    }
+}
+
+/// An answer in a few words.
+trait Shown {
+    fn shown(&self) -> String;
+}
+
+fn shown<T: Shown>(answer: &Result<T>) -> String {
+    match answer {
+        Ok(answer) => answer.shown(),
+        Err(error) => format!("{:?}", error.kind()),
+    }
+}
+
+impl Shown for Claim {
+    fn shown(&self) -> String {
+        match self {
+            Self::Acquired(acquired) => {
+                let (fence, attempt) = (acquired.token.fence, acquired.attempt);
+                format!("acquired {fence}, attempt {attempt}")
+            }
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+impl Shown for Fenced {
+    fn shown(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
+impl Shown for Option<Entry> {
+    fn shown(&self) -> String {
+        self.as_ref().map_or("nothing".into(), |entry| {
+            let record = &entry.record;
+            format!("{} {}", record.state.kind().as_str(), record.token.fence)
+        })
+    }
+}
+
+impl Shown for Page {
+    fn shown(&self) -> String {
+        format!("{} records", self.entries.len())
+    }
+}
+
+impl Shown for Purged {
+    fn shown(&self) -> String {
+        format!("{} removed", self.removed)
+    }
+}
+
+fn unanswered() -> StoreError {
+    StoreError::new(StoreErrorKind::Unknown, "no answer")
+}
+
+impl Store for Wire {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let (identity, request) = (identity.clone(), *request);
+        self.send("claim", move |server| {
+            let identity = identity.clone();
+            async move { server.claim(&identity, request).await }
+        })
+        .await
+    }
+
+    async fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> Result<Fenced> {
+        if self.server.bug == Some(Bug::RenewalsStop) {
+            return Ok(Fenced::Applied);
+        }
+        let (digest, token) = (*identity, self.server.token(token));
+        self.send("renew", move |server| async move {
+            server.memory.renew(&digest, &token, lease).await
+        })
+        .await
+    }
+
+    async fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> Result<Fenced> {
+        let (digest, token, outcome) = (*identity, self.server.token(token), outcome.clone());
+        let bug = self.server.bug;
+        if bug == Some(Bug::ForgetsSettlement) && self.server.seen.lock().untold.contains(&digest) {
+            return Ok(Fenced::Applied);
+        }
+        let sent = self.send("complete", move |server| {
+            let outcome = outcome.clone();
+            async move { server.complete(&digest, token, &outcome, retention).await }
+        });
+        if bug == Some(Bug::EarlyAcknowledgement) {
+            // It goes on its way, and nobody waits for what becomes of it.
+            let _ = tokio::time::timeout(Duration::ZERO, sent).await;
+            return Ok(Fenced::Applied);
+        }
+        let answer = sent.await;
+        if answer.is_err() {
+            self.server.seen.lock().untold.push(digest);
+        }
+        answer
+    }
+
+    async fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> Result<Fenced> {
+        let (digest, token, step) = (*identity, self.server.token(token), step.clone());
+        self.send("keep_step", move |server| {
+            let step = step.clone();
+            async move { server.memory.keep_step(&digest, &token, &step, kept).await }
+        })
+        .await
+    }
+
+    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let (digest, token) = (*identity, self.server.token(token));
+        self.send("abandon", move |server| async move {
+            server.memory.abandon(&digest, &token).await
+        })
+        .await
+    }
+
+    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
+        let (digest, token) = (*identity, self.server.token(token));
+        self.send("mark_unknown", move |server| async move {
+            match server.bug {
+                Some(Bug::ReleasesUnknown) => server.memory.abandon(&digest, &token).await,
+                _ => server.memory.mark_unknown(&digest, &token).await,
+            }
+        })
+        .await
+    }
+
+    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
+        let (digest, resolution) = (*identity, resolution.clone());
+        self.send("resolve", move |server| {
+            let resolution = resolution.clone();
+            async move { server.memory.resolve(&digest, &resolution).await }
+        })
+        .await
+    }
+
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        let digest = *identity;
+        self.send("get", move |server| async move {
+            server.memory.get(&digest).await
+        })
+        .await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        let query = query.clone();
+        self.send("list", move |server| {
+            let query = query.clone();
+            async move { server.memory.list(&query).await }
+        })
+        .await
+    }
+
+    async fn purge(&self, limit: usize) -> Result<Purged> {
+        self.send("purge", move |server| async move {
+            server.memory.purge(limit).await
+        })
+        .await
+    }
+
+    async fn wait(
+        &self,
+        identity: &IdentityDigest,
+        fence: Fence,
+        timeout: Duration,
+    ) -> Result<Waited> {
+        self.process.gate().await;
+        self.server.world.step().await;
+        let waited = match self.server.fate() {
+            Fate::Refused => Err(StoreError::new(StoreErrorKind::NotApplied, "refused")),
+            Fate::Lost | Fate::AnswerLost => {
+                sleep(self.server.patience()).await;
+                Err(unanswered())
+            }
+            _ => self.server.memory.wait(identity, fence, timeout).await,
+        };
+        self.process.gate().await;
+        waited
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        self.server.memory.probe().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
