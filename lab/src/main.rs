@@ -117,7 +117,7 @@ fn command(mut arguments: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         _ => bail!(
-            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
+            "usage: semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab {}\n       semel-lab check FOLDER",
             torture::USAGE,
             crash::USAGE,
             lost::USAGE,
