@@ -107,8 +107,9 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
     let said = said(database);
     match database.number() {
         // The statement was rolled back, each is a transaction of its own, and none that follows in
-        // the packet was run.
-        1213 => Failure::Deadlock(new(
+        // the packet was run. 1020: with `innodb_snapshot_isolation`, the default of newer MariaDB, a row
+        // that was written since the statement, or its transaction, first looked.
+        1020 | 1213 => Failure::Deadlock(new(
             StoreErrorKind::NotApplied,
             format!("other transactions were preferred each time it was tried: {said}"),
         )),

@@ -211,13 +211,8 @@ impl MysqlStore {
     }
 }
 
-/// 1020: the row was written since the transaction's snapshot was taken.
 pub(super) fn failed(error: Error) -> Failure {
-    let conflict = number(&error) == Some(1020);
-    match error::sent(error, Effect::Reads) {
-        Failure::Said(error) if conflict => Failure::Deadlock(error),
-        failure => failure,
-    }
+    error::sent(error, Effect::Reads)
 }
 
 impl Transactional for MysqlStore {

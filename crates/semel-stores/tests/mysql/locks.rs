@@ -12,7 +12,8 @@ use sqlx::{AssertSqlSafe, Row as _};
 use tokio::task::JoinSet;
 
 use super::{
-    LONG, acquire, acquired, ask, claim, common, complete, identity, link, own, request, table,
+    LONG, acquire, acquired, ask, claim, common, complete, identity, link, open, own, request,
+    table,
 };
 
 #[tokio::test]
@@ -51,6 +52,30 @@ async fn a_foreign_lock_is_waited_for_and_then_not_applied() {
     tokio::time::sleep(Duration::from_millis(1300)).await;
     ask(&mut foreign, "COMMIT").await;
     assert_eq!(waiting.await.unwrap().unwrap(), Fenced::Applied);
+}
+
+/// With this setting, the default from MariaDB 11.6.2 on, a claim whose look came before a rival's commit
+/// is rolled back (1020).
+#[tokio::test(flavor = "multi_thread")]
+async fn rivals_are_told_so_with_snapshot_isolation_too() {
+    let server = own(&["innodb-snapshot-isolation=ON"]).await;
+    let store = Arc::new(open(&server.url()).await);
+    for round in 0..20 {
+        let mut claims = JoinSet::new();
+        for _ in 0..12 {
+            let store = store.clone();
+            claims.spawn(async move { claim(&store, &format!("key-{round}")).await });
+        }
+        let mut won = 0;
+        while let Some(claim) = claims.join_next().await {
+            match claim.unwrap() {
+                Ok(Claim::Acquired(_)) => won += 1,
+                Ok(Claim::InFlight { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(won, 1);
+    }
 }
 
 /// Others read the row under a shared lock and then write it: with anybody between them a deadlock.
