@@ -19,15 +19,14 @@ use super::MysqlStore;
 use super::error::{self, Effect, Failure};
 use super::row::Reader;
 
-/// How often a connection is taken that turns out to be dead.
-const TRIES: u32 = 4;
 /// How long an open transaction may stand idle before the server ends it, in seconds. MySQL's limit is one
-/// for all idle sessions: those that lie in the pool are closed before it.
+/// for all idle sessions: those that lie in the pool end too, where the pool does not close them before.
 const IDLE: u64 = 30;
 
 /// The driver's own pool, made for transactions: its sessions are as the driver makes them.
 pub(super) struct Transactions {
     pool: MySqlPool,
+    connections: usize,
     pub(super) timeout: Duration,
 }
 
@@ -47,7 +46,11 @@ impl Transactions {
             })
             // Statements hold outcomes.
             .connect_lazy_with(options.disable_statement_logging());
-        Self { pool, timeout }
+        Self {
+            pool,
+            connections,
+            timeout,
+        }
     }
 
     /// Begins no more, and waits a moment for those under way.
@@ -76,8 +79,8 @@ impl Transactions {
                         completes: Vec::new(),
                     });
                 }
-                // It broke while it lay here: another.
-                Ok(Err(Error::Io(_))) if tried < TRIES => tried += 1,
+                // It ended while it lay here, as all others may have: another, and at last a new one.
+                Ok(Err(error)) if ended(&error) && tried < self.connections => tried += 1,
                 Ok(Err(Error::PoolClosed)) => return Err(error::closed()),
                 Ok(Err(Error::PoolTimedOut)) | Err(_) => {
                     return Err(error::timed_out(Effect::Reads, false));
@@ -154,6 +157,11 @@ pub(super) fn before(failure: Failure) -> TransactionError {
             })
         }
     }
+}
+
+/// Whether a session is over. Some servers say so to whoever uses it next.
+fn ended(error: &Error) -> bool {
+    matches!(error, Error::Io(_)) || matches!(number(error), Some(1927 | 4031))
 }
 
 fn number(error: &(dyn StdError + 'static)) -> Option<u16> {

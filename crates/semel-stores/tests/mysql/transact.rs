@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-use super::{acquired, ask, common, identity, link, options, own, request, table};
+use super::{acquired, ask, common, identity, link, open, options, own, request, table};
 
 pub(super) type Tx = Lent<MysqlTransaction>;
 pub(super) type Error = sqlx::Error;
@@ -203,6 +203,30 @@ async fn an_attempt_past_its_lease_commits_nothing() {
         bench.store.rollback(tx).await;
         assert_eq!(bench.effects(&key).await, 1);
     }
+}
+
+/// The server ends all that lay idle, as it does with each after `wait_timeout`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_begins_however_many_sessions_ended() {
+    let server = own(&[]).await;
+    let store = open(&server.url()).await;
+    let mut open = Vec::new();
+    for _ in 0..16 {
+        open.push(store.begin(Isolation::ReadCommitted).await.unwrap());
+    }
+    for transaction in open {
+        store.rollback(transaction).await;
+    }
+    let mut root = link(&server.url()).await;
+    let idle = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist \
+         WHERE user='semel' AND id<>CONNECTION_ID()";
+    let idle = ask(&mut root, idle).await;
+    assert!(idle.len() >= 16);
+    for row in idle {
+        ask(&mut root, format!("KILL {}", row.get::<i64, _>(0))).await;
+    }
+    let transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
+    store.rollback(transaction).await;
 }
 
 #[test]
