@@ -76,7 +76,6 @@ impl Transactions {
                     return Ok(PostgresTransaction {
                         link,
                         completes: Vec::new(),
-                        fenced: false,
                         _permit: permit,
                     });
                 }
@@ -154,8 +153,6 @@ fn certain(error: StoreError) -> StoreError {
 pub struct PostgresTransaction {
     link: Link,
     completes: Vec<IdentityDigest>,
-    // Whether a fenced statement went through.
-    fenced: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -187,7 +184,6 @@ impl PostgresTransaction {
     ) -> Result<Fenced, TransactionError> {
         for _ in 0..TURNS {
             if !self.run(with, step).await?.is_empty() {
-                self.fenced = true;
                 return Ok(Fenced::Applied);
             }
             // Nothing was written; the record says why.
@@ -278,13 +274,9 @@ impl Transactional for PostgresStore {
         let completes = std::mem::take(&mut transaction.completes);
         // After a failed statement COMMIT rolls back, and says so in its tag only. Any other
         // statement is refused then, and nothing behind it runs.
-        let commit = match transaction.fenced {
-            true => "COMMIT",
-            false => "SELECT; COMMIT",
-        };
         let sent = timeout(
             connector.timeout,
-            transaction.link.simple(connector, commit),
+            transaction.link.simple(connector, "SELECT; COMMIT"),
         )
         .await;
         let committed = match sent {

@@ -90,6 +90,20 @@ async fn a_transaction_whose_statement_failed_is_not_committed() {
         }
         told => panic!("{told:?}"),
     }
+    // Nor where the record was completed in it before.
+    let held = acquire(&store, "held").await.token;
+    let (id, outcome) = (identity("held"), Outcome::success(b"held"));
+    let mut transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
+    transaction.batch_execute(&insert).await.unwrap();
+    let retention = Retention::ORDER;
+    let done = store.complete_in(&mut transaction, id.digest(), &held, &outcome, retention);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    transaction.batch_execute(&insert).await.unwrap_err();
+    let told = store.commit(transaction).await;
+    assert!(
+        matches!(told, Err(TransactionError::NotCommitted(_))),
+        "{told:?}"
+    );
     let transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
     transaction.batch_execute(&insert).await.unwrap();
     store.commit(transaction).await.unwrap();
