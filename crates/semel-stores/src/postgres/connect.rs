@@ -1,6 +1,7 @@
 //! One connection: how it is made, set up, and given up.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -107,7 +108,7 @@ impl Connector {
 
     /// A connection on which nothing was prepared: the tables may not be there.
     pub(super) async fn connect_bare(&self) -> Result<Link> {
-        self.attempt(false).await
+        self.attempt(false).await.map_err(error::opening)
     }
 
     async fn attempt(&self, prepared: bool) -> Result<Link> {
@@ -122,6 +123,7 @@ impl Connector {
                 task: task.abort_handle(),
                 prepared: None,
                 made: Instant::now(),
+                demoted: AtomicBool::new(false),
             };
             if prepared {
                 link.prepared = Some(self.prepare(&link.client).await?);
@@ -199,11 +201,12 @@ pub(super) struct Link {
     task: AbortHandle,
     prepared: Option<Prepared>,
     made: Instant,
+    demoted: AtomicBool,
 }
 
 impl Link {
     pub(super) fn is_open(&self) -> bool {
-        !self.client.is_closed()
+        !self.client.is_closed() && !self.demoted.load(Ordering::Relaxed)
     }
 
     /// Runs one statement. On its first poll it is sent.
@@ -233,7 +236,7 @@ impl Link {
     fn failed(&self, error: Error, with: &Connector) -> Failed {
         if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
             // It became a standby. Another host may be the primary now: not on this connection.
-            self.task.abort();
+            self.demoted.store(true, Ordering::Relaxed);
         }
         Failed::sent(error, &with.table)
     }

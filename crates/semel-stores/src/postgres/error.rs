@@ -74,6 +74,18 @@ impl Failed {
     }
 }
 
+const STANDBY: &str = "PostgreSQL allows no writes here: it is a standby, or \
+    default_transaction_read_only is on. Name the primary (or several hosts, of which the primary is found)";
+
+/// To who opens a store or examines it, a standby is the wrong server; to who is at work, one that a
+/// primary takes the place of in a moment.
+pub(super) fn opening(error: StoreError) -> StoreError {
+    match error.to_string().starts_with(STANDBY) {
+        true => StoreError::new(StoreErrorKind::Config, STANDBY).with_source(error),
+        false => error,
+    }
+}
+
 /// An error of connecting: nothing was sent.
 pub(super) fn connecting(error: Error, table: &Table) -> StoreError {
     if let Some(code) = error.code().cloned() {
@@ -84,12 +96,7 @@ pub(super) fn connecting(error: Error, table: &Table) -> StoreError {
     let cause = std::error::Error::source(&error).map(ToString::to_string);
     let cause = cause.unwrap_or_default();
     if cause.contains("does not allow writes") {
-        return wrap(
-            StoreErrorKind::Config,
-            "PostgreSQL allows no writes here: it is a standby, or default_transaction_read_only \
-             is on. Name the primary (or several hosts, of which the primary is found)",
-            error,
-        );
+        return wrap(StoreErrorKind::NotApplied, STANDBY, error);
     }
     if message.contains("authentication") || message.contains("invalid configuration") {
         return wrap(

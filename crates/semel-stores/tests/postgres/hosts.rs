@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use semel::StoreErrorKind;
 use semel::store::{Claim, Store as _};
 use semel_stores::PostgresStore;
 use semel_testkit::proxy::{Fault, Proxy};
@@ -61,6 +62,24 @@ async fn a_host_that_takes_connections_and_says_nothing_is_passed_over() {
     claims_within(&store, "fourth", Duration::from_secs(20)).await;
 }
 
+/// Sets whether the server takes no writes.
+async fn read_only(url: &str, on: &str) {
+    let admin = client(url).await;
+    let set = format!("ALTER SYSTEM SET default_transaction_read_only = {on}");
+    for set in [&*set, "SELECT pg_reload_conf()"] {
+        admin.batch_execute(set).await.unwrap();
+    }
+    // Sessions hear of it a moment later.
+    let show = "SHOW default_transaction_read_only";
+    loop {
+        let row = client(url).await.query_one(show, &[]).await.unwrap();
+        if row.get::<_, String>(0) == on {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_takes_no_writes_any_more_is_left() {
     let (old, new) = (Postgres::start(&[]).unwrap(), Postgres::start(&[]).unwrap());
@@ -68,21 +87,16 @@ async fn a_primary_that_takes_no_writes_any_more_is_left() {
     let url = at(&old.url(), [old.address(), new.address()]);
     let store = open(&format!("{url}&connections=1")).await;
     acquire(&store, "first").await;
-    let admin = client(&old.url()).await;
-    for set in [
-        "ALTER SYSTEM SET default_transaction_read_only = on",
-        "SELECT pg_reload_conf()",
-    ] {
-        admin.batch_execute(set).await.unwrap();
+    // Until the new one is promoted nobody takes writes: that is over in a moment, and no mistake in the
+    // URL, after which an outcome would not be told again.
+    read_only(&new.url(), "on").await;
+    read_only(&old.url(), "on").await;
+    for _ in 0..3 {
+        let error = store.claim(&identity("nowhere"), &request()).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
     }
-    // The session hears of it a moment later.
-    let read_only = async || {
-        let row = admin.query_one("SHOW default_transaction_read_only", &[]);
-        row.await.unwrap().get::<_, String>(0) == "on"
-    };
-    while !read_only().await {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    read_only(&new.url(), "off").await;
     claims_within(&store, "second", Duration::from_secs(20)).await;
     let there = open(&new.url()).await;
     let entry = there.get(identity("second").digest()).await.unwrap();
