@@ -148,8 +148,7 @@ impl Inner {
         fence: Fence,
     ) -> Result<Running> {
         let _step = self.gate.enter()?;
-        let hears = self.listener.hears();
-        let script = if hears {
+        let script = if self.listener.hears() {
             &self.scripts().watch
         } else {
             &self.scripts().get
@@ -161,11 +160,12 @@ impl Inner {
             args: &[asked.as_bytes()],
             lasting: false,
         };
-        let record = self.run(&step, Effect::Read).await?.fields.row()?.record;
+        let mut ran = self.run(&step, Effect::Read).await?;
+        let record = ran.fields.row()?.record;
         let running = record.is_some_and(|record| {
             record.token.fence == fence && record.state.kind() == StateKind::InFlight
         });
-        Ok(match (running, hears) {
+        Ok(match (running, ran.wrote) {
             (false, _) => Running::No,
             (true, true) => Running::Yes,
             (true, false) => Running::Unheard,

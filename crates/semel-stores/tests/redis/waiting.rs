@@ -87,6 +87,39 @@ async fn nobody_is_told_where_nobody_waits() {
     }
 }
 
+/// A server without room takes no mark: nobody is pushed, so who waits polls.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_could_not_be_marked_polls() {
+    let server = Redis::start(&[]).unwrap();
+    let store = options().open(&server.url()).await.unwrap();
+    let mut running = Vec::new();
+    for n in 0..6 {
+        let id = identity(&format!("a-key-of-some-length-{n}"));
+        running.push((claim(&store, &id).await.token, *id.digest()));
+    }
+    // The subscription is there by then.
+    let (token, digest) = running.pop().unwrap();
+    let waited = store.wait(&digest, token.fence, Duration::from_secs(1));
+    assert_eq!(waited.await.unwrap(), Waited::TimedOut);
+    tell(server.address(), &["CONFIG", "SET", "maxmemory", "1"]).await;
+    let mut soonest = Duration::MAX;
+    for (token, digest) in running {
+        let from = Instant::now();
+        let (waited, done) = tokio::join!(
+            store.wait(&digest, token.fence, Duration::from_secs(20)),
+            async {
+                sleep(Duration::from_millis(20)).await;
+                super::complete(&store, &digest, &token).await
+            }
+        );
+        assert!(done.is_ok());
+        assert_eq!(waited.unwrap(), Waited::Changed);
+        soonest = soonest.min(from.elapsed());
+    }
+    // Who relies on a push looks after 375 ms at the earliest.
+    assert!(soonest < Duration::from_millis(250), "{soonest:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_that_broke_is_made_again() {
     let server = Redis::start(&[]).unwrap();
