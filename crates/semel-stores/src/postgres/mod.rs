@@ -166,7 +166,7 @@ impl PostgresStore {
         }
         Err(sent.error(StoreError::new(
             StoreErrorKind::NotApplied,
-            "the record changed whenever the step was tried",
+            "the record was locked, or changed, whenever the step was tried",
         )))
     }
 

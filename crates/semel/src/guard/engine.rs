@@ -375,8 +375,8 @@ impl Records {
     }
 
     /// Asks a record whether the transaction was committed. First by a renewal: a write waits for
-    /// the transaction's lock, so that what is read after it is final, where a read alone might come
-    /// before a commit that is still on its way.
+    /// the transaction's lock, or is not applied while it is held, so that what is read after it is
+    /// final, where a read alone might come before a commit that is still on its way.
     async fn read_back<S: Transactional>(
         &self,
         claimed: &Claimed<S>,
