@@ -5,6 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use semel::store::Result;
 use semel::{IdentityDigest, StoreError};
@@ -179,8 +180,12 @@ fn hand_out(group: Vec<Job>, steps: &[(Arc<Step>, usize)], all: Vec<Vec<Row>>) {
 }
 
 /// A row may be locked for long, by a transaction that completes it. Who shares a group with a step
-/// on it does not wait that long: the group is rolled back, and each sent by itself.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '100ms'";
+/// on it does not wait that long, but for longer than a commit takes, to a standby far away too: then
+/// the group is rolled back, and each sent by itself.
+fn begin(timeout: Duration) -> String {
+    let wait = (timeout / 10).as_millis().max(1);
+    format!("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {wait}")
+}
 
 /// Runs statements as one transaction.
 async fn transaction(
@@ -190,7 +195,8 @@ async fn transaction(
 ) -> Result<Vec<Vec<Row>>, Failed> {
     // Everything is sent before anything is waited for: a future sends on its first poll, and
     // answers come in the order of sending.
-    let mut begin: Sending<'_, ()> = Box::pin(link.simple(with, BEGIN));
+    let begin = begin(with.timeout);
+    let mut begin: Sending<'_, ()> = Box::pin(link.simple(with, &begin));
     let mut runs: Vec<Sending<'_, Vec<Row>>> = steps
         .iter()
         .map(|(step, _)| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })

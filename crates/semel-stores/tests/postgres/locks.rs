@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use semel::store::{Fenced, Retention, Store as _, Waited};
 use semel::transaction::{Isolation, TransactionError, Transactional as _};
 use semel::{Outcome, StoreErrorKind};
+use semel_testkit::servers::{Postgres, Server as _};
 
 use super::{acquire, complete, identity, open, url};
 
@@ -107,4 +108,42 @@ async fn a_transaction_whose_statement_failed_is_not_committed() {
     let transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
     transaction.batch_execute(&insert).await.unwrap();
     store.commit(transaction).await.unwrap();
+}
+
+/// Who waits marks the record, and it is completed while that commit, here of 100 ms, is under way: a
+/// group waits for it rather than being rolled back and sent one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_commits_break_no_group() {
+    let server = Postgres::start(&["commit_delay=100000", "commit_siblings=0"]).unwrap();
+    let url = format!("{}?timeout=20s", server.url());
+    let store = Arc::new(open(&url).await);
+    let other = Arc::new(open(&url).await);
+    let tasks: Vec<_> = (0..64)
+        .map(|n| {
+            let (store, other) = (store.clone(), other.clone());
+            tokio::spawn(async move {
+                for round in 0..4 {
+                    let key = format!("{n}-{round}");
+                    let token = acquire(&store, &key).await.token;
+                    let (other, id) = (other.clone(), identity(&key));
+                    let waiting = tokio::spawn(async move {
+                        let patience = Duration::from_secs(60);
+                        other.wait(id.digest(), token.fence, patience).await
+                    });
+                    tokio::time::sleep(Duration::from_millis(30)).await;
+                    assert_eq!(complete(&store, &key, &token).await, Fenced::Applied);
+                    assert_eq!(waiting.await.unwrap().unwrap(), Waited::Changed);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let rolled_back = "SELECT sum(xact_rollback)::bigint FROM pg_stat_database";
+    // The server counts a little later.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let row = super::client(&server.url()).await;
+    let row = row.query_one(rolled_back, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
 }
