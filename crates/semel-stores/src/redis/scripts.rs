@@ -238,11 +238,11 @@ tell(ARGV[11])
 return {r[1], '1'}
 ";
 
-/// `digest fence`. Marks the record as waited for, where that attempt is in flight and the server takes
-/// writes. Says that it wrote where the mark is there.
+/// `digest fence mark`. Marks the record as waited for, where that is wanted, that attempt is in flight and
+/// the server takes writes. Says that it wrote where the mark is there.
 const WATCH: &str = r"
 local record = answer()
-if r[2] == 'in-flight' and string.match(r[3], '^%d+') == ARGV[2]
+if ARGV[3] == '1' and r[2] == 'in-flight' and string.match(r[3], '^%d+') == ARGV[2]
   and (r[6] or type(redis.pcall('HSET', key, 'waited', '1')) == 'number') then
   record[2] = '1'
 end

@@ -148,16 +148,12 @@ impl Inner {
         fence: Fence,
     ) -> Result<Running> {
         let _step = self.gate.enter()?;
-        let script = if self.listener.hears() {
-            &self.scripts().watch
-        } else {
-            &self.scripts().get
-        };
+        let mark: &[u8] = if self.listener.hears() { b"1" } else { b"0" };
         let asked = fence.0.to_string();
         let step = Step {
             digest,
-            script,
-            args: &[asked.as_bytes()],
+            script: &self.scripts().watch,
+            args: &[asked.as_bytes(), mark],
             lasting: false,
         };
         let mut ran = self.run(&step, Effect::Read).await?;

@@ -120,6 +120,39 @@ async fn who_could_not_be_marked_polls() {
     assert!(soonest < Duration::from_millis(250), "{soonest:?}");
 }
 
+/// Nor does a waiter that polls fetch what it does not need.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_polls_fetches_no_outcome() {
+    let server = Redis::start(&[]).unwrap();
+    let store = options().open(&server.url()).await.unwrap();
+    let forbid = ["ACL", "SETUSER", "default", "-subscribe"];
+    tell(server.address(), &forbid).await;
+    let id = identity("a-key-of-some-length");
+    let own = claim(&store, &id).await;
+    let sent = async || {
+        let said = tell(server.address(), &["INFO", "stats"]).await;
+        let said: String = ::redis::from_redis_value(said).unwrap();
+        let bytes = said.split("total_net_output_bytes:").nth(1).unwrap();
+        bytes.lines().next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = sent().await;
+    let large = semel::Outcome::success(&[b'x'; 1_000_000]);
+    let (waited, done) = tokio::join!(
+        store.wait(id.digest(), own.token.fence, Duration::from_secs(20)),
+        async {
+            sleep(Duration::from_millis(20)).await;
+            let retention = semel::store::Retention::ORDER;
+            store
+                .complete(id.digest(), &own.token, &large, retention)
+                .await
+        }
+    );
+    assert!(done.is_ok());
+    assert_eq!(waited.unwrap(), Waited::Changed);
+    let sent = sent().await - before;
+    assert!(sent < 500_000, "{sent}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_that_broke_is_made_again() {
     let server = Redis::start(&[]).unwrap();
