@@ -189,6 +189,8 @@ impl Inner {
             Ok(response) => {
                 let (mut parts, body) = response.into_parts();
                 headers::to_client(&mut parts.headers);
+                // The gateway's, not the upstream's: else hyper answers as HTTP/1.0, and closes.
+                parts.version = Version::HTTP_11;
                 parts.extensions.clear();
                 // An answer that is to be kept is read whole, so its silence counts; a stream
                 // without a key may be silent for as long as it likes.

@@ -37,6 +37,24 @@ async fn an_expectation_is_answered_by_the_gateway() {
     assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
 }
 
+/// RFC 9110, section 2.5: the version is that of who sends the message.
+#[tokio::test]
+async fn an_old_upstream_makes_no_old_gateway() {
+    let old = Reaction::Send("HTTP/1.0 201 Created\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Script::start(old).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    for key in [
+        "",
+        "idempotency-key: \"k\"\r\n",
+        "idempotency-key: \"k\"\r\n",
+    ] {
+        let request = format!("POST /orders HTTP/1.1\r\nhost: x\r\n{key}content-length: 0\r\n\r\n");
+        let mut stream = send_raw(gateway.address, &request).await;
+        let answer = read_head(&mut stream).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 201 "), "{key}: {answer}");
+    }
+}
+
 #[tokio::test]
 async fn fields_of_one_connection_stay_on_it() {
     let upstream = Script::start(Reaction::Send(
