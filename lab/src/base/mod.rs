@@ -8,9 +8,11 @@ mod sqlite;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use semel::transaction::{Isolation, Transactional};
+use semel::transaction::{Isolation, TransactionError, Transactional};
+use tokio::time::{Instant, sleep};
 
 pub(crate) use place::start;
 pub use place::{Database, Place};
@@ -61,12 +63,27 @@ impl<B: Base> Base for Arc<B> {
     }
 }
 
+/// How long the lab itself waits for a server that it had restarted.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn begin<B: Base>(store: &B) -> Result<B::Transaction> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match store.begin(Isolation::ReadCommitted).await {
+            Err(TransactionError::NotCommitted(_)) if Instant::now() < end => {
+                sleep(Duration::from_millis(100)).await;
+            }
+            begun => return Ok(begun?),
+        }
+    }
+}
+
 /// Runs statements in a transaction of their own.
 ///
 /// # Errors
 /// What the database says.
 pub async fn execute<B: Base>(store: &B, statements: &[String]) -> Result<()> {
-    let mut tx = store.begin(Isolation::ReadCommitted).await?;
+    let mut tx = begin(store).await?;
     for sql in statements {
         B::execute(&mut tx, sql.clone())
             .await
@@ -81,7 +98,7 @@ pub async fn execute<B: Base>(store: &B, statements: &[String]) -> Result<()> {
 /// # Errors
 /// What the database says.
 pub async fn numbers<B: Base>(store: &B, sql: &str) -> Result<Vec<Vec<i64>>> {
-    let mut tx = store.begin(Isolation::ReadCommitted).await?;
+    let mut tx = begin(store).await?;
     let rows = B::numbers(&mut tx, sql.into())
         .await
         .with_context(|| sql.to_owned())?;
