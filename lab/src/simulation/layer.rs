@@ -202,15 +202,10 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     let setup = Setup::of(world);
     world.say(|| format!("{setup:?}"));
     let calm_from = Instant::now() + setup.faults;
-    let weather = match setup.is_calm {
-        true => Weather::default(),
-        false => Weather::of(world, setup.lease * 3),
+    let server = match setup.is_calm {
+        true => Server::new(world, Weather::default(), calm_from, bug),
+        false => Server::in_bad_weather(world, setup.lease, setup.faults, calm_from, bug),
     };
-    let server = Server::new(world, weather, calm_from, bug);
-    if !setup.is_calm && world.one_in(4) {
-        world.saw("outage");
-        server.goes_away(world.millis(0..3000), setup.faults / 3);
-    }
     let shop = Arc::new(Shop {
         world: world.clone(),
         setup,

@@ -100,6 +100,22 @@ impl Server {
         })
     }
 
+    /// Its answers are late and lost, and one server in four is away for a while.
+    pub(super) fn in_bad_weather(
+        world: &World,
+        lease: Duration,
+        faults: Duration,
+        calm_from: Instant,
+        bug: Option<Bug>,
+    ) -> Arc<Self> {
+        let server = Self::new(world, Weather::of(world, lease * 3), calm_from, bug);
+        if world.one_in(4) {
+            world.saw("outage");
+            server.goes_away(world.millis(0..3000), faults / 3);
+        }
+        server
+    }
+
     /// What is kept, read without a network.
     pub(super) async fn record(&self, digest: &IdentityDigest) -> Option<semel::Record> {
         let entry = self.memory.get(digest).await.ok().flatten();
