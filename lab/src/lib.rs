@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod lost;
 pub mod nemesis;
 pub mod power;
+pub mod reasons;
 pub mod report;
 pub mod simulation;
 pub mod soak;

@@ -10,6 +10,7 @@ use crate::check::{Findings, excerpt};
 use crate::clock::{Nanos, millis};
 use crate::history::{Answer, Failed, Op};
 use crate::nemesis::Fault;
+use crate::reasons::Reasons;
 use crate::torture::Options;
 use crate::worker::Settings;
 
@@ -55,8 +56,8 @@ pub struct Report {
     linear_undecided: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    failed_because: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) reasons: Reasons,
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<String>,
     #[serde(skip)]
@@ -108,7 +109,7 @@ impl Report {
             linear_calls: 0,
             linear_undecided: 0,
             bug: options.bug.map(|bug| bug.name()),
-            failed_because: Vec::new(),
+            reasons: Reasons::default(),
             history: None,
             details: Vec::new(),
         }
@@ -164,28 +165,22 @@ impl Report {
         }
     }
 
-    pub(crate) fn failed(&mut self, why: String) {
-        self.failed_because.push(why);
-    }
-
     pub(crate) fn floor(&mut self, floor: usize) {
         if self.completions < floor {
             let why = format!(
                 "{} completions were acknowledged, fewer than the floor of {floor}",
                 self.completions
             );
-            self.failed(why);
+            self.reasons.too_little(why);
         }
     }
 
     /// A run in which the search was given up for many calls proves too little.
     pub(crate) fn judge(&mut self, findings: &Findings) {
-        if self.violations > 0 {
-            self.failed(format!("{} violations", self.violations));
-        }
+        self.reasons.counted([("violations", self.violations)]);
         let (searched, given_up) = (findings.searched.calls, findings.undecided.calls);
         if searched < 9 * given_up {
-            self.failed(format!(
+            self.reasons.too_little(format!(
                 "the search for an order was given up for {given_up} of {} calls",
                 searched + given_up
             ));
@@ -199,7 +194,7 @@ impl Report {
 
     /// Whether nothing is wrong with the store, and with the run.
     pub const fn passed(&self) -> bool {
-        self.failed_because.is_empty()
+        self.reasons.passed()
     }
 
     /// How many acknowledged completions were not replayed.

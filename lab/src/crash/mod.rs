@@ -93,7 +93,7 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
     store.close().await?;
     let mut report = Report::new(options, &points, &found, verdict, steps, seconds);
     if let Err(error) = stopped {
-        report.fail(format!("{error:#}"));
+        report.reasons.failed(format!("{error:#}"));
     }
     Ok(report)
 }

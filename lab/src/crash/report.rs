@@ -8,6 +8,7 @@ use super::board::Found;
 use super::judge::Verdict;
 use super::options::Options;
 use super::point::{Point, Work};
+use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
@@ -39,8 +40,8 @@ pub struct Report {
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    failed_because: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) reasons: Reasons,
     #[serde(skip)]
     details: Vec<String>,
 }
@@ -68,21 +69,17 @@ impl Report {
             let of = points.iter().filter(|p| p.strike().kills() == kills);
             of.map(hits).sum()
         };
-        let mut failed_because: Vec<String> = verdict
-            .faults()
-            .into_iter()
-            .filter(|(_, count)| *count > 0)
-            .map(|(what, count)| format!("{count} {what}"))
-            .collect();
+        let mut reasons = Reasons::default();
+        reasons.counted(verdict.faults());
         for point in points {
             if hits(point) == 0 {
-                failed_because.push(format!("nobody came to {}", point.name()));
+                reasons.too_little(format!("nobody came to {}", point.name()));
             }
         }
         let kills = sum(true);
         let planned = points.iter().any(|p| p.strike().kills());
         if planned && kills < options.kills {
-            failed_because.push(format!("{kills} kills instead of {}", options.kills));
+            reasons.too_little(format!("{kills} kills instead of {}", options.kills));
         }
         Self {
             db: options.database.name(),
@@ -108,18 +105,14 @@ impl Report {
             asked_again: found.refusals.clone(),
             seconds: (seconds * 10.0).round() / 10.0,
             bug: options.bug.map(super::Bug::name),
-            failed_because,
+            reasons,
             details: verdict.details,
         }
     }
 
-    pub(super) fn fail(&mut self, why: String) {
-        self.failed_because.push(why);
-    }
-
     /// Whether nothing is wrong, and every point was come to.
     pub const fn passed(&self) -> bool {
-        self.failed_because.is_empty()
+        self.reasons.passed()
     }
 
     /// Prints it: what is wrong to standard error, the table, and JSON as the last line.

@@ -94,7 +94,7 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
     let hits = run.kills.hits();
     let mut report = Report::new(options, counts, &points, &hits, verdict, seconds);
     if let Err(error) = stopped {
-        report.fail(format!("{error:#}"));
+        report.reasons.failed(format!("{error:#}"));
     }
     Ok(report)
 }

@@ -8,6 +8,7 @@ use super::broker::Counts;
 use super::judge::{Letters, Verdict};
 use super::options::{Options, Storm};
 use crate::crash::point::Point;
+use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
@@ -35,8 +36,8 @@ pub struct Report {
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    failed_because: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) reasons: Reasons,
     #[serde(skip)]
     details: Vec<String>,
 }
@@ -53,8 +54,8 @@ impl Report {
         let hits = |point: &Point| hits.get(point).copied().unwrap_or_default();
         let killing = points.iter().filter(|point| point.strike().kills());
         let kills = killing.map(hits).sum();
-        let mut failed_because = Vec::new();
-        let faults = [
+        let mut reasons = Reasons::default();
+        reasons.counted([
             ("double effects", verdict.double_effects),
             ("lost effects", verdict.lost_effects),
             ("violations", verdict.violations),
@@ -71,14 +72,9 @@ impl Report {
                 "messages that nobody acknowledged",
                 counts.messages - counts.acknowledged,
             ),
-        ];
-        for (what, count) in faults {
-            if count > 0 {
-                failed_because.push(format!("{count} {what}"));
-            }
-        }
+        ]);
         if kills < options.kills {
-            failed_because.push(format!("{kills} kills instead of {}", options.kills));
+            reasons.too_little(format!("{kills} kills instead of {}", options.kills));
         }
         let by_point = points.iter().chain(&[Point::Poisonous]);
         let by_point = by_point.map(|point| (point.name(), hits(point)));
@@ -103,18 +99,14 @@ impl Report {
             refused: counts.refusals,
             seconds: (seconds * 10.0).round() / 10.0,
             bug: options.bug.map(super::Bug::name),
-            failed_because,
+            reasons,
             details: verdict.details,
         }
     }
 
-    pub(super) fn fail(&mut self, why: String) {
-        self.failed_because.push(why);
-    }
-
-    /// Whether nothing is wrong.
+    /// Whether nothing is wrong, and enough happened.
     pub const fn passed(&self) -> bool {
-        self.failed_because.is_empty()
+        self.reasons.passed()
     }
 
     /// Prints it: what is wrong to standard error, JSON as the last line of standard output.

@@ -171,9 +171,8 @@ async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Rep
     let details = report::details(&known, &calls, &ledger, &findings);
     let mut report = made(options, &scene, &known, &calls, &findings);
     if let Some(error) = broken {
-        report
-            .failed_because
-            .push(format!("the run broke off: {error:#}"));
+        let why = format!("the run broke off: {error:#}");
+        report.reasons.failed(why);
     }
     let stalls = known.troubles.len() - struck.troubles.len();
     report.faults(&run.faults, &struck.faults, stalls);

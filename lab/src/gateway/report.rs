@@ -11,6 +11,7 @@ use super::options::Options;
 use super::records::{Call, Entry, Said};
 use crate::clock::millis;
 use crate::nemesis::Fault;
+use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
@@ -41,8 +42,8 @@ pub struct Report {
     violations_by_check: BTreeMap<&'static str, usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) failed_because: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) reasons: Reasons,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<String>,
     #[serde(skip)]
@@ -90,7 +91,7 @@ impl Report {
             violations: findings.violations.len(),
             violations_by_check: findings.by_check(),
             bug: options.bug.map(|bug| bug.name()),
-            failed_because: Vec::new(),
+            reasons: Reasons::default(),
             history: None,
             details: Vec::new(),
         }
@@ -105,7 +106,7 @@ impl Report {
         for fault in planned.iter().collect::<BTreeSet<_>>() {
             if !struck.contains(fault) {
                 let why = format!("the planned fault {} never fired", fault.name());
-                self.failed_because.push(why);
+                self.reasons.too_little(why);
             }
         }
     }
@@ -113,21 +114,17 @@ impl Report {
     /// Whether the run proves enough, and what it shows.
     pub(super) fn judge(&mut self, enough: usize, details: Vec<String>) {
         self.details = details;
-        let few = [
-            (self.violations > 0).then(|| format!("{} violations", self.violations)),
-            (self.identities < enough).then(|| {
-                format!(
-                    "{} identities of {enough} in four times as long",
-                    self.identities
-                )
-            }),
-        ];
-        self.failed_because.extend(few.into_iter().flatten());
+        self.reasons.counted([("violations", self.violations)]);
+        if self.identities < enough {
+            let few = self.identities;
+            let why = format!("{few} identities of {enough} in four times as long");
+            self.reasons.too_little(why);
+        }
     }
 
     /// Whether nothing is wrong with the gateways, and with the run.
     pub const fn passed(&self) -> bool {
-        self.failed_because.is_empty()
+        self.reasons.passed()
     }
 
     /// Prints it: details to standard error, JSON as the last line of standard output.

@@ -22,6 +22,7 @@ pub use options::{Options, USAGE};
 
 use crate::clock::{Nanos, now};
 use crate::nemesis::{Fault, Planned, lasts};
+use crate::reasons::Reasons;
 use crate::torture::{self, Fleet, Struck, Target};
 use judge::{Growth, Recovery};
 use resources::Sample;
@@ -63,14 +64,14 @@ pub struct Report {
     page: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    failed_because: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) reasons: Reasons,
 }
 
 impl Report {
     /// Whether nothing grew, and every fault was recovered from in time.
     pub const fn passed(&self) -> bool {
-        self.failed_because.is_empty()
+        self.reasons.passed()
     }
 }
 
@@ -110,10 +111,13 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     let rhythm = rhythm::read(folder.path(), begun, options.length)?;
     let growth = judge::growth(&samples);
     let faults = judge::recoveries(&rhythm, &strikes, begun);
-    let mut failed_because = judge::why(&growth, &faults);
+    let mut reasons = Reasons::default();
+    for why in judge::why(&growth, &faults) {
+        reasons.failed(why);
+    }
     let all = rhythm::sum(&rhythm);
     if all.answered == 0 {
-        failed_because.push("no call was answered".into());
+        reasons.too_little("no call was answered");
     }
     let out = options.out.clone().unwrap_or_else(|| folder.keep());
     std::fs::create_dir_all(&out)?;
@@ -133,7 +137,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
         slow_anyway: judge::slow_anyway(&rhythm, &strikes, begun),
         page: page.clone(),
         bug: options.bug.map(options::Bug::name),
-        failed_because,
+        reasons,
     };
     let verdict = serde_json::to_string_pretty(&report)?;
     std::fs::write(

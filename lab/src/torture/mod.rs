@@ -201,14 +201,17 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
     report.findings(&ops, &findings, ran.begun);
     report.took(ran.begun, ran.settling.min(now()));
     if let Some(error) = &ran.broken {
-        report.failed(format!("the run broke off: {error:#}"));
+        report
+            .reasons
+            .failed(format!("the run broke off: {error:#}"));
     }
     let planned: BTreeSet<Fault> = options.faults.iter().copied().collect();
     for fault in planned
         .into_iter()
         .filter(|f| !ran.struck.faults.contains(f))
     {
-        report.failed(format!("the planned fault {} never fired", fault.name()));
+        let why = format!("the planned fault {} never fired", fault.name());
+        report.reasons.too_little(why);
     }
     report.floor(options.floor());
     report.judge(&findings);

@@ -1,23 +1,15 @@
 //! Soaks that are too short to prove anything but that what grows is seen.
 
-use std::process::Command;
-
 use serde_json::Value;
+
+use crate::lab;
 
 fn soak(arguments: &[&str]) -> (Value, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let output = Command::new(env!("CARGO_BIN_EXE_semel-lab"))
-        .args(["soak", "--store", "sqlite", "--for", "10s", "--every", "2s"])
-        .args(["--seed", "7", "--pace", "50ms", "--out"])
-        .arg(folder.path())
-        .args(arguments)
-        .output()
-        .expect("the lab runs");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let out = String::from_utf8_lossy(&output.stdout);
-    println!("{out}\n{errors}");
-    let last = out.lines().last().expect("the report is the last line");
-    let report: Value = serde_json::from_str(last).expect("the report is JSON");
+    let out = folder.path().to_str().expect("a plain path");
+    let run = ["soak", "--store", "sqlite", "--for", "10s", "--every", "2s"];
+    let more = ["--seed", "7", "--pace", "50ms", "--out", out];
+    let report = lab(&[&run[..], &more, arguments].concat()).report;
     let page = report["page"].as_str().expect("a page");
     let page = std::fs::read_to_string(page).expect("the page is there");
     (report, page)

@@ -1,0 +1,39 @@
+//! Why a run does not pass.
+
+use serde::Serialize;
+
+/// Why a run does not pass: both may come from a machine that is too slow, but what is wrong stays wrong
+/// whatever another seed shows, and what proves too little says nothing of the product.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Reasons {
+    /// The product is wrong, or the run broke off.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failed_because: Vec<String>,
+    /// Less happened than the run is for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    too_little: Vec<String>,
+}
+
+impl Reasons {
+    pub(crate) fn failed(&mut self, why: impl Into<String>) {
+        self.failed_because.push(why.into());
+    }
+
+    /// For each kind of wrong that was counted.
+    pub(crate) fn counted<'a>(&mut self, faults: impl IntoIterator<Item = (&'a str, usize)>) {
+        for (what, count) in faults {
+            if count > 0 {
+                self.failed(format!("{count} {what}"));
+            }
+        }
+    }
+
+    pub(crate) fn too_little(&mut self, why: impl Into<String>) {
+        self.too_little.push(why.into());
+    }
+
+    /// Whether nothing is wrong, and enough happened.
+    pub const fn passed(&self) -> bool {
+        self.failed_because.is_empty() && self.too_little.is_empty()
+    }
+}
