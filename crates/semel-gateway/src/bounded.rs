@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use semel::guard::{AttemptInfo, Observer as _, Signal};
+use semel::guard::{AttemptInfo, Signal};
 use tokio::sync::Semaphore;
 use tower_service::Service;
 
@@ -58,7 +58,7 @@ where
             return Box::pin(self.inner.call(request));
         }
         let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
-            self.metrics.on_signal(Signal::Overloaded);
+            self.metrics.event(Signal::Overloaded);
             return Box::pin(async { Ok(Problem::Overloaded.respond()) });
         };
         let answer = self.inner.call(request);

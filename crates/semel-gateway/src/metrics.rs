@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use semel::Store;
-use semel::guard::{Guard, Observer, Signal, Tally};
+use semel::guard::{Guard, Signal, Tally};
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -150,6 +150,12 @@ impl Metrics {
         text
     }
 
+    pub(crate) fn event(&self, signal: Signal) {
+        self.events
+            .get_or_create(&[("event", signal.as_str())])
+            .inc();
+    }
+
     pub(crate) fn upstream_failure(&self, kind: &'static str) {
         self.upstream_failures
             .get_or_create(&[("kind", kind)])
@@ -191,14 +197,6 @@ fn number(count: usize) -> i64 {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl Observer for Metrics {
-    fn on_signal(&self, event: Signal) {
-        self.events
-            .get_or_create(&[("event", event.as_str())])
-            .inc();
     }
 }
 

@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body as HttpBody;
 use semel::guard::{
-    Asked, Begin, Guard, Held, OnStoreError, Settled, Settlement, Signal, Transacted,
+    Asked, Begin, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal, Transacted,
 };
 use semel::store::OnLost;
 use semel::{Identity, Outcome, OutcomeKind, Record, State, Store, StoreError, StoreErrorKind};
@@ -215,7 +215,7 @@ impl<S: Store> Run<S> {
         let entry = match self.guard.store().get(self.identity.digest()).await {
             Ok(entry) => entry,
             Err(error) => {
-                self.guard.signal(Signal::StoreError);
+                self.tell(Signal::StoreError);
                 return self.without_running(Err(error));
             }
         };
@@ -237,7 +237,7 @@ impl<S: Store> Run<S> {
                 (Signal::InFlight, Begin::InFlight { retry_after })
             }
         };
-        self.guard.signal(signal);
+        self.tell(signal);
         self.without_running(Ok(begun))
     }
 
@@ -249,8 +249,12 @@ impl<S: Store> Run<S> {
         }
     }
 
+    fn tell(&self, signal: Signal) {
+        self.guard.tell(&Seen::of(&self.identity, signal));
+    }
+
     fn overloaded<R: HttpBody>(&self) -> Response<Body<R>> {
-        self.guard.signal(Signal::Overloaded);
+        self.tell(Signal::Overloaded);
         self.config.problem(Problem::new(ProblemCode::Overloaded))
     }
 

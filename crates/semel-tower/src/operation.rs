@@ -39,6 +39,14 @@ impl OperationRule {
         self.name = Name::By(name);
     }
 
+    /// The name where all requests have the same.
+    pub(crate) fn fixed(&self) -> Option<&str> {
+        match &self.name {
+            Name::Fixed { stored, .. } => Some(stored),
+            Name::By(_) => None,
+        }
+    }
+
     pub(crate) fn of(&self, parts: &Parts) -> Cow<'_, str> {
         match &self.name {
             Name::Fixed { stored, .. } => Cow::Borrowed(stored),

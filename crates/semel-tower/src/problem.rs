@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
 use http::{Response, StatusCode};
+use semel::guard::Signal;
 
 use crate::body::Body;
 
@@ -72,6 +73,19 @@ impl ProblemCode {
             Self::StoreUnavailable => "store-unavailable",
             Self::Capacity => "capacity",
         }
+    }
+
+    /// What it is called to observers, where the request is refused before its key is claimed.
+    pub(crate) const fn refusal(self) -> Option<Signal> {
+        Some(match self {
+            Self::MissingKey => Signal::MissingKey,
+            Self::InvalidKey => Signal::InvalidKey,
+            Self::MissingPrincipal => Signal::MissingPrincipal,
+            Self::IncompleteBody => Signal::IncompleteBody,
+            Self::TooLarge => Signal::TooLarge,
+            Self::Overloaded => Signal::Overloaded,
+            _ => return None,
+        })
     }
 
     /// The status of the answer.

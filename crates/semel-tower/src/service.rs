@@ -6,9 +6,10 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD};
+use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body as HttpBody;
-use semel::guard::{Asked, Guard, Signal};
+use semel::guard::{Asked, Guard, Seen, Signal};
 use semel::store::OnLost;
 use semel::{Identity, Store};
 use tokio::sync::oneshot;
@@ -76,10 +77,13 @@ where
         let key = match self.config.key(request.headers()) {
             Ok(Some(key)) => key,
             Ok(None) if self.requires_key(request.method()) => {
-                return self.refuse(self.config.missing_key());
+                return self.refuse(&request.into_parts().0, self.config.missing_key());
             }
             Ok(None) => {
-                self.guard.signal(Signal::Unkeyed);
+                // No name that would have to be made: nothing is allocated here (R13).
+                let name = self.config.operation.fixed();
+                self.guard
+                    .tell(&Seen::new(Signal::Unkeyed).in_operation(name));
                 if self.transactions.is_some() {
                     request
                         .extensions_mut()
@@ -88,16 +92,17 @@ where
                 return ResponseFuture::direct(self.inner.call(request), None);
             }
             Err(error) => {
-                return self.refuse(Problem::new(ProblemCode::InvalidKey).with_detail(format!(
+                let problem = Problem::new(ProblemCode::InvalidKey).with_detail(format!(
                     "In `{}`: {error}. Nothing was run.",
                     self.config.key_header
-                )));
+                ));
+                return self.refuse(&request.into_parts().0, problem);
             }
         };
         let (parts, body) = request.into_parts();
         let identity = match self.config.identity(&parts, &body, key) {
             Ok(identity) => identity,
-            Err(problem) => return self.refuse(problem),
+            Err(problem) => return self.refuse(&parts, problem),
         };
         // The service that was polled may hold room for a call, which this request does not need
         // before its body is there and its key claimed: it is dropped, and a clone is polled then.
@@ -138,12 +143,16 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
     }
 
     // Before the body is polled: hyper then sends no `100 Continue` (RFC 9110, section 10.1.1).
-    fn refuse<F, R, E>(&self, problem: Problem) -> ResponseFuture<F, R, E>
+    fn refuse<F, R, E>(&self, parts: &Parts, problem: Problem) -> ResponseFuture<F, R, E>
     where
         R: HttpBody + Send + 'static,
         R::Error: Send,
         E: Send + 'static,
     {
+        if let Some(signal) = problem.code.refusal() {
+            let name = self.config.operation.of(parts);
+            self.guard.tell(&Seen::new(signal).in_operation(&*name));
+        }
         ResponseFuture::boxed(std::future::ready(Ok(self.config.problem(problem))))
     }
 }
@@ -199,14 +208,18 @@ impl<Inner, S: Store> Once<Inner, S> {
         let (parts, body) = request.into_parts();
         let bodies = config.limits.bodies();
         let body = match body::read(body, config.max_request_body, &bodies).await {
-            Read::Whole(body) => body,
-            Read::NoRoom => {
-                guard.signal(Signal::Overloaded);
-                return Ok(config.problem(Problem::new(ProblemCode::Overloaded)));
-            }
-            Read::TooLarge => return Ok(config.problem(config.too_large())),
-            Read::Failed => {
-                return Ok(config.problem(Problem::new(ProblemCode::IncompleteBody)));
+            Read::Whole(body) => Ok(body),
+            Read::NoRoom => Err(Problem::new(ProblemCode::Overloaded)),
+            Read::TooLarge => Err(config.too_large()),
+            Read::Failed => Err(Problem::new(ProblemCode::IncompleteBody)),
+        };
+        let body = match body {
+            Ok(body) => body,
+            Err(problem) => {
+                if let Some(signal) = problem.code.refusal() {
+                    guard.tell(&Seen::of(&identity, signal));
+                }
+                return Ok(config.problem(problem));
             }
         };
         let (mut client, answered) = oneshot::channel();

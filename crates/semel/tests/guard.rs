@@ -42,8 +42,8 @@ async fn ok<T>(value: T) -> Result<T, Infallible> {
 struct Seen(Mutex<Vec<Signal>>);
 
 impl Observer for Seen {
-    fn on_signal(&self, event: Signal) {
-        self.0.lock().unwrap().push(event);
+    fn on_event(&self, seen: &semel::guard::Seen<'_>) {
+        self.0.lock().unwrap().push(seen.signal);
     }
 }
 

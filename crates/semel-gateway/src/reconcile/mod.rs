@@ -18,7 +18,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use semel::guard::{
     Answer, Answered, Background, Case, Guard, Observer, ReconcileOptions, Reconciled, Reconciler,
-    Signal,
+    Seen,
 };
 use semel::{Service, Store};
 use tokio::time::Instant;
@@ -182,8 +182,8 @@ pub async fn run<S: Store>(
 pub struct Watching(pub Arc<Metrics>);
 
 impl Observer for Watching {
-    fn on_signal(&self, signal: Signal) {
-        self.0.on_signal(signal);
+    fn on_event(&self, seen: &Seen<'_>) {
+        self.0.event(seen.signal);
     }
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {

@@ -103,6 +103,7 @@ async fn it_counts_what_happens() {
         ("completed", 1.0),
         ("replayed", 1.0),
         ("unkeyed", 1.0),
+        ("invalid_key", 1.0),
     ] {
         assert_eq!(
             value(text, &format!("semel_events_total{{event=\"{event}\"}}")),

@@ -21,6 +21,7 @@ mod principal;
 #[path = "../../../semel/tests/scripted/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]
 mod scripted;
+mod seen;
 mod slow;
 mod socket;
 mod support;

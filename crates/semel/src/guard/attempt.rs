@@ -14,10 +14,10 @@ use super::asked::Effects;
 use super::lease::{Lease, Leased};
 use super::settle::in_runtime;
 use super::steps::Taken;
-use super::{Asked, Guard, OnError, OnPanic, Settlement};
+use super::{Asked, Guard, OnError, OnPanic, Seen, Settlement, Signal};
 use crate::store::{Acquired, Fence, Nonce, Refusal, Store, Token};
 use crate::sync::Mutex;
-use crate::{FinishedStep, IdentityDigest, Outcome, OutcomeKind, StoreError, Timestamp};
+use crate::{FinishedStep, Identity, IdentityDigest, Outcome, OutcomeKind, StoreError, Timestamp};
 
 /// What the work may know of the attempt that it runs in.
 #[derive(Debug, Clone)]
@@ -82,11 +82,15 @@ pub(crate) struct Claimed<S> {
     pub(super) guard: Guard<S>,
     pub(super) effects: Effects,
     pub(super) identity: IdentityDigest,
+    /// What that is the digest of; none without a key.
+    of: Option<Identity>,
     /// None for a call without protection, of which nothing is kept.
     pub(super) token: Option<Token>,
     pub(super) number: u32,
     /// When this life of the identity began.
     pub(super) since: Timestamp,
+    /// When the claim was sent.
+    sent: Instant,
     pub(super) lease: Lease,
     pub(super) steps: Mutex<Taken>,
 }
@@ -102,9 +106,11 @@ impl<S: Store> Claimed<S> {
         Self {
             effects: asked.effects,
             identity,
+            of: asked.identity.clone(),
             token: acquired.map(|acquired| acquired.token),
             number: acquired.map_or(1, |acquired| acquired.attempt),
             since: acquired.map_or(Timestamp::default(), |acquired| acquired.since),
+            sent,
             lease: Lease::new(guard.policy.lease, sent),
             steps: Mutex::new(Taken {
                 leaves: asked.unbegun.clone(),
@@ -132,6 +138,28 @@ impl<S: Store> Claimed<S> {
 
     pub(super) fn store(&self) -> &S {
         self.guard.store()
+    }
+
+    /// Tells the observer of something that happened to this attempt.
+    pub(super) fn signal(&self, signal: Signal) {
+        self.guard.observe(|| Seen {
+            ran_for: Some(self.sent.elapsed()),
+            ..self.seen(signal)
+        });
+    }
+
+    /// What can be said of this attempt, but for the time.
+    pub(super) fn seen(&self, signal: Signal) -> Seen<'_> {
+        let seen = match &self.of {
+            Some(identity) => Seen::of(identity, signal),
+            None => Seen::new(signal),
+        };
+        Seen {
+            id: Some(&self.identity),
+            attempt: Some(self.number),
+            fence: self.token.map(|token| token.fence),
+            ..seen
+        }
     }
 
     pub(super) fn info(self: &Arc<Self>) -> AttemptInfo {

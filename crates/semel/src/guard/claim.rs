@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::attempt::Claimed;
 use super::lease::later;
 use super::settle::{PATIENCE, in_runtime};
-use super::{Asked, Effects, Guard, Held, InFlight, OnStoreError, Signal};
+use super::{Asked, Effects, Guard, Held, InFlight, OnStoreError, Seen, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Claim, ClaimRequest, Entry, Fence, Nonce, OnLost, Store};
 use crate::{Identity, Outcome, StoreError, StoreErrorKind};
@@ -72,11 +72,12 @@ impl<S: Store> Guard<S> {
         let mut before_waiting = Some(before_waiting);
         let guard = self.with_policy(asked.overrides.over(self.policy));
         let Some(identity) = asked.identity() else {
-            if guard.policy.key_required {
-                return Ok(Begin::KeyRequired);
-            }
-            self.signal(Signal::Unkeyed);
-            return Ok(Begin::Unkeyed);
+            let (signal, begin) = match guard.policy.key_required {
+                true => (Signal::MissingKey, Begin::KeyRequired),
+                false => (Signal::Unkeyed, Begin::Unkeyed),
+            };
+            self.tell(&Seen::new(signal));
+            return Ok(begin);
         };
         let policy = guard.policy;
         let mut claim = InDoubt {
@@ -91,29 +92,35 @@ impl<S: Store> Guard<S> {
             },
             is_doubtful: false,
         };
-        let mut deadline = None;
-        let mut asked_about = None;
+        let (mut since, mut deadline, mut asked_about) = (None, None, None);
         loop {
             let sent = Instant::now();
+            let since = *since.get_or_insert(sent);
+            let waited = |seen: Seen<'_>| {
+                self.observe(|| Seen {
+                    waited: Some(since.elapsed()),
+                    ..seen
+                });
+            };
             let answer = match claim.send().await {
                 Ok(answer) => answer,
                 Err(error)
                     if policy.on_store_error == OnStoreError::FailOpen && is_down(&error) =>
                 {
-                    self.signal(Signal::Unprotected);
+                    waited(Seen::of(identity, Signal::Unprotected));
                     return Ok(Begin::Unprotected(error));
                 }
                 Err(error) => return Err(error),
             };
-            let (signal, begin) = match answer {
+            let (signal, fence, begin) = match answer {
                 Claim::Acquired(acquired) => {
                     let (acquired, digest) = (Some(acquired), *identity.digest());
                     let claimed = Claimed::new(guard.clone(), asked, digest, acquired, sent);
                     let held = Held::new(Arc::new(claimed));
-                    self.signal(match held.number() {
+                    waited(held.claimed().seen(match held.number() {
                         1 => Signal::New,
                         _ => Signal::Again,
-                    });
+                    }));
                     held.claimed().keep_renewed().await;
                     return Ok(Begin::Acquired(held));
                 }
@@ -132,20 +139,26 @@ impl<S: Store> Guard<S> {
                         }
                     }
                     let retry_after = remaining.min(RETRY_AFTER);
-                    (Signal::InFlight, Begin::InFlight { retry_after })
+                    let begin = Begin::InFlight { retry_after };
+                    (Signal::InFlight, Some(fence), begin)
                 }
                 Claim::Unknown { fence } => {
                     // Each attempt is looked into once: the answer may be that nobody knows.
                     if asked_about.replace(fence) != Some(fence) && claim.look_into(fence).await? {
                         continue;
                     }
-                    (Signal::Unknown, Begin::Unknown)
+                    (Signal::Unknown, Some(fence), Begin::Unknown)
                 }
-                Claim::Completed { outcome, .. } => (Signal::Replayed, Begin::Completed(outcome)),
-                Claim::Mismatch => (Signal::Mismatch, Begin::Mismatch),
-                Claim::Expired => (Signal::Expired, Begin::Expired),
+                Claim::Completed { outcome, .. } => {
+                    (Signal::Replayed, None, Begin::Completed(outcome))
+                }
+                Claim::Mismatch => (Signal::Mismatch, None, Begin::Mismatch),
+                Claim::Expired => (Signal::Expired, None, Begin::Expired),
             };
-            self.signal(signal);
+            waited(Seen {
+                fence,
+                ..Seen::of(identity, signal)
+            });
             return Ok(begin);
         }
     }
@@ -175,10 +188,11 @@ impl<S: Store> InDoubt<'_, S> {
                 return answer;
             };
             self.is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
-            self.guard.signal(match error.kind() {
+            let signal = match error.kind() {
                 StoreErrorKind::Capacity => Signal::Capacity,
                 _ => Signal::StoreError,
-            });
+            };
+            self.guard.tell(&Seen::of(self.identity, signal));
             if !is_down(&error) || retries == 0 {
                 return Err(error);
             }
@@ -215,13 +229,14 @@ impl<S: Store> Drop for InDoubt<'_, S> {
             return;
         }
         let (guard, asked, nonce) = (self.guard.clone(), self.asked.clone(), self.request.nonce);
-        let digest = *self.identity.digest();
+        let identity = self.identity.clone();
         self.guard.pursue(async move {
-            let store = guard.store();
+            let (store, digest) = (guard.store(), *identity.digest());
+            let signal = |signal| guard.tell(&Seen::of(&identity, signal));
             for is_first_look in [true, false] {
                 let sent = Instant::now();
                 let found = guard
-                    .ask_until(guard.drained(), || store.get(&digest))
+                    .ask_until(guard.drained(&signal), &signal, || store.get(&digest))
                     .await?;
                 if let Some(entry) = found.filter(|entry| entry.record.token.nonce == nonce) {
                     let acquired = Some(entry.record.acquired());

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use super::asked::Effects;
 use super::attempt::{Claimed, catch_panic};
 use super::settle::signal_of;
-use super::{AttemptInfo, Guard, Held, Signal};
+use super::{AttemptInfo, Guard, Held, Seen, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Fenced, Refusal};
 use crate::sync::Mutex;
@@ -233,7 +233,7 @@ impl<S: Transactional> Transaction<S> {
             let ended = match (ran, sealed) {
                 (Ok(Ok(value)), Some(Ok(None))) => Transacted::Committed(value),
                 (Ok(_), Some(Ok(Some(place)))) => {
-                    this.guard.signal(Signal::Stale);
+                    this.attempts[place].signal(Signal::Stale);
                     Transacted::Superseded(place)
                 }
                 (Ok(_), Some(Err(error))) => this.not_committed(error),
@@ -280,7 +280,7 @@ impl<S: Transactional> Transaction<S> {
             }
             let refused = match records.write(claimed, &mut transaction).await {
                 Ok(Some(signal)) => {
-                    signals.push(signal);
+                    signals.push((claimed, signal));
                     continue;
                 }
                 Ok(None) => Ok(Some(*place)),
@@ -293,7 +293,7 @@ impl<S: Transactional> Transaction<S> {
         }
         let sealed = match store.commit(transaction).await {
             Err(TransactionError::Unknown(error)) => {
-                self.guard.signal(Signal::StoreError);
+                self.store_failed();
                 match ordered.first() {
                     // One record tells of all: they are committed together.
                     Some((place, claimed)) => records.read_back(claimed, *place, error).await,
@@ -305,9 +305,17 @@ impl<S: Transactional> Transaction<S> {
         if let Ok(None) = sealed {
             signals
                 .into_iter()
-                .for_each(|signal| self.guard.signal(signal));
+                .for_each(|(claimed, signal)| claimed.signal(signal));
         }
         sealed
+    }
+
+    /// One failure is one event, which names its attempt where there are not several.
+    fn store_failed(&self) {
+        match &*self.attempts {
+            [claimed] => claimed.signal(Signal::StoreError),
+            _ => self.guard.tell(&Seen::new(Signal::StoreError)),
+        }
     }
 
     fn not_committed<T, E>(&self, error: TransactionError) -> Transacted<T, E> {
@@ -322,7 +330,7 @@ impl<S: Transactional> Transaction<S> {
             // The commit was not sent, or was refused: whatever its answer was, nothing is committed.
             TransactionError::Conflict(error) | TransactionError::NotCommitted(error) => {
                 if !conflict {
-                    self.guard.signal(Signal::StoreError);
+                    self.store_failed();
                 }
                 let source = match error.kind() {
                     StoreErrorKind::Unknown => {
@@ -386,9 +394,9 @@ impl Records {
         let Some(token) = &claimed.token else {
             return Err(TransactionError::Unknown(lost));
         };
-        let (guard, identity) = (&claimed.guard, &claimed.identity);
-        let (store, lease) = (guard.store(), guard.policy.lease);
-        let renewed = guard.insist(|| store.renew(identity, token, lease)).await;
+        let (store, identity) = (claimed.store(), &claimed.identity);
+        let lease = claimed.guard.policy.lease;
+        let renewed = claimed.insist(|| store.renew(identity, token, lease)).await;
         match (renewed.map_err(TransactionError::Unknown)?, self) {
             (Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown)), _) => {}
             // Our token is proof that it was this attempt.
@@ -400,7 +408,7 @@ impl Records {
         let Self::Step(step, kept) = self else {
             return Err(TransactionError::Conflict(lost));
         };
-        let entry = guard.insist(|| store.get(identity)).await;
+        let entry = claimed.insist(|| store.get(identity)).await;
         let record = entry.map_err(TransactionError::Unknown)?;
         let record = record.filter(|entry| entry.record.token == *token);
         let progress = record.map_or(Progress::EMPTY, |entry| entry.record.progress);

@@ -129,16 +129,16 @@ impl<S: Store> Claimed<S> {
         match renewed {
             Ok(Fenced::Applied) => {
                 lease.state.lock().sent = sent;
-                self.guard.signal(Signal::Renewed);
+                self.signal(Signal::Renewed);
             }
             // By this attempt itself, while the renewal was on its way.
             Ok(Fenced::Refused(Refusal::Settled(StateKind::Completed | StateKind::Released))) => {}
             Ok(Fenced::Refused(_)) => {
                 lease.state.lock().is_lost = true;
                 lease.lost.notify_waiters();
-                self.guard.signal(Signal::Stale);
+                self.signal(Signal::Stale);
             }
-            Err(_) => self.guard.signal(Signal::StoreError),
+            Err(_) => self.signal(Signal::StoreError),
         }
         renewed
     }

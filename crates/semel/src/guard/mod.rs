@@ -52,7 +52,7 @@ pub use asked::Asked;
 pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
 pub use claim::Begin;
 pub use engine::{Opening, TransactOptions, Transacted};
-pub use observer::{Observer, Signal};
+pub use observer::{Observer, Seen, Signal};
 pub use policy::{InFlight, OnError, OnPanic, OnStoreError, Policy};
 pub use reconcile::{
     Answer, Answered, Background, Case, Finding, ReconcileOptions, Reconciled, Reconciler, Tally,
@@ -100,7 +100,7 @@ impl<S: Store> GuardBuilder<S> {
         self
     }
 
-    /// Gets every [`Signal`].
+    /// Gets every event.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.shared.observer = Some(observer);
         self
@@ -156,9 +156,13 @@ impl<S> Guard<S> {
     }
 
     /// Tells the observer, if there is one.
-    pub fn signal(&self, signal: Signal) {
+    pub fn tell(&self, seen: &Seen<'_>) {
+        self.observe(|| *seen);
+    }
+
+    fn observe<'a>(&self, seen: impl FnOnce() -> Seen<'a>) {
         if let Some(observer) = &self.shared.observer {
-            observer.on_signal(signal);
+            observer.on_event(&seen());
         }
     }
 

@@ -1,10 +1,14 @@
 //! What happened, for metrics and logs.
 
+use std::time::Duration;
+
 use super::{Case, Reconciled};
+use crate::store::Fence;
+use crate::{Identity, IdentityDigest};
 
 macro_rules! signals {
     ($($(#[$doc:meta])+ $name:ident = $text:literal,)+) => {
-        /// Something that happened to one identity. No signal carries a key (R12).
+        /// What happened, of a fixed set of things.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Signal {
@@ -83,16 +87,125 @@ signals! {
     Overloaded = "overloaded",
     /// A call ran without protection, because the store could not be used (R9).
     Unprotected = "unprotected",
+    /// A call was refused before its claim: it needs a key and has none.
+    MissingKey = "missing_key",
+    /// A request was refused before its claim: its key is malformed or breaks the rule.
+    InvalidKey = "invalid_key",
+    /// A request was refused before its claim: nobody says whose its key is.
+    MissingPrincipal = "missing_principal",
+    /// A request was refused before its claim: its body is larger than is read.
+    TooLarge = "too_large",
+    /// A request was refused before its claim: its body broke off.
+    IncompleteBody = "incomplete_body",
 }
 
-/// Gets every [`Signal`], on the task where it happens: it must not block.
+impl Signal {
+    /// Whether it is the end of an attempt: recorded, given back, unknown, or taken over by another.
+    pub const fn ends_attempt(self) -> bool {
+        matches!(
+            self,
+            Self::Completed
+                | Self::Omitted
+                | Self::Released
+                | Self::MarkedUnknown
+                | Self::Stale
+                | Self::GaveUp
+        )
+    }
+}
+
+/// Something that happened, and to what, as far as it is known. It holds no key (R12): what shows of
+/// one is its [hint](crate::Key::hint), which is of no use to anybody who does not have the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Seen<'a> {
+    /// What happened.
+    pub signal: Signal,
+    /// The name of what is done, as the store has it.
+    pub operation: Option<&'a str>,
+    /// The opaque name of this one operation, the same in all its attempts: over HTTP
+    /// `Idempotency-Id`.
+    pub id: Option<&'a IdentityDigest>,
+    /// The start of the key.
+    pub key_hint: Option<&'a str>,
+    /// Which attempt, from 1.
+    pub attempt: Option<u32>,
+    /// The attempt's fence. Of a duplicate, that of the attempt which it found.
+    pub fence: Option<Fence>,
+    /// Of the answer to a claim: how long the caller waited for it, for the store and for an attempt
+    /// in flight.
+    pub waited: Option<Duration>,
+    /// How long ago the attempt was claimed. Of the answer to a question to a
+    /// [`Reconciler`](super::Reconciler): how long it took.
+    pub ran_for: Option<Duration>,
+}
+
+impl<'a> Seen<'a> {
+    /// That this happened, and no more than that.
+    pub const fn new(signal: Signal) -> Self {
+        Self {
+            signal,
+            operation: None,
+            id: None,
+            key_hint: None,
+            attempt: None,
+            fence: None,
+            waited: None,
+            ran_for: None,
+        }
+    }
+
+    /// That this happened to a call with this identity.
+    pub fn of(identity: &'a Identity, signal: Signal) -> Self {
+        Self {
+            operation: Some(identity.operation()),
+            id: Some(identity.digest()),
+            key_hint: Some(identity.key().hint()),
+            ..Self::new(signal)
+        }
+    }
+
+    pub(super) fn of_case(case: &'a Case<'_>, signal: Signal) -> Self {
+        Self {
+            operation: Some(case.operation),
+            id: Some(case.id),
+            key_hint: Some(case.key_hint),
+            attempt: Some(case.attempt),
+            fence: Some(case.fence),
+            ..Self::new(signal)
+        }
+    }
+
+    /// The same of a call whose operation is known, though it has no identity.
+    #[must_use]
+    pub fn in_operation(mut self, name: impl Into<Option<&'a str>>) -> Self {
+        self.operation = name.into();
+        self
+    }
+}
+
+/// Gets every event, on the task where it happens: it must not block.
+///
+/// `(A, B)` is an observer that tells both.
 pub trait Observer: Send + Sync + 'static {
-    /// `signal` happened.
-    fn on_signal(&self, signal: Signal);
+    /// This happened.
+    fn on_event(&self, seen: &Seen<'_>);
 
     /// A question to the [`Reconciler`](super::Reconciler) ended like this, or was the last one.
-    /// Each is among the signals too; this is for logs. Does nothing unless written.
+    /// Each is among the events too; this is for logs. Does nothing unless written.
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
         let _ = (case, news);
+    }
+}
+
+impl<A: Observer, B: Observer> Observer for (A, B) {
+    fn on_event(&self, seen: &Seen<'_>) {
+        self.0.on_event(seen);
+        self.1.on_event(seen);
+    }
+
+    fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
+        self.0.on_reconcile(case, news);
+        self.1.on_reconcile(case, news);
     }
 }

@@ -40,9 +40,7 @@ impl<S: Store> Held<S> {
         let claimed = Arc::clone(self.claimed());
         // Dropped while it waits for the store, it goes on in the background.
         let settlement = self.otherwise.insert(settlement);
-        let once = claimed
-            .guard
-            .ask_until(ready(()), || claimed.tell(settlement));
+        let once = claimed.ask_until(ready(()), || claimed.tell(settlement));
         let told = once.await;
         let settlement = self.otherwise.take();
         match (&told, settlement) {
@@ -83,10 +81,33 @@ impl<S: Store> Claimed<S> {
         let ending = Ending(Arc::clone(self));
         self.guard.pursue(async move {
             let (claimed, guard) = (&ending.0, &ending.0.guard);
-            guard
-                .ask_until(guard.drained(), || claimed.tell(&settlement))
+            let signal = |signal| claimed.signal(signal);
+            claimed
+                .ask_until(guard.drained(&signal), || claimed.tell(&settlement))
                 .await
         })
+    }
+
+    /// Asks a store that fails again, with pauses, until `end`.
+    async fn ask_until<T, F>(
+        &self,
+        end: impl Future<Output = ()>,
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let signal = |signal| self.signal(signal);
+        self.guard.ask_until(end, signal, call).await
+    }
+
+    /// Asks a store that fails again, for as long as a caller has patience.
+    pub(super) async fn insist<T, F>(&self, call: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let signal = |signal| self.signal(signal);
+        self.guard.insist(signal, call).await
     }
 
     /// Tells the store once. It may be told again, also where the answer was lost.
@@ -95,7 +116,7 @@ impl<S: Store> Claimed<S> {
             return Ok(Settled::Applied);
         };
         let told = self.send(token, settlement).await?;
-        self.guard.signal(match (told, settlement) {
+        self.signal(match (told, settlement) {
             (Settled::Refused(_), _) => Signal::Stale,
             (Settled::Omitted, _) => Signal::Omitted,
             (Settled::Applied, Settlement::Complete(outcome)) => signal_of(outcome.kind()),
@@ -150,19 +171,25 @@ pub(super) fn in_runtime() -> bool {
 }
 
 impl<S: Store> Guard<S> {
-    /// Asks a store that fails again, for as long as a caller has patience.
-    pub(super) async fn insist<T, F>(&self, call: impl Fn() -> F) -> Result<T, StoreError>
+    /// Asks a store that fails again, for as long as a caller has patience. `signal` is told of each
+    /// failure.
+    pub(super) async fn insist<T, F>(
+        &self,
+        signal: impl Fn(Signal),
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, StoreError>>,
     {
         let patience = sleep(PATIENCE.min(self.policy.lease));
-        self.ask_until(patience, call).await
+        self.ask_until(patience, signal, call).await
     }
 
-    /// Asks a store that fails again, with pauses, until `end`.
+    /// Asks a store that fails again, with pauses, until `end`. `signal` is told of each failure.
     pub(super) async fn ask_until<T, F>(
         &self,
         end: impl Future<Output = ()>,
+        signal: impl Fn(Signal),
         call: impl Fn() -> F,
     ) -> Result<T, StoreError>
     where
@@ -175,7 +202,7 @@ impl<S: Store> Guard<S> {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            self.signal(Signal::StoreError);
+            signal(Signal::StoreError);
             if !may_pass(&error) {
                 return Err(error);
             }
@@ -188,12 +215,15 @@ impl<S: Store> Guard<S> {
     }
 
     /// Returns once a drain, and whoever waits for this, have waited long enough.
-    pub(super) fn drained(&self) -> impl Future<Output = ()> + Send {
+    pub(super) fn drained(
+        &self,
+        signal: &(impl Fn(Signal) + Sync),
+    ) -> impl Future<Output = ()> + Send {
         let patience = sleep(PATIENCE);
         async move {
             let is_deferred = async {
                 patience.await;
-                self.signal(Signal::Deferred);
+                signal(Signal::Deferred);
             };
             let is_drained = async {
                 let draining = &self.shared.draining;
@@ -203,7 +233,7 @@ impl<S: Store> Guard<S> {
                 sleep(PATIENCE).await;
             };
             future::join(is_deferred, is_drained).await;
-            self.signal(Signal::GaveUp);
+            signal(Signal::GaveUp);
         }
     }
 

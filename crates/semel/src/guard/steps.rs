@@ -193,7 +193,7 @@ impl<S: Store> Attempt<S> {
         let (step, all) = finished(&kept, name, &value)?;
         let done = claimed.keep(&step, &kept).await;
         match done.map_err(StepError::store(Ran::Yes))? {
-            Fenced::Applied => claimed.guard.signal(Signal::StepKept),
+            Fenced::Applied => claimed.signal(Signal::StepKept),
             Fenced::Refused(_) => return Err(StepError::Superseded { ran: Ran::Yes }),
         }
         claimed.finish_step(all);
@@ -305,7 +305,7 @@ impl<S: Store> Claimed<S> {
             }
             let value = decode(result).ok_or_else(|| StepError::Decode(name.into()))?;
             self.steps.lock().taken += 1;
-            self.guard.signal(Signal::StepReplayed);
+            self.signal(Signal::StepReplayed);
             return Ok(ControlFlow::Break(value));
         }
         let held = self.ensure_held().await;
@@ -355,9 +355,9 @@ impl<S: Store> Claimed<S> {
         };
         let (store, before) = (self.store(), kept.as_bytes().len());
         let keep = || store.keep_step(&self.identity, token, step, before);
-        let done = self.guard.insist(keep).await?;
+        let done = self.insist(keep).await?;
         if done != Fenced::Applied {
-            self.guard.signal(Signal::Stale);
+            self.signal(Signal::Stale);
         }
         Ok(done)
     }

@@ -1,9 +1,10 @@
 //! The claim of an event, before anything runs.
 
 use crate::OutcomeKind;
-use crate::guard::{Asked, Begin, Effects, Held, InFlight, Policy, Ran};
+use crate::guard::{Asked, Begin, Effects, Held, InFlight, Policy, Ran, Seen, Signal};
 use crate::store::{OnLost, Store};
 
+use super::event::OPERATION;
 use super::failure::{History, only_handed_over, released};
 use super::receipt::Answer;
 use super::{Event, Inbox, InboxError, Receipt};
@@ -48,6 +49,8 @@ impl<S: Store> Inbox<S> {
         policy: Policy,
     ) -> Result<Held<S>, Answer<E>> {
         let Some(identity) = event.identity(&self.consumer) else {
+            let seen = Seen::new(Signal::MissingKey).in_operation(OPERATION);
+            self.guard.tell(&seen);
             return Err(Err(InboxError::NoId));
         };
         let unreached = |source| Err(InboxError::store(Ran::No, source));

@@ -8,6 +8,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{Fingerprint, Identity, IdentityDigest, Key, Scope};
 
+/// What every event's identity calls its operation.
+pub(super) const OPERATION: &str = "event";
+
 /// One delivery of an event. Cloning shares its parts.
 ///
 /// The id names the event within its source, in every delivery: the producer's own id, or the
@@ -93,7 +96,7 @@ impl Event {
                 (scope, Key::new(&digest).ok()?)
             }
         };
-        Some(Identity::new(scope, "event", key))
+        Some(Identity::new(scope, OPERATION, key))
     }
 
     fn hint(&self) -> String {

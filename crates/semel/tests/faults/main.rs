@@ -59,8 +59,8 @@ async fn held<S: Store>(guard: &Guard<S>, asked: &Asked) -> Held<S> {
 struct Seen(Mutex<Vec<Signal>>);
 
 impl Observer for Seen {
-    fn on_signal(&self, signal: Signal) {
-        self.0.lock().unwrap().push(signal);
+    fn on_event(&self, seen: &semel::guard::Seen<'_>) {
+        self.0.lock().unwrap().push(seen.signal);
     }
 }
 

@@ -24,8 +24,8 @@ async fn a_panic_before_the_works_future_is_one_of_the_work() {
 struct Panics;
 
 impl Observer for Panics {
-    fn on_signal(&self, signal: Signal) {
-        assert_ne!(signal, Signal::New, "an observer that panics");
+    fn on_event(&self, seen: &semel::guard::Seen<'_>) {
+        assert_ne!(seen.signal, Signal::New, "an observer that panics");
     }
 }
 

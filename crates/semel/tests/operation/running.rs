@@ -19,8 +19,8 @@ const CLIENT: KeyFrom = KeyFrom::Client(KeyRule::GENERAL);
 struct Seen(Mutex<Vec<Signal>>);
 
 impl Observer for Seen {
-    fn on_signal(&self, signal: Signal) {
-        self.0.lock().unwrap().push(signal);
+    fn on_event(&self, seen: &semel::guard::Seen<'_>) {
+        self.0.lock().unwrap().push(seen.signal);
     }
 }
 

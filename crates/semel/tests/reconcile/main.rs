@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use semel::guard::{
     Answer, Answered, Asked, Attempt, Begin, Case, Done, Finding, Guard, GuardBuilder, Held,
-    Observer, Policy, Reconciled, Reconciler, RunError, Signal, StepKey,
+    Observer, Policy, Reconciled, Reconciler, RunError, Seen, Signal, StepKey,
 };
 use semel::memory::MemoryStore;
 use semel::store::{Fence, OnLost, Retention};
@@ -120,8 +120,8 @@ impl Reconciler for Script {
 }
 
 impl Observer for Script {
-    fn on_signal(&self, signal: Signal) {
-        self.signals.lock().unwrap().push(signal);
+    fn on_event(&self, seen: &Seen<'_>) {
+        self.signals.lock().unwrap().push(seen.signal);
     }
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {

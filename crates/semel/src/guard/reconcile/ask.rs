@@ -1,11 +1,12 @@
 //! One question, and what its answer does to the record.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::super::attempt::catch_panic;
-use super::super::{Asked, Guard, Signal};
+use super::super::{Asked, Guard, Seen, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{Entry, Fence, Fenced, Nonce, Resolution, Store, Verdict};
@@ -72,7 +73,11 @@ impl<S: Store> Inquiry<S> {
             Ok(Some(entry)) if is_open(&entry, self.fence) => entry,
             Ok(_) => return Reply::Moved,
             Err(_) => {
-                guard.signal(Signal::StoreError);
+                guard.tell(&Seen {
+                    id: Some(&self.digest),
+                    fence: Some(self.fence),
+                    ..Seen::new(Signal::StoreError)
+                });
                 return Reply::NotAsked;
             }
         };
@@ -83,11 +88,14 @@ impl<S: Store> Inquiry<S> {
             asked: self.asked,
             ..Case::of(&entry)
         };
-        guard.signal(Signal::ReconcileAsked);
+        guard.tell(&Seen::of_case(&case, Signal::ReconcileAsked));
+        let since = Instant::now();
         let asking = catch_panic(async { self.reconciler.reconcile(&case).await });
         let (failure, refused);
-        let news = match timeout(self.options.timeout, asking).await {
-            Ok(Ok(Ok(answer))) => match self.resolve(answer).await {
+        let answered = timeout(self.options.timeout, asking).await;
+        let took = since.elapsed();
+        let news = match answered {
+            Ok(Ok(Ok(answer))) => match self.resolve(&case, answer).await {
                 Ok(news) => news,
                 Err(error) => {
                     refused = error;
@@ -101,17 +109,21 @@ impl<S: Store> Inquiry<S> {
             Ok(Err(_)) => Reconciled::Panicked,
             Err(_) => Reconciled::TimedOut,
         };
-        self.tell(&case, &news)
+        self.tell(&case, &news, Some(took))
     }
 
     /// Tells the observer what a question led to.
-    fn tell(&self, case: &Case<'_>, news: &Reconciled<'_>) -> Reply {
+    fn tell(&self, case: &Case<'_>, news: &Reconciled<'_>, took: Option<Duration>) -> Reply {
+        let seen = |signal| Seen {
+            ran_for: took,
+            ..Seen::of_case(case, signal)
+        };
         let (signal, reply) = match news {
             Reconciled::Happened | Reconciled::DidNotHappen => (Signal::Resolved, Reply::Resolved),
             // An attempt took over, or went on, or somebody else resolved it.
             Reconciled::Refused => (Signal::ResolveRefused, Reply::Moved),
             Reconciled::Failed(_) | Reconciled::Panicked | Reconciled::TimedOut => {
-                self.guard.signal(Signal::ReconcilerFailed);
+                self.guard.tell(&seen(Signal::ReconcilerFailed));
                 (Signal::StillUnknown, Reply::Unknown)
             }
             Reconciled::StillUnknown | Reconciled::Store(_) => {
@@ -119,19 +131,23 @@ impl<S: Store> Inquiry<S> {
             }
             Reconciled::GaveUp => (Signal::ReconcileGaveUp, Reply::Unknown),
         };
-        self.guard.signal(signal);
+        self.guard.tell(&seen(signal));
         if let Some(observer) = &self.guard.shared.observer {
             observer.on_reconcile(case, news);
         }
         if signal == Signal::StillUnknown && self.caller.is_none() && self.is_last() {
-            self.tell(case, &Reconciled::GaveUp);
+            self.tell(case, &Reconciled::GaveUp, None);
         }
         reply
     }
 
     /// Records an answer. The store decides whether the record is still as it was when the question
     /// was asked. A lost answer is asked for again under the same nonce.
-    async fn resolve(&self, answer: Answer) -> Result<Reconciled<'static>, StoreError> {
+    async fn resolve(
+        &self,
+        case: &Case<'_>,
+        answer: Answer,
+    ) -> Result<Reconciled<'static>, StoreError> {
         let (said, news, verdict) = match answer.finding {
             Finding::Happened(outcome) => {
                 let retention = self.guard.policy.retention;
@@ -162,15 +178,16 @@ impl<S: Store> Inquiry<S> {
             nonce: Nonce::random()?,
         };
         let (guard, store) = (&self.guard, self.guard.store());
+        let signal = |signal| guard.tell(&Seen::of_case(case, signal));
         let mut done = guard
-            .insist(|| store.resolve(&self.digest, &resolution))
+            .insist(signal, || store.resolve(&self.digest, &resolution))
             .await;
         if let (Err(error), Verdict::Happened { outcome, .. }) = (&done, &mut resolution.verdict)
             && error.kind() == StoreErrorKind::TooLarge
         {
             *outcome = outcome.to_omitted();
             done = guard
-                .insist(|| store.resolve(&self.digest, &resolution))
+                .insist(signal, || store.resolve(&self.digest, &resolution))
                 .await;
         }
         Ok(match done? {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::super::{Guard, Signal};
+use super::super::{Guard, Seen, Signal};
 use super::ask::{Inquiry, Reply};
 use super::{ReconcileOptions, Reconciler};
 use crate::backoff::jittered;
@@ -160,7 +160,7 @@ impl<S: Store> Background<S> {
                 let page = match self.guard.store().list(&query).await {
                     Ok(page) => page,
                     Err(error) => {
-                        self.guard.signal(Signal::StoreError);
+                        self.guard.tell(&Seen::new(Signal::StoreError));
                         return Err(error);
                     }
                 };
