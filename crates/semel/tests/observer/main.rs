@@ -15,11 +15,11 @@ use std::time::Duration;
 use flaky::Flaky;
 use semel::guard::{
     Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, InFlight, Observer,
-    OnError, OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Signal, StepError,
+    OnError, OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Fence, OnLost, Retention};
-use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Store};
+use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Store, StoreError};
 use tokio::time::sleep;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -158,6 +158,10 @@ async fn held<S: Store>(guard: &Guard<S>, asked: Asked) -> Held<S> {
     }
 }
 
+fn applied(settled: Result<Settled, StoreError>) {
+    assert_eq!(settled.unwrap(), Settled::Applied);
+}
+
 async fn ok<T>(value: T) -> Result<T, Infallible> {
     Ok(value)
 }
@@ -200,7 +204,7 @@ async fn lives(watch: &Arc<Watch>) {
     );
     assert_eq!(in_flight.waited, Some(3 * SECOND));
 
-    second.complete(&Outcome::void()).await.unwrap();
+    applied(second.complete(&Outcome::void()).await);
     guard.run(asked(), |_| ok(())).await.unwrap();
     let other = Asked::new(identity(), Fingerprint::of(b"8 EUR"));
     guard.run(other, |_| ok(())).await.unwrap_err();
@@ -221,18 +225,14 @@ async fn other_ends(watch: &Arc<Watch>) {
     let tombstone = Retention::new(SECOND).with_tombstone(Duration::from_hours(1));
     let guard = guard(watch).with_policy(policy().with_retention(tombstone));
     let omitted = Outcome::builder(OutcomeKind::Omitted).body(b"");
-    held(&guard, asked())
-        .await
-        .complete(&omitted)
-        .await
-        .unwrap();
+    applied(held(&guard, asked()).await.complete(&omitted).await);
     sleep(SECOND).await;
     guard.run(asked(), |_| ok(())).await.unwrap_err();
     let signals = [Signal::New, Signal::Omitted, Signal::Expired];
     assert_eq!(watch.signals(), signals);
 
     let guard = self::guard(watch);
-    held(&guard, asked()).await.mark_unknown().await.unwrap();
+    applied(held(&guard, asked()).await.mark_unknown().await);
     guard.run(asked(), |_| ok(())).await.unwrap_err();
     let signals = [Signal::New, Signal::MarkedUnknown, Signal::Unknown];
     assert_eq!(watch.signals(), signals);
@@ -243,7 +243,7 @@ async fn other_ends(watch: &Arc<Watch>) {
     sleep(30 * SECOND).await;
     guard.run(asked(), |_| ok(())).await.unwrap();
     let late = zombie.complete(&Outcome::void()).await;
-    assert!(matches!(late, Ok(semel::guard::Settled::Refused(_))));
+    assert!(matches!(late, Ok(Settled::Refused(_))));
     let told = watch.told();
     let signals: Vec<Signal> = told.iter().map(|told| told.signal).collect();
     assert_eq!(
@@ -327,7 +327,7 @@ async fn questions(watch: &Arc<Watch>) {
     let mut background = Background::new(guard.clone(), ["pay"])
         .with_options(options)
         .with_every(SECOND);
-    held(&guard, asked()).await.mark_unknown().await.unwrap();
+    applied(held(&guard, asked()).await.mark_unknown().await);
     watch.told();
     background.turn().await.unwrap();
     let told = watch.told();
