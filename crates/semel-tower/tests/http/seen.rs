@@ -7,7 +7,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::channel::Channel;
 use semel::guard::{Guard, Observer, Seen, Signal};
-use semel_tower::{BodyForm, IdempotencyLayer};
+use semel_tower::IdempotencyLayer;
 use tower::ServiceExt as _;
 
 use crate::support::{Answer, App, Call, K, Memory, order_record, pieces, policy};
@@ -38,8 +38,8 @@ fn watched(
     let guard = Guard::builder(Memory::default())
         .policy(policy())
         .observer(watch.clone());
-    let layer = IdempotencyLayer::new(guard.build()).with_body_form(BodyForm::default());
-    (App::orders(set(layer)), watch)
+    let layer = set(IdempotencyLayer::new(guard.build()));
+    (App::orders(layer), watch)
 }
 
 async fn told(
@@ -49,8 +49,7 @@ async fn told(
 ) -> Vec<String> {
     let (app, watch) = watched(set);
     assert_eq!(app.send(call).await.status, status);
-    let told = watch.0.lock().unwrap().clone();
-    told
+    watch.0.lock().unwrap().clone()
 }
 
 #[tokio::test]
