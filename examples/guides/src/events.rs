@@ -28,8 +28,8 @@ impl Message {
 }
 
 async fn shown(store: PostgresStore, shelf: Shelf, message: Message) -> Result<(), Box<dyn Error>> {
-    let inbox =
-        Inbox::new(store, "billing").with_dead_letters(move |letter| shelf.clone().keep(letter));
+    let inbox = Inbox::new(store, "billing");
+    let inbox = inbox.with_dead_letters(move |letter| shelf.clone().keep(letter));
 
     let event = Event::new("orders", &message.id, message.body.clone());
     let options = TransactOptions::default();

@@ -17,18 +17,15 @@ async fn buy(symbol: &str, quantity: u32) -> Result<String, Infallible> {
 async fn shown(store: MemoryStore, request_id: Option<&str>) -> Result<String, Box<dyn Error>> {
     let guard = Guard::new(store, Policy::default());
 
-    let of_account = [Part::TENANT, Part::ACCOUNT];
-    let open = Operation::new(
-        "open_position",
-        of_account,
-        KeyFrom::Client(KeyRule::STRICT),
-    )
-    .with_key_required(true)
-    .with_retention(Retention::ORDER);
+    let account = [Part::TENANT, Part::ACCOUNT];
+    let clients = KeyFrom::Client(KeyRule::STRICT);
+    let open = Operation::new("open_position", account, clients)
+        .with_key_required(true)
+        .with_retention(Retention::ORDER);
 
-    let of_user = [Part::TENANT, Part::USER];
-    let resend =
-        Operation::new("resend_receipt", of_user, KeyFrom::Content).rolling(Duration::from_mins(5));
+    let user = [Part::TENANT, Part::USER];
+    let resend = Operation::new("resend_receipt", user, KeyFrom::Content);
+    let resend = resend.rolling(Duration::from_mins(5));
 
     let caller = Caller::new()
         .with(Part::TENANT, "acme")
@@ -38,11 +35,8 @@ async fn shown(store: MemoryStore, request_id: Option<&str>) -> Result<String, B
         .key(request_id)
         .field("symbol", "ACME")
         .field("quantity", 3);
-    let done = guard
-        .run(open.asked(&call)?, |_attempt| async {
-            buy("ACME", 3).await
-        })
-        .await?;
+    let work = |_attempt| async { buy("ACME", 3).await };
+    let done = guard.run(open.asked(&call)?, work).await?;
 
     let call = Call::by(&caller).field("receipt", "r-9");
     let sent = guard

@@ -23,10 +23,10 @@ async fn shown(guard: Guard<PostgresStore>, asked: Asked) -> Result<Done<String>
 async fn order(tx: InTransaction<PostgresTransaction>) -> (StatusCode, String) {
     let sql = "INSERT INTO orders (what) VALUES ($1) RETURNING id";
     match tx.query_one(sql, &[&"apples"]).await {
-        Ok(row) => (
-            StatusCode::CREATED,
-            format!("order {}", row.get::<_, i64>(0)),
-        ),
+        Ok(row) => {
+            let id: i64 = row.get(0);
+            (StatusCode::CREATED, format!("order {id}"))
+        }
         // Rolled back, and not recorded.
         Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, String::new()),
     }
