@@ -54,6 +54,7 @@ use self::row::Reader;
 use self::server::Server;
 use self::sql::Table;
 use self::transact::Transactions;
+use crate::OpenError;
 use crate::common::{Driver, Gate, Poll, Running, Waiters};
 
 pub use self::options::MysqlOptions;
@@ -91,7 +92,16 @@ pub struct MysqlStore {
 }
 
 impl MysqlStore {
-    async fn open(options: MysqlOptions) -> Result<Self> {
+    /// Opens the store that `url` names: what [`MysqlOptions`] read in it, `schema=create` among
+    /// them. Unlike [`semel_stores::open`](crate::open) it keeps its type, and with it its transactions.
+    ///
+    /// # Errors
+    /// Those of [`MysqlOptions::from_url`] and [`MysqlOptions::open`].
+    pub async fn open(url: &str) -> Result<Self, OpenError> {
+        Ok(MysqlOptions::from_url(url)?.open().await?)
+    }
+
+    async fn connect(options: MysqlOptions) -> Result<Self> {
         let transactions =
             Transactions::new(options.driver.clone(), options.connections, options.timeout);
         let pool = Pool::new(options.driver, options.connections, options.timeout);

@@ -140,7 +140,7 @@ impl MysqlOptions {
     /// [`Config`](semel::StoreErrorKind::Config) where something is to be set right, otherwise
     /// [`NotApplied`](semel::StoreErrorKind::NotApplied).
     pub async fn open(self) -> Result<MysqlStore, StoreError> {
-        MysqlStore::open(self).await
+        MysqlStore::connect(self).await
     }
 
     /// Makes the tables, or brings them to this version. Safe to run again, and by several at once.

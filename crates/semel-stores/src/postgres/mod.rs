@@ -66,6 +66,7 @@ use self::push::Push;
 use self::step::{Answer, Step};
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
+use crate::OpenError;
 use crate::common::{Driver, Gate, Poll, Waiters};
 
 /// The version whose connections [`SqlxSteps`] takes.
@@ -115,7 +116,16 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl PostgresStore {
-    async fn open(options: PostgresOptions) -> Result<Self> {
+    /// Opens the store that `url` names: what [`PostgresOptions`] read in it, `schema=create` among
+    /// them. Unlike [`semel_stores::open`](crate::open) it keeps its type, and with it its transactions.
+    ///
+    /// # Errors
+    /// Those of [`PostgresOptions::from_url`] and [`PostgresOptions::open`].
+    pub async fn open(url: &str) -> Result<Self, OpenError> {
+        PostgresOptions::from_url(url)?.open().await
+    }
+
+    async fn connect(options: PostgresOptions) -> Result<Self> {
         let connector = Arc::new(Connector::new(&options)?);
         let link = connector.connect_bare().await?;
         let schema = options.schema.unwrap_or_default();

@@ -114,7 +114,7 @@ impl PostgresOptions {
     /// [`Config`](semel::StoreErrorKind::Config) where the server refuses the user or the tables
     /// are not there, [`NotApplied`](semel::StoreErrorKind::NotApplied) where it is not reached.
     pub async fn open(self) -> Result<PostgresStore, OpenError> {
-        Ok(PostgresStore::open(self).await?)
+        Ok(PostgresStore::connect(self).await?)
     }
 
     /// Makes the tables, or brings them to this version. Safe to run again, and by several at once.

@@ -80,8 +80,9 @@ use self::handle::{Counted, check_size};
 use self::reader::Read;
 use self::shared::Shared;
 use self::step::{Answer, Work};
-use crate::OpenOptions;
+
 use crate::common::{Change, Driver, Gate, Poll};
+use crate::{OpenError, OpenOptions};
 
 pub use self::options::SqliteOptions;
 use self::transact::Lending;
@@ -106,6 +107,28 @@ pub(crate) const DRIVER: Driver = Driver {
         })
     },
 };
+
+impl SqliteStore {
+    /// Opens the store that `url` names, with its parameters. Unlike [`semel_stores::open`](crate::open)
+    /// it keeps its type, and with it its transactions.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), semel_stores::OpenError> {
+    /// use semel_stores::SqliteStore;
+    /// let store = SqliteStore::open("sqlite:./app.db?schema=create").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where it is not a `sqlite:` URL; else those of [`SqliteOptions::open`].
+    pub async fn open(url: &str) -> Result<Self, OpenError> {
+        if !url.starts_with("sqlite:") {
+            return Err(OpenError::invalid("sqlite", url::PATH));
+        }
+        let (options, path) = SqliteOptions::from_url(url, &OpenOptions::default())?;
+        Ok(aside(move || options.open(path)).await?)
+    }
+}
 
 /// Runs what blocks on a thread that serves nobody else.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {

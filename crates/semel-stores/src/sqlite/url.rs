@@ -54,6 +54,6 @@ impl SqliteOptions {
     }
 }
 
-const PATH: &str = "needs the path of a file right after the colon, as in `sqlite:./semel.db` or \
+pub(super) const PATH: &str = "needs the path of a file right after the colon, as in `sqlite:./semel.db` or \
                     `sqlite:/var/lib/app/semel.db`";
 const TABLE_RULE: &str = "a name of ASCII letters, digits and `_`";

@@ -2,7 +2,7 @@
 
 use semel::store::Fenced;
 use semel::{Store as _, StoreErrorKind};
-use semel_stores::{MysqlOptions, Schema};
+use semel_stores::{MysqlOptions, MysqlStore, Schema};
 use sqlx::Row as _;
 
 use super::{acquire, ask, common, complete, link, table};
@@ -22,13 +22,9 @@ async fn made_once_and_found_again() {
     assert_eq!(made.done.len(), 4, "{made:?}");
     let again = at(&url, &table).migrate().await.unwrap();
     assert_eq!((again.from, again.to, again.done), (Some(1), 1, vec![]));
-    at(&url, &table)
-        .open()
-        .await
-        .unwrap()
-        .probe()
-        .await
-        .unwrap();
+    let parameters = if url.contains('?') { '&' } else { '?' };
+    let store = MysqlStore::open(&format!("{url}{parameters}table={table}")).await;
+    store.unwrap().probe().await.unwrap();
 }
 
 #[tokio::test]

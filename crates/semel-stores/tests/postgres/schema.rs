@@ -2,7 +2,9 @@
 
 use semel::StoreErrorKind;
 use semel::store::Store as _;
-use semel_stores::{OpenError, OpenOptions, PostgresOptions, Schema, check_url, migrate};
+use semel_stores::{
+    OpenError, OpenOptions, PostgresOptions, PostgresStore, Schema, check_url, migrate,
+};
 use semel_testkit::servers::{Kind, Postgres, Server as _, shared};
 
 use super::{acquire, client, open, url};
@@ -34,9 +36,7 @@ async fn a_missing_table_says_what_to_run() {
     semel_stores::open(&format!("{url}&schema=create"), &OpenOptions::default())
         .await
         .unwrap();
-    semel_stores::open(&url, &OpenOptions::default())
-        .await
-        .unwrap();
+    PostgresStore::open(&url).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

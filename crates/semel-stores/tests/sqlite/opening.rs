@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use semel::store::{Clear as _, Durability};
 use semel::{Store, StoreError, StoreErrorKind};
-use semel_stores::{OpenError, OpenOptions, Schema, SqliteOptions, check_url, migrate};
+use semel_stores::{
+    OpenError, OpenOptions, Schema, SqliteOptions, SqliteStore, check_url, migrate,
+};
 
 use super::{acquire, file, foreign, open, options, replayed};
 
@@ -77,6 +79,20 @@ async fn a_url_with_a_relative_path_opens() {
         .query_row("SELECT count(*) FROM mine", [], |row| row.get(0))
         .unwrap();
     assert_eq!(tables, 0);
+}
+
+#[tokio::test]
+async fn a_url_opens_the_store_with_its_type() {
+    let (_directory, path) = file();
+    let url = format!("sqlite:{}", path.display());
+    let missing = SqliteStore::open(&url).await.unwrap_err();
+    assert!(missing.is_missing(), "{missing}");
+    let store = SqliteStore::open(&format!("{url}?schema=create")).await;
+    acquire(&store.unwrap(), "key").await;
+    for other in [path.to_str().unwrap(), "postgres://me:hunter2@host/db"] {
+        let message = SqliteStore::open(other).await.unwrap_err().to_string();
+        assert!(message.starts_with("`sqlite:` needs the path"), "{message}");
+    }
 }
 
 #[tokio::test]
