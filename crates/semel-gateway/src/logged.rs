@@ -4,8 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use http::{Method, Request, Response, Uri};
-use semel::IdentityDigest;
-use semel_tower::{PROTECTED, REPLAYED};
+use semel_tower::{OperationId, PROTECTED, REPLAYED};
 use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Level;
@@ -86,12 +85,12 @@ impl Line {
         let Some(asked) = self.0.take() else {
             return;
         };
-        let id = response.and_then(|answer| answer.extensions().get::<IdentityDigest>());
+        let id = response.and_then(|answer| answer.extensions().get::<OperationId>());
         tracing::debug!(
             method = %asked.method,
             path = asked.uri.path(),
             status = response.map(|answer| answer.status().as_u16()),
-            id = id.map(tracing::field::display),
+            id = id.map(|operation| tracing::field::display(operation.id)),
             event = response.map_or("client_gone", event),
             ms = u64::try_from(asked.since.elapsed().as_millis()).unwrap_or(u64::MAX),
             "request"
@@ -113,7 +112,7 @@ fn event<R>(answer: &Response<R>) -> &'static str {
         problem.code.as_str()
     } else if let Some(problem) = extensions.get::<Problem>() {
         problem.code()
-    } else if extensions.get::<IdentityDigest>().is_none() {
+    } else if extensions.get::<OperationId>().is_none() {
         "passed_on"
     } else if answer.headers().contains_key(REPLAYED) {
         "replayed"

@@ -8,12 +8,11 @@ use http::header::{HOST, HeaderName};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use semel::Store;
-use semel::guard::{Guard, InFlight, Policy};
+use semel::guard::{Guard, Policy};
 use semel::store::Retention;
-use semel_tower::IdempotencyLayer;
+use semel_tower::{BodyForm, IdempotencyLayer, fingerprint};
 use tower::ServiceBuilder;
 use tower_service::Service;
-use tracing::Level;
 
 use crate::body::Body;
 use crate::bounded::Bounded;
@@ -36,14 +35,12 @@ pub fn layer<S: Store>(
     store: S,
     metrics: Arc<Metrics>,
 ) -> IdempotencyLayer<S> {
-    let mut policy = Policy::default()
+    let policy = Policy::default()
         .with_lease(config.lease)
         .with_retention(Retention::new(config.ttl))
         .with_on_lost(config.on_lost)
-        .with_key_required(config.require_key);
-    if !config.wait.is_zero() {
-        policy = policy.with_in_flight(InFlight::Wait(config.wait));
-    }
+        .with_key_required(config.require_key)
+        .with_wait(config.wait);
     let mut guard = Guard::builder(store)
         .policy(policy)
         .observer(Arc::new(Watching(Arc::clone(&metrics))));
@@ -55,12 +52,12 @@ pub fn layer<S: Store>(
     let layer = IdempotencyLayer::new(guard.build())
         .with_max_request_body(config.max_body)
         .with_max_response_body(config.max_body)
-        .with_named_answers(config.log_level >= Level::DEBUG)
         .with_max_attempts(shares.attempts)
         .with_max_body_memory(config.limits.body_memory)
         .with_principal_required(config.require_principal)
-        .with_host_in_fingerprint(false)
-        .with_fingerprint_headers([headers::FORWARDED_HOST])
+        .with_fingerprint_by(|parts, body| {
+            fingerprint::of_request(parts, body, BodyForm::Json, [&headers::FORWARDED_HOST])
+        })
         .with_service(config.service.clone().unwrap_or_default());
     let layer = scoped(layer, &config.scope_headers);
     config

@@ -27,7 +27,7 @@ async fn main() -> Result<(), semel_lambda::BoxError> {
     let file = file.unwrap_or_else(|| std::env::temp_dir().join("semel-lambda-orders-api.db"));
     let store = SqliteOptions::new().schema(Schema::Create).open(&file)?;
     let layer = IdempotencyLayer::new(store)
-        .with_scope(semel_lambda::http::principal)
+        .with_principal_by(semel_lambda::http::principal)
         .with_principal_required(true);
     let app: Router = Router::new()
         .route("/orders", post(place_order))

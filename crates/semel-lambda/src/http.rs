@@ -12,7 +12,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), semel_lambda::BoxError> {
 //! let layer = IdempotencyLayer::new(MemoryStore::default())
-//!     .with_scope(semel_lambda::http::principal)
+//!     .with_principal_by(semel_lambda::http::principal)
 //!     .with_principal_required(true);
 //! let app: Router = Router::new()
 //!     .route("/orders", post(|| async { "placed, once per Idempotency-Key" }))
@@ -36,7 +36,7 @@ use semel::Scope;
 use serde_json::Value;
 
 /// Whom API Gateway authorised, for
-/// [`IdempotencyLayer::with_scope`](semel_tower::IdempotencyLayer::with_scope).
+/// [`IdempotencyLayer::with_principal_by`](semel_tower::IdempotencyLayer::with_principal_by).
 ///
 /// | authorised by | scope |
 /// |---|---|

@@ -14,7 +14,10 @@ use semel::guard::{
     Asked, Begin, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal, Transacted,
 };
 use semel::store::OnLost;
-use semel::{Identity, Outcome, OutcomeKind, Record, State, Store, StoreError, StoreErrorKind};
+use semel::{
+    Identity, IdentityDigest, Outcome, OutcomeKind, Record, State, Store, StoreError,
+    StoreErrorKind,
+};
 use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 use tower_service::Service;
@@ -29,6 +32,20 @@ use crate::transact::{Calling, CommitFailure, RunAgain, Transactions};
 
 /// Where the client waits, unless it went away.
 pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
+
+/// Among the extensions of every answer to a request with a key and a principal, of replays and of the
+/// layer's [problems](Problem) too: for logs and traces, and to find the record of an outcome that is
+/// unknown. No key can be read from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct OperationId {
+    /// The name of the operation. The inner service has the same in
+    /// [`AttemptInfo::id`](semel::guard::AttemptInfo::id), and the gateway sends it on as
+    /// `Idempotency-Id`.
+    pub id: IdentityDigest,
+    /// Which attempt gave this answer, from 1; `None` where none was begun for this request.
+    pub attempt: Option<u32>,
+}
 
 /// When to ask again where nobody asked the store how long the lease is.
 const SOON: Duration = Duration::from_secs(1);
@@ -76,7 +93,7 @@ impl<S: Store> Run<S> {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
         let (begun, slot) = self.begin(slot, client).await;
-        let (mut held, slot) = match begun {
+        let (held, slot) = match begun {
             Ok(Begin::Acquired(held)) => match slot.or_else(|| self.config.limits.slot()) {
                 Some(slot) => (held, slot),
                 None => {
@@ -93,6 +110,31 @@ impl<S: Store> Run<S> {
             }
             begun => return Ok(self.without_running(begun)),
         };
+        let attempt = OperationId {
+            id: *self.identity.digest(),
+            attempt: Some(held.number()),
+        };
+        let mut response = self.attempt(held, inner, parts, body, slot).await?;
+        response.extensions_mut().insert(attempt);
+        Ok(response)
+    }
+
+    /// Runs the inner service, with a transaction on offer where there is one.
+    async fn attempt<Inner, B, R>(
+        self,
+        mut held: Held<S>,
+        inner: Inner,
+        mut parts: Parts,
+        body: Bytes,
+        slot: Slot,
+    ) -> Result<Response<Body<R>>, Inner::Error>
+    where
+        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
+            + Clone
+            + Send,
+        B: From<Bytes> + Send,
+        R: Relayable,
+    {
         parts.extensions.insert(self.identity.clone());
         let Some(transactions) = &self.transactions else {
             parts.extensions.insert(held.info());

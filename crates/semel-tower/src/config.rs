@@ -1,6 +1,7 @@
 //! Everything that the layer's setters set, but for the policies that the guard follows.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::header::{self, HeaderError, Syntax};
 use crate::limits::Limits;
 use crate::operation::OperationRule;
 use crate::policy::{self, Disposition, Reply};
-use crate::problem::{Docs, Problem, ProblemCode};
+use crate::problem::{self, Problem, ProblemCode};
 use crate::replay;
 use crate::scope::ScopeRule;
 
@@ -35,18 +36,17 @@ pub(crate) struct Config {
     pub(crate) operation: OperationRule,
     pub(crate) body_form: BodyForm,
     pub(crate) fingerprint_headers: Vec<HeaderName>,
-    pub(crate) host_counts: bool,
     pub(crate) fingerprinter: Option<Arc<Fingerprinter>>,
     pub(crate) max_request_body: usize,
     pub(crate) max_response_body: usize,
     pub(crate) limits: Limits,
-    pub(crate) named_answers: bool,
     pub(crate) replay_header: HeaderName,
     pub(crate) allowed_replay_headers: Vec<HeaderName>,
     pub(crate) dispositions: BTreeMap<u16, Disposition>,
     pub(crate) classifier: Option<Arc<Classifier>>,
     pub(crate) error_classifier: Option<Arc<ErrorClassifier>>,
-    pub(crate) docs: Docs,
+    /// Absolute; the code is appended and makes the problem's type.
+    pub(crate) problem_base: Cow<'static, str>,
 }
 
 const MIB: usize = 1 << 20;
@@ -61,18 +61,16 @@ impl Default for Config {
             operation: OperationRule::default(),
             body_form: BodyForm::default(),
             fingerprint_headers: Vec::new(),
-            host_counts: true,
             fingerprinter: None,
             max_request_body: MIB,
             max_response_body: MIB,
             limits: Limits::default(),
-            named_answers: false,
             replay_header: replay::REPLAYED,
             allowed_replay_headers: Vec::new(),
             dispositions: BTreeMap::new(),
             classifier: None,
             error_classifier: None,
-            docs: Docs::default(),
+            problem_base: Cow::Borrowed(problem::DOCUMENTATION),
         }
     }
 }
@@ -109,8 +107,7 @@ impl Config {
         match &self.fingerprinter {
             Some(make) => make(parts, body),
             None => {
-                let host = self.host_counts.then_some(&HOST);
-                let headers = host.into_iter().chain(&self.fingerprint_headers);
+                let headers = [&HOST].into_iter().chain(&self.fingerprint_headers);
                 fingerprint::of_request(parts, body, self.body_form, headers)
             }
         }
@@ -132,7 +129,7 @@ impl Config {
     }
 
     pub(crate) fn problem<R: HttpBody>(&self, problem: Problem) -> Response<Body<R>> {
-        self.docs.respond(problem)
+        problem.respond(&self.problem_base)
     }
 
     pub(crate) fn replay<R: HttpBody>(

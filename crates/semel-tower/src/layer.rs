@@ -6,22 +6,25 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::HeaderName;
-use http::{StatusCode, request};
+use http::header::{HeaderName, HeaderValue, IntoHeaderName};
+use http::{HeaderMap, StatusCode, request};
 use semel::guard::{Guard, Policy, TransactOptions};
 use semel::transaction::Transactional;
-use semel::{Fingerprint, KeyRule, Scope, Service, Store};
+use semel::{Fingerprint, KeyRule, Scope, Service, Store, StoreError};
 use tower_layer::Layer;
 
 use crate::config::Config;
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
 use crate::policy::{Disposition, Reply};
-use crate::problem;
 use crate::service::Idempotency;
 use crate::transact::Transactions;
 
 /// Makes requests with an idempotency key run once. See the [crate's documentation](crate).
+///
+/// Fields are named by literals (`"x-account"`) or by [`HeaderName`]s. A literal that is no field's name
+/// panics when the layer is made, as with [`HeaderName::from_static`]; text that is known at run time
+/// has to be made a `HeaderName` first.
 ///
 /// Clones share the store and the tasks under way. Several layers with different settings may share
 /// one store: give each an `Arc` of it.
@@ -43,15 +46,52 @@ impl<S: Store> IdempotencyLayer<S> {
         }
     }
 
+    /// For payments, and what else must not be done twice: [`Policy::payment`], and
+    /// [a principal is required](Self::with_principal_required).
+    ///
+    /// ```no_run
+    /// # use semel_tower::{IdempotencyLayer, MemoryStore};
+    /// # let store = MemoryStore::default();
+    /// let layer = IdempotencyLayer::payments(store).with_principal_header("x-account");
+    /// ```
+    pub fn payments(guard: impl Into<Guard<S>>) -> Self {
+        Self::careful(guard, Policy::payment())
+    }
+
+    /// For orders: [`Policy::order`], and [a principal is required](Self::with_principal_required).
+    pub fn orders(guard: impl Into<Guard<S>>) -> Self {
+        Self::careful(guard, Policy::order())
+    }
+
+    fn careful(guard: impl Into<Guard<S>>, policy: Policy) -> Self {
+        Self::new(guard)
+            .with_policy(policy)
+            .with_principal_required(true)
+    }
+
     /// The guard that runs the attempts.
     pub const fn guard(&self) -> &Guard<S> {
         &self.guard
     }
 
-    /// Waits until no attempt is running, and no answer that is not kept is on its way. Call it on shutdown, when no more requests come: without
-    /// it, attempts whose clients went away end with the runtime, and their outcomes are unknown.
+    /// Purges the store for as long as it is used: see [`Guard::spawn_purger`].
+    pub fn spawn_purger(&self) {
+        self.guard.spawn_purger();
+    }
+
+    /// Waits until no attempt is running, and no answer that is not kept is on its way; ends the purger.
+    /// Call it, or [`close`](Self::close), when no more requests come: without it, attempts whose
+    /// clients went away end with the runtime, and their outcomes are unknown.
     pub async fn drain(&self) {
         self.guard.drain().await;
+    }
+
+    /// [Drains](Self::drain), then closes the store: the end of a program.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.guard.close().await
     }
 
     /// Lease, retention, waiting, and what becomes of lost attempts, panics and requests without a
@@ -80,8 +120,8 @@ impl<S: Store> IdempotencyLayer<S> {
     }
 
     /// The field that carries the key. `Idempotency-Key` unless set.
-    pub fn with_key_header(self, name: HeaderName) -> Self {
-        self.configured(|config| config.key_header = name)
+    pub fn with_key_header(self, name: impl IntoHeaderName) -> Self {
+        self.configured(|config| config.key_header = field(name))
     }
 
     /// Which forms of that field are accepted. [`Syntax::Lenient`] unless set.
@@ -104,7 +144,7 @@ impl<S: Store> IdempotencyLayer<S> {
     /// A stable name is better than a digest of credentials: after a token is refreshed, a retry under
     /// the new one is another caller's request, and runs. A service outside that authenticates can
     /// leave the name among the request's extensions.
-    pub fn with_scope(
+    pub fn with_principal_by(
         self,
         find: impl Fn(&request::Parts) -> Option<Scope> + Send + Sync + 'static,
     ) -> Self {
@@ -116,14 +156,14 @@ impl<S: Store> IdempotencyLayer<S> {
     ///
     /// `Authorization` and `Cookie` are taken by their SHA-256. Naming `Authorization` says that every
     /// scheme in use sends the same in each request.
-    pub fn with_principal_header(self, name: HeaderName) -> Self {
-        self.configured(|config| config.scope.set_header(name))
+    pub fn with_principal_header(self, name: impl IntoHeaderName) -> Self {
+        self.configured(|config| config.scope.set_header(field(name)))
     }
 
     /// Adds the values of this field to the scope: tenant, account, mode. May be called again. `Host`
     /// is the host that the request is for, also where HTTP/2 or an absolute target says it.
-    pub fn with_scope_header(self, name: HeaderName) -> Self {
-        self.configured(|config| config.scope.add_header(name))
+    pub fn with_scope_header(self, name: impl IntoHeaderName) -> Self {
+        self.configured(|config| config.scope.add_header(field(name)))
     }
 
     /// Whether requests with a key but without a principal are refused with 400
@@ -163,24 +203,31 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.body_form = form)
     }
 
-    /// Whether the host that a request is for enters the fingerprint. It does unless set: the same
-    /// key and request sent to another host is then a mismatch, not a replay. Addresses never count.
-    /// Take it out where one service has several names, and clients retry under another one; or where
-    /// a proxy in front puts its own in its place, and name the field in which it passes the client's
-    /// on (`X-Forwarded-Host`) with [`with_fingerprint_headers`](Self::with_fingerprint_headers).
-    pub fn with_host_in_fingerprint(self, counts: bool) -> Self {
-        self.configured(|config| config.host_counts = counts)
-    }
-
     /// Fields that enter the fingerprint, besides `Host`, `Content-Type` and `Content-Encoding`.
-    pub fn with_fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.configured(|config| config.fingerprint_headers = names.into_iter().collect())
+    pub fn with_fingerprint_headers(
+        self,
+        names: impl IntoIterator<Item = impl IntoHeaderName>,
+    ) -> Self {
+        self.configured(|config| {
+            config.fingerprint_headers = names.into_iter().map(field).collect();
+        })
     }
 
-    /// Makes the fingerprint, in place of [`fingerprint::of_request`](crate::fingerprint::of_request):
-    /// for conventions that leave parts of the request out of it.
+    /// Makes the fingerprint, in place of [`fingerprint::of_request`](crate::fingerprint::of_request)
+    /// with `Host` among its fields: for conventions that leave parts of the request out of it. What is
+    /// left out may differ between retries, and the first one's counts.
     ///
-    /// What is left out may differ between retries, and the first one's counts.
+    /// The host that a request is for is to be left out where one service has several names, under
+    /// which clients retry; or where a proxy in front puts its own in its place, and passes the
+    /// client's on in another field:
+    ///
+    /// ```
+    /// # use http::header::HeaderName;
+    /// # use semel_tower::{BodyForm, IdempotencyLayer, MemoryStore, fingerprint};
+    /// const ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
+    /// let layer = IdempotencyLayer::new(MemoryStore::default())
+    ///     .with_fingerprint_by(|parts, body| fingerprint::of_request(parts, body, BodyForm::Json, [&ASKED]));
+    /// ```
     pub fn with_fingerprint_by(
         self,
         make: impl Fn(&request::Parts, &Bytes) -> Fingerprint + Send + Sync + 'static,
@@ -221,22 +268,20 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.limits.set_body_memory(bytes))
     }
 
-    /// Whether answers to requests with a key carry the operation's name among their extensions, an
-    /// [`IdentityDigest`](semel::IdentityDigest), for whoever logs outside: no key can be read from
-    /// it. They do not unless set.
-    pub fn with_named_answers(self, named: bool) -> Self {
-        self.configured(|config| config.named_answers = named)
-    }
-
     /// The field that marks replays. `Idempotency-Replayed` unless set.
-    pub fn with_replay_header(self, name: HeaderName) -> Self {
-        self.configured(|config| config.replay_header = name)
+    pub fn with_replay_header(self, name: impl IntoHeaderName) -> Self {
+        self.configured(|config| config.replay_header = field(name))
     }
 
     /// Fields that are kept though they belong to one transmission, for instance `Set-Cookie`.
     /// Hop-by-hop fields are never kept.
-    pub fn with_allowed_replay_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.configured(|config| config.allowed_replay_headers = names.into_iter().collect())
+    pub fn with_allowed_replay_headers(
+        self,
+        names: impl IntoIterator<Item = impl IntoHeaderName>,
+    ) -> Self {
+        self.configured(|config| {
+            config.allowed_replay_headers = names.into_iter().map(field).collect();
+        })
     }
 
     /// What a response of this status means, in place of all that [`Disposition::of`] and a
@@ -269,22 +314,25 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| config.error_classifier = Some(Arc::new(classify)))
     }
 
-    /// An absolute URI to which a problem's code is appended, and which makes its `type`. A section
-    /// of this project's documentation unless set.
+    /// Where the problems are described: an absolute URI to which a problem's code is appended. It makes
+    /// the problem's `type`, and is what it links to. A section of this project's documentation unless
+    /// set.
     pub fn with_problem_base(self, uri: impl Into<Cow<'static, str>>) -> Self {
-        self.configured(|config| config.docs.type_base = uri.into())
-    }
-
-    /// The page that problems link to. The problem's `type` unless set. What cannot stand in a
-    /// header field is ignored.
-    pub fn with_docs_url(self, uri: &str) -> Self {
-        self.configured(|config| config.docs.page = problem::link_to(uri))
+        self.configured(|config| config.problem_base = uri.into())
     }
 
     fn configured(mut self, set: impl FnOnce(&mut Config)) -> Self {
         set(Arc::make_mut(&mut self.config));
         self
     }
+}
+
+/// The name itself, which [`IntoHeaderName`] gives to a map only.
+fn field(name: impl IntoHeaderName) -> HeaderName {
+    let mut fields = HeaderMap::with_capacity(1);
+    fields.insert(name, HeaderValue::from_static(""));
+    let mut names = fields.into_iter().filter_map(|(name, _)| name);
+    names.next().expect("what was inserted has a name")
 }
 
 impl<S, Inner> Layer<Inner> for IdempotencyLayer<S> {

@@ -1,6 +1,9 @@
 //! Idempotency keys for tower and axum: a request with a key runs once, and its retries get the
 //! same answer.
 //!
+//! What is needed beside the layer ([`Policy`], [`Retention`], [`Guard`], [`MemoryStore`] …) is
+//! exported here too. Stores on disk and on servers are in `semel-stores`.
+//!
 //! A client that got no answer retries, and cannot know whether the first request was lost or its
 //! answer. With [`IdempotencyLayer`] around a service it sends the same `Idempotency-Key` again.
 //! The layer claims the key in a store, runs the service in a task of its own, records the answer,
@@ -10,7 +13,7 @@
 //!    A [policy](semel::guard::Policy::with_key_required) refuses the latter with 400.
 //! 2. A malformed key is refused with 400, never ignored, before the body is read.
 //! 3. Of requests with one key and one content one runs; the others are answered 409 `in-flight`
-//!    with `Retry-After`, or [wait](semel::guard::Policy::with_in_flight).
+//!    with `Retry-After`, or [wait](semel::guard::Policy::with_wait).
 //! 4. Another content (method, path, query, media type, body) under the same key is answered 422
 //!    `mismatch` at once, and changes nothing.
 //! 5. A client that goes away does not stop an attempt; its lease is renewed as long as it runs.
@@ -30,10 +33,10 @@
 //!
 //! Put authentication and rate limits *outside* this layer, so that a revoked caller gets no
 //! replay, and compression and CORS outside it too. Keys belong to a principal: unless you set
-//! [`with_scope`](IdempotencyLayer::with_scope) it is the digest of a Basic or Bearer credential
+//! [`with_principal_by`](IdempotencyLayer::with_principal_by) it is the digest of a Basic or Bearer credential
 //! (other schemes, which may sign each request anew, are refused), and **callers without one share
 //! the scope `anonymous`**, in which one of them can be given the answer of another that used the
-//! same key for the same request. Sessions in cookies count as anonymous. If answers are private, set `with_scope`, or
+//! same key for the same request. Sessions in cookies count as anonymous. If answers are private, set `with_principal_by`, or
 //! [`with_principal_required`](IdempotencyLayer::with_principal_required).
 //!
 //! Put it outside `Router::nest` too, or name what is nested with
@@ -51,8 +54,7 @@
 //! ```
 //! use axum::{Router, body::Body, routing::post};
 //! use http::{Request, StatusCode};
-//! use semel::memory::MemoryStore;
-//! use semel_tower::IdempotencyLayer;
+//! use semel_tower::{IdempotencyLayer, MemoryStore};
 //! use tower::ServiceExt as _;
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -104,6 +106,7 @@ mod scope;
 mod service;
 mod transact;
 
+pub use attempt::OperationId;
 pub use body::Body;
 #[cfg(feature = "axum")]
 pub use extract::{InTransaction, TransactionRejection};
@@ -114,7 +117,12 @@ pub use layer::IdempotencyLayer;
 pub use policy::{Disposition, Reply};
 pub use problem::{Problem, ProblemCode};
 pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, outcome_of_response};
-pub use semel::Service;
-pub use semel::guard::AttemptInfo;
+#[doc(no_inline)]
+pub use semel::{
+    IdentityDigest, KeyRule, Scope, Service, Store, StoreError,
+    guard::{AttemptInfo, Guard, OnPanic, OnStoreError, Policy, TransactOptions},
+    memory::MemoryStore,
+    store::{OnLost, Retention},
+};
 pub use service::Idempotency;
 pub use transact::{CommitFailure, RunAgain, TransactionHandle};

@@ -10,6 +10,9 @@ use semel::guard::Signal;
 
 use crate::body::Body;
 
+/// Where problems are described unless the layer says otherwise.
+pub(crate) const DOCUMENTATION: &str = "https://github.com/semel-rs/semel/blob/main/docs/http.md#";
+
 /// What kind of answer the layer gave in place of the operation's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -204,38 +207,14 @@ impl Problem {
         self.retry_after = Some(after);
         self
     }
-}
 
-/// Where the problems are described.
-#[derive(Debug, Clone)]
-pub(crate) struct Docs {
-    /// Absolute; the code is appended and makes the problem's type.
-    pub(crate) type_base: Cow<'static, str>,
-    /// The page that `Link` names; the problem's type where there is none.
-    pub(crate) page: Option<HeaderValue>,
-}
-
-impl Default for Docs {
-    fn default() -> Self {
-        Self {
-            type_base: Cow::Borrowed("https://github.com/semel-rs/semel/blob/main/docs/http.md#"),
-            page: None,
-        }
-    }
-}
-
-impl Docs {
     /// The whole response. Sent whatever `Accept` says: a client that cannot read it has the status.
-    pub(crate) fn respond<R: http_body::Body>(&self, problem: Problem) -> Response<Body<R>> {
-        let code = problem.code;
-        let uri = format!("{}{}", self.type_base, code.as_str());
+    pub(crate) fn respond<R: http_body::Body>(self, base: &str) -> Response<Body<R>> {
+        let (code, after) = (self.code, self.retry_after);
+        let uri = format!("{base}{}", code.as_str());
         let (status, title) = (code.status(), code.title());
-        let after = problem.retry_after;
-        let mut response = write(&uri, code.as_str(), status, title, &problem.detail, after);
-        if let Some(page) = &self.page {
-            response.headers_mut().insert(LINK, page.clone());
-        }
-        response.extensions_mut().insert(problem);
+        let mut response = write(&uri, code.as_str(), status, title, &self.detail, after);
+        response.extensions_mut().insert(self);
         response.map(Body::whole)
     }
 }
@@ -265,18 +244,14 @@ pub(crate) fn write(
         HeaderValue::from_static("application/problem+json"),
     );
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(link) = link_to(uri) {
+    // Where the URI can stand in a header field.
+    if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")) {
         headers.insert(LINK, link);
     }
     if let Some(after) = retry_after {
         headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
     }
     response
-}
-
-/// `<uri>; rel="describedby"`, where the URI can stand in a header field.
-pub(crate) fn link_to(uri: &str) -> Option<HeaderValue> {
-    HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")).ok()
 }
 
 // Whole and at least one: `Retry-After` knows no fractions (RFC 9110, section 10.2.3).

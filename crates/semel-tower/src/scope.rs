@@ -125,7 +125,7 @@ impl From<NoScope> for Problem {
                 "The scheme of `Authorization` is neither Basic nor Bearer. Its credentials may \
                  differ in each request, as signatures do, so that a retry could not be told from \
                  another caller's request. Whoever runs this service has to say which field names \
-                 the caller (`with_principal_header` or `with_scope` of the layer, \
+                 the caller (`with_principal_header` or `with_principal_by` of the layer, \
                  `--scope-header` of the gateway); `Authorization` itself, where the scheme sends \
                  the same in every request. Nothing was run.",
             ),

@@ -15,7 +15,7 @@ use semel::{Identity, Store};
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use crate::attempt::Run;
+use crate::attempt::{OperationId, Run};
 use crate::body::{self, Body, BoxError, Read};
 use crate::config::{self, Config};
 use crate::future::ResponseFuture;
@@ -115,12 +115,11 @@ where
             transactions: self.transactions.clone(),
             identity,
         };
-        let name = self.config.named_answers.then(|| *once.identity.digest());
+        let id = *once.identity.digest();
         ResponseFuture::boxed(async move {
             let mut response = once.answer(Request::from_parts(parts, body)).await?;
-            if let Some(name) = name {
-                response.extensions_mut().insert(name);
-            }
+            let extensions = response.extensions_mut();
+            extensions.get_or_insert_with(|| OperationId { id, attempt: None });
             Ok(response)
         })
     }

@@ -3,6 +3,8 @@
 //! This crate is the protocol: it does no I/O of its own and knows neither HTTP nor a database.
 //! Stores on disk and on servers are in `semel-stores`, the HTTP middleware in `semel-tower`.
 //!
+//! `use semel::prelude::*` brings what a program needs.
+//!
 //! | to | use |
 //! |---|---|
 //! | name what is done once | [`Key`], [`Scope`], [`Identity`] |
@@ -33,6 +35,7 @@ mod key;
 pub mod memory;
 pub mod operation;
 mod outcome;
+pub mod prelude;
 mod progress;
 mod protocol;
 pub mod purge;

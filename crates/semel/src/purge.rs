@@ -30,9 +30,39 @@ use crate::store::{Purged, Store};
 #[derive(Debug, Clone)]
 pub struct Purger<S> {
     store: S,
+    pace: Pace,
+}
+
+/// How fast it goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
     slice: usize,
     pauses: u32,
-    interval: Duration,
+    pub(crate) interval: Duration,
+}
+
+impl Pace {
+    const USUAL: Self = Self {
+        slice: 200,
+        pauses: 3,
+        interval: Duration::from_secs(60),
+    };
+
+    /// One step of the store, and the pause after it where there is more to do.
+    pub(crate) async fn step(&self, store: &impl Store) -> Result<Purged, StoreError> {
+        let started = Instant::now();
+        let purged = store.purge(self.slice).await?;
+        if purged.more {
+            sleep(started.elapsed() * self.pauses).await;
+        }
+        Ok(purged)
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self::USUAL
+    }
 }
 
 impl<S: Store> Purger<S> {
@@ -41,30 +71,28 @@ impl<S: Store> Purger<S> {
     pub const fn new(store: S) -> Self {
         Self {
             store,
-            slice: 200,
-            pauses: 3,
-            interval: Duration::from_secs(60),
+            pace: Pace::USUAL,
         }
     }
 
     /// How many records one step of the store removes; at least 1.
     #[must_use]
     pub fn with_slice(mut self, records: usize) -> Self {
-        self.slice = records.max(1);
+        self.pace.slice = records.max(1);
         self
     }
 
     /// How many times as long as a slice took the pause after it is. 0: none, as fast as it goes.
     #[must_use]
     pub const fn with_pauses(mut self, times: u32) -> Self {
-        self.pauses = times;
+        self.pace.pauses = times;
         self
     }
 
     /// How often it is looked for more, once all is removed.
     #[must_use]
     pub const fn with_interval(mut self, interval: Duration) -> Self {
-        self.interval = interval;
+        self.pace.interval = interval;
         self
     }
 
@@ -75,7 +103,7 @@ impl<S: Store> Purger<S> {
     pub async fn once(&self) -> Result<usize, StoreError> {
         let mut removed = 0;
         loop {
-            let purged = self.slice().await?;
+            let purged = self.pace.step(&self.store).await?;
             removed += purged.removed;
             if !purged.more {
                 return Ok(removed);
@@ -87,23 +115,13 @@ impl<S: Store> Purger<S> {
     /// many records it removed. What failed is tried again at the next interval.
     pub async fn run(self, mut report: impl FnMut(Result<usize, StoreError>)) -> Infallible {
         loop {
-            let purged = self.slice().await;
+            let purged = self.pace.step(&self.store).await;
             let more = purged.as_ref().is_ok_and(|purged| purged.more);
             report(purged.map(|purged| purged.removed));
             if !more {
-                sleep(self.interval).await;
+                sleep(self.pace.interval).await;
             }
         }
-    }
-
-    /// One step of the store, and the pause after it where there is more to do.
-    async fn slice(&self) -> Result<Purged, StoreError> {
-        let started = Instant::now();
-        let purged = self.store.purge(self.slice).await?;
-        if purged.more {
-            sleep(started.elapsed() * self.pauses).await;
-        }
-        Ok(purged)
     }
 }
 

@@ -8,12 +8,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::guard::{
-    Answered, Asked, Begin, Case, Done, Finding, Guard, InFlight, Observer, OnError, OnPanic,
-    Policy, Reconciler, RunError, Settled, Signal,
+    Answered, Asked, Begin, Case, Done, Finding, Guard, Observer, OnError, OnPanic, Policy,
+    Reconciler, RunError, Settled, Signal,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{OnLost, Retention};
-use semel::{Fingerprint, Identity, Key, Outcome, Scope, StateKind, Store as _};
+use semel::{
+    Fingerprint, Identity, Key, ManualClock, Outcome, Scope, StateKind, Store as _, StoreErrorKind,
+    Timestamp,
+};
 use tokio::time::{Instant, sleep};
 
 type Memory = Arc<MemoryStore>;
@@ -50,7 +53,7 @@ impl Observer for Seen {
 #[tokio::test(start_paused = true)]
 async fn r1_of_64_callers_one_runs_and_63_replay() {
     let store = store();
-    let policy = Policy::default().with_in_flight(InFlight::Wait(Duration::from_mins(1)));
+    let policy = Policy::default().with_wait(Duration::from_mins(1));
     let guard = guard(&store, policy);
     let runs = Arc::new(AtomicU32::new(0));
     let callers: Vec<_> = (0..64)
@@ -145,7 +148,7 @@ async fn r11_a_caller_that_goes_away_stops_nothing() {
 async fn a_caller_that_goes_away_before_its_turn_leaves_no_claim_that_nobody_runs() {
     let store = store();
     let policy = Policy::default()
-        .with_in_flight(InFlight::Wait(Duration::from_mins(1)))
+        .with_wait(Duration::from_mins(1))
         .with_on_error(OnError::Release);
     let guard = guard(&store, policy);
     let failing = tokio::spawn({
@@ -315,7 +318,7 @@ async fn r13_without_a_key_nothing_is_stored_unless_one_is_required() {
 #[tokio::test(start_paused = true)]
 async fn waiting_is_bounded() {
     let store = store();
-    let policy = Policy::default().with_in_flight(InFlight::Wait(Duration::from_secs(1)));
+    let policy = Policy::default().with_wait(Duration::from_secs(1));
     let guard = guard(&store, policy);
     let running = tokio::spawn({
         let guard = guard.clone();
@@ -418,4 +421,59 @@ async fn r4_a_stale_attempt_is_told() {
     assert!(seen.0.lock().unwrap().contains(&Signal::Stale));
     let replay = guard.run(asked("k"), |_| ok(String::new())).await.unwrap();
     assert_eq!(replay, Done::Replayed(second));
+}
+
+type Clocked = Arc<MemoryStore<Arc<ManualClock>>>;
+
+/// One answer, kept for an hour.
+async fn with_one_answer() -> (Clocked, Arc<ManualClock>, Guard<Clocked>) {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1)));
+    let store = Arc::new(MemoryStore::with_clock(Limits::default(), clock.clone()));
+    let policy = Policy::default().with_retention(Retention::EMAIL);
+    let guard = Guard::new(store.clone(), policy);
+    guard.run(asked("a key"), |_| ok(())).await.unwrap();
+    (store, clock, guard)
+}
+
+/// How many records the purger left.
+async fn left(store: &Clocked) -> usize {
+    store.purge(100).await.unwrap().removed
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_purger_runs_as_long_as_its_guard() {
+    let (store, clock, guard) = with_one_answer().await;
+    guard.spawn_purger();
+    guard.spawn_purger();
+    sleep(Duration::from_secs(1)).await;
+    clock.advance(Duration::from_hours(1));
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(left(&store).await, 0, "purged at the next look");
+    // It holds the store for the time of a slice only.
+    drop(guard);
+    assert_eq!(Arc::strong_count(&store), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn draining_ends_the_purger_and_closing_the_store() {
+    let (store, clock, guard) = with_one_answer().await;
+    guard.spawn_purger();
+    sleep(Duration::from_secs(1)).await;
+    guard.drain().await;
+    clock.advance(Duration::from_hours(1));
+    sleep(Duration::from_mins(5)).await;
+    assert_eq!(left(&store).await, 1, "nobody purges");
+    guard.spawn_purger();
+    guard.close().await.unwrap();
+    let closed = store.probe().await.unwrap_err();
+    assert_eq!(closed.kind(), StoreErrorKind::Closed);
+}
+
+#[test]
+fn presets_differ_from_the_default_where_they_say() {
+    let order = Policy::default()
+        .with_key_required(true)
+        .with_wait(Duration::from_secs(2));
+    assert_eq!(Policy::order(), order);
+    assert_eq!(Policy::payment(), order.with_retention(Retention::PAYMENT));
 }

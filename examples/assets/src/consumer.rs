@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use semel::guard::{InFlight, Policy, TransactOptions};
+use semel::guard::{Policy, TransactOptions};
 use semel::inbox::{self, DeadLetter, Inbox, Receipt};
 use semel::store::Retention;
 use semel_events::Answer;
@@ -44,7 +44,7 @@ impl Consumer {
         let policy = Policy::default()
             .with_retention(Retention::EVENT)
             .with_lease(lease)
-            .with_in_flight(InFlight::Wait(lease * 2));
+            .with_wait(lease * 2);
         let inbox = Inbox::new(Arc::clone(&store), NAME)
             .with_policy(policy)
             .with_max_attempts(attempts)

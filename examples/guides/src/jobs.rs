@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::guard::{
-    Asked, Attempt, AttemptInfo, Done, Guard, InFlight, OnError, Policy, RunError, StepError,
-    StepKey,
+    Asked, Attempt, AttemptInfo, Done, Guard, OnError, Policy, RunError, StepError, StepKey,
 };
 use semel::store::{OnLost, Retention, Store};
 use semel::{Fingerprint, Identity, Json, Key, KeyError, Scope};
@@ -45,7 +44,7 @@ fn close_day(day: &str) -> Result<Asked, KeyError> {
 fn nightly() -> Policy {
     Policy::default()
         .with_retention(Retention::new(Duration::from_hours(24 * 90)))
-        .with_in_flight(InFlight::Wait(Duration::from_mins(10)))
+        .with_wait(Duration::from_mins(10))
 }
 
 async fn close<S: Store>(guard: &Guard<S>, day: &str) -> Result<Report, String> {

@@ -52,7 +52,7 @@ async fn place_order() -> &'static str {
 
 async fn over_http(store: impl Store) -> Result<(), BoxError> {
     let layer = IdempotencyLayer::new(store)
-        .with_scope(semel_lambda::http::principal)
+        .with_principal_by(semel_lambda::http::principal)
         .with_principal_required(true);
     let app = Router::new().route("/orders", post(place_order));
     lambda_http::run(app.layer(layer)).await

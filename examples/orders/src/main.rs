@@ -16,7 +16,7 @@ use deadpool_postgres::tokio_postgres::{self, NoTls};
 use deadpool_postgres::{Manager, Pool};
 use reqwest::Url;
 use semel::Store as _;
-use semel::guard::{InFlight, Policy, TransactOptions};
+use semel::guard::{Policy, TransactOptions};
 use semel::store::OnLost;
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_tower::IdempotencyLayer;
@@ -120,7 +120,7 @@ async fn once(args: &Args) -> anyhow::Result<IdempotencyLayer<PostgresStore>> {
     let policy = Policy::default()
         .with_key_required(true)
         .with_lease(args.lease)
-        .with_in_flight(InFlight::Wait(WAIT))
+        .with_wait(WAIT)
         // Each part of placing an order may be done again, also those before the transaction: a
         // lost attempt is simply resumed.
         .with_on_lost(OnLost::Retry);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::guard::{
-    Answered, Asked, AttemptInfo, Background, Begin, Case, Done, Finding, Guard, InFlight, OnError,
-    Policy, Reconciler, RunError, Settlement, catch_panic,
+    Answered, Asked, AttemptInfo, Background, Begin, Case, Done, Finding, Guard, OnError, Policy,
+    Reconciler, RunError, Settlement, catch_panic,
 };
 use semel::inbox::{DeadLetter, Event, Inbox, InboxError, Reason, Receipt};
 use semel::purge::Purger;
@@ -82,7 +82,7 @@ struct Setup {
     on_lost: OnLost,
     lease: Duration,
     retention: Duration,
-    in_flight: InFlight,
+    wait: Duration,
     /// No faults at all: then every call succeeds.
     is_calm: bool,
     sets_aside: bool,
@@ -104,9 +104,9 @@ impl Setup {
                 true => Duration::from_millis(lease) * 3,
                 false => LONG,
             },
-            in_flight: match world.one_in(2) {
-                true => InFlight::Reject,
-                false => InFlight::Wait(world.millis(0..3 * lease)),
+            wait: match world.one_in(2) {
+                true => Duration::ZERO,
+                false => world.millis(0..3 * lease),
             },
             is_calm,
             sets_aside: world.one_in(2),
@@ -119,7 +119,7 @@ impl Setup {
             .with_lease(self.lease)
             .with_retention(Retention::new(self.retention))
             .with_on_lost(self.on_lost)
-            .with_in_flight(self.in_flight)
+            .with_wait(self.wait)
     }
 
     /// Whether attempts of one intent have one effect between them, until its retention ends.

@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
 use semel::Scope;
-use semel::guard::{InFlight, Policy, catch_panic};
+use semel::guard::{Policy, catch_panic};
 use semel::store::{OnLost, Retention};
 use semel_tower::{AttemptInfo, IdempotencyLayer, Problem, ProblemCode, REPLAYED};
 use tokio::time::{Instant, sleep, timeout};
@@ -46,7 +46,7 @@ enum Told {
 struct Setup {
     on_lost: OnLost,
     lease: Duration,
-    in_flight: InFlight,
+    wait: Duration,
     is_calm: bool,
     faults: Duration,
 }
@@ -57,9 +57,9 @@ impl Setup {
         Self {
             on_lost: world.pick(&[OnLost::Hold, OnLost::Hold, OnLost::Retry]),
             lease: Duration::from_millis(lease),
-            in_flight: match world.one_in(2) {
-                true => InFlight::Reject,
-                false => InFlight::Wait(world.millis(0..3 * lease)),
+            wait: match world.one_in(2) {
+                true => Duration::ZERO,
+                false => world.millis(0..3 * lease),
             },
             is_calm: world.one_in(8),
             faults: world.millis(lease * 4..lease * 16),
@@ -71,7 +71,7 @@ impl Setup {
             .with_lease(self.lease)
             .with_retention(Retention::PAYMENT)
             .with_on_lost(self.on_lost)
-            .with_in_flight(self.in_flight)
+            .with_wait(self.wait)
     }
 }
 
@@ -215,7 +215,7 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     let fleet = Fleet::new(world, setup.lease, calm_from, move |process| {
         let layer = IdempotencyLayer::new(Wire::new(&server, process)).with_policy(setup.policy());
         Running(match bug {
-            Some(Bug::NoPrincipal) => layer.with_scope(|_| Some(Scope::anonymous())),
+            Some(Bug::NoPrincipal) => layer.with_principal_by(|_| Some(Scope::anonymous())),
             _ => layer.with_principal_required(true),
         })
     });

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::guard::{Asked, Attempt, InFlight, OnError, Policy};
+use semel::guard::{Asked, Attempt, OnError, Policy};
 use semel::store::{Acquired, Claim, Result, Token};
 use semel::{Outcome, Store};
 use tokio::time::sleep;
@@ -205,8 +205,8 @@ impl Task {
         let worker = self.worker.clone();
         let traits = worker.traits(key);
         let wait = match self.odds(50) {
-            true => InFlight::Wait(worker.settings.lease / 2),
-            false => InFlight::Reject,
+            true => worker.settings.lease / 2,
+            false => Duration::ZERO,
         };
         let on_error = match self.odds(50) {
             true => OnError::Release,
@@ -216,7 +216,7 @@ impl Task {
             .with_lease(worker.settings.lease)
             .with_retention(traits.retention)
             .with_on_lost(traits.on_lost)
-            .with_in_flight(wait)
+            .with_wait(wait)
             .with_on_error(on_error);
         let (fails, long) = (self.odds(10), self.odds(10));
         let share = self.chance.f64();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{Asked, AttemptInfo, Done, Guard, InFlight, Policy, RunError, TransactOptions};
+use semel::guard::{Asked, AttemptInfo, Done, Guard, Policy, RunError, TransactOptions};
 use semel::store::{Claim, Fenced, ListQuery, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, Value};
@@ -90,7 +90,7 @@ pub(super) async fn execute(mut tx: Tx, sql: String) -> Result<String, Error> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     let bench = Arc::new(Bench::at(&common().await).await);
-    let wait = Policy::default().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let wait = Policy::default().with_wait(Duration::from_secs(30));
     let callers: Vec<_> = (0..16)
         .map(|_| {
             let bench = bench.clone();

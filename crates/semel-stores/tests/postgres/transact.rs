@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{
-    Asked, AttemptInfo, Done, Guard, InFlight, OnError, Policy, Ran, RunError, TransactOptions,
+    Asked, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, TransactOptions,
 };
 use semel::store::Fenced;
 use semel::store::{ListQuery, Refusal, Retention, Store as _};
@@ -150,8 +150,8 @@ pub(super) fn at(isolation: Isolation) -> TransactOptions {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     let bench = Bench::at(&url()).await;
-    let wait = InFlight::Wait(Duration::from_secs(20));
-    let guard = bench.guard(Policy::default().with_in_flight(wait));
+    let wait = Duration::from_secs(20);
+    let guard = bench.guard(Policy::default().with_wait(wait));
     let callers: Vec<_> = (0..16)
         .map(|_| {
             let (guard, work) = (guard.clone(), bench.effect("k"));

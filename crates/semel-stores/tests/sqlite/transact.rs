@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{AttemptInfo, Done, Guard, InFlight, Policy, RunError, TransactOptions};
+use semel::guard::{AttemptInfo, Done, Guard, Policy, RunError, TransactOptions};
 use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
@@ -75,7 +75,7 @@ pub(super) async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<Str
 #[tokio::test(flavor = "multi_thread")]
 async fn many_callers_have_one_effect() {
     let bench = Arc::new(Bench::new());
-    let wait = Policy::default().with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+    let wait = Policy::default().with_wait(Duration::from_secs(20));
     let callers: Vec<_> = (0..16)
         .map(|_| {
             let bench = bench.clone();

@@ -18,13 +18,13 @@ fn as_user(token: &str) -> Call {
 
 #[tokio::test]
 async fn row_13_a_missing_key_is_refused_where_one_is_required() {
-    let app = App::orders(layer().with_docs_url("https://api.example/docs/retries"));
+    let app = App::orders(layer().with_problem_base("https://api.example/docs#"));
     for _ in 0..2 {
         let answer = app.send(Call::post("/orders")).await;
         answer.assert_problem(400, "missing-key");
         assert_eq!(
             answer.header("link"),
-            Some("<https://api.example/docs/retries>; rel=\"describedby\"")
+            Some("<https://api.example/docs#missing-key>; rel=\"describedby\"")
         );
     }
     // Idempotent of themselves (RFC 9110, section 9.2.2).
@@ -187,7 +187,7 @@ async fn row_16_credentials_are_never_stored() {
 async fn row_17_a_stable_principal_outlives_its_token() {
     let user = HeaderName::from_static("x-user");
     let by_header = layer().with_principal_header(user);
-    let by_function = layer().with_scope(|parts| {
+    let by_function = layer().with_principal_by(|parts| {
         let user = parts.headers.get("x-user")?.to_str().ok()?;
         Some(Scope::new(["user", user]))
     });
@@ -205,7 +205,7 @@ async fn row_17_a_stable_principal_outlives_its_token() {
 
 #[tokio::test]
 async fn row_18_account_and_tenant_can_belong_to_the_scope() {
-    let app = App::orders(layer().with_scope_header(HeaderName::from_static("x-account")));
+    let app = App::orders(layer().with_scope_header("x-account"));
     for account in ["a", "b"] {
         let call = as_user("Bearer p1").header("x-account", account);
         app.send(call.clone()).await.assert_first(201);
@@ -244,8 +244,8 @@ async fn row_19_anonymous_callers_are_refused_on_request() {
 #[tokio::test]
 async fn row_20_parts_of_the_scope_cannot_be_confused() {
     let layer = layer()
-        .with_principal_header(HeaderName::from_static("x-user"))
-        .with_scope_header(HeaderName::from_static("x-account"));
+        .with_principal_header("x-user")
+        .with_scope_header("x-account");
     let app = App::orders(layer);
     let call = |user: &str, account: &str, key: &str| {
         Call::post("/orders")

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::response::IntoResponse as _;
 use http::StatusCode;
-use semel::guard::{Finding, Guard, InFlight, OnStoreError};
+use semel::guard::{Finding, Guard, OnStoreError};
 use semel::store::{
     ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _, Verdict,
 };
@@ -30,7 +30,7 @@ fn slow(layer: IdempotencyLayer<Memory>, takes: Duration) -> App {
 
 /// Duplicates wait this long.
 fn waiting(layer: IdempotencyLayer<Memory>, at_most: Duration) -> IdempotencyLayer<Memory> {
-    layer.with_policy(policy().with_in_flight(InFlight::Wait(at_most)))
+    layer.with_policy(policy().with_wait(at_most))
 }
 
 async fn all_at_once(apps: [&App; 2], calls: usize) -> Vec<Answer> {

@@ -11,7 +11,6 @@ use http::{Request, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
-use semel::guard::InFlight;
 use semel::store::{ListQuery, OnLost, Retention};
 use semel::{StateKind, Store as _};
 use semel_tower::IdempotencyLayer;
@@ -88,7 +87,7 @@ async fn the_inner_services_room_is_not_held_while_a_body_comes_in() {
 #[tokio::test(start_paused = true)]
 async fn nor_while_a_duplicate_waits() {
     let (gate, execs) = (Arc::new(Semaphore::new(0)), Execs::default());
-    let waits = layer().with_policy(policy().with_in_flight(InFlight::Wait(60 * SECOND)));
+    let waits = layer().with_policy(policy().with_wait(60 * SECOND));
     let gated = {
         let (gate, execs) = (Arc::clone(&gate), execs.clone());
         service_fn(move |request: Request<Body>| {
@@ -202,7 +201,7 @@ async fn a_client_that_goes_away_leaves_its_attempt_among_those_that_run() {
 
 #[tokio::test(start_paused = true)]
 async fn a_duplicate_that_waits_is_no_attempt() {
-    let waits = policy().with_in_flight(InFlight::Wait(60 * SECOND));
+    let waits = policy().with_wait(60 * SECOND);
     let (app, gate) = gated(layer().with_policy(waits).with_max_attempts(2));
     let first = start(&app, with_key("first")).await;
     let mut waiting = Vec::new();

@@ -17,6 +17,7 @@ mod host;
 mod in_flight_elsewhere;
 mod inner;
 mod limits;
+mod presets;
 mod principal;
 #[path = "../../../semel/tests/scripted/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]

@@ -68,12 +68,12 @@ async fn row_16_bearer_and_basic_are_principals() {
 /// Whoever says which field it is has decided.
 #[tokio::test]
 async fn row_17_a_principal_of_ones_own_takes_every_scheme() {
-    let app = App::orders(layer().with_principal_header("x-user".parse().unwrap()));
+    let app = App::orders(layer().with_principal_header("x-user"));
     let signed = |nc: &str| with(&format!("Digest nc={nc}")).header("x-user", "a");
     let first = app.send(signed("1")).await;
     app.send(signed("2")).await.assert_replay_of(&first);
 
-    let by_function = layer().with_scope(|_| Some(semel::Scope::new(["a"])));
+    let by_function = layer().with_principal_by(|_| Some(semel::Scope::new(["a"])));
     let app = App::orders(by_function);
     let first = app.send(with("Digest nc=1")).await;
     app.send(with("Digest nc=2")).await.assert_replay_of(&first);
@@ -109,7 +109,7 @@ async fn row_19_an_empty_principal_is_none() {
         let first = app.send(with(empty)).await;
         app.send(Call::order()).await.assert_replay_of(&first);
     }
-    let user = "x-user".parse().unwrap();
+    let user = "x-user";
     let named = layer()
         .with_principal_header(user)
         .with_principal_required(true);

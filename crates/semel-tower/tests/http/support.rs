@@ -15,7 +15,7 @@ use http_body_util::channel::Channel;
 use semel::guard::Policy;
 use semel::memory::{Limits, MemoryStore};
 use semel::{Identity, Key, ManualClock, Scope, Store, Timestamp};
-use semel_tower::{BodyForm, IdempotencyLayer, fingerprint};
+use semel_tower::{BodyForm, IdempotencyLayer, OperationId, fingerprint};
 use tower::ServiceExt as _;
 
 pub(crate) const K: &str = "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"";
@@ -232,6 +232,7 @@ pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) operation: Option<OperationId>,
 }
 
 impl Answer {
@@ -240,6 +241,7 @@ impl Answer {
         let body = body.collect().await.unwrap();
         Self {
             status: parts.status.as_u16(),
+            operation: parts.extensions.get().copied(),
             headers: parts.headers,
             trailers: body.trailers().cloned(),
             body: body.to_bytes(),

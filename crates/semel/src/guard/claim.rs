@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::attempt::Claimed;
 use super::lease::later;
 use super::settle::{PATIENCE, in_runtime};
-use super::{Asked, Effects, Guard, Held, InFlight, OnStoreError, Seen, Signal};
+use super::{Asked, Effects, Guard, Held, OnStoreError, Seen, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Claim, ClaimRequest, Entry, Fence, Nonce, OnLost, Store};
 use crate::{Identity, Outcome, StoreError, StoreErrorKind};
@@ -125,18 +125,16 @@ impl<S: Store> Guard<S> {
                     return Ok(Begin::Acquired(held));
                 }
                 Claim::InFlight { fence, remaining } => {
-                    if let InFlight::Wait(at_most) = policy.in_flight {
-                        let deadline = *deadline.get_or_insert_with(|| later(sent, at_most));
-                        let left = deadline.saturating_duration_since(Instant::now());
-                        if !left.is_zero() {
-                            if let Some(before_waiting) = before_waiting.take() {
-                                before_waiting();
-                            }
-                            // A lapse is no change in the store: ask again when it is due.
-                            let turn = left.min(remaining.max(Duration::from_millis(1)));
-                            self.store().wait(identity.digest(), fence, turn).await?;
-                            continue;
+                    let deadline = *deadline.get_or_insert_with(|| later(sent, policy.wait));
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if !left.is_zero() {
+                        if let Some(before_waiting) = before_waiting.take() {
+                            before_waiting();
                         }
+                        // A lapse is no change in the store: ask again when it is due.
+                        let turn = left.min(remaining.max(Duration::from_millis(1)));
+                        self.store().wait(identity.digest(), fence, turn).await?;
+                        continue;
                     }
                     let retry_after = remaining.min(RETRY_AFTER);
                     let begin = Begin::InFlight { retry_after };

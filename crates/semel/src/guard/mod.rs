@@ -32,6 +32,7 @@ mod engine;
 mod lease;
 mod observer;
 mod policy;
+mod purging;
 mod reconcile;
 mod run;
 mod settle;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
+use crate::StoreError;
 use crate::store::Store;
 use crate::sync::Watched;
 
@@ -53,7 +55,7 @@ pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
 pub use claim::Begin;
 pub use engine::{Opening, TransactOptions, Transacted};
 pub use observer::{Observer, Seen, Signal};
-pub use policy::{InFlight, OnError, OnPanic, OnStoreError, Policy};
+pub use policy::{OnError, OnPanic, OnStoreError, Policy};
 pub use reconcile::{
     Answer, Answered, Background, Case, Finding, ReconcileOptions, Reconciled, Reconciler, Tally,
 };
@@ -82,8 +84,9 @@ struct Shared<S> {
     tasks: TaskTracker,
     /// Those among them that tell the store what is known.
     pursuits: TaskTracker,
+    purgers: TaskTracker,
     /// Whether the process drains.
-    draining: Watched<bool>,
+    draining: Arc<Watched<bool>>,
 }
 
 /// What a [`Guard`] is made with.
@@ -190,7 +193,8 @@ impl<S: Store> Guard<S> {
                 flights: reconcile::Flights::default(),
                 tasks: TaskTracker::new(),
                 pursuits: TaskTracker::new(),
-                draining: Watched::new(false),
+                purgers: TaskTracker::new(),
+                draining: Arc::new(Watched::new(false)),
             },
             policy: Policy::default(),
         }
@@ -212,13 +216,24 @@ impl<S: Store> Guard<S> {
     }
 
     /// Returns once no task of [`spawn`](Self::spawn) is running, on this guard or on one that shares
-    /// its store. What the store could not be told (R14) is tried for 5 s at least. Call it when no
-    /// more calls come.
+    /// its store. What the store could not be told (R14) is tried for 5 s at least. Ends the
+    /// [purger](Self::spawn_purger). Call it when no more calls come.
     pub async fn drain(&self) {
         let _draining = Draining(&self.shared.draining);
         self.shared.draining.set(true);
-        self.shared.tasks.close();
-        self.shared.tasks.wait().await;
+        for tasks in [&self.shared.tasks, &self.shared.purgers] {
+            tasks.close();
+            tasks.wait().await;
+        }
+    }
+
+    /// [Drains](Self::drain), then closes the store: the end of a program.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.drain().await;
+        self.store().close().await
     }
 }
 

@@ -4,16 +4,6 @@ use std::time::Duration;
 
 use crate::store::{OnLost, Retention};
 
-/// What to do with a duplicate while an attempt is in flight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum InFlight {
-    /// Answer "in flight" at once.
-    #[default]
-    Reject,
-    /// Wait for the attempt's outcome, at most this long, and then answer "in flight".
-    Wait(Duration),
-}
-
 /// What an error of the work means for the identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OnError {
@@ -60,7 +50,7 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) retention: Retention,
     pub(crate) on_lost: Option<OnLost>,
-    pub(crate) in_flight: InFlight,
+    pub(crate) wait: Duration,
     pub(crate) on_error: Option<OnError>,
     pub(crate) on_panic: Option<OnPanic>,
     pub(crate) on_store_error: OnStoreError,
@@ -70,6 +60,20 @@ pub struct Policy {
 impl Policy {
     /// The shortest lease there is: a shorter one could lapse between two renewals.
     pub const MIN_LEASE: Duration = Duration::from_millis(30);
+
+    /// For payments, and what else must not be done twice: a key is required, the answer is replayed for
+    /// 7 days ([`Retention::PAYMENT`]), and a duplicate waits up to 2 s for the attempt in flight. All
+    /// else is as careful as [`Policy::default`].
+    pub fn payment() -> Self {
+        Self::order().with_retention(Retention::PAYMENT)
+    }
+
+    /// [`Policy::payment`] for orders: replayed for 24 hours ([`Retention::ORDER`]).
+    pub fn order() -> Self {
+        Self::default()
+            .with_key_required(true)
+            .with_wait(Duration::from_secs(2))
+    }
 
     /// [`Policy::default`] for events: they are remembered for longer than a broker may deliver them
     /// again ([`Retention::EVENT`], 30 days).
@@ -99,10 +103,11 @@ impl Policy {
         self
     }
 
-    /// What a duplicate in flight gets. [`InFlight::Reject`] unless set.
+    /// How long a duplicate waits for the attempt in flight, before it is told to ask again. Not at all
+    /// unless set.
     #[must_use]
-    pub const fn with_in_flight(mut self, in_flight: InFlight) -> Self {
-        self.in_flight = in_flight;
+    pub const fn with_wait(mut self, at_most: Duration) -> Self {
+        self.wait = at_most;
         self
     }
 
@@ -144,9 +149,9 @@ impl Policy {
         self.on_lost
     }
 
-    /// What happens with a duplicate while an attempt is in flight.
-    pub const fn in_flight(&self) -> InFlight {
-        self.in_flight
+    /// How long a duplicate waits for an attempt in flight.
+    pub const fn wait(&self) -> Duration {
+        self.wait
     }
 
     /// What happens without the store.
@@ -166,7 +171,7 @@ impl Default for Policy {
             lease: Duration::from_secs(30),
             retention: Retention::ORDER,
             on_lost: None,
-            in_flight: InFlight::default(),
+            wait: Duration::ZERO,
             on_error: None,
             on_panic: None,
             on_store_error: OnStoreError::default(),

@@ -1,7 +1,9 @@
 //! The claim of an event, before anything runs.
 
+use std::time::Duration;
+
 use crate::OutcomeKind;
-use crate::guard::{Asked, Begin, Effects, Held, InFlight, Policy, Ran, Seen, Signal};
+use crate::guard::{Asked, Begin, Effects, Held, Policy, Ran, Seen, Signal};
 use crate::store::{OnLost, Store};
 
 use super::event::OPERATION;
@@ -27,7 +29,7 @@ impl<S: Store> Inbox<S> {
     ) -> Result<Held<S>, Old<S, E>> {
         let policy = match may_wait {
             true => self.policy,
-            false => self.policy.with_in_flight(InFlight::Reject),
+            false => self.policy.with_wait(Duration::ZERO),
         };
         let claimed = self.begin(event, effects, policy).await;
         let held = claimed.map_err(|answer| Old::Answered(answer))?;

@@ -8,8 +8,9 @@
 //! had, or the event was only handed to the callback for dead letters.
 
 use std::any::Any;
+use std::time::Duration;
 
-use crate::guard::{Effects, Held, InFlight, Ran};
+use crate::guard::{Effects, Held, Ran};
 use crate::store::{OnLost, Store};
 use crate::{FinishedStep, Progress, Record};
 
@@ -97,7 +98,7 @@ impl<S: Store> Inbox<S> {
         }
         // In an attempt of its own: if it is lost, that was not the work.
         let policy = self.policy.with_on_lost(OnLost::Retry);
-        let policy = policy.with_in_flight(InFlight::Reject);
+        let policy = policy.with_wait(Duration::ZERO);
         match self.begin::<E>(event, Effects::Anywhere, policy).await {
             Ok(held) => self.set_aside(event, held, failed).await,
             // The next delivery finds that it had its last attempt.

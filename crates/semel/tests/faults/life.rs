@@ -138,3 +138,17 @@ async fn an_operation_has_one_name_for_others() {
     );
     assert!(!first.to_string().contains("4711"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_purge_that_fails_is_a_signal_and_is_tried_again() {
+    let store = Shared::default();
+    let seen = Arc::new(Seen::default());
+    let guard = Guard::builder(store.clone()).observer(seen.clone()).build();
+    store.down.store(true, SeqCst);
+    guard.spawn_purger();
+    sleep(Duration::from_secs(150)).await;
+    assert_eq!(seen.count(Signal::StoreError), 3, "a minute apart");
+    store.down.store(false, SeqCst);
+    sleep(Duration::from_mins(5)).await;
+    assert_eq!(seen.count(Signal::StoreError), 3);
+}

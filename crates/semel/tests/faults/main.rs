@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use flaky::Flaky;
 use semel::guard::{
-    Asked, Begin, Done, Guard, Held, InFlight, Observer, OnError, OnStoreError, Policy, Ran,
-    RunError, Settled, Signal,
+    Asked, Begin, Done, Guard, Held, Observer, OnError, OnStoreError, Policy, Ran, RunError,
+    Settled, Signal,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
@@ -297,7 +297,7 @@ async fn a_full_store_of_expired_records_has_room() {
 #[tokio::test(start_paused = true)]
 async fn the_longest_durations_are_no_panic() {
     let policy = Policy::default()
-        .with_in_flight(InFlight::Wait(Duration::MAX))
+        .with_wait(Duration::MAX)
         .with_lease(Duration::MAX)
         .with_retention(Retention::new(Duration::MAX).with_tombstone(Duration::MAX));
     let guard = Guard::new(Shared::default(), policy);

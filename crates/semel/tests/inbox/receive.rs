@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use semel::guard::{InFlight, OnError, OnPanic, Ran};
+use semel::guard::{OnError, OnPanic, Ran};
 use semel::inbox::{Event, Inbox, InboxError, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::OnLost;
@@ -21,7 +21,7 @@ fn inbox() -> Inbox<MemoryStore> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_deliveries_at_the_same_time_one_runs() {
-    let waits = policy().with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let waits = policy().with_wait(Duration::from_secs(30));
     let inbox = inbox().with_policy(waits);
     let (runs, mut deliveries) = (Runs::default(), Vec::new());
     for number in 0..32 {

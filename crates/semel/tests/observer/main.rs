@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use flaky::Flaky;
 use semel::guard::{
-    Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, InFlight, Observer,
-    OnError, OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,
+    Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, Observer, OnError,
+    OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Fence, OnLost, Retention};
@@ -194,7 +194,7 @@ async fn lives(watch: &Arc<Watch>) {
     let again = watch.told().remove(0);
     assert_eq!((again.signal, again.attempt), (Signal::Again, Some(2)));
     assert!(again.fence > new.fence);
-    let waits = asked().with_policy(policy().with_in_flight(InFlight::Wait(3 * SECOND)));
+    let waits = asked().with_policy(policy().with_wait(3 * SECOND));
     let in_flight = guard.begin(&waits).await.unwrap();
     assert!(matches!(in_flight, Begin::InFlight { .. }));
     let in_flight = watch.told().remove(0);

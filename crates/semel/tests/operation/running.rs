@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use semel::KeyRule;
 use semel::guard::{
-    Attempt, Done, Guard, InFlight, Observer, OnError, Policy, RunError, Signal, StepError, StepKey,
+    Attempt, Done, Guard, Observer, OnError, Policy, RunError, Signal, StepError, StepKey,
 };
 use semel::operation::{KeyFrom, Operation, Part};
 use semel::store::Retention;
@@ -85,8 +85,7 @@ fn an_operations_settings_count_above_its_policy_and_that_above_the_guards() {
 
 #[tokio::test(start_paused = true)]
 async fn one_of_many_callers_runs_and_drain_of_the_guard_waits_for_it() {
-    let bench =
-        Bench::with(Policy::default().with_in_flight(InFlight::Wait(Duration::from_mins(1))));
+    let bench = Bench::with(Policy::default().with_wait(Duration::from_mins(1)));
     let op = Operation::new("op", [Part::USER], CLIENT);
     let asked = op.asked(&call().key(Some("k"))).unwrap();
     let mut callers = tokio::task::JoinSet::new();

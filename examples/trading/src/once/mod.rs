@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::Connection;
-use semel::guard::{Guard, InFlight, Policy};
+use semel::guard::{Guard, Policy};
 use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
 use semel::purge::Purger;
 use semel::store::{Retention, Store as _};
@@ -75,7 +75,7 @@ impl Trading {
         let store = SqliteOptions::new().schema(Schema::Create).open(path)?;
         let policy = Policy::default()
             .with_lease(settings.lease)
-            .with_in_flight(InFlight::Wait(PATIENCE))
+            .with_wait(PATIENCE)
             .with_key_required(true);
         let guard = Guard::new(Arc::new(store), policy);
 
