@@ -1,13 +1,12 @@
 //! `docs/jobs.md`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use semel::guard::{
     Asked, Attempt, AttemptInfo, Done, Guard, OnError, Policy, RunError, StepError, StepKey,
 };
 use semel::store::{OnLost, Retention, Store};
-use semel::{Fingerprint, Identity, Json, Key, KeyError, Scope};
+use semel::{Fingerprint, Identity, Json, Key, KeyError, Scope, StoreError};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -120,9 +119,8 @@ fn rebuild_index() -> Policy {
     Policy::default().with_on_lost(OnLost::Retry)
 }
 
-async fn stop<S: Store>(guard: Guard<Arc<S>>) {
-    guard.drain().await; // jobs under way finish and are recorded
-    guard.store().close().await.ok();
+async fn stop<S: Store>(guard: Guard<S>) -> Result<(), StoreError> {
+    guard.close().await // jobs under way finish and are recorded
 }
 
 #[cfg(test)]
@@ -150,7 +148,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_invoice_is_charged_once() {
-        let guard = Guard::from(Arc::new(MemoryStore::default()));
+        let guard = Guard::from(MemoryStore::default());
+        guard.spawn_purger();
         let job = || Invoice {
             id: "job-1".into(),
             to: "ada@example.com".into(),
@@ -159,6 +158,6 @@ mod tests {
         let first = work_off(&guard, job(), Services).await.unwrap();
         let again = work_off(&guard, job(), Services).await.unwrap();
         assert_eq!(again, Done::Replayed(first.into_inner()));
-        stop(guard).await;
+        stop(guard).await.unwrap();
     }
 }
