@@ -28,7 +28,7 @@ use crate::limits::{Bodies, Slot};
 use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
-use crate::transact::{Calling, CommitFailure, RunAgain, Transactions};
+use crate::transact::{Calling, CommitFailure, Kept, RunAgain, Transactions};
 
 /// Where the client waits, unless it went away.
 pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
@@ -69,8 +69,8 @@ struct Called<R: HttpBody, E> {
     disposition: Disposition,
     /// The handler or the application says what it means, not its status or its type alone.
     is_stated: bool,
-    /// What is to be kept of it.
-    outcome: Option<Outcome>,
+    /// What is to be kept of it, and how long where the handler says so.
+    outcome: Option<Kept>,
 }
 
 impl<S: Store> Run<S> {
@@ -207,7 +207,7 @@ impl<S: Store> Run<S> {
     async fn transacted<R: Relayable, E: 'static>(
         &self,
         held: Held<S>,
-        transacted: Transacted<Option<Outcome>, ()>,
+        transacted: Transacted<Option<Kept>, ()>,
         called: Option<Called<R, E>>,
         slot: Slot,
     ) -> Result<Response<Body<R>>, E> {
@@ -365,7 +365,8 @@ impl<S: Store> Run<S> {
                 _ => OutcomeKind::Success,
             };
             let allowed = &self.config.allowed_replay_headers;
-            replay::outcome_of(kind, &head, reply.body, trailers, allowed)
+            let outcome = replay::outcome_of(kind, &head, reply.body, trailers, allowed);
+            (outcome, head.extensions.get().copied())
         });
         Called {
             disposition,
@@ -384,7 +385,7 @@ impl<S: Store> Run<S> {
     ) -> Result<Response<Body<R>>, E> {
         let (settlement, is_kept) = match (called.disposition, called.outcome) {
             (Disposition::Release, _) => (Settlement::Release, false),
-            (_, Some(outcome)) => (Settlement::Complete(outcome), true),
+            (_, Some((outcome, retention))) => (Settlement::Complete(outcome, retention), true),
             (_, None) => (Settlement::Unknown, false),
         };
         let settled = held.settle(settlement).await;
@@ -494,7 +495,7 @@ impl<R: HttpBody, E> Called<R, E> {
 
     /// What its transaction records. An answer that is no success is kept beside it, unless the
     /// handler says otherwise; the error: run it again.
-    fn next(&self) -> Result<Option<Outcome>, ()> {
+    fn next(&self) -> Result<Option<Kept>, ()> {
         let Ok((head, _)) = &self.answer else {
             return Ok(None);
         };

@@ -98,6 +98,9 @@ impl<S: Store> IdempotencyLayer<S> {
     /// key. The guard's unless set. What an error means is not in it here: a
     /// [`Disposition`] says so.
     ///
+    /// A response that has a [`Retention`](semel::store::Retention) among its extensions is kept for
+    /// that long, whatever the policy says.
+    ///
     /// Of methods that RFC 9110 (section 9.2.2) calls idempotent no key is ever required. Under
     /// [`OnLost::Reconcile`](semel::store::OnLost::Reconcile) the guard's
     /// [`Reconciler`](semel::guard::Reconciler) gives the answer: see

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use http::Extensions;
 use semel::guard::{AttemptInfo, Held, Opening, TransactOptions, Transacted};
+use semel::store::Retention;
 use semel::transaction::{Lent, TransactionError, Transactional};
 use semel::{Outcome, Store};
 
@@ -86,8 +87,11 @@ pub(crate) struct Unkeyed(pub(crate) Arc<Config>);
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// An outcome, and how long it is kept where the handler says so.
+pub(crate) type Kept = (Outcome, Option<Retention>);
+
 /// What is to be committed of an answer; the error: run it again.
-pub(crate) type Calling<'a> = Boxed<'a, Result<Option<Outcome>, ()>>;
+pub(crate) type Calling<'a> = Boxed<'a, Result<Option<Kept>, ()>>;
 
 /// Calls the handler with these extensions of its request.
 pub(crate) type Call<'a> = dyn FnMut(Extensions) -> Calling<'a> + Send + 'a;
@@ -99,7 +103,7 @@ pub(crate) trait Transactions<S: Store>: Send + Sync {
         &'a self,
         held: &'a mut Held<S>,
         call: Box<Call<'a>>,
-    ) -> Boxed<'a, Transacted<Option<Outcome>, ()>>;
+    ) -> Boxed<'a, Transacted<Option<Kept>, ()>>;
 }
 
 impl<S: Transactional> Transactions<S> for TransactOptions {
@@ -107,7 +111,7 @@ impl<S: Transactional> Transactions<S> for TransactOptions {
         &'a self,
         held: &'a mut Held<S>,
         mut call: Box<Call<'a>>,
-    ) -> Boxed<'a, Transacted<Option<Outcome>, ()>> {
+    ) -> Boxed<'a, Transacted<Option<Kept>, ()>> {
         let call = move |info: AttemptInfo, opening: Opening<S>| {
             let mut extensions = Extensions::new();
             extensions.insert(info.clone());

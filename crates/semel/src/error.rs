@@ -53,6 +53,14 @@ impl StoreError {
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
+
+    /// Whether the store may do later what it did not do now.
+    pub const fn is_retryable(&self) -> bool {
+        matches!(
+            self.kind,
+            StoreErrorKind::NotApplied | StoreErrorKind::Unknown | StoreErrorKind::Capacity
+        )
+    }
 }
 
 impl fmt::Display for StoreError {

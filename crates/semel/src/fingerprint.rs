@@ -32,6 +32,32 @@ impl Fingerprint {
         Self::builder().part("payload", payload).finish()
     }
 
+    /// The fingerprint of a value as JSON. The order of its fields and of its maps does not count;
+    /// numbers count as serde writes them, all digits of large integers among them.
+    ///
+    /// ```
+    /// # use semel::Fingerprint;
+    /// #[derive(serde::Serialize)]
+    /// struct Job<'a> { card: &'a str, cents: u64 }
+    ///
+    /// let asked = Fingerprint::of_json(&Job { card: "tok_1", cents: 900 })?;
+    /// # #[derive(serde::Serialize)]
+    /// # struct Reordered<'a> { cents: u64, card: &'a str }
+    /// # assert_eq!(asked, Fingerprint::of_json(&Reordered { cents: 900, card: "tok_1" })?);
+    /// # Ok::<_, serde_json::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The value cannot be said in JSON, as a map whose keys are no text.
+    #[cfg(feature = "json")]
+    pub fn of_json<T: serde::Serialize + ?Sized>(value: &T) -> Result<Self, serde_json::Error> {
+        let mut value = serde_json::to_value(value)?;
+        // They are sorted unless some crate turned on serde_json's `preserve_order` for all.
+        value.sort_all_objects();
+        let json = serde_json::to_vec(&value)?;
+        Ok(Self::builder().part("json", &json).finish())
+    }
+
     /// The algorithm's version.
     pub const fn version(&self) -> u8 {
         self.version
@@ -128,5 +154,29 @@ mod tests {
         assert_eq!(Fingerprint::from_bytes(bytes), one);
         bytes[0] = 0;
         assert_ne!(Fingerprint::from_bytes(bytes), one);
+    }
+
+    /// A large integer is not rounded to a double, under which two requests would be one.
+    #[cfg(feature = "json")]
+    #[test]
+    fn json_counts_every_digit_and_not_the_order() {
+        let of = |json: &str| {
+            let value: serde_json::Value = serde_json::from_str(json).unwrap();
+            Fingerprint::of_json(&value).unwrap()
+        };
+        assert_eq!(
+            of(r#"{"a":{"x":1,"y":2},"b":3}"#),
+            of(r#"{"b":3,"a":{"y":2,"x":1}}"#)
+        );
+        assert_ne!(of("9007199254740993"), of("9007199254740992"));
+        assert_ne!(of(r#"[1,2]"#), of(r#"[2,1]"#));
+        assert_ne!(of(r#"{"a":1}"#), of(r#"{"a":"1"}"#));
+        assert_ne!(
+            of(r#""a""#),
+            Fingerprint::of(br#""a""#),
+            "named as what it is"
+        );
+        let no_text = std::collections::BTreeMap::from([(vec![1], 1)]);
+        assert!(Fingerprint::of_json(&no_text).is_err());
     }
 }

@@ -148,6 +148,11 @@ pub struct Probe {
 ///
 /// # Cancellation
 /// Dropping a returned future may leave the step done or not done, as with a lost answer.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no store of records",
+    note = "open one: `semel::memory::MemoryStore`, or `SqliteStore::open(url)` and the others of `semel-stores`",
+    note = "several guards may share one behind an `Arc`"
+)]
 pub trait Store: Send + Sync + 'static {
     /// Claims an identity. Of any number of concurrent claims exactly one is acquired (R1).
     fn claim(

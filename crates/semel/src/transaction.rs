@@ -65,6 +65,11 @@ impl From<TransactionError> for StoreError {
 ///
 /// The claim is not part of the transaction: it is committed before, so that an attempt that stands
 /// still keeps others off for no longer than its lease.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no transactions of an application's database",
+    note = "`SqliteStore`, `PostgresStore` and `MysqlStore` have; each is opened with its type by `open(url)`",
+    note = "`semel_stores::open` gives an `AnyStore`, which has none: the store is chosen when the program runs"
+)]
 pub trait Transactional: Store {
     /// The driver's transaction, with its connection. Dropped without [`commit`](Self::commit) it
     /// is rolled back, and its connection is used by nobody else.

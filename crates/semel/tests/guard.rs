@@ -477,3 +477,40 @@ fn presets_differ_from_the_default_where_they_say() {
     assert_eq!(Policy::order(), order);
     assert_eq!(Policy::payment(), order.with_retention(Retention::PAYMENT));
 }
+
+/// What an error means is what it says of another try.
+#[tokio::test(start_paused = true)]
+async fn an_error_says_whether_to_call_again() {
+    let store = store();
+    let policy = Policy::default().with_lease(Duration::from_secs(1));
+    let guard = guard(&store, policy);
+    for (on_error, retry_after) in [
+        (OnError::Release, Some(Duration::from_secs(1))),
+        (OnError::Keep, None),
+        (OnError::Unknown, None),
+    ] {
+        let asked = asked(&format!("{on_error:?}")).classify(move |_: &&str| on_error);
+        let fails = |_| async { Err::<String, _>("no") };
+        let error = guard.run(asked.clone(), fails).await.unwrap_err();
+        assert!(matches!(error, RunError::Failed(_)), "{error:?}");
+        assert_eq!(error.retry_after(), retry_after, "{on_error:?}");
+        assert_eq!(error.is_retryable(), retry_after.is_some());
+        // What is replayed of it, and what is not known, stays so.
+        let again = guard.run(asked, fails).await.unwrap_err();
+        assert_eq!(again.is_retryable(), retry_after.is_some(), "{again:?}");
+    }
+    let held = match guard.begin(&asked("in flight")).await.unwrap() {
+        Begin::Acquired(held) => held,
+        other => panic!("{other:?}"),
+    };
+    let duplicate = guard.run(asked("in flight"), |_| ok(())).await.unwrap_err();
+    let soon = duplicate.retry_after().unwrap();
+    assert!(soon <= Duration::from_secs(1), "{soon:?}");
+    assert_eq!(held.release().await.unwrap(), Settled::Applied);
+    let other = Asked::new(identity("Keep"), Fingerprint::of(b"other"));
+    let mismatch = guard.run(other, |_| ok(())).await.unwrap_err();
+    assert!(!mismatch.is_retryable());
+    store.close().await.unwrap();
+    let closed = guard.run(asked("new"), |_| ok(())).await.unwrap_err();
+    assert!(matches!(closed, RunError::Store { .. }) && !closed.is_retryable());
+}

@@ -484,10 +484,10 @@ impl Simulation {
         let attempt = held.info();
         let work = self.work(node, Intent::Call(number));
         let (settlement, told) = match held.run(work.run(attempt)).await {
-            Ok(Ok(value)) => (Settlement::Complete(value.to_outcome()), Told::Kept(value)),
+            Ok(Ok(value)) => (Settlement::Complete(value.to_outcome(), None), Told::Kept(value)),
             Ok(Err(WorkError::Declined)) => {
                 let outcome = Outcome::failure(WorkError::Declined.to_string().as_bytes());
-                (Settlement::Complete(outcome), later.clone())
+                (Settlement::Complete(outcome, None), later.clone())
             }
             Ok(Err(WorkError::Busy)) => (Settlement::Release, later.clone()),
             Ok(Err(WorkError::TimedOut)) | Err(_) => (Settlement::Unknown, later.clone()),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use axum::Extension;
+use axum::response::IntoResponse as _;
 use semel::guard::Policy;
 use semel::store::Retention;
 use semel_tower::IdempotencyLayer;
@@ -54,5 +56,19 @@ async fn row_70_or_expired_while_a_tombstone_says_so() {
     app.send(Call::order()).await.assert_problem(409, "expired");
     clock.advance(TTL);
     app.send(Call::order()).await.assert_first(201);
+    assert_eq!(app.execs(), 2);
+}
+
+#[tokio::test]
+async fn a_response_may_say_how_long_it_is_kept() {
+    let (store, clock) = clocked();
+    let app = App::answering(layer(store, Retention::new(TTL)), |n| {
+        (Extension(Retention::new(2 * TTL)), format!("answer {n}")).into_response()
+    });
+    let first = app.send(Call::order()).await;
+    clock.advance(TTL);
+    app.send(Call::order()).await.assert_replay_of(&first);
+    clock.advance(TTL);
+    app.send(Call::order()).await.assert_first(200);
     assert_eq!(app.execs(), 2);
 }

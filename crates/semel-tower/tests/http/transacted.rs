@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use semel::guard::TransactOptions;
-use semel::store::ListQuery;
+use semel::store::{ListQuery, Retention};
 use semel::{StateKind, Store as _};
 use semel_tower::{Disposition, IdempotencyLayer, TransactionHandle};
 use tower::load_shed::error::Overloaded;
@@ -168,4 +168,21 @@ async fn grpc_web_counts_by_the_status_of_http() {
         }));
     service.oneshot(request()).await.unwrap();
     assert_eq!(count(&store, StateKind::Completed).await, 1);
+}
+
+#[tokio::test]
+async fn an_answer_in_a_transaction_may_say_how_long_it_is_kept() {
+    let store = store(&[Fate::Commits]);
+    let work = service_fn(async |request: Request<Body>| {
+        write(&request).await;
+        let mut answer = answer(201);
+        answer.extensions_mut().insert(Retention::API);
+        Ok::<_, Infallible>(answer)
+    });
+    let answer = layer(&store).layer(work).oneshot(request()).await.unwrap();
+    assert_eq!(answer.status(), 201);
+    let kept = store.list(&ListQuery::new(StateKind::Completed)).await;
+    let record = &kept.unwrap().entries[0].record;
+    let kept_for = record.expires_at.as_micros() - record.settled_at.unwrap().as_micros();
+    assert_eq!(u128::from(kept_for), Retention::API.replay.as_micros());
 }

@@ -180,7 +180,7 @@ impl<S: Store> Claimed<S> {
             Some(OnError::Keep) => {
                 let text = error.to_string();
                 let failure = Outcome::builder(OutcomeKind::Failure).code(Outcome::TEXT);
-                Settlement::Complete(failure.body(text.as_bytes()))
+                Settlement::Complete(failure.body(text.as_bytes()), None)
             }
             Some(OnError::Release) => Settlement::Release,
             Some(OnError::Unknown) => Settlement::Unknown,
@@ -287,7 +287,8 @@ impl<S: Store> Held<S> {
     /// # Errors
     /// The store's: the outcome is not recorded yet, see [`Held`].
     pub async fn complete(self, outcome: &Outcome) -> Result<Settled, StoreError> {
-        self.settle(Settlement::Complete(outcome.clone())).await
+        self.settle(Settlement::Complete(outcome.clone(), None))
+            .await
     }
 
     /// Gives the identity back: the work had no effect, and may run again.

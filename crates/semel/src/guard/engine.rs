@@ -13,7 +13,7 @@ use super::attempt::{Claimed, catch_panic};
 use super::settle::signal_of;
 use super::{AttemptInfo, Guard, Held, Seen, Signal};
 use crate::backoff::Backoff;
-use crate::store::{Fenced, Refusal};
+use crate::store::{Fenced, Refusal, Retention};
 use crate::sync::Mutex;
 use crate::transaction::{Isolation, Lent, Loan, TransactionError, Transactional};
 use crate::{FinishedStep, Outcome, Progress, StateKind, StoreError, StoreErrorKind};
@@ -56,7 +56,7 @@ impl Default for TransactOptions {
 /// What is recorded in a transaction, beside the writes of the work.
 pub(crate) enum Records {
     /// The outcome of each of its attempts, the same for all.
-    Outcome(Outcome),
+    Outcome(Outcome, Option<Retention>),
     /// A finished step of its attempt, behind those kept before.
     Step(FinishedStep, Progress),
 }
@@ -357,14 +357,14 @@ impl Records {
         let Some(token) = &claimed.token else {
             return Ok(None);
         };
-        let retention = claimed.guard.policy.retention;
         let (signal, written) = match self {
             Self::Step(step, kept) => {
                 let kept = kept.as_bytes().len();
                 let written = store.keep_step_in(transaction, identity, token, step, kept);
                 (Signal::StepKept, written.await)
             }
-            Self::Outcome(outcome) => {
+            Self::Outcome(outcome, retention) => {
+                let retention = retention.unwrap_or(claimed.guard.policy.retention);
                 let written = store.complete_in(transaction, identity, token, outcome, retention);
                 match written.await {
                     Err(TransactionError::NotCommitted(error))
@@ -403,7 +403,7 @@ impl Records {
             (Fenced::Refused(Refusal::Settled(StateKind::Completed)), _) => return Ok(None),
             // Another attempt has it; a step may have been committed before that.
             (Fenced::Refused(_), Self::Step(..)) => return Err(TransactionError::Unknown(lost)),
-            (Fenced::Refused(_), Self::Outcome(_)) => return Ok(Some(place)),
+            (Fenced::Refused(_), Self::Outcome(..)) => return Ok(Some(place)),
         }
         let Self::Step(step, kept) = self else {
             return Err(TransactionError::Conflict(lost));
@@ -422,7 +422,8 @@ impl Records {
 
 impl<S: Transactional> Held<S> {
     /// Runs `work`, which may begin the transaction that it is offered; then the outcome that
-    /// `outcome` makes of its answer is recorded in it and both are committed, or, where that is
+    /// `outcome` makes of its answer (kept as [`Settlement::Complete`](super::Settlement::Complete)
+    /// says) is recorded in it and both are committed, or, where that is
     /// none, all is rolled back. Runs it again after a conflict, which `is_conflict` finds in its
     /// error, as often as the options say.
     ///
@@ -434,12 +435,14 @@ impl<S: Transactional> Held<S> {
         options: TransactOptions,
         mut work: impl FnMut(AttemptInfo, Opening<S>) -> W,
         is_conflict: impl Fn(&E) -> bool,
-        outcome: impl Fn(&T) -> Option<Outcome>,
+        outcome: impl Fn(&T) -> Option<(Outcome, Option<Retention>)>,
     ) -> Transacted<T, E> {
         let info = self.info();
         let work = |retry, opening| work(info.again(retry), opening);
         let transaction = Transaction::of(self.claimed(), options);
-        let records = |value: &T| outcome(value).map(Records::Outcome);
+        let records = |value: &T| {
+            outcome(value).map(|(outcome, retention)| Records::Outcome(outcome, retention))
+        };
         let transacted = transaction.run(work, is_conflict, records).await;
         if let Transacted::Committed(_) | Transacted::Superseded(_) = transacted {
             self.forget();

@@ -61,6 +61,7 @@ pub struct Failed<E> {
     text: Box<str>,
     error: Option<E>,
     ran: Ran,
+    is_released: bool,
 }
 
 impl<E> Failed<E> {
@@ -79,11 +80,23 @@ impl<E> Failed<E> {
         self.ran
     }
 
+    /// Whether it was given back, so that the next call runs the work again.
+    pub const fn is_released(&self) -> bool {
+        self.is_released
+    }
+
+    /// The same after this settlement.
+    pub(super) fn settled(mut self, settlement: &Settlement) -> Self {
+        self.is_released = matches!(settlement, Settlement::Release);
+        self
+    }
+
     pub(crate) fn panicked(message: &str, ran: Ran) -> Self {
         Self {
             text: format!("the work panicked: {message}").into(),
             error: None,
             ran,
+            is_released: false,
         }
     }
 }
@@ -94,6 +107,7 @@ impl<E: Display> Failed<E> {
             text: error.to_string().into(),
             error: Some(error),
             ran,
+            is_released: false,
         }
     }
 }
@@ -178,11 +192,31 @@ impl<E> RunError<E> {
         }
     }
 
+    /// Whether the same call, with the same key, may get an answer later without anybody's help.
+    pub const fn is_retryable(&self) -> bool {
+        self.retry_after().is_some()
+    }
+
+    /// When to make the same call again; `None` where time alone will not help: the key was used for
+    /// something else, the failure lasts, or somebody has to find out what happened.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::InFlight { retry_after } => Some(*retry_after),
+            Self::Failed(failed) if failed.is_released() => Some(SOON),
+            Self::Superseded { .. } => Some(SOON),
+            Self::Store { source, .. } if source.is_retryable() => Some(SOON),
+            _ => None,
+        }
+    }
+
     /// The store failed, when the work had run or had not.
     pub(super) fn store(ran: Ran) -> impl Fn(StoreError) -> Self {
         move |source| Self::Store { ran, source }
     }
 }
+
+/// When to ask again where nobody knows better.
+pub(super) const SOON: Duration = Duration::from_secs(1);
 
 pub(super) type Answer<T, E> = Result<Done<T>, RunError<E>>;
 
@@ -231,11 +265,14 @@ impl<S: Store> Guard<S> {
                 return Err(RunError::StepsLeft(left));
             }
             let settlement = match &done {
-                Ok(value) => Settlement::Complete(value.to_outcome()),
+                Ok(value) => Settlement::Complete(value.to_outcome(), None),
                 Err(error) => claimed.after(&asked, error),
             };
+            let value = done.map_err(|error| {
+                RunError::Failed(Failed::now(error, Ran::Yes).settled(&settlement))
+            });
             let settled = held.settle(settlement).await;
-            let value = done.map_err(|error| RunError::Failed(Failed::now(error, Ran::Yes)))?;
+            let value = value?;
             match settled.map_err(RunError::store(Ran::Yes))? {
                 Settled::Applied | Settled::Omitted => Ok(claimed.done(value)),
                 Settled::Refused(_) => Err(RunError::Superseded { ran: Ran::Yes }),
@@ -301,6 +338,7 @@ fn replay<T: Value, E>(outcome: &Outcome) -> Result<T, RunError<E>> {
             text: String::from_utf8_lossy(&outcome.body().unwrap_or_default()).into(),
             error: None,
             ran: Ran::No,
+            is_released: false,
         }),
         OutcomeKind::Omitted => RunError::Omitted,
     })

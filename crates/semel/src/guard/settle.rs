@@ -13,7 +13,7 @@ use super::attempt::Claimed;
 use super::run::join;
 use super::{Guard, Held, Settled, Signal};
 use crate::backoff::Backoff;
-use crate::store::{Fenced, Refusal, Store, Token};
+use crate::store::{Fenced, Refusal, Retention, Store, Token};
 use crate::{Outcome, OutcomeKind, StoreError, StoreErrorKind};
 
 /// How long a caller waits for a store that does not take what it is told.
@@ -22,8 +22,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// What is known of an attempt at its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settlement {
-    /// It is done, with this outcome.
-    Complete(Outcome),
+    /// It is done, with this outcome, which is kept for so long; as the policy says where it is `None`.
+    Complete(Outcome, Option<Retention>),
     /// It had no effect, and may run again.
     Release,
     /// It may have had its effect, and nobody knows.
@@ -44,7 +44,7 @@ impl<S: Store> Held<S> {
         let told = once.await;
         let settlement = self.otherwise.take();
         match (&told, settlement) {
-            (Err(error), Some(settlement)) if may_pass(error) => {
+            (Err(error), Some(settlement)) if error.is_retryable() => {
                 let pursuit = claimed.settle_in_background(settlement);
                 timeout(PATIENCE, join(pursuit)).await.unwrap_or(told)
             }
@@ -54,14 +54,6 @@ impl<S: Store> Held<S> {
             }
         }
     }
-}
-
-/// Whether the store may take later what it did not take now.
-pub(super) fn may_pass(error: &StoreError) -> bool {
-    matches!(
-        error.kind(),
-        StoreErrorKind::NotApplied | StoreErrorKind::Unknown | StoreErrorKind::Capacity
-    )
 }
 
 /// Renews no more when it is dropped.
@@ -119,7 +111,7 @@ impl<S: Store> Claimed<S> {
         self.signal(match (told, settlement) {
             (Settled::Refused(_), _) => Signal::Stale,
             (Settled::Omitted, _) => Signal::Omitted,
-            (Settled::Applied, Settlement::Complete(outcome)) => signal_of(outcome.kind()),
+            (Settled::Applied, Settlement::Complete(outcome, _)) => signal_of(outcome.kind()),
             (Settled::Applied, Settlement::Release) => Signal::Released,
             (Settled::Applied, Settlement::Unknown) => Signal::MarkedUnknown,
         });
@@ -128,10 +120,10 @@ impl<S: Store> Claimed<S> {
 
     async fn send(&self, token: &Token, settlement: &Settlement) -> Result<Settled, StoreError> {
         let (store, identity) = (self.store(), &self.identity);
-        let retention = self.guard.policy.retention;
         let mut applied = Settled::Applied;
         let sent = match settlement {
-            Settlement::Complete(outcome) => {
+            Settlement::Complete(outcome, retention) => {
+                let retention = retention.unwrap_or(self.guard.policy.retention);
                 match store.complete(identity, token, outcome, retention).await {
                     Err(error) if error.kind() == StoreErrorKind::TooLarge => {
                         applied = Settled::Omitted;
@@ -203,7 +195,7 @@ impl<S: Store> Guard<S> {
                 Err(error) => error,
             };
             signal(Signal::StoreError);
-            if !may_pass(&error) {
+            if !error.is_retryable() {
                 return Err(error);
             }
             tokio::select! {

@@ -6,10 +6,12 @@ use std::fmt::{self, Display};
 use std::future::Future;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
 use super::attempt::Claimed;
+use super::run::SOON;
 use super::{
     Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
     Transaction,
@@ -103,6 +105,22 @@ impl<E> StepError<E> {
             | Self::Changed { .. }
             | Self::TransactionKept(_)
             | Self::Decode(_) => Ran::No,
+        }
+    }
+
+    /// Whether the whole call may get further later without anybody's help. Of the step's own
+    /// [`Failed`](Self::Failed) its error has to say that.
+    pub const fn is_retryable(&self) -> bool {
+        self.retry_after().is_some()
+    }
+
+    /// When to make the whole call again; `None` where time alone will not help, or the step's own
+    /// error has to say.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Superseded { .. } => Some(SOON),
+            Self::Store { source, .. } if source.is_retryable() => Some(SOON),
+            _ => None,
         }
     }
 

@@ -64,7 +64,8 @@ impl<S: Transactional> Guard<S> {
             };
             // A failure is kept beside the transaction, not committed with it.
             let outcome = |value: &T| {
-                Some(value.to_outcome()).filter(|outcome| outcome.kind() != OutcomeKind::Failure)
+                let outcome = value.to_outcome();
+                (outcome.kind() != OutcomeKind::Failure).then_some((outcome, None))
             };
             let transacted = held.transact(options, work, is_conflict, outcome).await;
             let (settlement, answer) = match transacted {
@@ -73,7 +74,7 @@ impl<S: Transactional> Guard<S> {
                 Transacted::Panicked(panic) => held.panicked(panic).await,
                 Transacted::RolledBack(value) => {
                     let failure = value.to_outcome();
-                    (Settlement::Complete(failure), Ok(claimed.done(value)))
+                    (Settlement::Complete(failure, None), Ok(claimed.done(value)))
                 }
                 Transacted::Failed { error, conflict } => {
                     let settlement = match &error {
@@ -83,7 +84,12 @@ impl<S: Transactional> Guard<S> {
                         }
                         _ => None,
                     };
-                    (settlement.unwrap_or(Settlement::Release), Err(error))
+                    let settlement = settlement.unwrap_or(Settlement::Release);
+                    let error = match error {
+                        RunError::Failed(failed) => RunError::Failed(failed.settled(&settlement)),
+                        error => error,
+                    };
+                    (settlement, Err(error))
                 }
                 Transacted::NotCommitted { source, .. } => {
                     (Settlement::Release, Err(RunError::store(Ran::No)(source)))

@@ -196,7 +196,7 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     done.map_err(Err)?.map_err(Ok)
                 },
                 |error| matches!(error, Ok(error) if comes_from_conflict::<S>(error)),
-                |()| Some(Records::Outcome(Outcome::void())),
+                |()| Some(Records::Outcome(Outcome::void(), None)),
             );
             match transacted.await {
                 Transacted::Committed(()) => self.settled(&part, || Ok(Receipt::Handled)),

@@ -111,6 +111,19 @@ impl<E> InboxError<E> {
         }
     }
 
+    /// Whether the event may be handled at a later delivery without anybody's help.
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::InFlight { .. }
+            | Self::Failed { .. }
+            | Self::NotDeadLettered { .. }
+            | Self::Superseded { .. }
+            | Self::NotCommitted { .. } => true,
+            Self::Store { source, .. } => source.is_retryable(),
+            Self::NoId | Self::Unknown | Self::Mismatch | Self::TransactionKept => false,
+        }
+    }
+
     /// Whether this call had an effect.
     pub const fn ran(&self) -> Ran {
         match self {

@@ -139,7 +139,8 @@ async fn a_transaction_whose_record_was_found_unknown_still_commits() {
         Ok::<_, Failure>(())
     };
     let options = TransactOptions::default();
-    let committing = standing.transact(options, work, |_| false, |()| Some(Outcome::void()));
+    let committing =
+        standing.transact(options, work, |_| false, |()| Some((Outcome::void(), None)));
     let duplicate = async {
         sleep(2 * LEASE).await;
         guard.begin(&asked("k")).await.unwrap()
