@@ -117,6 +117,8 @@ pub use layer::IdempotencyLayer;
 pub use policy::{Disposition, Reply};
 pub use problem::{Problem, ProblemCode};
 pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, outcome_of_response};
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+pub use semel::guard::observers;
 #[doc(no_inline)]
 pub use semel::{
     IdentityDigest, KeyRule, Scope, Service, Store, StoreError,

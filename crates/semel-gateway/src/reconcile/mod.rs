@@ -188,21 +188,11 @@ impl Observer for Watching {
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
         let (identity, fence, question) = (case.id, case.fence, case.asked);
-        let answer = match news {
-            Reconciled::Happened => "happened",
-            Reconciled::DidNotHappen => "did_not_happen",
-            Reconciled::Refused => "refused",
-            Reconciled::StillUnknown => "still_unknown",
-            Reconciled::Failed(_) => "failed",
-            Reconciled::Panicked => "panicked",
-            Reconciled::TimedOut => "timed_out",
-            Reconciled::Store(_) => "store_error",
-            Reconciled::GaveUp => {
-                tracing::error!(%identity, %fence, question, "reconcile: given up; left to an operator");
-                return;
-            }
-            _ => "other",
-        };
+        if let Reconciled::GaveUp = news {
+            tracing::error!(%identity, %fence, question, "reconcile: given up; left to an operator");
+            return;
+        }
+        let answer = news.as_str();
         self.0.reconcile_question(answer);
         match news {
             Reconciled::Failed(error) => {

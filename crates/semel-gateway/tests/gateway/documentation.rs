@@ -1,6 +1,11 @@
 //! `docs/gateway.md` says what the program says.
 
+use std::collections::BTreeSet;
+
+use semel::guard::{Guard, Signal};
+use semel::memory::MemoryStore;
 use semel_gateway::args::SETTINGS;
+use semel_gateway::metrics::Metrics;
 
 const DOCUMENT: &str = include_str!("../../../../docs/gateway.md");
 
@@ -32,6 +37,36 @@ fn every_setting_is_described_as_it_is() {
         .map(|[flag, variable, default]| [flag.as_str(), variable.as_str(), default.as_str()])
         .collect();
     assert_eq!(described, expected);
+}
+
+/// Rules that name a metric or an event that is not there never fire.
+#[test]
+fn the_rules_for_alerts_name_metrics_that_exist() {
+    let metrics = Metrics::new().text(&Guard::from(MemoryStore::default()));
+    let page = include_str!("../../../../docs/observability.md");
+    let (_, rules) = page.split_once("```yaml").unwrap();
+    let (rules, _) = rules.split_once("```").unwrap();
+    let expressions = rules.lines().filter(|line| !line.trim().starts_with('#'));
+    let expressions = expressions.collect::<String>();
+    let words = expressions.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let named: BTreeSet<&str> = words.filter(|word| word.starts_with("semel_")).collect();
+    assert_eq!(named.len(), 4, "{named:?}");
+    for name in named {
+        assert!(metrics.contains(&format!("\n{name}")), "{name}");
+    }
+    let selectors = expressions.split("{event=").skip(1);
+    let events = selectors.flat_map(|rest| rest.split('"').nth(1).unwrap().split('|'));
+    let events: Vec<&str> = events.collect();
+    assert!(events.len() > 8, "{events:?}");
+    for event in events {
+        let line = format!("semel_events_total{{event=\"{event}\"}}");
+        assert!(metrics.contains(&line), "{event}");
+        assert!(page.contains(&format!("`{event}`")), "{event}");
+    }
+    for event in Signal::ALL {
+        let name = event.as_str();
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
 }
 
 #[test]

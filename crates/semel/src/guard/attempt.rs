@@ -93,6 +93,8 @@ pub(crate) struct Claimed<S> {
     sent: Instant,
     pub(super) lease: Lease,
     pub(super) steps: Mutex<Taken>,
+    #[cfg(feature = "tracing")]
+    pub(super) span: tracing::Span,
 }
 
 impl<S: Store> Claimed<S> {
@@ -103,7 +105,11 @@ impl<S: Store> Claimed<S> {
         acquired: Option<Acquired>,
         sent: Instant,
     ) -> Self {
-        Self {
+        #[cfg_attr(
+            not(feature = "tracing"),
+            expect(unused_mut, reason = "it has no span")
+        )]
+        let mut claimed = Self {
             effects: asked.effects,
             identity,
             of: asked.identity.clone(),
@@ -116,8 +122,15 @@ impl<S: Store> Claimed<S> {
                 leaves: asked.unbegun.clone(),
                 ..Taken::default()
             }),
+            #[cfg(feature = "tracing")]
+            span: tracing::Span::none(),
             guard,
+        };
+        #[cfg(feature = "tracing")]
+        if let Some(observer) = &claimed.guard.shared.observer {
+            claimed.span = observer.span(&claimed.seen(Signal::New));
         }
+        claimed
     }
 
     /// A call without protection. Without a key it has an identity that no other call has: two
@@ -142,6 +155,12 @@ impl<S: Store> Claimed<S> {
 
     /// Tells the observer of something that happened to this attempt.
     pub(super) fn signal(&self, signal: Signal) {
+        #[cfg(feature = "tracing")]
+        let _entered = self.span.enter();
+        #[cfg(feature = "tracing")]
+        if signal.ends_attempt() {
+            self.span.record("ended", signal.as_str());
+        }
         self.guard.observe(|| Seen {
             ran_for: Some(self.sent.elapsed()),
             ..self.seen(signal)
@@ -278,6 +297,8 @@ impl<S: Store> Held<S> {
     /// The panic's payload, for [`std::panic::resume_unwind`].
     pub async fn run<F: Future>(&mut self, work: F) -> Result<F::Output, Box<dyn Any + Send>> {
         self.begin_work();
+        #[cfg(feature = "tracing")]
+        let work = tracing::Instrument::instrument(work, self.claimed.span.clone());
         catch_panic(work).await
     }
 

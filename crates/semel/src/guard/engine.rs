@@ -208,7 +208,10 @@ impl<S: Transactional> Transaction<S> {
                     paused: Vec::new(),
                 })),
             });
-            let ran = catch_panic(work(retry, Opening(Arc::clone(&offer)))).await;
+            let working = work(retry, Opening(Arc::clone(&offer)));
+            #[cfg(feature = "tracing")]
+            let working = tracing::Instrument::instrument(working, this.span());
+            let ran = catch_panic(working).await;
             // From now on it can no longer be taken.
             let taken = offer.taking.lock().take();
             let (loan, paused) =
@@ -315,6 +318,14 @@ impl<S: Transactional> Transaction<S> {
         match &*self.attempts {
             [claimed] => claimed.signal(Signal::StoreError),
             _ => self.guard.tell(&Seen::new(Signal::StoreError)),
+        }
+    }
+
+    #[cfg(feature = "tracing")]
+    fn span(&self) -> tracing::Span {
+        match &*self.attempts {
+            [claimed] => claimed.span.clone(),
+            _ => tracing::Span::none(),
         }
     }
 

@@ -31,6 +31,8 @@ mod claim;
 mod engine;
 mod lease;
 mod observer;
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+pub mod observers;
 mod policy;
 mod purging;
 mod reconcile;
@@ -207,6 +209,8 @@ impl<S: Store> Guard<S> {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        #[cfg(feature = "tracing")]
+        let work = tracing::Instrument::in_current_span(work);
         self.shared.tasks.spawn(work)
     }
 

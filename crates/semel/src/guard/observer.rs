@@ -99,9 +99,10 @@ signals! {
     IncompleteBody = "incomplete_body",
 }
 
+#[cfg(feature = "tracing")]
 impl Signal {
     /// Whether it is the end of an attempt: recorded, given back, unknown, or taken over by another.
-    pub const fn ends_attempt(self) -> bool {
+    pub(super) const fn ends_attempt(self) -> bool {
         matches!(
             self,
             Self::Completed
@@ -186,7 +187,8 @@ impl<'a> Seen<'a> {
 
 /// Gets every event, on the task where it happens: it must not block.
 ///
-/// `(A, B)` is an observer that tells both.
+/// `(A, B)` is an observer that tells both; of spans it has the first one's, where that has any.
+/// Ready-made ones are in `observers`, behind the features `metrics` and `tracing`.
 pub trait Observer: Send + Sync + 'static {
     /// This happened.
     fn on_event(&self, seen: &Seen<'_>);
@@ -195,6 +197,15 @@ pub trait Observer: Send + Sync + 'static {
     /// Each is among the events too; this is for logs. Does nothing unless written.
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
         let _ = (case, news);
+    }
+
+    /// The span of an attempt that was just claimed: its work runs in it, and what happens to it is
+    /// told in it. Where it has a field `ended`, that is set to the signal which ended the attempt.
+    /// None unless written.
+    #[cfg(feature = "tracing")]
+    fn span(&self, seen: &Seen<'_>) -> tracing::Span {
+        let _ = seen;
+        tracing::Span::none()
     }
 }
 
@@ -207,5 +218,14 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
         self.0.on_reconcile(case, news);
         self.1.on_reconcile(case, news);
+    }
+
+    #[cfg(feature = "tracing")]
+    fn span(&self, seen: &Seen<'_>) -> tracing::Span {
+        let span = self.0.span(seen);
+        match span.is_none() {
+            true => self.1.span(seen),
+            false => span,
+        }
     }
 }

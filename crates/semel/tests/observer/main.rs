@@ -2,9 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
+#[cfg(feature = "metrics")]
+mod counted;
 #[path = "../faults/flaky.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]
 mod flaky;
+#[cfg(feature = "tracing")]
+#[path = "../scripted/mod.rs"]
+#[allow(dead_code, reason = "shared with tests that use the rest")]
+mod scripted;
+#[cfg(feature = "tracing")]
+mod traced;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -14,8 +22,9 @@ use std::time::Duration;
 
 use flaky::Flaky;
 use semel::guard::{
-    Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, Observer, OnError,
-    OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,
+    Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, GuardBuilder, Held,
+    Observer, OnError, OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal,
+    StepError,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Fence, OnLost, Retention};

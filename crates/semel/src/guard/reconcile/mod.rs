@@ -127,7 +127,7 @@ pub enum Reconciled<'a> {
     /// The reconciler does not know.
     StillUnknown,
     /// The reconciler failed.
-    Failed(&'a (dyn StdError + Send + Sync)),
+    Failed(&'a (dyn StdError + Send + Sync + 'static)),
     /// The reconciler panicked.
     Panicked,
     /// The reconciler did not answer in time.
@@ -136,4 +136,21 @@ pub enum Reconciled<'a> {
     Store(&'a StoreError),
     /// It was asked as often as it may be in the background: an operator has to look.
     GaveUp,
+}
+
+impl Reconciled<'_> {
+    /// Its name in metrics.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Happened => "happened",
+            Self::DidNotHappen => "did_not_happen",
+            Self::Refused => "refused",
+            Self::StillUnknown => "still_unknown",
+            Self::Failed(_) => "failed",
+            Self::Panicked => "panicked",
+            Self::TimedOut => "timed_out",
+            Self::Store(_) => "store_error",
+            Self::GaveUp => "gave_up",
+        }
+    }
 }
