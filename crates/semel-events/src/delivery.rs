@@ -39,7 +39,7 @@ impl<E> From<&Answer<E>> for Verdict {
 
 /// What became of a delivery.
 #[derive(Debug)]
-#[must_use = "the answer may be an error that somebody should see"]
+#[must_use = "the answer may be an error"]
 pub struct Settled<E> {
     /// What the inbox answered.
     pub answer: Answer<E>,

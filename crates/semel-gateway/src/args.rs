@@ -103,7 +103,7 @@ pub const SETTINGS: [Setting; 27] = [
         "admin-host",
         "NAMES",
         None,
-        "Names, separated by commas, under which operators ask, besides localhost and addresses",
+        "Host names that it answers to, separated by commas, besides localhost and addresses",
     ),
     setting(
         "store",
@@ -131,7 +131,7 @@ pub const SETTINGS: [Setting; 27] = [
         "lease",
         "DUR",
         Some("30s"),
-        "How long an attempt is taken to be alive after its last sign of life",
+        "How long an attempt counts as running after its last renewal",
     ),
     setting(
         "ttl",
@@ -149,13 +149,13 @@ pub const SETTINGS: [Setting; 27] = [
         "on-lost",
         "hold|retry|reconcile",
         Some("hold"),
-        "What becomes of an attempt whose outcome nobody knows: held until resolved, run again, or asked about",
+        "What becomes of a lost attempt: held until it is resolved, run again, or asked about",
     ),
     setting(
         "reconciler",
         "URL",
         None,
-        "Whom to ask what became of a lost attempt, with --on-lost reconcile",
+        "The endpoint to ask about lost attempts, with --on-lost reconcile",
     ),
     setting(
         "max-body",
@@ -167,13 +167,13 @@ pub const SETTINGS: [Setting; 27] = [
         "body-timeout",
         "DUR",
         Some("60s"),
-        "How long a request's body may take, and a second more for each 16 KiB of it; 0s: for ever",
+        "How long a request's body may take, plus a second for each 16 KiB of it; 0s: for ever",
     ),
     setting(
         "max-body-memory",
         "SIZE",
         Some("256MiB"),
-        "How much of bodies is held in memory at once; 503 beyond",
+        "How many bytes of bodies are held in memory at once; 503 beyond",
     ),
     setting(
         "max-attempts",
@@ -201,7 +201,7 @@ pub const SETTINGS: [Setting; 27] = [
         "upstream-timeout",
         "DUR",
         Some("60s"),
-        "How long the upstream may be silent before it is given up; 0s: for ever",
+        "How long the upstream may be silent; 504 beyond; 0s: for ever",
     ),
     list(
         "trust-forwarded",
@@ -216,7 +216,7 @@ pub const SETTINGS: [Setting; 27] = [
         "drain",
         "DUR",
         Some("30s"),
-        "How long a stopping gateway waits for what is running",
+        "How long a stopping gateway waits for running requests",
     ),
     setting(
         "drain-delay",
@@ -274,7 +274,7 @@ pub fn command() -> Command {
         .about("Makes operations happen once: a gateway for idempotency keys over HTTP")
         .after_help(
             "Settings: a flag beats the environment, which beats the file.\n\
-             Exit codes: 0 done; 1 failed; 2 the command line or the configuration is not right.",
+             Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong.",
         )
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -287,7 +287,7 @@ pub fn command() -> Command {
         )
         .subcommand(
             Command::new("check")
-                .about("Validates a configuration, opens the store, and prints what would hold")
+                .about("Validates a configuration, opens the store, and prints the settings")
                 .args(settings())
                 .arg(
                     Arg::new("no-open")
@@ -311,7 +311,7 @@ pub fn command() -> Command {
                 .arg(
                     text("store", "URL", "The store to test; no gateway may use it").required(true),
                 )
-                .arg(text("only", "NAME", "Only cases whose name has this in it"))
+                .arg(text("only", "NAME", "Only cases whose name contains this"))
                 .arg(
                     text("jobs", "N", "How many cases run at the same time")
                         .default_value("8")
@@ -327,7 +327,7 @@ twice --max-attempts + 1024 (LimitNOFILE in systemd, `ulimit -Hn`); with fewer, 
 accepted.
 
 Exit codes: 0 stopped, all attempts ended; 1 a failure while running, or attempts still running at the \
-end of --drain; 2 not started: the configuration is not right, or the store or an address cannot be \
+end of --drain; 2 not started: the configuration is wrong, or the store or an address cannot be \
 used.";
 
 /// The settings that say which store.

@@ -1,4 +1,4 @@
-//! Connections to the upstream that tell when they are gone.
+//! Connections to the upstream that report when they are closed.
 
 use std::future::Future;
 use std::io;

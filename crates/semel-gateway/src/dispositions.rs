@@ -1,4 +1,4 @@
-//! `[dispositions]`: what the statuses of the upstream's answers mean, where the operator says so.
+//! `[dispositions]`: what the statuses of the upstream's answers mean, as configured.
 
 use std::collections::BTreeMap;
 use std::fmt;

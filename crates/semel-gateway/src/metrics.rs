@@ -98,7 +98,7 @@ impl Metrics {
         );
         registry.register(
             "unsettled",
-            "What is known of attempts, and the store could not be told yet",
+            "Outcomes, releases and claims that are still to be recorded",
             metrics.unsettled.clone(),
         );
         registry.register(

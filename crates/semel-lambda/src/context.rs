@@ -18,7 +18,7 @@ impl Deadline {
         Self(Timestamp::from_micros(millis.saturating_mul(1000)))
     }
 
-    /// How much time is left. The wall clock is read each time: the monotonic one stands still
+    /// How much time is left. The wall clock is read each time: the monotonic one stops
     /// while the sandbox does.
     pub(crate) fn left(self) -> Duration {
         SystemClock::new().now().until(self.0)

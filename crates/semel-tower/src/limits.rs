@@ -1,4 +1,4 @@
-//! How much requests with keys may take of the process, all together.
+//! Limits on what all requests with keys together use of the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

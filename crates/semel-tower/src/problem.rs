@@ -118,7 +118,7 @@ impl ProblemCode {
             Self::Expired => "The answer to this key has expired",
             Self::TooLarge => "The request body is too large",
             Self::Mismatch => "The idempotency key was used with another request",
-            Self::Overloaded => "As many operations as may run are running",
+            Self::Overloaded => "Too many operations are running",
             Self::StoreUnavailable => "The idempotency store is not available",
             Self::Capacity => "The idempotency store is full",
         }
@@ -131,7 +131,7 @@ impl ProblemCode {
             }
             Self::InvalidKey => "Nothing was run.",
             Self::MissingPrincipal => {
-                "Keys belong to whoever sends them, and this request does not say who that is. \
+                "A key belongs to its sender, and this request does not say who that is. \
                  Nothing was run."
             }
             Self::IncompleteBody => {
@@ -143,7 +143,7 @@ impl ProblemCode {
             }
             Self::OutcomeUnknown => {
                 "An earlier attempt with this key may have had its effect, and its answer was \
-                 lost. It is not run again until somebody finds out what happened."
+                 lost. It is not run again until its outcome is resolved."
             }
             Self::Expired => {
                 "The operation ran, and its answer is no longer kept. It is not run again with \

@@ -1,4 +1,4 @@
-//! The service: what goes past the layer, what is refused at once, and what is run once.
+//! The service: what passes through, what is refused, and what runs once.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;

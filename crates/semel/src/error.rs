@@ -1,4 +1,4 @@
-//! What goes wrong in a store, told by whether the step may have happened.
+//! Errors of a store, by whether the step may have happened.
 
 use std::error::Error as StdError;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Removing what is past its retention, at a pace that claims do not feel.
+//! Removes expired records, slowly enough not to delay claims.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

@@ -109,7 +109,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock for tests: it stands still until it is advanced.
+/// A clock for tests: it moves only when it is advanced.
 #[derive(Debug)]
 pub struct ManualClock(AtomicU64);
 

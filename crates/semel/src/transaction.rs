@@ -26,9 +26,9 @@ pub enum Isolation {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    /// The database rolled it back for the sake of others: a deadlock, or transactions that do not
-    /// go one after the other. Nothing of it was committed; run again it may go through.
-    #[error("the transaction was rolled back for the sake of others")]
+    /// The database rolled it back because of a deadlock or a serialization failure. Nothing of it was
+    /// committed; it is safe to run again.
+    #[error("the transaction was rolled back because of a conflict with others; run it again")]
     Conflict(#[source] StoreError),
     /// Nothing of it was committed, nor will be.
     #[error("the transaction was not committed")]
@@ -109,7 +109,7 @@ pub trait Transactional: Store {
         kept: usize,
     ) -> impl Future<Output = Result<Fenced, TransactionError>> + Send;
 
-    /// Commits it, and wakes who waits for the attempts that it completes.
+    /// Commits it, and wakes the callers that wait for the attempts that it completes.
     fn commit(
         &self,
         transaction: Self::Transaction,

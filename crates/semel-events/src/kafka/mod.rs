@@ -1,4 +1,4 @@
-//! Kafka, and whatever else has partitions, offsets and consumers that say how far they are.
+//! Kafka, and other systems with partitions and offsets that consumers commit.
 //!
 //! There nothing is acknowledged by itself: a consumer commits an offset, and everything before it counts as
 //! done. Handled beside each other, events end in any order; so [`Offsets`] keeps, for each partition,

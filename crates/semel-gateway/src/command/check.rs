@@ -1,4 +1,4 @@
-//! `semel check`: is this configuration right, what would hold, and does the store work?
+//! `semel check`: checks a configuration, prints the settings, and opens the store.
 
 use std::io::Write as _;
 use std::process::ExitCode;

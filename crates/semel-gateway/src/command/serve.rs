@@ -112,7 +112,7 @@ fn becomes(on_lost: OnLost, lease: Duration) -> String {
         OnLost::Retry => "the next request with such a key runs again",
         OnLost::Reconcile => "the reconciler is asked about them",
     };
-    format!("nobody renews their lease of {lease}, and when it lapses {what}")
+    format!("their lease of {lease} is no longer renewed, and when it lapses {what}")
 }
 
 async fn gateway(config: &Config) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! What the upstream is told of the client: `X-Forwarded-*` and `Forwarded` (RFC 7239).
+//! What the upstream learns about the client: `X-Forwarded-*` and `Forwarded` (RFC 7239).
 //!
 //! Whoever can write these fields can pretend to be anybody, so they are believed from trusted peers
 //! only; from all others they are written anew.

@@ -1,4 +1,4 @@
-//! What the endpoint is told.
+//! The question that is sent to the endpoint.
 
 use std::time::{Duration, UNIX_EPOCH};
 

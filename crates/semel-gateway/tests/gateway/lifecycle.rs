@@ -80,7 +80,7 @@ async fn what_does_not_end_within_the_grace_period_is_unknown() {
     assert_eq!(gateway.ended().await.code(), Some(1));
     assert!(
         gateway.log().contains(
-            "attempts still running at the end of --drain: 1; nobody renews their lease of 300ms, \
+            "attempts still running at the end of --drain: 1; their lease of 300ms is no longer renewed, \
              and when it lapses their keys are answered 409 `outcome-unknown`"
         ),
         "{}",

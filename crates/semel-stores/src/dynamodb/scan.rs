@@ -37,7 +37,7 @@ async fn scan(table: &Table, request: ScanFluentBuilder, from: Option<String>) -
         Some(AttributeValue::S(key)) => Ok(key.clone()),
         _ => Err(StoreError::new(
             StoreErrorKind::Corrupt,
-            "a scan did not say where it goes on",
+            "a scan returned no key to continue from",
         )),
     });
     Ok(Scanned {

@@ -111,7 +111,7 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
         // that was written since the statement, or its transaction, first looked.
         1020 | 1213 => Failure::Deadlock(new(
             StoreErrorKind::NotApplied,
-            format!("other transactions were preferred each time it was tried: {said}"),
+            format!("rolled back by deadlocks on every retry: {said}"),
         )),
         1205 | 1206 | 3572 => Failure::Locked(new(
             StoreErrorKind::NotApplied,

@@ -189,7 +189,7 @@ pub(super) fn promise(info: &Info) -> (Durability, Vec<String>) {
         Durability::Replicated
     };
     if replicas == 2 {
-        warnings.push("With 2 copies the bucket stands still while either node is down.".into());
+        warnings.push("With 2 copies the bucket cannot be used while either node is down.".into());
     }
     if let Some(cluster) = &info.cluster {
         let behind = cluster.replicas.iter().filter(|r| r.offline || !r.current);

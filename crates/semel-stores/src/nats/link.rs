@@ -348,7 +348,7 @@ impl Link {
         };
         error(
             StoreErrorKind::NotApplied,
-            format!("nobody serves the bucket `{}`: {why}", self.bucket),
+            format!("no server answers for the bucket `{}`: {why}", self.bucket),
         )
     }
 

@@ -126,7 +126,9 @@ impl Inner {
             Ok((_, replicas)) => {
                 format!("the step was written, but {replicas} of {wanted} replicas had it in time")
             }
-            Err(_) => "the step was written, but redis did not say who has it".into(),
+            Err(_) => {
+                "the step was written, but redis did not say how many replicas have it".into()
+            }
         };
         Some(StoreError::new(StoreErrorKind::Unknown, message))
     }

@@ -22,7 +22,7 @@ pub(super) enum Comparison {
 }
 
 const NO_TAG: &str = "is neither `*` nor a list of entity tags in quotes, as in \"7\"";
-const STAR: &str = "has `*` beside other tags";
+const STAR: &str = "has `*` together with other tags";
 const EMPTY: &str = "is empty; send `*`, or an entity tag in quotes, as in \"7\"";
 
 impl Tags {

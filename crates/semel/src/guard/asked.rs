@@ -1,4 +1,4 @@
-//! What one call asks for.
+//! One call: what is done once, and how it differs from the guard's policy.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! An attempt: what its work may know and do, and who settles it.
+//! An attempt: what its work can see and do, and how it is settled.
 
 use std::any::Any;
 use std::fmt::{self, Display};
@@ -362,7 +362,7 @@ impl<S: Store> Held<S> {
         self.claimed.stop_renewing();
     }
 
-    /// Renews the lease no more, as a process that stands still. For tests of what happens then.
+    /// Stops renewing the lease, as a paused process would. For tests of what happens then.
     pub fn stop_renewing(&self) {
         self.claimed.stop_renewing();
     }

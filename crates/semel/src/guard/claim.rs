@@ -1,4 +1,4 @@
-//! The claim of what is asked for, and what becomes of one that the store did not answer.
+//! Claims an identity, and gives back a claim whose answer was lost.
 
 use std::fmt;
 use std::sync::Arc;

@@ -132,7 +132,9 @@ pub enum RunError<E> {
         retry_after: Duration,
     },
     /// An earlier attempt may have had its effect (R7).
-    #[error("an earlier attempt with this key may have had its effect; nobody recorded it")]
+    #[error(
+        "an earlier attempt with this key may have had its effect, but its outcome was not recorded"
+    )]
     Unknown,
     /// The key was used with another request (R3).
     #[error("this key was used with another request")]

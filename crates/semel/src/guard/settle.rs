@@ -1,4 +1,4 @@
-//! Telling the store what is known of an attempt, for as long as it takes (R14).
+//! Records how an attempt ended, retrying in the background until the store takes it (R14).
 
 use std::future::ready;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! Events that are not to hold up the others: handed to the application, and set aside.
+//! Dead letters: events that are handed to the application and set aside, so that they block no others.
 
 use std::error::Error as StdError;
 use std::pin::Pin;

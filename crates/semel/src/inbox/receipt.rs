@@ -37,7 +37,7 @@ pub enum InboxError<E> {
     },
     /// An earlier attempt may have had its effect, and nobody recorded it (R7). Nothing ran; an
     /// operator or a reconciler decides.
-    #[error("an earlier attempt may have handled this event; nobody recorded it")]
+    #[error("an earlier attempt may have handled this event, but its outcome was not recorded")]
     Unknown,
     /// An event with this id and another content came before. Nothing ran.
     #[error("an event with this id and another content came before")]

@@ -1,4 +1,4 @@
-//! Without a caller: unknown records resolve by themselves.
+//! Resolves lost attempts in the background, without a caller.
 
 use std::collections::BTreeMap;
 use std::fmt;

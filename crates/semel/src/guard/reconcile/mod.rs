@@ -22,8 +22,8 @@ pub use options::ReconcileOptions;
 pub enum Finding {
     /// The attempt had its effect, with this outcome: it is recorded and replayed.
     Happened(Outcome),
-    /// The attempt had no effect, and will have none: the next caller runs it. An attempt that
-    /// stands still may go on, so whoever has the effect must refuse its fence from now on.
+    /// The attempt had no effect, and will have none: the next caller runs it. A paused
+    /// attempt may continue, so the service that has the effect must refuse its fence from now on.
     DidNotHappen,
     /// Nobody can say yet: the outcome stays unknown.
     StillUnknown,
