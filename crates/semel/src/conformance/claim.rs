@@ -15,7 +15,7 @@ cases! { "claim";
     own_nonce_is_acquired_again [R2]
         "a claim sent again under its own nonce gets the same token and changes nothing";
     own_nonce_is_acquired_after_a_lapse [R2 R7]
-        "also past its lease, while nobody took over: a winner never loses to its own first packet";
+        "the same past its lease, while nobody took over: a winner never loses to its own first packet";
     second_claim_is_in_flight [R1]
         "while an attempt holds its lease, others learn its fence and how long the lease lasts";
     other_fingerprint_in_flight [R3]

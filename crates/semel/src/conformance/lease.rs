@@ -29,7 +29,7 @@ cases! { "lease";
     renewal_of_a_settled_record [R4]
         "a completed, released or unknown record is not renewed, and the answer names its state";
     settling_after_a_lapse [R4 R5]
-        "who holds the token may complete or abandon past the lease, while nobody took over";
+        "the holder of the token may complete or abandon past the lease, while nobody took over";
 }
 
 async fn lapsed_under_retry_is_taken_over(bench: &Bench) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use crate::{IdentityDigest, Outcome};
 
 cases! { "listing";
     every_standing_record_once [R8]
-        "a listing of several pages shows each record that stands still exactly once";
+        "a listing of several pages shows each unchanged record exactly once";
     by_state [R8]
         "a record is listed under its state, and under no other";
     lapsed_only [R7 R8]

@@ -18,7 +18,7 @@ cases! { "unknown";
     marked_after_a_lapse [R4 R7]
         "a lapsed attempt that nobody took over may mark itself";
     late_truth_is_welcome [R4 R5]
-        "who still holds the token completes an unknown record, and claims replay it from then on";
+        "the holder of the token completes an unknown record, and claims replay it from then on";
 }
 
 async fn marked_is_held(bench: &Bench) -> Result<(), Failure> {

@@ -16,17 +16,17 @@ cases! { "waiting";
     returns_at_once_where_nothing_runs [R5]
         "a wait returns at once where there is no record, another fence, or a settled one";
     times_out [R1]
-        "a wait for an attempt that goes on ends after its timeout, not much sooner or later";
+        "a wait for a running attempt ends after its timeout, not much sooner or later";
     wakes_on_completion [R5]
-        "a completion wakes who waits, on every handle, and their claim replays it";
+        "a completion wakes waiters on every handle, and their claim replays it";
     wakes_on_release [R4]
-        "a release wakes who waits";
+        "a release wakes waiters";
     wakes_on_unknown [R7]
-        "marking as unknown wakes who waits";
+        "marking as unknown wakes waiters";
     wakes_on_takeover [R7]
-        "a takeover wakes who waits for the attempt before";
+        "a takeover wakes the waiters of the attempt before";
     wakes_on_resolution [R7]
-        "a resolution wakes who waits for a lapsed attempt";
+        "a resolution wakes the waiters of a lapsed attempt";
     renewal_is_no_change [R4]
         "a renewal does not lose those who wait: the completion after it still wakes them";
     no_wake_is_lost [R5]
