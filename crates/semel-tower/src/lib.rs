@@ -45,9 +45,8 @@
 //! store, give each a name: [`with_service`](IdempotencyLayer::with_service).
 //!
 //! What the service does is done at most once for a recorded answer; across a crash it is
-//! at-most-once under [`OnLost::Hold`](semel::store::OnLost::Hold) (the default) and
-//! at-least-once under [`OnLost::Retry`](semel::store::OnLost::Retry). Records live as long as
-//! the store keeps them: [`MemoryStore`](semel::memory::MemoryStore) forgets on restart.
+//! at-most-once under [`OnLost::Hold`] (the default) and at-least-once under [`OnLost::Retry`].
+//! Records live as long as the store keeps them: [`MemoryStore`] forgets on restart.
 //!
 //! # Example
 //!

@@ -1,6 +1,7 @@
 //! The counters and histograms of `observers::Metrics`, as Prometheus reads them.
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use semel::guard::GuardBuilder;
 use semel::guard::observers::Metrics;
 
 use super::*;

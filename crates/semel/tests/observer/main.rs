@@ -22,9 +22,8 @@ use std::time::Duration;
 
 use flaky::Flaky;
 use semel::guard::{
-    Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, GuardBuilder, Held,
-    Observer, OnError, OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal,
-    StepError,
+    Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, Observer, OnError,
+    OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Fence, OnLost, Retention};
