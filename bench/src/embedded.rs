@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use semel::store::{Claim, Fenced, Retention};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _};
 use semel::{Fingerprint, Store};
 use semel_bench_load::{ANSWER, workers};
 use semel_bench_report::{Goal, Measurement};

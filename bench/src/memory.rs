@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use semel::memory::{Limits, MemoryStore};
-use semel::store::{Claim, Fenced, Retention};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _};
 use semel::{Fingerprint, Identity, ManualClock, Outcome, Store, Timestamp};
 use semel_bench_load::{Callers, Operation, Subject, rate};
 use semel_bench_report::{Goal, Measurement};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use semel::store::{Claim, Fenced, Retention};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _};
 use semel::{AnyStore, Fingerprint, Store as _};
 use semel_bench_report::{Goal, Measurement};
 use semel_stores::{OpenOptions, Schema};

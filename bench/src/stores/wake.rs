@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use semel::store::{Claim, Fenced, Retention, Waited};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _, Waited};
 use semel::{Fingerprint, Store as _};
 use semel_bench_report::{Goal, Measurement, Spread};
 use semel_testkit::servers::{Kind, start};

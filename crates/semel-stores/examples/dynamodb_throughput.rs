@@ -8,7 +8,9 @@ mod measure {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store as _};
+    use semel::store::{
+        Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store as _, StoreExt as _,
+    };
     use semel::{AnyStore, Fingerprint, Identity, Key, Outcome, Scope};
     use semel_stores::{OpenOptions, open};
 

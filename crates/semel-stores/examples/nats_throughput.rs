@@ -13,7 +13,7 @@ mod nats {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
+    use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, StoreExt as _};
     use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Store};
     use semel_stores::{NatsOptions, NatsStore, Schema};
 

@@ -5,11 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::record::Change;
 use crate::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Store, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Store,
+    Waited,
 };
-use crate::{FinishedStep, Identity, IdentityDigest, Outcome};
+use crate::{Identity, IdentityDigest};
 
 /// A store whose kind is known at run time only: `semel_stores::open` returns one.
 ///
@@ -62,12 +63,7 @@ macro_rules! erase {
 
 erase! {
     claim(identity: Identity, request: ClaimRequest;) -> Claim
-    renew(identity: IdentityDigest, token: Token; lease: Duration) -> Fenced
-    complete(identity: IdentityDigest, token: Token, outcome: Outcome; retention: Retention) -> Fenced
-    keep_step(identity: IdentityDigest, token: Token, step: FinishedStep; kept: usize) -> Fenced
-    abandon(identity: IdentityDigest, token: Token;) -> Fenced
-    mark_unknown(identity: IdentityDigest, token: Token;) -> Fenced
-    resolve(identity: IdentityDigest, resolution: Resolution;) -> Fenced
+    change(identity: IdentityDigest, change: Change;) -> Fenced
     get(identity: IdentityDigest;) -> Option<Entry>
     list(query: ListQuery;) -> Page
     purge(; limit: usize) -> Purged

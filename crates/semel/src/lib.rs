@@ -19,9 +19,11 @@
 //! | remove what is past its retention | a [`Purger`](purge::Purger) |
 //! | know how a record may change | [`record`] |
 //! | write with an expected version, upsert by natural key | [`versioned`] |
-//! | check a store of one's own | `conformance`, behind the feature of that name |
+//! | write a store | a [`Backend`](backend::Backend) |
+//! | check a store | `conformance`, behind the feature of that name |
 
 mod any;
+pub mod backend;
 mod backoff;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -62,7 +64,7 @@ pub use outcome::{DecodeError, Fields, Outcome, OutcomeBuilder, OutcomeKind};
 pub use progress::{FinishedStep, Progress, ProgressTooLarge};
 pub use record::{Record, State, StateKind};
 pub use service::{Service, ServiceError};
-pub use store::Store;
+pub use store::{Store, StoreExt};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 #[cfg(feature = "json")]
 pub use value::Json;

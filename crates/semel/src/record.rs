@@ -294,88 +294,150 @@ fn unknown(record: &Record, now: Timestamp) -> Record {
 /// A write that a fenced step asks for: the new record, or nothing where it was done before.
 pub type Transition = Result<Option<Record>, Refusal>;
 
-fn current<'a>(record: Option<&'a Record>, token: &Token) -> Result<&'a Record, Refusal> {
-    let record = record.ok_or(Refusal::Missing)?;
-    if record.token == *token {
-        Ok(record)
-    } else {
-        Err(Refusal::Superseded)
+/// A change of a record: every step of the protocol but the claim, as a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// By the attempt that holds this token (R4).
+    Held(Token, Update),
+    /// By a decision from outside, if the record still has the fence that the resolution names.
+    Resolve(Box<Resolution>),
+}
+
+/// What the attempt that holds a record's token changes in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Update {
+    /// Prolongs the lease to this long from now. Never shortens it; one that lapsed and that nobody
+    /// took over is renewed.
+    Renew(Duration),
+    /// Records the outcome (R5). An unknown record takes it too, however late it comes. The same
+    /// outcome again changes nothing and is no error.
+    Complete(Outcome, Retention),
+    /// Keeps the result of a finished step behind the `kept` bytes of those before it. The same step
+    /// at the same place changes nothing and is no error.
+    KeepStep {
+        /// The step and its result.
+        step: FinishedStep,
+        /// How many bytes the steps before it take.
+        kept: usize,
+    },
+    /// Gives the identity back: the attempt had no effect, or none beyond its finished steps.
+    Abandon,
+    /// Says that the attempt may have had its effect and that nobody will record it.
+    MarkUnknown,
+}
+
+impl Change {
+    /// [`Update::Renew`].
+    pub const fn renew(token: &Token, lease: Duration) -> Self {
+        Self::Held(*token, Update::Renew(lease))
+    }
+
+    /// [`Update::Complete`].
+    pub fn complete(token: &Token, outcome: &Outcome, retention: Retention) -> Self {
+        Self::Held(*token, Update::Complete(outcome.clone(), retention))
+    }
+
+    /// [`Update::KeepStep`].
+    pub fn keep_step(token: &Token, step: &FinishedStep, kept: usize) -> Self {
+        let step = step.clone();
+        Self::Held(*token, Update::KeepStep { step, kept })
+    }
+
+    /// [`Update::Abandon`].
+    pub const fn abandon(token: &Token) -> Self {
+        Self::Held(*token, Update::Abandon)
+    }
+
+    /// [`Update::MarkUnknown`].
+    pub const fn mark_unknown(token: &Token) -> Self {
+        Self::Held(*token, Update::MarkUnknown)
+    }
+
+    /// [`Change::Resolve`].
+    pub fn resolve(resolution: &Resolution) -> Self {
+        Self::Resolve(Box::new(resolution.clone()))
+    }
+
+    /// The fence that the record has to have.
+    pub const fn fence(&self) -> Fence {
+        match self {
+            Self::Held(token, _) => token.fence,
+            Self::Resolve(resolution) => resolution.fence,
+        }
+    }
+
+    /// The outcome that it records, if any.
+    pub const fn outcome(&self) -> Option<&Outcome> {
+        match self {
+            Self::Held(_, Update::Complete(outcome, _)) => Some(outcome),
+            Self::Held(..) => None,
+            Self::Resolve(resolution) => match &resolution.verdict {
+                Verdict::Happened { outcome, .. } => Some(outcome),
+                Verdict::DidNotHappen => None,
+            },
+        }
+    }
+
+    /// Whether no attempt is in flight after it: those that wait for one are to be woken.
+    pub const fn ends_attempt(&self) -> bool {
+        !matches!(
+            self,
+            Self::Held(_, Update::Renew(_) | Update::KeepStep { .. })
+        )
+    }
+
+    /// How it is refused inside a transaction where it was made before: what that transaction has
+    /// written beside it would be there twice.
+    pub const fn made_before(&self) -> Refusal {
+        match self {
+            Self::Held(_, Update::Renew(_)) => Refusal::Settled(StateKind::InFlight),
+            Self::Held(_, Update::Complete(..)) => Refusal::Settled(StateKind::Completed),
+            Self::Held(_, Update::KeepStep { .. }) => Refusal::OtherSteps,
+            Self::Held(_, Update::Abandon) => Refusal::Settled(StateKind::Released),
+            Self::Held(_, Update::MarkUnknown) => Refusal::Settled(StateKind::Unknown),
+            Self::Resolve(_) => Refusal::Superseded,
+        }
+    }
+
+    /// Decides what becomes of a record. `floor` as for a [`claim`].
+    ///
+    /// # Errors
+    /// [`Refusal`] where the record has another token or fence, or is in a state that the change does
+    /// not begin from.
+    pub fn decide(&self, record: Option<&Record>, now: Timestamp, floor: Fence) -> Transition {
+        let record = record.ok_or(Refusal::Missing)?;
+        match self {
+            Self::Held(token, _) if record.token != *token => Err(Refusal::Superseded),
+            Self::Held(_, update) => update.decide(record, now),
+            Self::Resolve(resolution) => resolve(record, resolution, now, floor),
+        }
     }
 }
 
-const fn settled(record: &Record) -> Refusal {
-    Refusal::Settled(record.state.kind())
-}
-
-/// Prolongs the lease to `now + lease` (R4). A lapsed lease that nobody took over is renewed.
-///
-/// # Errors
-/// [`Refusal`] where the token is not current or the record is no longer in flight.
-pub fn renew(
-    record: Option<&Record>,
-    token: &Token,
-    lease: Duration,
-    now: Timestamp,
-) -> Transition {
-    let record = current(record, token)?;
-    match record.state {
-        State::InFlight => Ok(Some(Record {
-            lease_until: now.after(lease).max(record.lease_until),
-            ..record.clone()
-        })),
-        _ => Err(settled(record)),
+impl Update {
+    fn decide(&self, record: &Record, now: Timestamp) -> Transition {
+        match (self, &record.state) {
+            (Self::Renew(lease), State::InFlight) => Ok(Some(Record {
+                lease_until: now.after(*lease).max(record.lease_until),
+                ..record.clone()
+            })),
+            (Self::Complete(outcome, retention), State::InFlight | State::Unknown) => {
+                Ok(Some(record.completed(outcome, *retention, now)))
+            }
+            (Self::Complete(outcome, _), State::Completed(kept)) if kept == outcome => Ok(None),
+            (Self::KeepStep { step, kept }, State::InFlight | State::Unknown) => {
+                keep_step(record, step, *kept)
+            }
+            (Self::Abandon, State::InFlight | State::Unknown) => Ok(Some(record.released(now))),
+            (Self::Abandon, State::Released) => Ok(None),
+            (Self::MarkUnknown, State::InFlight) => Ok(Some(unknown(record, now))),
+            (Self::MarkUnknown, State::Unknown) => Ok(None),
+            _ => Err(settled(record)),
+        }
     }
 }
 
-/// Records the outcome (R4, R5). An unknown record takes it too while its token is current: who
-/// comes late with the truth is welcome. The same outcome again changes nothing and is no error.
-///
-/// # Errors
-/// [`Refusal`] where the token is not current, or the record was settled otherwise.
-pub fn complete(
-    record: Option<&Record>,
-    token: &Token,
-    outcome: &Outcome,
-    retention: Retention,
-    now: Timestamp,
-) -> Transition {
-    let record = current(record, token)?;
-    match &record.state {
-        State::InFlight | State::Unknown => Ok(Some(record.completed(outcome, retention, now))),
-        State::Completed(kept) if kept == outcome => Ok(None),
-        State::Completed(_) | State::Released => Err(settled(record)),
-    }
-}
-
-/// Gives the identity back: the attempt had no effect (R4).
-///
-/// # Errors
-/// [`Refusal`] where the token is not current, or the record is completed.
-pub fn abandon(record: Option<&Record>, token: &Token, now: Timestamp) -> Transition {
-    let record = current(record, token)?;
-    match record.state {
-        State::InFlight | State::Unknown => Ok(Some(record.released(now))),
-        State::Released => Ok(None),
-        State::Completed(_) => Err(settled(record)),
-    }
-}
-
-/// Keeps the result of a finished step, behind the `kept` bytes of those before it (R4). The same
-/// step at the same place changes nothing and is no error.
-///
-/// # Errors
-/// [`Refusal`] where the token is not current, the record is settled, or other steps are kept.
-pub fn keep_step(
-    record: Option<&Record>,
-    token: &Token,
-    step: &FinishedStep,
-    kept: usize,
-) -> Transition {
-    let record = current(record, token)?;
-    match record.state {
-        State::InFlight | State::Unknown => {}
-        State::Completed(_) | State::Released => return Err(settled(record)),
-    }
+fn keep_step(record: &Record, step: &FinishedStep, kept: usize) -> Transition {
     let progress = record.progress.as_bytes();
     if progress.len() == kept {
         let progress = record
@@ -397,33 +459,14 @@ pub fn keep_step(
     }
 }
 
-/// Says that the attempt may have had its effect and that nobody will record it.
-///
-/// # Errors
-/// [`Refusal`] where the token is not current, or the record is settled.
-pub fn mark_unknown(record: Option<&Record>, token: &Token, now: Timestamp) -> Transition {
-    let record = current(record, token)?;
-    match record.state {
-        State::InFlight => Ok(Some(unknown(record, now))),
-        State::Unknown => Ok(None),
-        State::Completed(_) | State::Released => Err(settled(record)),
-    }
+const fn settled(record: &Record) -> Refusal {
+    Refusal::Settled(record.state.kind())
 }
 
 /// Ends an unknown record, or one in flight past its lease, by a decision from outside. The fence
 /// grows, so that the attempt it was about can no longer write. The same resolution again, known by
 /// its nonce, changes nothing and is no error.
-///
-/// # Errors
-/// [`Refusal::Superseded`] where the record moved on from the resolution's fence, [`Refusal::Running`] where an
-/// attempt still holds its lease, [`Refusal::Settled`] where there is nothing to resolve.
-pub fn resolve(
-    record: Option<&Record>,
-    resolution: &Resolution,
-    now: Timestamp,
-    floor: Fence,
-) -> Transition {
-    let record = record.ok_or(Refusal::Missing)?;
+fn resolve(record: &Record, resolution: &Resolution, now: Timestamp, floor: Fence) -> Transition {
     if record.resolved.is_some() && record.token.nonce == resolution.nonce {
         return Ok(None);
     }

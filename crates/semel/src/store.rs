@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::record::Record;
+use crate::record::{Change, Record};
 use crate::{FinishedStep, Identity, IdentityDigest, Outcome, Scope, StoreError};
 
 use crate::protocol::StateKind;
@@ -138,9 +138,8 @@ pub struct Probe {
 ///
 /// An error of kind [`Unknown`](crate::StoreErrorKind::Unknown) means that the step may have
 /// happened. Calling again with the same nonce or token is then right: `claim` answers `Acquired`
-/// to the nonce that holds the claim, `complete`, `keep_step`, `abandon` and `mark_unknown` answer
-/// `Applied` where they were done before with the same token (and outcome or step), and `resolve`
-/// where it was done before with the same nonce.
+/// to the nonce that holds the claim, and `change` answers `Applied` where the same change was made
+/// before under the same token, or by the same resolution.
 ///
 /// A record past its retention counts as gone for claims and reads. Fenced steps on it may still
 /// find it until it is purged, and answer `Applied` or `Settled` where they would answer `Missing`
@@ -161,54 +160,11 @@ pub trait Store: Send + Sync + 'static {
         request: &ClaimRequest,
     ) -> impl Future<Output = Result<Claim>> + Send;
 
-    /// Prolongs the lease to `lease` from now, by the store's clock. Never shortens it.
-    fn renew(
+    /// Changes a record, or says why not: [`Change::decide`] says which.
+    fn change(
         &self,
         identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> impl Future<Output = Result<Fenced>> + Send;
-
-    /// Records the outcome; from the answer on every claim sees it until retention ends (R5).
-    fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> impl Future<Output = Result<Fenced>> + Send;
-
-    /// Keeps the result of a finished step of the attempt, behind the `kept` bytes of the steps
-    /// before it. The next attempt reads them with [`get`](Self::get): they stay through lapses,
-    /// takeovers and releases, until the record is completed.
-    fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> impl Future<Output = Result<Fenced>> + Send;
-
-    /// Gives the identity back: the attempt had no effect, or none beyond its finished steps.
-    fn abandon(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-    ) -> impl Future<Output = Result<Fenced>> + Send;
-
-    /// Says that the attempt may have had its effect and that nobody will record it.
-    fn mark_unknown(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-    ) -> impl Future<Output = Result<Fenced>> + Send;
-
-    /// Ends an unknown or lapsed record by a decision from outside, if it still has the fence that
-    /// the resolution names.
-    fn resolve(
-        &self,
-        identity: &IdentityDigest,
-        resolution: &Resolution,
+        change: &Change,
     ) -> impl Future<Output = Result<Fenced>> + Send;
 
     /// Reads one record. Purged and purgeable records are not there.
@@ -238,6 +194,81 @@ pub trait Store: Send + Sync + 'static {
     /// Waits for steps under way and gives up resources. Later calls fail with
     /// [`Closed`](crate::StoreErrorKind::Closed). Closing twice is no error.
     fn close(&self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Each [`Change`] as a method, on every store.
+pub trait StoreExt: Store {
+    /// Prolongs the lease to `lease` from now, by the store's clock. Never shortens it.
+    fn renew(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        lease: Duration,
+    ) -> impl Future<Output = Result<Fenced>> + Send {
+        changed(self, identity, Change::renew(token, lease))
+    }
+
+    /// Records the outcome; from the answer on every claim sees it until retention ends (R5).
+    fn complete(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        outcome: &Outcome,
+        retention: Retention,
+    ) -> impl Future<Output = Result<Fenced>> + Send {
+        changed(self, identity, Change::complete(token, outcome, retention))
+    }
+
+    /// Keeps the result of a finished step of the attempt, behind the `kept` bytes of the steps
+    /// before it. The next attempt reads them with [`get`](Store::get): they stay through lapses,
+    /// takeovers and releases, until the record is completed.
+    fn keep_step(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+        step: &FinishedStep,
+        kept: usize,
+    ) -> impl Future<Output = Result<Fenced>> + Send {
+        changed(self, identity, Change::keep_step(token, step, kept))
+    }
+
+    /// Gives the identity back: the attempt had no effect, or none beyond its finished steps.
+    fn abandon(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+    ) -> impl Future<Output = Result<Fenced>> + Send {
+        changed(self, identity, Change::abandon(token))
+    }
+
+    /// Says that the attempt may have had its effect and that nobody will record it.
+    fn mark_unknown(
+        &self,
+        identity: &IdentityDigest,
+        token: &Token,
+    ) -> impl Future<Output = Result<Fenced>> + Send {
+        changed(self, identity, Change::mark_unknown(token))
+    }
+
+    /// Ends an unknown or lapsed record by a decision from outside, if it still has the fence that
+    /// the resolution names.
+    fn resolve(
+        &self,
+        identity: &IdentityDigest,
+        resolution: &Resolution,
+    ) -> impl Future<Output = Result<Fenced>> + Send {
+        changed(self, identity, Change::resolve(resolution))
+    }
+}
+
+impl<S: Store + ?Sized> StoreExt for S {}
+
+async fn changed<S: Store + ?Sized>(
+    store: &S,
+    identity: &IdentityDigest,
+    change: Change,
+) -> Result<Fenced> {
+    store.change(identity, &change).await
 }
 
 /// A store that tests may empty. Separate from [`Store`] so that nothing else can.

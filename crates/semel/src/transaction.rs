@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::store::{Fenced, Retention, Store, Token};
-use crate::{FinishedStep, IdentityDigest, Outcome, StoreError};
+use crate::record::Change;
+use crate::store::{Fenced, Store};
+use crate::{IdentityDigest, StoreError};
 
 /// How strictly a transaction is kept apart from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -81,35 +82,18 @@ pub trait Transactional: Store {
         isolation: Isolation,
     ) -> impl Future<Output = Result<Self::Transaction, TransactionError>> + Send;
 
-    /// Completes the attempt inside the transaction: one fenced statement, the last before its
-    /// commit. [`Fenced::Applied`] only where *this* transaction wrote the record: one that was
-    /// completed before, by the same token too, is
-    /// [`Settled`](crate::store::Refusal::Settled), because the effects beside it would be the
-    /// second ones.
-    fn complete_in(
+    /// Changes a record inside the transaction: one fenced statement, the last before its commit.
+    /// [`Fenced::Applied`] only where *this* transaction wrote it. A change that was made before is
+    /// [refused](Change::made_before), also where it is the same, because the effects beside it would
+    /// be the second ones.
+    fn change_in(
         &self,
         transaction: &mut Self::Transaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> impl Future<Output = Result<Fenced, TransactionError>> + Send;
 
-    /// Keeps the result of a finished step inside the transaction, behind the `kept` bytes of those
-    /// before it: one fenced statement, the last before its commit.
-    /// [`Fenced::Applied`] only where *this* transaction wrote it: a step that is kept at this place
-    /// already is [`OtherSteps`](crate::store::Refusal::OtherSteps), also where it is the same,
-    /// because the effects beside it would be the second ones.
-    fn keep_step_in(
-        &self,
-        transaction: &mut Self::Transaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> impl Future<Output = Result<Fenced, TransactionError>> + Send;
-
-    /// Commits it, and wakes the callers that wait for the attempts that it completes.
+    /// Commits it, and wakes the callers that wait for the attempts that it ends.
     fn commit(
         &self,
         transaction: Self::Transaction,
@@ -134,26 +118,13 @@ impl<S: Transactional> Transactional for Arc<S> {
         S::begin(self, isolation).await
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         transaction: &mut Self::Transaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
-        S::complete_in(self, transaction, identity, token, outcome, retention).await
-    }
-
-    async fn keep_step_in(
-        &self,
-        transaction: &mut Self::Transaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        S::keep_step_in(self, transaction, identity, token, step, kept).await
+        S::change_in(self, transaction, identity, change).await
     }
 
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
+use semel::record::{Change, Update};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe,
-    Purged, Refusal, Resolution, Result, Retention, Token, Waited,
+    Purged, Refusal, Resolution, Result, StoreExt as _, Token, Waited,
 };
 use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind,
+    AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind,
     Timestamp,
 };
 use tokio::time::sleep;
@@ -303,78 +304,40 @@ impl Store for Buggy {
         }
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        let token = self.seen(identity, token).await?;
-        self.told(self.inner.renew(identity, &token, lease).await)
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let mut token = self.seen(identity, token).await?;
-        let mut retention = retention;
-        match self.bug {
-            Bug::ZeroRowsLost if self.every(20) => return Ok(Refusal::Superseded.into()),
-            Bug::ShortRetention => retention.replay /= 4,
-            Bug::UnfencedComplete => {
-                if let Some(record) = self.record(identity).await? {
-                    token = record.token;
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let change = match change {
+            Change::Held(token, update) => {
+                let mut token = self.seen(identity, token).await?;
+                let mut update = update.clone();
+                match (self.bug, &mut update) {
+                    (Bug::AbandonForgotten, Update::Abandon) => return Ok(Fenced::Applied),
+                    (Bug::ZeroRowsLost, Update::Complete(..)) if self.every(20) => {
+                        return Ok(Refusal::Superseded.into());
+                    }
+                    (Bug::ShortRetention, Update::Complete(_, retention)) => retention.replay /= 4,
+                    (Bug::UnfencedComplete, Update::Complete(..)) => {
+                        if let Some(record) = self.record(identity).await? {
+                            token = record.token;
+                        }
+                    }
+                    (Bug::EarlyAck, Update::Complete(..)) => {
+                        let (inner, digest) = (self.inner.clone(), *identity);
+                        tokio::spawn(async move {
+                            sleep(Duration::from_millis(30)).await;
+                            inner.change(&digest, &Change::Held(token, update)).await
+                        });
+                        return Ok(Fenced::Applied);
+                    }
+                    _ => {}
                 }
+                Change::Held(token, update)
             }
-            Bug::EarlyAck => {
-                let (inner, digest, outcome) = (self.inner.clone(), *identity, outcome.clone());
-                tokio::spawn(async move {
-                    sleep(Duration::from_millis(30)).await;
-                    inner.complete(&digest, &token, &outcome, retention).await
-                });
-                return Ok(Fenced::Applied);
-            }
-            _ => {}
-        }
-        let step = self.inner.complete(identity, &token, outcome, retention);
-        self.told(step.await)
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let token = self.seen(identity, token).await?;
-        let step = self.inner.keep_step(identity, &token, step, kept);
-        self.told(step.await)
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        if self.bug == Bug::AbandonForgotten {
-            return Ok(Fenced::Applied);
-        }
-        let token = self.seen(identity, token).await?;
-        self.told(self.inner.abandon(identity, &token).await)
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let token = self.seen(identity, token).await?;
-        self.told(self.inner.mark_unknown(identity, &token).await)
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        let inside = Resolution {
-            fence: self.fence_inside(identity, resolution.fence),
-            ..resolution.clone()
+            Change::Resolve(resolution) => Change::resolve(&Resolution {
+                fence: self.fence_inside(identity, resolution.fence),
+                ..(**resolution).clone()
+            }),
         };
-        self.told(self.inner.resolve(identity, &inside).await)
+        self.told(self.inner.change(identity, &change).await)
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

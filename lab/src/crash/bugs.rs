@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
 };
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Store};
+use semel::{FinishedStep, Identity, IdentityDigest, Progress, Store};
 use serde::{Deserialize, Serialize};
 
 use super::failpoints::Failpoints;
@@ -74,15 +74,14 @@ impl Bug {
     }
 }
 
-type Completion = (IdentityDigest, Token, Outcome, Retention);
-
 /// The store as the guard sees it: right, or wrong in one way.
 #[derive(Debug)]
 pub(crate) struct Planted<B> {
     inner: Arc<Pointed<B>>,
     bug: Option<Bug>,
     log: Option<Arc<StepLog>>,
-    put_off: Mutex<Option<Completion>>,
+    /// A completion.
+    put_off: Mutex<Option<(IdentityDigest, Change)>>,
 }
 
 impl<B> Planted<B> {
@@ -113,36 +112,13 @@ impl<B: Base> Store for Planted<B> {
         self.inner.claim(identity, request).await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.inner.renew(identity, token, lease).await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let inner = &self.inner;
-        inner.complete(identity, token, outcome, retention).await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let Change::Held(token, Update::KeepStep { step, .. }) = change else {
+            return self.inner.change(identity, change).await;
+        };
         let done = match self.bug {
             Some(Bug::ForgetsSteps) => Fenced::Applied,
-            _ => self.inner.keep_step(identity, token, step, kept).await?,
+            _ => self.inner.change(identity, change).await?,
         };
         if let (Fenced::Applied, Some(name)) = (done, name(step)) {
             if let Some(log) = &self.log {
@@ -151,18 +127,6 @@ impl<B: Base> Store for Planted<B> {
             self.points().pass(Point::Kept).await;
         }
         Ok(done)
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.inner.abandon(identity, token).await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.inner.mark_unknown(identity, token).await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.inner.resolve(identity, resolution).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -202,17 +166,18 @@ impl<B: Base> Transactional for Planted<B> {
         self.inner.begin(isolation).await
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         tx: &mut B::Transaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
+        if change.outcome().is_none() {
+            return self.inner.change_in(tx, identity, change).await;
+        }
         match self.bug {
             Some(Bug::CompletesAfter) => {
-                *self.put_off.lock() = Some((*identity, *token, outcome.clone(), retention));
+                *self.put_off.lock() = Some((*identity, change.clone()));
                 return Ok(Fenced::Applied);
             }
             Some(Bug::CommitsFirst) => {
@@ -223,26 +188,11 @@ impl<B: Base> Transactional for Planted<B> {
             }
             _ => {}
         }
-        let done = self
-            .inner
-            .complete_in(tx, identity, token, outcome, retention)
-            .await?;
+        let done = self.inner.change_in(tx, identity, change).await?;
         Ok(match self.bug {
             Some(Bug::RunsAgain) => Fenced::Applied,
             _ => done,
         })
-    }
-
-    async fn keep_step_in(
-        &self,
-        tx: &mut B::Transaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        let kept = self.inner.keep_step_in(tx, identity, token, step, kept);
-        kept.await
     }
 
     async fn commit(&self, tx: B::Transaction) -> Result<(), TransactionError> {
@@ -255,10 +205,9 @@ impl<B: Base> Transactional for Planted<B> {
         let committed = self.inner.commit(tx).await;
         match (self.bug, committed) {
             (Some(Bug::CompletesAfter), Ok(())) => {
-                if let Some((identity, token, outcome, retention)) = put_off {
-                    let done = self.inner.complete(&identity, &token, &outcome, retention);
+                if let Some((identity, change)) = put_off {
                     // Too late to do anything about it.
-                    let _ = done.await;
+                    let _ = self.inner.change(&identity, &change).await;
                 }
                 Ok(())
             }

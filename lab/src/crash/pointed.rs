@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
 };
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 use super::failpoints::Failpoints;
 use super::point::Point;
@@ -33,6 +33,23 @@ impl<S> Pointed<S> {
     }
 }
 
+impl<S: Store> Pointed<S> {
+    async fn renewed(&self, identity: &IdentityDigest, renewal: &Change) -> Result<Fenced> {
+        self.points.find_out().await;
+        let (inner, identity, change) = (self.inner.clone(), *identity, renewal.clone());
+        let renewal = self.points.renewal().await;
+        // To its end, also where nobody waits for it any more.
+        let renewed = tokio::spawn(async move {
+            let _renewal = renewal;
+            inner.change(&identity, &change).await
+        });
+        renewed.await.unwrap_or_else(|_| {
+            let what = "the renewal ended with its runtime";
+            Err(StoreError::new(StoreErrorKind::Unknown, what))
+        })
+    }
+}
+
 impl<S: Store> Store for Pointed<S> {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         self.points.pass(Point::Random).await;
@@ -45,64 +62,25 @@ impl<S: Store> Store for Pointed<S> {
         Ok(claim)
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.points.find_out().await;
-        let (inner, identity, token) = (self.inner.clone(), *identity, *token);
-        let renewal = self.points.renewal().await;
-        // To its end, also where nobody waits for it any more.
-        let renewed = tokio::spawn(async move {
-            let _renewal = renewal;
-            inner.renew(&identity, &token, lease).await
-        });
-        renewed.await.unwrap_or_else(|_| {
-            let what = "the renewal ended with its runtime";
-            Err(StoreError::new(StoreErrorKind::Unknown, what))
-        })
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        self.points.pass(Point::BeforeCompletion).await;
-        self.points.pass(Point::CompletionLost).await;
-        let done = self.inner.complete(identity, token, outcome, retention);
-        let done = done.await?;
-        self.points.pass(Point::Completed).await;
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let passes: &[Point] = match change {
+            Change::Held(_, Update::Renew(_)) => return self.renewed(identity, change).await,
+            Change::Held(_, Update::Complete(..)) => {
+                &[Point::BeforeCompletion, Point::CompletionLost]
+            }
+            Change::Held(_, Update::KeepStep { .. }) => {
+                &[Point::WhileKeeping, Point::KeepLost, Point::KeepLate]
+            }
+            _ => &[],
+        };
+        for point in passes {
+            self.points.pass(*point).await;
+        }
+        let done = self.inner.change(identity, change).await?;
+        if let Change::Held(_, Update::Complete(..)) = change {
+            self.points.pass(Point::Completed).await;
+        }
         Ok(done)
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        self.points.pass(Point::WhileKeeping).await;
-        self.points.pass(Point::KeepLost).await;
-        self.points.pass(Point::KeepLate).await;
-        self.inner.keep_step(identity, token, step, kept).await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.inner.abandon(identity, token).await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.inner.mark_unknown(identity, token).await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.inner.resolve(identity, resolution).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -145,36 +123,14 @@ impl<S: Transactional> Transactional for Pointed<S> {
         Ok(begun)
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         transaction: &mut S::Transaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
         self.points.pass(Point::BeforeCompleting).await;
-        let done = self
-            .inner
-            .complete_in(transaction, identity, token, outcome, retention)
-            .await?;
-        self.points.pass(Point::Completing).await;
-        Ok(done)
-    }
-
-    async fn keep_step_in(
-        &self,
-        transaction: &mut S::Transaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        self.points.pass(Point::BeforeCompleting).await;
-        let done = self
-            .inner
-            .keep_step_in(transaction, identity, token, step, kept)
-            .await?;
+        let done = self.inner.change_in(transaction, identity, change).await?;
         self.points.pass(Point::Completing).await;
         Ok(done)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use semel::guard::{Done, Guard, Policy, RunError};
-use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention};
+use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, StoreExt as _};
 use semel::{Fingerprint, FinishedStep, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use serde::{Deserialize, Serialize};

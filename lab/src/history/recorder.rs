@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::record::{Change, Update};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe,
-    Purged, Refusal, Resolution, Result, Retention, Token, Waited,
+    Purged, Refusal, Result, Token, Waited,
 };
 use semel::{
-    AnyStore, Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Outcome, Scope, State,
-    StateKind, Store, StoreError,
+    AnyStore, Fingerprint, Identity, IdentityDigest, Key, Scope, State, StateKind, Store,
+    StoreError,
 };
 
 use super::{Answer, Call, Held, Kept, KeyIndex, Log, Refused, Step, digest, hash_of};
@@ -105,6 +106,21 @@ fn fenced(answer: &Fenced) -> Answer {
     }
 }
 
+fn step_of(update: &Update) -> Step {
+    match update {
+        Update::Renew(lease) => Step::Renew {
+            lease: nanos(*lease),
+        },
+        Update::Complete(outcome, retention) => Step::Complete(Kept::new(outcome, *retention)),
+        Update::KeepStep { step, kept } => Step::Keep {
+            part: digest(step.as_bytes()),
+            after: *kept,
+        },
+        Update::Abandon => Step::Abandon,
+        Update::MarkUnknown => Step::MarkUnknown,
+    }
+}
+
 fn claimed(answer: &Claim) -> Answer {
     match answer {
         Claim::Acquired(Acquired { token, attempt, .. }) => Answer::Acquired {
@@ -146,19 +162,6 @@ impl Recorder {
         self.log.answer(id, &answer);
         result
     }
-
-    async fn fenced(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: Step,
-        call: impl Future<Output = Result<Fenced>>,
-    ) -> Result<Fenced> {
-        let key = self.names.number(identity);
-        let held = token.into();
-        self.write(Call::Fenced { key, held, step }, call, fenced)
-            .await
-    }
 }
 
 impl Store for Recorder {
@@ -174,62 +177,22 @@ impl Store for Recorder {
             .await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        let step = Step::Renew {
-            lease: nanos(lease),
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let key = self.names.number(identity);
+        let call = match change {
+            Change::Held(token, update) => Call::Fenced {
+                key,
+                held: token.into(),
+                step: step_of(update),
+            },
+            Change::Resolve(resolution) => Call::Resolve {
+                key,
+                fence: resolution.fence.0,
+                nonce: number_of(resolution.nonce),
+                happened: Kept::of_verdict(&resolution.verdict),
+            },
         };
-        let call = self.store.renew(identity, token, lease);
-        self.fenced(identity, token, step, call).await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let step = Step::Complete(Kept::new(outcome, retention));
-        let call = self.store.complete(identity, token, outcome, retention);
-        self.fenced(identity, token, step, call).await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let part = digest(step.as_bytes());
-        let call = self.store.keep_step(identity, token, step, kept);
-        let step = Step::Keep { part, after: kept };
-        self.fenced(identity, token, step, call).await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let call = self.store.abandon(identity, token);
-        self.fenced(identity, token, Step::Abandon, call).await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let call = self.store.mark_unknown(identity, token);
-        self.fenced(identity, token, Step::MarkUnknown, call).await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        let call = Call::Resolve {
-            key: self.names.number(identity),
-            fence: resolution.fence.0,
-            nonce: number_of(resolution.nonce),
-            happened: Kept::of_verdict(&resolution.verdict),
-        };
-        self.write(call, self.store.resolve(identity, resolution), fenced)
+        self.write(call, self.store.change(identity, change), fenced)
             .await
     }
 

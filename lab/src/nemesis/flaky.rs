@@ -7,13 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
 };
-use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind,
-};
+use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 use crate::check::Trouble;
 use crate::clock::{Nanos, now};
@@ -144,50 +142,8 @@ impl Store for Flaky {
         self.through(|| self.inner.claim(identity, request)).await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.through(|| self.inner.renew(identity, token, lease))
-            .await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let step = || self.inner.complete(identity, token, outcome, retention);
-        self.through(step).await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let step = || self.inner.keep_step(identity, token, step, kept);
-        self.through(step).await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.through(|| self.inner.abandon(identity, token)).await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.through(|| self.inner.mark_unknown(identity, token))
-            .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.through(|| self.inner.resolve(identity, resolution))
-            .await
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        self.through(|| self.inner.change(identity, change)).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

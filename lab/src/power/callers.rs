@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention};
+use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _};
 use semel::{
     AnyStore, Fingerprint, Identity, Key, Outcome, Scope, Store as _, StoreError, StoreErrorKind,
 };

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::memory::{Limits, MemoryStore};
+use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe, Purged,
-    Resolution, Result, Retention, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe, Purged, Result, Token, Waited,
 };
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+use semel::{Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep};
 
 use super::Bug;
@@ -232,21 +232,17 @@ impl Server {
         token
     }
 
-    async fn complete(
-        &self,
-        digest: &IdentityDigest,
-        mut token: Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        if self.bug == Some(Bug::CompletesUnfenced)
-            && let Some(record) = self.record(digest).await
-        {
-            token = record.token;
-        }
-        self.memory
-            .complete(digest, &token, outcome, retention)
-            .await
+    async fn change(&self, digest: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let change = match change {
+            Change::Held(_, completion @ Update::Complete(..))
+                if self.bug == Some(Bug::CompletesUnfenced)
+                    && let Some(record) = self.record(digest).await =>
+            {
+                Change::Held(record.token, completion.clone())
+            }
+            change => change.clone(),
+        };
+        self.memory.change(digest, &change).await
     }
 }
 
@@ -392,6 +388,17 @@ fn unanswered() -> StoreError {
     StoreError::new(StoreErrorKind::Unknown, "no answer")
 }
 
+const fn name(change: &Change) -> &'static str {
+    match change {
+        Change::Held(_, Update::Renew(_)) => "renew",
+        Change::Held(_, Update::Complete(..)) => "complete",
+        Change::Held(_, Update::KeepStep { .. }) => "keep_step",
+        Change::Held(_, Update::Abandon) => "abandon",
+        Change::Held(_, Update::MarkUnknown) => "mark_unknown",
+        Change::Resolve(_) => "resolve",
+    }
+}
+
 impl Store for Wire {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let (identity, request) = (identity.clone(), *request);
@@ -402,91 +409,37 @@ impl Store for Wire {
         .await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        if self.server.bug == Some(Bug::RenewalsStop) {
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let (digest, bug) = (*identity, self.server.bug);
+        let own = match change {
+            Change::Held(_, Update::Renew(_)) if bug == Some(Bug::RenewalsStop) => {
+                return Ok(Fenced::Applied);
+            }
+            Change::Held(token, Update::MarkUnknown) if bug == Some(Bug::ReleasesUnknown) => {
+                Change::abandon(&self.server.token(token))
+            }
+            Change::Held(token, update) => Change::Held(self.server.token(token), update.clone()),
+            resolve => resolve.clone(),
+        };
+        let completes = matches!(own, Change::Held(_, Update::Complete(..)));
+        let forgets = completes && bug == Some(Bug::ForgetsSettlement);
+        if forgets && self.server.seen.lock().untold.contains(&digest) {
             return Ok(Fenced::Applied);
         }
-        let (digest, token) = (*identity, self.server.token(token));
-        self.send("renew", move |server| async move {
-            server.memory.renew(&digest, &token, lease).await
-        })
-        .await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let (digest, token, outcome) = (*identity, self.server.token(token), outcome.clone());
-        let bug = self.server.bug;
-        if bug == Some(Bug::ForgetsSettlement) && self.server.seen.lock().untold.contains(&digest) {
-            return Ok(Fenced::Applied);
-        }
-        let sent = self.send("complete", move |server| {
-            let outcome = outcome.clone();
-            async move { server.complete(&digest, token, &outcome, retention).await }
+        let sent = self.send(name(change), move |server| {
+            let own = own.clone();
+            async move { server.change(&digest, &own).await }
         });
-        if bug == Some(Bug::EarlyAcknowledgement) {
+        if completes && bug == Some(Bug::EarlyAcknowledgement) {
             // It goes on its way, and nobody waits for what becomes of it.
             let _ = tokio::time::timeout(Duration::ZERO, sent).await;
             return Ok(Fenced::Applied);
         }
         let answer = sent.await;
-        if answer.is_err() {
+        if completes && answer.is_err() {
             self.server.seen.lock().untold.push(digest);
         }
         answer
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let (digest, token, step) = (*identity, self.server.token(token), step.clone());
-        self.send("keep_step", move |server| {
-            let step = step.clone();
-            async move { server.memory.keep_step(&digest, &token, &step, kept).await }
-        })
-        .await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let (digest, token) = (*identity, self.server.token(token));
-        self.send("abandon", move |server| async move {
-            server.memory.abandon(&digest, &token).await
-        })
-        .await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let (digest, token) = (*identity, self.server.token(token));
-        self.send("mark_unknown", move |server| async move {
-            match server.bug {
-                Some(Bug::ReleasesUnknown) => server.memory.abandon(&digest, &token).await,
-                _ => server.memory.mark_unknown(&digest, &token).await,
-            }
-        })
-        .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        let (digest, resolution) = (*identity, resolution.clone());
-        self.send("resolve", move |server| {
-            let resolution = resolution.clone();
-            async move { server.memory.resolve(&digest, &resolution).await }
-        })
-        .await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Resolution, Result, Token, Verdict,
+    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Resolution, Result, StoreExt as _, Token,
+    Verdict,
 };
 use semel::{Fingerprint, FinishedStep, Outcome, OutcomeKind, Store, StoreErrorKind};
 use tokio::time::sleep;

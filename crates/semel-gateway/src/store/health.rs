@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store};
+use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store, StoreExt as _};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, StoreError, StoreErrorKind};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Store, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Store,
+    Waited,
 };
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome};
+use semel::{Identity, IdentityDigest};
 
 use super::health::Health;
 
@@ -42,12 +43,7 @@ macro_rules! watch {
 
 watch! {
     claim(identity: Identity, request: ClaimRequest;) -> Claim
-    renew(identity: IdentityDigest, token: Token; lease: Duration) -> Fenced
-    complete(identity: IdentityDigest, token: Token, outcome: Outcome; retention: Retention) -> Fenced
-    keep_step(identity: IdentityDigest, token: Token, step: FinishedStep; kept: usize) -> Fenced
-    abandon(identity: IdentityDigest, token: Token;) -> Fenced
-    mark_unknown(identity: IdentityDigest, token: Token;) -> Fenced
-    resolve(identity: IdentityDigest, resolution: Resolution;) -> Fenced
+    change(identity: IdentityDigest, change: Change;) -> Fenced
     get(identity: IdentityDigest;) -> Option<Entry>
     list(query: ListQuery;) -> Page
     purge(; limit: usize) -> Purged

@@ -1,8 +1,6 @@
 //! What stores share: how they are opened and closed, who waits here, and what travels to a thread
 //! that decides. Nothing here knows a server or a rule of the protocol.
 
-#[cfg(any(feature = "file", feature = "sqlite"))]
-mod change;
 mod driver;
 #[cfg(feature = "_server")]
 mod gate;
@@ -11,6 +9,14 @@ mod location;
 mod obstacle;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "file",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite"
+))]
+mod size;
 #[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
 pub(crate) mod versioned;
 #[cfg(feature = "_server")]
@@ -22,10 +28,16 @@ pub(crate) use self::{
     location::Location,
     waiters::{Poll, Running, Waiters},
 };
-#[cfg(any(feature = "file", feature = "sqlite"))]
-pub(crate) use change::Change;
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "postgres")]
 pub(crate) use location::unknown;
 pub(crate) use obstacle::Obstacle;
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "file",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite"
+))]
+pub(crate) use size::fits;

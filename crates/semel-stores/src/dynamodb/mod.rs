@@ -35,14 +35,13 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record;
+use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution,
-    Result, Retention, Store, Token, Waited,
+    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
+    Store, Waited,
 };
 use semel::{
-    AnyStore, Clock, FinishedStep, Identity, IdentityDigest, Outcome, StateKind, StoreError,
-    StoreErrorKind, SystemClock, Timestamp,
+    AnyStore, Clock, Identity, IdentityDigest, StoreError, StoreErrorKind, SystemClock, Timestamp,
 };
 use tokio::sync::OnceCell;
 
@@ -52,7 +51,7 @@ use self::call::Table;
 use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
-use crate::common::{Driver, Gate, Poll, Running, Waiters};
+use crate::common::{Driver, Gate, Poll, Running, Waiters, fits};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| DynamoDbOptions::from_url(url).map(drop),
@@ -135,66 +134,19 @@ impl Store for DynamoDbStore {
         self.claim_identity(identity, request).await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.prolong(identity, token, lease).await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let bytes = outcome.as_bytes().len();
-        if bytes > MAX_OUTCOME {
-            return Err(StoreError::new(
-                StoreErrorKind::TooLarge,
-                format!("an outcome of {bytes} bytes; DynamoDB has room for {MAX_OUTCOME}"),
-            ));
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let _under_way = self.gate.enter()?;
+        fits(change, "dynamodb", MAX_OUTCOME)?;
+        match change {
+            Change::Held(token, Update::Renew(lease)) => {
+                self.prolong(identity, change, token, *lease).await
+            }
+            Change::Held(token, Update::KeepStep { step, kept }) => {
+                self.append(identity, change, token, step, *kept).await
+            }
+            Change::Held(token, _) => self.settle(identity, change, token).await,
+            Change::Resolve(resolution) => self.resolve(identity, change, resolution).await,
         }
-        let now = self.now();
-        let from = [StateKind::InFlight, StateKind::Unknown];
-        self.settle(identity, token, &from, |record| {
-            record::complete(record, token, outcome, retention, now)
-        })
-        .await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        self.append(identity, token, step, kept).await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let now = self.now();
-        let from = [StateKind::InFlight, StateKind::Unknown];
-        self.settle(identity, token, &from, |record| {
-            record::abandon(record, token, now)
-        })
-        .await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let now = self.now();
-        self.settle(identity, token, &[StateKind::InFlight], |record| {
-            record::mark_unknown(record, token, now)
-        })
-        .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.decide(identity, resolution).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

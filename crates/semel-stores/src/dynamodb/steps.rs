@@ -4,10 +4,8 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
-use semel::record::{self, Transition};
-use semel::store::{
-    Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token, Verdict,
-};
+use semel::record::{self, Change};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token};
 use semel::{
     Fingerprint, FinishedStep, Identity, IdentityDigest, Progress, Record, State, StateKind,
     StoreError, StoreErrorKind, Timestamp,
@@ -15,7 +13,7 @@ use semel::{
 
 use super::call::Written;
 use super::item::{self, Item, Reader};
-use super::{DynamoDbStore, MAX_OUTCOME, update};
+use super::{DynamoDbStore, update};
 
 /// How often a step is decided anew because the record changed under it.
 const ROUNDS: usize = 16;
@@ -74,10 +72,10 @@ impl DynamoDbStore {
     pub(super) async fn prolong(
         &self,
         identity: &IdentityDigest,
+        change: &Change,
         token: &Token,
         lease: Duration,
     ) -> Result<Fenced> {
-        let _under_way = self.gate.enter()?;
         let micros = item::micros(lease);
         let known = self.seen.of_token(identity, token);
         let mut at_least = known.is_none_or(|(known, _)| known <= micros);
@@ -96,7 +94,7 @@ impl DynamoDbStore {
                 Written::No(None) => return Ok(Refusal::Missing.into()),
                 Written::No(Some(item)) => {
                     let row = Reader(&item).row()?;
-                    if let Err(refusal) = record::renew(Some(&row.record), token, lease, now) {
+                    if let Err(refusal) = change.decide(Some(&row.record), now, Fence(0)) {
                         return Ok(refusal.into());
                     }
                     at_least = row.lease <= micros;
@@ -109,11 +107,11 @@ impl DynamoDbStore {
     pub(super) async fn append(
         &self,
         identity: &IdentityDigest,
+        change: &Change,
         token: &Token,
         step: &FinishedStep,
         kept: usize,
     ) -> Result<Fenced> {
-        let _under_way = self.gate.enter()?;
         let room = kept.saturating_add(step.as_bytes().len()) <= Progress::MAX_BYTES;
         for _ in 0..ROUNDS {
             let written = if room {
@@ -133,7 +131,7 @@ impl DynamoDbStore {
                 Written::No(None) => return Ok(Refusal::Missing.into()),
                 Written::No(Some(item)) => {
                     let found = Reader(&item).row()?.record;
-                    match record::keep_step(Some(&found), token, step, kept) {
+                    match change.decide(Some(&found), self.now(), Fence(0)) {
                         Ok(None) => return Ok(Fenced::Applied),
                         Err(refusal) => return Ok(refusal.into()),
                         Ok(Some(_)) => {}
@@ -144,20 +142,12 @@ impl DynamoDbStore {
         Err(unsettled())
     }
 
-    pub(super) async fn decide(
+    pub(super) async fn resolve(
         &self,
         identity: &IdentityDigest,
+        change: &Change,
         resolution: &Resolution,
     ) -> Result<Fenced> {
-        let _under_way = self.gate.enter()?;
-        if let Verdict::Happened { outcome, .. } = &resolution.verdict
-            && outcome.as_bytes().len() > MAX_OUTCOME
-        {
-            return Err(StoreError::new(
-                StoreErrorKind::TooLarge,
-                format!("DynamoDB has room for outcomes of {MAX_OUTCOME} bytes"),
-            ));
-        }
         let about = Token {
             fence: resolution.fence,
             nonce: Nonce::from_bytes([0; 16]),
@@ -177,8 +167,7 @@ impl DynamoDbStore {
                 None => a_record(State::Unknown, about, steps),
             };
             let floor = self.fences.floor(Some(&found), now);
-            let resolved = record::resolve(Some(&found), resolution, now, floor);
-            let Ok(Some(record)) = resolved else {
+            let Ok(Some(record)) = change.decide(Some(&found), now, floor) else {
                 return Err(unsettled());
             };
             let row = lapsed.as_ref().map(|(row, _)| row);
@@ -200,7 +189,7 @@ impl DynamoDbStore {
                     let row = Reader(&item).row()?;
                     now = self.now();
                     let judged = self.seen.judge(identity, &row, now);
-                    match record::resolve(Some(&judged), resolution, now, Fence(0)) {
+                    match change.decide(Some(&judged), now, Fence(0)) {
                         Ok(None) => return Ok(Fenced::Applied),
                         Err(refusal) => return Ok(refusal.into()),
                         Ok(Some(_)) => {}
@@ -228,20 +217,23 @@ impl DynamoDbStore {
         Ok(Claim::Acquired(row.record.acquired()))
     }
 
-    /// A step by an attempt's own token that ends it from one of the states `from`.
+    /// A change by an attempt's own token that ends it.
     pub(super) async fn settle(
         &self,
         digest: &IdentityDigest,
+        change: &Change,
         token: &Token,
-        from: &[StateKind],
-        step: impl Fn(Option<&Record>) -> Transition,
     ) -> Result<Fenced> {
-        let _under_way = self.gate.enter()?;
+        let now = self.now();
+        let from: &[StateKind] = match change {
+            Change::Held(_, record::Update::MarkUnknown) => &[StateKind::InFlight],
+            _ => &[StateKind::InFlight, StateKind::Unknown],
+        };
         let known = self.seen.of_token(digest, token);
         let mut steps = known.is_some_and(|(_, steps)| steps);
         for _ in 0..ROUNDS {
             let held = a_record(State::InFlight, *token, steps);
-            let Ok(Some(record)) = step(Some(&held)) else {
+            let Ok(Some(record)) = change.decide(Some(&held), now, Fence(0)) else {
                 return Err(unsettled());
             };
             let update = update::settle(token, from, &record);
@@ -253,7 +245,7 @@ impl DynamoDbStore {
                 Written::No(None) => return Ok(Refusal::Missing.into()),
                 Written::No(Some(item)) => {
                     let found = Reader(&item).row()?.record;
-                    match step(Some(&found)) {
+                    match change.decide(Some(&found), now, Fence(0)) {
                         Ok(None) => return Ok(Fenced::Applied),
                         Err(refusal) => return Ok(refusal.into()),
                         // It has steps that were not known of, or none.

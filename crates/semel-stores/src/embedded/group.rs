@@ -5,7 +5,7 @@ use std::collections::hash_map;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use semel::record::{self, Decision};
+use semel::record::{self, Change, Decision};
 use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Purged, Result};
 use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 
@@ -13,7 +13,6 @@ use super::engine::{Batch, Engine};
 use super::keys::{self, ExpiryKey};
 use super::shared::{State, read_settled};
 use super::step::{Answer, Step};
-use crate::common::Change;
 
 /// Steps decided against what is on disk and what earlier steps of the group wrote.
 #[derive(Default)]

@@ -62,18 +62,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::record;
+use semel::record::{self, Change};
 use semel::store::{
     Claim, ClaimRequest, Clear, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page,
-    Probe, Purged, Resolution, Result, Retention, Store, Token, Waited,
+    Probe, Purged, Result, Store, Waited,
 };
-use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, State, StoreError, StoreErrorKind,
-};
+use semel::{AnyStore, Identity, IdentityDigest, State, StoreError, StoreErrorKind};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout as within;
 
-use crate::common::{Change, Driver, Migrated};
+use crate::common::{Driver, Migrated, fits};
 use crate::{OpenError, OpenOptions};
 
 pub use engine::{Batch, Engine, Visit};
@@ -171,17 +169,6 @@ impl FileStore {
             ));
         }
         answer.await.unwrap_or_else(|_| Err(lost()))
-    }
-
-    async fn fenced(&self, digest: &IdentityDigest, change: Change) -> Result<Fenced> {
-        self.shared.engine()?;
-        let digest = *digest;
-        self.submit(|done| Step::Fenced {
-            digest,
-            change,
-            done,
-        })
-        .await
     }
 
     fn list_open(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
@@ -290,52 +277,16 @@ impl Store for FileStore {
         .await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.fenced(identity, Change::Renew(*token, lease)).await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        check_size(outcome)?;
-        let change = Change::Complete(*token, outcome.clone(), retention);
-        self.fenced(identity, change).await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let change = Change::KeepStep(*token, step.clone(), kept);
-        self.fenced(identity, change).await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, Change::Abandon(*token)).await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, Change::MarkUnknown(*token)).await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        if let semel::store::Verdict::Happened { outcome, .. } = &resolution.verdict {
-            check_size(outcome)?;
-        }
-        let change = Change::Resolve(Box::new(resolution.clone()));
-        self.fenced(identity, change).await
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        fits(change, "file", MAX_OUTCOME)?;
+        self.shared.engine()?;
+        let (digest, change) = (*identity, change.clone());
+        self.submit(|done| Step::Fenced {
+            digest,
+            change,
+            done,
+        })
+        .await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -483,17 +434,6 @@ impl std::fmt::Debug for FileStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FileStore").finish_non_exhaustive()
     }
-}
-
-fn check_size(outcome: &Outcome) -> Result<()> {
-    let len = outcome.as_bytes().len();
-    if len > MAX_OUTCOME {
-        return Err(StoreError::new(
-            StoreErrorKind::TooLarge,
-            format!("the outcome has {len} bytes; the file store keeps {MAX_OUTCOME} at most"),
-        ));
-    }
-    Ok(())
 }
 
 fn cursor(digest: &[u8]) -> Cursor {

@@ -4,7 +4,7 @@ use semel::store::{Claim, ClaimRequest, Entry, Fenced, Label, Purged, Result};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 
-use crate::common::Change;
+use semel::record::Change;
 
 /// Where a step's answer goes. Nobody may be there any more; the step is done all the same.
 pub(super) type Done<T> = oneshot::Sender<Result<T>>;

@@ -39,12 +39,12 @@ mod versioned;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record::{self, Record, Transition};
+use semel::record::{self, Change};
 use semel::store::{
     Claim, ClaimRequest, Clear, Cursor, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
-    Resolution, Result, Retention, Store, Token, Waited,
+    Result, Store, Waited,
 };
-use semel::{AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StoreErrorKind, Timestamp};
+use semel::{AnyStore, Identity, IdentityDigest, StoreErrorKind, Timestamp};
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
@@ -160,39 +160,6 @@ impl MysqlStore {
         }
         Err(error::restless())
     }
-
-    async fn fenced(
-        &self,
-        sql: impl Fn() -> String,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
-    ) -> Result<Fenced> {
-        let _inside = self.gate.enter()?;
-        let answer = |row: Option<&MySqlRow>| {
-            let row = row.ok_or_else(|| row::corrupt("a step has no answer"))?;
-            Ok(match Reader::new(row).fenced()? {
-                row::Fenced::Wrote => Some(Fenced::Applied),
-                row::Fenced::Found(now, record) => match decide(record.as_ref(), now) {
-                    Err(refusal) => Some(refusal.into()),
-                    Ok(None) => Some(Fenced::Applied),
-                    Ok(Some(_)) => None,
-                },
-            })
-        };
-        self.step(|_| sql(), answer).await
-    }
-
-    /// A fenced step that ends an attempt: who waits here learns of it at once.
-    async fn settle(
-        &self,
-        identity: &IdentityDigest,
-        sql: impl Fn() -> String,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
-    ) -> Result<Fenced> {
-        let answer = self.fenced(sql, decide).await;
-        // After an error too: it may have happened.
-        self.waiters.wake(identity);
-        answer
-    }
 }
 
 /// How long a step that lost to others lets them go on: a little longer each time, and not all the
@@ -225,73 +192,28 @@ impl Store for MysqlStore {
         Ok(claim)
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.fenced(
-            || self.table.renew(identity, token, lease),
-            |record, now| record::renew(record, token, lease, now),
-        )
-        .await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        self.settle(
-            identity,
-            || self.table.complete(identity, token, outcome, retention),
-            |record, now| record::complete(record, token, outcome, retention, now),
-        )
-        .await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        self.fenced(
-            || self.table.keep_step(identity, token, step, kept),
-            |record, _| record::keep_step(record, token, step, kept),
-        )
-        .await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.settle(
-            identity,
-            || self.table.abandon(identity, token),
-            |record, now| record::abandon(record, token, now),
-        )
-        .await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.settle(
-            identity,
-            || self.table.mark_unknown(identity, token),
-            |record, now| record::mark_unknown(record, token, now),
-        )
-        .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.settle(
-            identity,
-            || self.table.resolve(identity, resolution),
-            |record, now| record::resolve(record, resolution, now, Fence::default()),
-        )
-        .await
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let _inside = self.gate.enter()?;
+        let answer = |row: Option<&MySqlRow>| {
+            let row = row.ok_or_else(|| row::corrupt("a step has no answer"))?;
+            Ok(match Reader::new(row).fenced()? {
+                row::Fenced::Wrote => Some(Fenced::Applied),
+                row::Fenced::Found(now, record) => {
+                    match change.decide(record.as_ref(), now, Fence(0)) {
+                        Err(refusal) => Some(refusal.into()),
+                        Ok(None) => Some(Fenced::Applied),
+                        Ok(Some(_)) => None,
+                    }
+                }
+            })
+        };
+        let done = self.step(|_| self.table.change(identity, change), answer);
+        let done = done.await;
+        if change.ends_attempt() {
+            // After an error too: it may have happened.
+            self.waiters.wake(identity);
+        }
+        done
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

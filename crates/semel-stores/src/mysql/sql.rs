@@ -11,9 +11,9 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind};
+use semel::record::{Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
 use semel::store::{ClaimRequest, Label, ListQuery, OnLost, Resolution, Retention, Token, Verdict};
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Progress, Timestamp};
+use semel::{Identity, IdentityDigest, Outcome, Progress, Timestamp};
 
 use crate::common::scope;
 
@@ -213,61 +213,24 @@ impl Table {
         sql
     }
 
-    /// A fenced step: writes where the condition holds, and reads how many rows that were and what
-    /// is there. One row always comes back; the outcome is in it only where nothing was written.
-    fn fenced(&self, digest: &IdentityDigest, set: &str, condition: &str) -> String {
-        let Self { records } = self;
+    /// A change: writes where its condition holds, and reads how many rows that were and what is
+    /// there. One row always comes back; the outcome is in it only where nothing was written.
+    pub(super) fn change(&self, digest: &IdentityDigest, change: &Change) -> String {
+        let (records, update) = (&self.records, self.only(digest, change));
         let digest = Hex(digest.as_bytes());
         format!(
-            "UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition};\
+            "{update};\
              SELECT changed,{NOW},{RECORD},IF(changed<1,outcome,NULL) \
              FROM (SELECT ROW_COUNT() AS changed) AS step LEFT JOIN `{records}` ON digest={digest}"
         )
     }
 
-    pub(super) fn renew(&self, digest: &IdentityDigest, token: &Token, lease: Duration) -> String {
-        let set = format!("lease_until=GREATEST(lease_until,{})", Later(NOW, lease));
-        self.fenced(
-            digest,
-            &set,
-            &format!("{} AND state={IN_FLIGHT}", holder(token)),
-        )
-    }
-
-    pub(super) fn complete(
-        &self,
-        digest: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> String {
-        self.fenced(digest, &completed(outcome, retention), &unsettled(token))
-    }
-
-    /// The statement alone: in a transaction of the application's nothing is read where it wrote.
-    pub(super) fn only_complete(
-        &self,
-        digest: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> String {
-        self.only(digest, &completed(outcome, retention), &unsettled(token))
-    }
-
-    /// See [`only_complete`](Self::only_complete).
-    pub(super) fn only_keep_step(
-        &self,
-        digest: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> String {
-        let (set, condition) = kept_step(token, step, kept);
-        self.only(digest, &set, &condition)
-    }
-
-    fn only(&self, digest: &IdentityDigest, set: &str, condition: &str) -> String {
+    /// The write alone: in a transaction of the application's nothing is read where it wrote.
+    pub(super) fn only(&self, digest: &IdentityDigest, change: &Change) -> String {
+        let (set, condition) = match change {
+            Change::Held(token, update) => held(token, update),
+            Change::Resolve(resolution) => resolved(resolution),
+        };
         let (records, digest) = (&self.records, Hex(digest.as_bytes()));
         format!("UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition}")
     }
@@ -276,52 +239,6 @@ impl Table {
     pub(super) fn current(&self, digest: &IdentityDigest) -> String {
         let (records, digest) = (&self.records, Hex(digest.as_bytes()));
         format!("SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest} FOR UPDATE")
-    }
-
-    pub(super) fn keep_step(
-        &self,
-        digest: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> String {
-        let (set, condition) = kept_step(token, step, kept);
-        self.fenced(digest, &set, &condition)
-    }
-
-    pub(super) fn abandon(&self, digest: &IdentityDigest, token: &Token) -> String {
-        self.fenced(digest, &released(), &unsettled(token))
-    }
-
-    pub(super) fn mark_unknown(&self, digest: &IdentityDigest, token: &Token) -> String {
-        self.fenced(
-            digest,
-            &unknown(),
-            &format!("{} AND state={IN_FLIGHT}", holder(token)),
-        )
-    }
-
-    pub(super) fn resolve(&self, digest: &IdentityDigest, resolution: &Resolution) -> String {
-        let nonce = Hex(resolution.nonce.as_bytes());
-        let (after, settle) = match &resolution.verdict {
-            Verdict::Happened { outcome, retention } => (COMPLETED, completed(outcome, *retention)),
-            Verdict::DidNotHappen => (RELEASED, released()),
-        };
-        // What was there goes first: later assignments change it.
-        let set = format!(
-            "resolved_fence=fence,resolved_before=state,resolved_after={after},resolved_at={NOW},\
-             resolved_by={by},resolved_reason={reason},\
-             fence={fence},nonce={nonce},{settle}",
-            fence = NextFence("resolved_at"),
-            by = Hex(resolution.by.as_bytes()),
-            reason = Hex(resolution.reason.as_bytes()),
-        );
-        let condition = format!(
-            "fence={fence} AND (resolved_at IS NULL OR nonce<>{nonce}) AND (state={UNKNOWN} \
-             OR (state={IN_FLIGHT} AND lease_until<={NOW}))",
-            fence = resolution.fence.0,
-        );
-        self.fenced(digest, &set, &condition)
     }
 
     pub(super) fn get(&self, digest: &IdentityDigest) -> String {
@@ -423,9 +340,50 @@ fn holder(token: &Token) -> String {
     let Token { fence, nonce } = token;
     format!("fence={fence} AND nonce={}", Hex(nonce.as_bytes()))
 }
+/// What an attempt's own change assigns, and on which condition.
+fn held(token: &Token, update: &Update) -> (String, String) {
+    let holder = holder(token);
+    let unsettled = format!("{holder} AND state IN ({IN_FLIGHT},{UNKNOWN})");
+    match update {
+        Update::Renew(lease) => (
+            format!("lease_until=GREATEST(lease_until,{})", Later(NOW, *lease)),
+            format!("{holder} AND state={IN_FLIGHT}"),
+        ),
+        Update::Complete(outcome, retention) => (completed(outcome, *retention), unsettled),
+        Update::KeepStep { step, kept } => {
+            let (step, most) = (step.as_bytes(), Progress::MAX_BYTES);
+            let all = kept.saturating_add(step.len());
+            (
+                format!("progress=CONCAT(progress,{})", Hex(step)),
+                format!("{unsettled} AND LENGTH(progress)={kept} AND {all}<={most}"),
+            )
+        }
+        Update::Abandon => (released(), unsettled),
+        Update::MarkUnknown => (unknown(), format!("{holder} AND state={IN_FLIGHT}")),
+    }
+}
 
-fn unsettled(token: &Token) -> String {
-    format!("{} AND state IN ({IN_FLIGHT},{UNKNOWN})", holder(token))
+fn resolved(resolution: &Resolution) -> (String, String) {
+    let nonce = Hex(resolution.nonce.as_bytes());
+    let (after, settle) = match &resolution.verdict {
+        Verdict::Happened { outcome, retention } => (COMPLETED, completed(outcome, *retention)),
+        Verdict::DidNotHappen => (RELEASED, released()),
+    };
+    // What was there goes first: later assignments change it.
+    let set = format!(
+        "resolved_fence=fence,resolved_before=state,resolved_after={after},resolved_at={NOW},\
+         resolved_by={by},resolved_reason={reason},\
+         fence={fence},nonce={nonce},{settle}",
+        fence = NextFence("resolved_at"),
+        by = Hex(resolution.by.as_bytes()),
+        reason = Hex(resolution.reason.as_bytes()),
+    );
+    let condition = format!(
+        "fence={fence} AND (resolved_at IS NULL OR nonce<>{nonce}) AND (state={UNKNOWN} \
+         OR (state={IN_FLIGHT} AND lease_until<={NOW}))",
+        fence = resolution.fence.0,
+    );
+    (set, condition)
 }
 
 fn completed(outcome: &Outcome, retention: Retention) -> String {
@@ -440,18 +398,6 @@ fn completed(outcome: &Outcome, retention: Retention) -> String {
 }
 
 /// What is set to keep a step, and on what condition.
-fn kept_step(token: &Token, step: &FinishedStep, kept: usize) -> (String, String) {
-    let step = step.as_bytes();
-    let set = format!("progress=CONCAT(progress,{})", Hex(step));
-    let all = kept.saturating_add(step.len());
-    let condition = format!(
-        "{} AND LENGTH(progress)={kept} AND {all}<={most}",
-        unsettled(token),
-        most = Progress::MAX_BYTES,
-    );
-    (set, condition)
-}
-
 fn unknown() -> String {
     format!("state={UNKNOWN},settled_at={NOW},expires_at={NEVER},purge_at={NEVER}")
 }

@@ -5,10 +5,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use semel::record;
-use semel::store::{Fenced, Refusal, Result, Retention, Token};
+use semel::record::Change;
+use semel::store::{Fence, Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Error, Executor as _, MySql, MySqlPool, Transaction,
@@ -76,7 +76,7 @@ impl Transactions {
                 Ok(Ok(transaction)) => {
                     return Ok(MysqlTransaction {
                         transaction,
-                        completes: Vec::new(),
+                        ends: Vec::new(),
                     });
                 }
                 // It ended while it lay here, as all others may have: another, and at last a new one.
@@ -120,7 +120,7 @@ impl Transactions {
 /// ```
 pub struct MysqlTransaction {
     transaction: Transaction<'static, MySql>,
-    completes: Vec<IdentityDigest>,
+    ends: Vec<IdentityDigest>,
 }
 
 impl Deref for MysqlTransaction {
@@ -187,14 +187,12 @@ impl MysqlStore {
         }
     }
 
-    /// Why nothing was written. Where the record is as the statement would write it, by an earlier
-    /// one, that is refused as `there`.
+    /// Why nothing was written.
     async fn judge(
         &self,
         transaction: &mut MysqlTransaction,
         identity: &IdentityDigest,
-        there: Refusal,
-        judge: impl FnOnce(Option<&record::Record>, semel::Timestamp) -> record::Transition,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
         let read = transaction.fetch_optional(AssertSqlSafe(self.table.current(identity)));
         let row = match timeout(self.transactions.timeout, read).await {
@@ -206,13 +204,9 @@ impl MysqlStore {
         };
         let found = row.as_ref().map(|row| Reader::new(row).current());
         let found = found.transpose().map_err(TransactionError::NotCommitted)?;
-        let judged = match &found {
-            Some((now, record)) => judge(Some(record), *now),
-            None => judge(None, semel::Timestamp::from_micros(0)),
-        };
-        match judged {
-            // Done before: what this transaction has written beside it would be there twice.
-            Ok(None) => Ok(there.into()),
+        let (now, record) = found.unzip();
+        match change.decide(record.as_ref(), now.unwrap_or_default(), Fence(0)) {
+            Ok(None) => Ok(change.made_before().into()),
             Ok(Some(_)) => Err(TransactionError::Conflict(error::restless())),
             Err(refusal) => Ok(refusal.into()),
         }
@@ -232,62 +226,30 @@ impl Transactional for MysqlStore {
         begun.map_err(TransactionError::NotCommitted)
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         transaction: &mut MysqlTransaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
         let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let sql = self
-            .table
-            .only_complete(identity, token, outcome, retention);
+        let sql = self.table.only(identity, change);
         self.pool
             .fits(&sql)
             .map_err(TransactionError::NotCommitted)?;
         let done = self.ask(transaction, sql).await.map_err(before)?;
-        if done.rows_affected() > 0 {
-            transaction.completes.push(*identity);
-            return Ok(Fenced::Applied);
+        if done.rows_affected() == 0 {
+            return self.judge(transaction, identity, change).await;
         }
-        let there = Refusal::Settled(StateKind::Completed);
-        self.judge(transaction, identity, there, |record, now| {
-            record::complete(record, token, outcome, retention, now)
-        })
-        .await
-    }
-
-    async fn keep_step_in(
-        &self,
-        transaction: &mut MysqlTransaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let sql = self.table.only_keep_step(identity, token, step, kept);
-        self.pool
-            .fits(&sql)
-            .map_err(TransactionError::NotCommitted)?;
-        let done = self.ask(transaction, sql).await.map_err(before)?;
-        if done.rows_affected() > 0 {
-            return Ok(Fenced::Applied);
+        if change.ends_attempt() {
+            transaction.ends.push(*identity);
         }
-        self.judge(transaction, identity, Refusal::OtherSteps, |record, _| {
-            record::keep_step(record, token, step, kept)
-        })
-        .await
+        Ok(Fenced::Applied)
     }
 
     async fn commit(&self, transaction: MysqlTransaction) -> Result<(), TransactionError> {
         let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let MysqlTransaction {
-            transaction,
-            completes,
-        } = transaction;
+        let MysqlTransaction { transaction, ends } = transaction;
         let committed = match timeout(self.transactions.timeout, transaction.commit()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(match error::sent(error, Effect::Writes) {
@@ -304,7 +266,7 @@ impl Transactional for MysqlStore {
                 true,
             ))),
         };
-        for digest in &completes {
+        for digest in &ends {
             self.waiters.wake(digest);
         }
         committed

@@ -41,15 +41,12 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record;
+use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution,
-    Result, Retention, Token, Waited,
+    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
+    Waited,
 };
-use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, State, Store, StoreError,
-    StoreErrorKind,
-};
+use semel::{AnyStore, Identity, IdentityDigest, State, Store, StoreError, StoreErrorKind};
 use tokio::time::Instant;
 
 pub use self::options::NatsOptions;
@@ -94,69 +91,9 @@ impl Store for NatsStore {
         self.claim_step(identity, request).await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let _step = self.shared.gate.enter()?;
-        self.fenced_step(identity, token.fence, Some(lease), |record, now| {
-            record::renew(record, token, lease, now)
-        })
-        .await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let _step = self.shared.gate.enter()?;
-        self.fenced_step(identity, token.fence, None, |record, now| {
-            record::complete(record, token, outcome, retention, now)
-        })
-        .await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let _step = self.shared.gate.enter()?;
-        self.fenced_step(identity, token.fence, None, |record, _| {
-            record::keep_step(record, token, step, kept)
-        })
-        .await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let _step = self.shared.gate.enter()?;
-        self.fenced_step(identity, token.fence, None, |record, now| {
-            record::abandon(record, token, now)
-        })
-        .await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let _step = self.shared.gate.enter()?;
-        self.fenced_step(identity, token.fence, None, |record, now| {
-            record::mark_unknown(record, token, now)
-        })
-        .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        let _step = self.shared.gate.enter()?;
-        self.fenced_step(identity, resolution.fence, None, |record, now| {
-            record::resolve(record, resolution, now, Fence(0))
-        })
-        .await
+        self.change_step(identity, change).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::record::{self, Transition};
+use semel::record::{self, Change, Update};
 use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
 use semel::{
     Identity, IdentityDigest, Record, State, StateKind, StoreError, StoreErrorKind, Timestamp,
@@ -313,7 +313,7 @@ impl NatsStore {
     }
 
     /// Writes a record at the row's revision. `false`: not stored, or not known to be.
-    async fn change(
+    async fn replace(
         &self,
         effort: &mut Effort,
         identity: &IdentityDigest,
@@ -353,15 +353,18 @@ impl NatsStore {
         Ok(true)
     }
 
-    /// A step by a token: on the record as this handle last wrote it, or as it is read. `lease` is
-    /// what a renewal asks for.
-    pub(super) async fn fenced_step(
+    /// A change of the record as this handle last wrote it, or as it is read.
+    pub(super) async fn change_step(
         &self,
         identity: &IdentityDigest,
-        fence: Fence,
-        lease: Option<Duration>,
-        decide: impl Fn(Option<&Record>, Timestamp) -> Transition,
+        change: &Change,
     ) -> Result<Fenced> {
+        // What a renewal asks for.
+        let lease = match change {
+            Change::Held(_, Update::Renew(lease)) => Some(*lease),
+            _ => None,
+        };
+        let fence = change.fence();
         let mut effort = self.effort();
         let mut known = self.shared.seen.written(identity);
         let mut stale = 0;
@@ -386,7 +389,8 @@ impl NatsStore {
                     }
                 },
             };
-            let decided = decide(judged.as_ref().map(|(record, _)| record), now);
+            let record = judged.as_ref().map(|(record, _)| record);
+            let decided = change.decide(record, now, Fence(0));
             let (row, left, next) = match (decided, row, judged) {
                 (Ok(Some(next)), Some(row), Some((_, left)))
                     // A renewal that asks for less than is certainly left changes nothing.
@@ -450,7 +454,7 @@ impl NatsStore {
             label: row.entry.label.clone(),
             record: next,
         };
-        self.change(effort, identity, row, entry, lease, meant)
+        self.replace(effort, identity, row, entry, lease, meant)
             .await
     }
 }

@@ -15,11 +15,9 @@ use ::sqlx::postgres::{PgArgumentBuffer, PgConnection, PgRow, PgTypeInfo, PgValu
 use ::sqlx::query::Query;
 use ::sqlx::{AssertSqlSafe, Connection as _, Encode, Error, Postgres, Row as _, ValueRef as _};
 use bytes::BytesMut;
-use semel::record;
-use semel::store::{Claim, ClaimRequest, Entry, Fenced, Refusal, Result, Retention, Token};
-use semel::{
-    FinishedStep, Identity, IdentityDigest, Outcome, Record, StoreError, StoreErrorKind, Timestamp,
-};
+use semel::record::Change;
+use semel::store::{Claim, ClaimRequest, Entry, Fenced, Result};
+use semel::{Identity, IdentityDigest, StoreError, StoreErrorKind};
 use tokio::time::timeout;
 use tokio_postgres::types::{self, FromSql, ToSql, Type};
 
@@ -28,16 +26,18 @@ use super::row::{Columns, Param};
 use super::sql::Sql;
 use super::step::{self, Answer, Step};
 use super::table::Table;
-use super::{TURNS, error, fits};
+use super::{LARGEST, TURNS, error};
+use crate::common::fits;
 
 /// The steps of a [`PostgresStore`](super::PostgresStore), on a connection or in a transaction of
 /// sqlx's that the application has: the same table, the same records. Whatever one of them claimed
 /// the other may complete.
 ///
-/// What it is for is [`complete`](Self::complete) in the transaction that also has the operation's
+/// What it is for is a [completion](Self::change) in the transaction that also has the operation's
 /// own writes:
 ///
 /// ```no_run
+/// use semel::record::Change;
 /// use semel::store::{Claim, ClaimRequest, Fenced, Retention};
 /// use semel::{Identity, Outcome, Store};
 /// use semel_stores::PostgresOptions;
@@ -61,10 +61,9 @@ use super::{TURNS, error, fits};
 ///     .bind("tea")
 ///     .execute(&mut *transaction)
 ///     .await?;
-/// let (digest, token) = (identity.digest(), claimed.token);
 /// let outcome = Outcome::success(b"ordered");
-/// let done = steps.complete(&mut transaction, digest, &token, &outcome, Retention::ORDER);
-/// match done.await? {
+/// let done = Change::complete(&claimed.token, &outcome, Retention::ORDER);
+/// match steps.change(&mut transaction, identity.digest(), &done).await? {
 ///     Fenced::Applied => transaction.commit().await?,
 ///     Fenced::Refused(refusal) => {
 ///         transaction.rollback().await?;
@@ -149,99 +148,27 @@ impl SqlxSteps {
             .await
     }
 
-    /// As [`Store::renew`](semel::Store::renew).
-    ///
-    /// # Errors
-    /// As the type says.
-    pub async fn renew(
-        &self,
-        on: &mut PgConnection,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        let step = step::renew(identity, token, lease);
-        self.fenced(on, identity, step, settled, |r, now| {
-            record::renew(r, token, lease, now)
-        })
-        .await
-    }
-
-    /// Completes the attempt: as [`Store::complete`](semel::Store::complete), but `Applied` only
-    /// where this statement did it.
+    /// As [`Store::change`](semel::Store::change), but `Applied` only where this statement made the
+    /// change: one that was made before is refused, because the writes beside it would be there twice.
     ///
     /// # Errors
     /// As the type says; [`TooLarge`](StoreErrorKind::TooLarge) above 32 MiB.
-    pub async fn complete(
+    pub async fn change(
         &self,
         on: &mut PgConnection,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced> {
-        fits(outcome)?;
-        let step = step::complete(identity, token, outcome, retention);
-        self.fenced(on, identity, step, settled, |r, now| {
-            record::complete(r, token, outcome, retention, now)
-        })
-        .await
-    }
-
-    /// Keeps a finished step, with its writes beside it in the transaction: as
-    /// [`Store::keep_step`](semel::Store::keep_step), but `Applied` only where this statement did
-    /// it.
-    ///
-    /// # Errors
-    /// As the type says.
-    pub async fn keep_step(
-        &self,
-        on: &mut PgConnection,
-        identity: &IdentityDigest,
-        token: &Token,
-        finished: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let step = step::keep_step(identity, token, finished, kept);
-        let there = |_: &Record| Refusal::OtherSteps;
-        self.fenced(on, identity, step, there, |r, _| {
-            record::keep_step(r, token, finished, kept)
-        })
-        .await
-    }
-
-    /// As [`Store::abandon`](semel::Store::abandon), but `Applied` only where this statement did
-    /// it.
-    ///
-    /// # Errors
-    /// As the type says.
-    pub async fn abandon(
-        &self,
-        on: &mut PgConnection,
-        identity: &IdentityDigest,
-        token: &Token,
-    ) -> Result<Fenced> {
-        let step = step::abandon(identity, token);
-        self.fenced(on, identity, step, settled, |r, now| {
-            record::abandon(r, token, now)
-        })
-        .await
-    }
-
-    /// As [`Store::mark_unknown`](semel::Store::mark_unknown), but `Applied` only where this
-    /// statement did it.
-    ///
-    /// # Errors
-    /// As the type says.
-    pub async fn mark_unknown(
-        &self,
-        on: &mut PgConnection,
-        identity: &IdentityDigest,
-        token: &Token,
-    ) -> Result<Fenced> {
-        let step = step::mark_unknown(identity, token);
-        self.fenced(on, identity, step, settled, |r, now| {
-            record::mark_unknown(r, token, now)
+        fits(change, "postgres", LARGEST)?;
+        let steps = [step::change(identity, change), step::get(identity)];
+        self.turns(on, &steps, |number, rows| match (number, rows) {
+            (0, []) => Ok(Answer::Again),
+            (0, _) => Ok(Answer::Is(Fenced::Applied)),
+            // Where it was not written, the record says why.
+            _ => Ok(match step::judged(rows, change)? {
+                Answer::Is(Fenced::Applied) => Answer::Is(change.made_before().into()),
+                judged => judged,
+            }),
         })
         .await
     }
@@ -257,29 +184,6 @@ impl SqlxSteps {
     ) -> Result<Option<Entry>> {
         let read = |_, rows: &[PgRow]| Ok(Answer::Is(step::got(rows)?));
         self.turns(on, &[step::get(identity)], read).await
-    }
-
-    /// A fenced step; where it was not written, the record says why. `done` says how a step is
-    /// refused that was done before.
-    async fn fenced(
-        &self,
-        on: &mut PgConnection,
-        identity: &IdentityDigest,
-        step: Step,
-        done: impl Fn(&Record) -> Refusal + Send + Sync,
-        judge: impl Fn(Option<&Record>, Timestamp) -> record::Transition + Send + Sync,
-    ) -> Result<Fenced> {
-        let judge = |record: Option<&Record>, now| match (judge(record, now), record) {
-            (Ok(None), Some(record)) => Err(done(record)),
-            (judged, _) => judged,
-        };
-        let steps = [step, step::get(identity)];
-        self.turns(on, &steps, |number, rows| match (number, rows) {
-            (0, []) => Ok(Answer::Again),
-            (0, _) => Ok(Answer::Is(Fenced::Applied)),
-            _ => step::judged(rows, judge),
-        })
-        .await
     }
 
     /// Runs the steps in turn until the rows of one, which is told by its number, are an answer.
@@ -376,10 +280,6 @@ impl SqlxSteps {
         };
         StoreError::new(kind, message)
     }
-}
-
-const fn settled(record: &Record) -> Refusal {
-    Refusal::Settled(record.state.kind())
 }
 
 const fn ambiguous(certain: bool) -> StoreErrorKind {

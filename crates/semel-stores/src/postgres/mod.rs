@@ -44,15 +44,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record;
+use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution,
-    Result, Retention, Token, Waited,
+    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
+    Waited,
 };
-use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Record, Store, StoreError,
-    StoreErrorKind, Timestamp,
-};
+use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 use tokio_postgres::Row;
 
 use self::connect::Connector;
@@ -67,7 +64,7 @@ use self::step::{Answer, Step};
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Poll, Waiters};
+use crate::common::{Driver, Gate, Poll, Waiters, fits};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]
@@ -180,35 +177,6 @@ impl PostgresStore {
         )))
     }
 
-    /// A fenced step; where it was not written, the record says why. `ends` says whether it ends
-    /// the attempt, which is a change to who waits.
-    async fn fenced(
-        &self,
-        digest: &IdentityDigest,
-        ends: bool,
-        make: impl Fn() -> Step + Send + Sync,
-        judge: impl Fn(Option<&Record>, Timestamp) -> record::Transition + Send + Sync,
-    ) -> Result<Fenced> {
-        let writes = |turn: usize| turn.is_multiple_of(2);
-        self.turns(
-            |turn| {
-                if writes(turn) {
-                    make()
-                } else {
-                    step::get(digest)
-                }
-            },
-            |turn, rows| {
-                Ok(match rows {
-                    rows if !writes(turn) => (step::judged(rows, &judge)?, false),
-                    [] => (Answer::Again, false),
-                    _ => (Answer::Is(Fenced::Applied), ends),
-                })
-            },
-        )
-        .await
-    }
-
     async fn read<T>(
         &self,
         make: impl Fn() -> Step + Send + Sync,
@@ -234,72 +202,23 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        let make = || step::renew(identity, token, lease);
-        self.fenced(identity, false, make, |r, now| {
-            record::renew(r, token, lease, now)
-        })
-        .await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        fits(outcome)?;
-        let make = || step::complete(identity, token, outcome, retention);
-        self.fenced(identity, true, make, |r, now| {
-            record::complete(r, token, outcome, retention, now)
-        })
-        .await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let make = || step::keep_step(identity, token, step, kept);
-        self.fenced(identity, false, make, |r, _| {
-            record::keep_step(r, token, step, kept)
-        })
-        .await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let make = || step::abandon(identity, token);
-        self.fenced(identity, true, make, |r, now| {
-            record::abandon(r, token, now)
-        })
-        .await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let make = || step::mark_unknown(identity, token);
-        self.fenced(identity, true, make, |r, now| {
-            record::mark_unknown(r, token, now)
-        })
-        .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        if let semel::store::Verdict::Happened { outcome, .. } = &resolution.verdict {
-            fits(outcome)?;
-        }
-        let make = || step::resolve(identity, resolution);
-        self.fenced(identity, true, make, |r, now| {
-            record::resolve(r, resolution, now, Fence(0))
-        })
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        fits(change, "postgres", LARGEST)?;
+        // Where it was not written, the record says why.
+        let writes = |turn: usize| turn.is_multiple_of(2);
+        self.turns(
+            |turn| match writes(turn) {
+                true => step::change(identity, change),
+                false => step::get(identity),
+            },
+            |turn, rows| {
+                Ok(match rows {
+                    rows if !writes(turn) => (step::judged(rows, change)?, false),
+                    [] => (Answer::Again, false),
+                    _ => (Answer::Is(Fenced::Applied), change.ends_attempt()),
+                })
+            },
+        )
         .await
     }
 
@@ -375,15 +294,4 @@ impl Clear for PostgresStore {
         }
         self.read(step::clear, |_| Ok(())).await
     }
-}
-
-fn fits(outcome: &Outcome) -> Result<()> {
-    let size = outcome.as_bytes().len();
-    if size <= LARGEST {
-        return Ok(());
-    }
-    Err(StoreError::new(
-        StoreErrorKind::TooLarge,
-        format!("the outcome has {size} bytes; {LARGEST} can be kept"),
-    ))
 }

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use semel::record::{self, Transition};
+use semel::record::{self, Change, Update};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
     Refusal, Resolution, Result, Retention, Token, Verdict,
 };
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Record, StateKind, Timestamp};
+use semel::{Identity, IdentityDigest, StateKind};
 
 use super::row::{self, Columns, Param, escaped};
 use super::sql::Kind;
@@ -98,50 +98,39 @@ pub(super) fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
     step
 }
 
-pub(super) fn renew(identity: &IdentityDigest, token: &Token, lease: std::time::Duration) -> Step {
-    fenced(Kind::Renew, identity, token, [Param::micros(lease)])
+pub(super) fn change(identity: &IdentityDigest, change: &Change) -> Step {
+    match change {
+        Change::Held(token, update) => held(identity, token, update),
+        Change::Resolve(resolution) => resolve(identity, resolution),
+    }
 }
 
-pub(super) fn complete(
-    identity: &IdentityDigest,
-    token: &Token,
-    outcome: &Outcome,
-    retention: Retention,
-) -> Step {
-    fenced(
-        Kind::Complete,
-        identity,
-        token,
-        [
-            Param::int(outcome.code().into()),
-            Param::Bytes(Some(outcome.as_bytes().clone())),
-            Param::micros(retention.replay),
-            Param::micros(retention.tombstone),
-        ],
-    )
+fn held(identity: &IdentityDigest, token: &Token, update: &Update) -> Step {
+    match update {
+        Update::Renew(lease) => fenced(Kind::Renew, identity, token, [Param::micros(*lease)]),
+        Update::Complete(outcome, retention) => fenced(
+            Kind::Complete,
+            identity,
+            token,
+            [
+                Param::int(outcome.code().into()),
+                Param::Bytes(Some(outcome.as_bytes().clone())),
+                Param::micros(retention.replay),
+                Param::micros(retention.tombstone),
+            ],
+        ),
+        Update::KeepStep { step, kept } => {
+            // More than there can be is as wrong as any number that does not fit.
+            let kept = i64::try_from(*kept).unwrap_or(i64::MAX);
+            let step = Param::bytes(step.as_bytes());
+            fenced(Kind::KeepStep, identity, token, [step, Param::int(kept)])
+        }
+        Update::Abandon => fenced(Kind::Abandon, identity, token, []),
+        Update::MarkUnknown => fenced(Kind::MarkUnknown, identity, token, []),
+    }
 }
 
-pub(super) fn keep_step(
-    identity: &IdentityDigest,
-    token: &Token,
-    step: &FinishedStep,
-    kept: usize,
-) -> Step {
-    // More than there can be is as wrong as any number that does not fit.
-    let kept = i64::try_from(kept).unwrap_or(i64::MAX);
-    let step = Param::bytes(step.as_bytes());
-    fenced(Kind::KeepStep, identity, token, [step, Param::int(kept)])
-}
-
-pub(super) fn abandon(identity: &IdentityDigest, token: &Token) -> Step {
-    fenced(Kind::Abandon, identity, token, [])
-}
-
-pub(super) fn mark_unknown(identity: &IdentityDigest, token: &Token) -> Step {
-    fenced(Kind::MarkUnknown, identity, token, [])
-}
-
-pub(super) fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
+fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
     let (outcome, retention) = match &resolution.verdict {
         Verdict::Happened { outcome, retention } => (Some(outcome), *retention),
         Verdict::DidNotHappen => (None, Retention::new(std::time::Duration::ZERO)),
@@ -247,7 +236,7 @@ pub(super) fn claimed_new(
         return Ok((Answer::Again, false));
     };
     let Some(fence) = row::get::<Option<i64>>(row, 1)? else {
-        return Ok((held(row, 2, request)?, false));
+        return Ok((unwritten(row, 2, request)?, false));
     };
     let acquired = Acquired {
         token: Token {
@@ -261,7 +250,7 @@ pub(super) fn claimed_new(
 }
 
 /// What a record answers to a claim that did not write; the time is in the column `first`.
-fn held(row: &impl Columns, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>> {
+fn unwritten(row: &impl Columns, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>> {
     let now = row::time(row, first)?;
     let entry = row::entry(row, first + 1)?;
     let record = entry.as_ref().map(|entry| &entry.record);
@@ -296,27 +285,22 @@ pub(super) fn claimed(
         };
         return Ok((Answer::Is(claim), true));
     }
-    Ok((held(row, 5, request)?, false))
+    Ok((unwritten(row, 5, request)?, false))
 }
 
-/// What the record that was read answers to a fenced step that did not write; `judge` says what
-/// the step does to a record.
-pub(super) fn judged(
-    rows: &[impl Columns],
-    judge: impl FnOnce(Option<&Record>, Timestamp) -> Transition,
-) -> Result<Answer<Fenced>> {
+/// What the record that was read answers to a change that was not written.
+pub(super) fn judged(rows: &[impl Columns], change: &Change) -> Result<Answer<Fenced>> {
     let Some(row) = rows.first() else {
         return Ok(Answer::Is(Refusal::Missing.into()));
     };
     let now = row::time(row, 0)?;
     let entry = row::entry(row, 1)?;
-    Ok(
-        match judge(entry.as_ref().map(|entry| &entry.record), now) {
-            Ok(None) => Answer::Is(Fenced::Applied),
-            Ok(Some(_)) => Answer::Again,
-            Err(refusal) => Answer::Is(refusal.into()),
-        },
-    )
+    let record = entry.as_ref().map(|entry| &entry.record);
+    Ok(match change.decide(record, now, Fence(0)) {
+        Ok(None) => Answer::Is(Fenced::Applied),
+        Ok(Some(_)) => Answer::Again,
+        Err(refusal) => Answer::Is(refusal.into()),
+    })
 }
 
 pub(super) fn got(rows: &[impl Columns]) -> Result<Option<Entry>> {

@@ -7,12 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::record;
-use semel::store::{Fenced, Refusal, Result, Retention, Token};
+use semel::record::Change;
+use semel::store::{Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{
-    FinishedStep, IdentityDigest, Outcome, Record, StateKind, StoreError, StoreErrorKind, Timestamp,
-};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::{Client, Row};
@@ -21,7 +19,8 @@ use super::connect::{Connector, Idle, Link};
 use super::error::Failed;
 use super::options::PostgresOptions;
 use super::step::{self, Answer, Step};
-use super::{PostgresStore, fits};
+use super::{LARGEST, PostgresStore};
+use crate::common::fits;
 
 /// How often a statement is tried where its record changed meanwhile.
 const TURNS: usize = 3;
@@ -75,7 +74,7 @@ impl Transactions {
                 Ok(Ok(())) => {
                     return Ok(PostgresTransaction {
                         link,
-                        completes: Vec::new(),
+                        ends: Vec::new(),
                         _permit: permit,
                     });
                 }
@@ -152,7 +151,7 @@ fn certain(error: StoreError) -> StoreError {
 /// ```
 pub struct PostgresTransaction {
     link: Link,
-    completes: Vec<IdentityDigest>,
+    ends: Vec<IdentityDigest>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -172,24 +171,22 @@ impl PostgresTransaction {
         }
     }
 
-    /// A fenced statement: `Applied` only where it wrote. Where the record is as it would write it,
-    /// by an earlier statement, that is refused as `there`.
-    async fn fenced(
+    /// A fenced statement: `Applied` only where it wrote.
+    async fn change(
         &mut self,
         with: &Connector,
         identity: &IdentityDigest,
-        step: &Step,
-        there: Refusal,
-        judge: impl Fn(Option<&Record>, Timestamp) -> record::Transition,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
+        let step = step::change(identity, change);
         for _ in 0..TURNS {
-            if !self.run(with, step).await?.is_empty() {
+            if !self.run(with, &step).await?.is_empty() {
                 return Ok(Fenced::Applied);
             }
             // Nothing was written; the record says why.
             let rows = self.run(with, &step::get(identity)).await?;
-            match step::judged(&rows, &judge).map_err(TransactionError::NotCommitted)? {
-                Answer::Is(Fenced::Applied) => return Ok(there.into()),
+            match step::judged(&rows, change).map_err(TransactionError::NotCommitted)? {
+                Answer::Is(Fenced::Applied) => return Ok(change.made_before().into()),
                 Answer::Is(refused) => return Ok(refused),
                 Answer::Again => {}
             }
@@ -224,54 +221,26 @@ impl Transactional for PostgresStore {
         begun.map_err(TransactionError::NotCommitted)
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         transaction: &mut PostgresTransaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
         let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        fits(outcome).map_err(TransactionError::NotCommitted)?;
+        fits(change, "postgres", LARGEST).map_err(TransactionError::NotCommitted)?;
         let connector = &self.transactions.connector;
-        let step = step::complete(identity, token, outcome, retention);
-        let there = Refusal::Settled(StateKind::Completed);
-        let fenced = transaction.fenced(connector, identity, &step, there, |record, now| {
-            record::complete(record, token, outcome, retention, now)
-        });
-        let fenced = fenced.await?;
-        if fenced == Fenced::Applied {
-            transaction.completes.push(*identity);
+        let fenced = transaction.change(connector, identity, change).await?;
+        if fenced == Fenced::Applied && change.ends_attempt() {
+            transaction.ends.push(*identity);
         }
         Ok(fenced)
-    }
-
-    async fn keep_step_in(
-        &self,
-        transaction: &mut PostgresTransaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        finished: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let connector = &self.transactions.connector;
-        let step = step::keep_step(identity, token, finished, kept);
-        let fenced = transaction.fenced(
-            connector,
-            identity,
-            &step,
-            Refusal::OtherSteps,
-            |record, _| record::keep_step(record, token, finished, kept),
-        );
-        fenced.await
     }
 
     async fn commit(&self, mut transaction: PostgresTransaction) -> Result<(), TransactionError> {
         let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
         let connector = &self.transactions.connector;
-        let completes = std::mem::take(&mut transaction.completes);
+        let ends = std::mem::take(&mut transaction.ends);
         // After a failed statement COMMIT rolls back, and says so in its tag only. Any other
         // statement is refused then, and nothing behind it runs.
         let sent = timeout(
@@ -300,7 +269,7 @@ impl Transactional for PostgresStore {
             ))),
         };
         if let Ok(()) | Err(TransactionError::Unknown(_)) = &committed {
-            for digest in &completes {
+            for digest in &ends {
                 self.waiters.wake(digest);
             }
         }

@@ -32,25 +32,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
-use semel::record::{self, Record};
+use semel::record::{self, Change};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, OnLost, Page, Probe,
-    Purged, Resolution, Result, Retention, Token, Verdict, Waited,
+    Purged, Result, Waited,
 };
 use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, Progress, Store, StoreError,
-    StoreErrorKind, Timestamp,
+    AnyStore, Identity, IdentityDigest, Progress, Store, StoreError, StoreErrorKind, Timestamp,
 };
 
 use self::error::Effect;
 use self::link::Link;
 use self::listen::Listener;
 pub use self::options::RedisOptions;
-use self::row::{corrupt, netstrings, nonce_text, token_text};
+use self::row::{corrupt, nonce_text};
 use self::step::{Step, disagree};
 use self::target::Target;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Migrated, Poll, Waiters};
+use crate::common::{Driver, Gate, Migrated, Poll, Waiters, fits};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| RedisOptions::new().read(url).map(drop),
@@ -112,15 +111,6 @@ fn micros(duration: Duration) -> String {
         .to_string()
 }
 
-fn small_enough(outcome: &Outcome) -> Result<()> {
-    let len = outcome.as_bytes().len();
-    if len <= LARGEST {
-        return Ok(());
-    }
-    let message = format!("an outcome of {len} bytes: the redis store takes {LARGEST}");
-    Err(StoreError::new(StoreErrorKind::TooLarge, message))
-}
-
 impl Store for RedisStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let inner = &self.0;
@@ -178,171 +168,14 @@ impl Store for RedisStore {
         }
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let inner = &self.0;
         let _step = inner.gate.enter()?;
-        let decide = |row: Option<&Record>, now| record::renew(row, token, lease, now);
-        inner
-            .fenced(
-                &Step {
-                    digest: identity,
-                    script: &inner.scripts().renew,
-                    args: &[token_text(token).as_bytes(), micros(lease).as_bytes()],
-                    lasting: false,
-                },
-                decide,
-            )
-            .await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
-        small_enough(outcome)?;
-        let decide =
-            |row: Option<&Record>, now| record::complete(row, token, outcome, retention, now);
-        inner
-            .fenced(
-                &Step {
-                    digest: identity,
-                    script: &inner.scripts().complete,
-                    args: &[
-                        token_text(token).as_bytes(),
-                        outcome.as_bytes(),
-                        micros(retention.replay).as_bytes(),
-                        micros(retention.tombstone).as_bytes(),
-                        inner.listener.channel().as_bytes(),
-                        inner.touch(),
-                    ],
-                    lasting: true,
-                },
-                decide,
-            )
-            .await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
-        let decide = |row: Option<&Record>, _| record::keep_step(row, token, step, kept);
-        inner
-            .fenced(
-                &Step {
-                    digest: identity,
-                    script: &inner.scripts().keep_step,
-                    args: &[
-                        token_text(token).as_bytes(),
-                        step.as_bytes(),
-                        kept.to_string().as_bytes(),
-                        Progress::MAX_BYTES.to_string().as_bytes(),
-                        inner.touch(),
-                    ],
-                    lasting: true,
-                },
-                decide,
-            )
-            .await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
-        let decide = |row: Option<&Record>, now| record::abandon(row, token, now);
-        inner
-            .fenced(
-                &Step {
-                    digest: identity,
-                    script: &inner.scripts().abandon,
-                    args: &[
-                        token_text(token).as_bytes(),
-                        micros(record::RELEASED_FOR).as_bytes(),
-                        micros(record::RELEASED_WITH_STEPS_FOR).as_bytes(),
-                        inner.listener.channel().as_bytes(),
-                        Progress::BARE_BYTES.to_string().as_bytes(),
-                    ],
-                    lasting: false,
-                },
-                decide,
-            )
-            .await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
-        let decide = |row: Option<&Record>, now| record::mark_unknown(row, token, now);
-        inner
-            .fenced(
-                &Step {
-                    digest: identity,
-                    script: &inner.scripts().mark_unknown,
-                    args: &[
-                        token_text(token).as_bytes(),
-                        inner.listener.channel().as_bytes(),
-                    ],
-                    lasting: false,
-                },
-                decide,
-            )
-            .await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
-        let (happened, outcome, retention) = match &resolution.verdict {
-            Verdict::Happened { outcome, retention } => {
-                small_enough(outcome)?;
-                (b"1", outcome.as_bytes().as_ref(), *retention)
-            }
-            Verdict::DidNotHappen => {
-                let empty: &[u8] = &[];
-                (b"0", empty, Retention::new(Duration::ZERO))
-            }
-        };
-        let decide =
-            |row: Option<&Record>, now| record::resolve(row, resolution, now, Fence::default());
-        inner
-            .fenced(
-                &Step {
-                    digest: identity,
-                    script: &inner.scripts().resolve,
-                    args: &[
-                        resolution.fence.to_string().as_bytes(),
-                        nonce_text(&resolution.nonce).as_bytes(),
-                        happened,
-                        outcome,
-                        micros(retention.replay).as_bytes(),
-                        micros(retention.tombstone).as_bytes(),
-                        netstrings([&*resolution.by, &*resolution.reason]).as_bytes(),
-                        micros(record::RELEASED_FOR).as_bytes(),
-                        micros(record::RELEASED_WITH_STEPS_FOR).as_bytes(),
-                        inner.listener.channel().as_bytes(),
-                        inner.touch(),
-                        Progress::BARE_BYTES.to_string().as_bytes(),
-                    ],
-                    lasting: true,
-                },
-                decide,
-            )
-            .await
+        fits(change, "redis", LARGEST)?;
+        match change {
+            Change::Held(token, update) => inner.held(identity, change, token, update).await,
+            Change::Resolve(resolution) => inner.resolved(identity, change, resolution).await,
+        }
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -1,15 +1,17 @@
 //! Running a step's script, and what its answer means.
 
-use redis::Value;
-use semel::record::{self, Record, StateKind};
-use semel::store::{Entry, Fence, Fenced, Refusal, Result};
-use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+use std::time::Duration;
 
-use super::Inner;
+use redis::Value;
+use semel::record::{Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
+use semel::store::{Entry, Fence, Fenced, Refusal, Resolution, Result, Retention, Token, Verdict};
+use semel::{IdentityDigest, Progress, StoreError, StoreErrorKind};
+
 use super::error::Effect;
-use super::row::Fields;
+use super::row::{Fields, netstrings, nonce_text, token_text};
 use super::scripts::{Script, Scripts};
 use super::wire::Call;
+use super::{Inner, micros};
 use crate::common::Running;
 
 /// A fenced step: which script, and its arguments after the digest.
@@ -89,20 +91,130 @@ impl Inner {
         Fields::about(answer, digest).inspect_err(|_| self.link.drop_all())
     }
 
-    /// Runs a fenced step. `decide` says what it means that the script wrote nothing.
-    pub(super) async fn fenced(
+    pub(super) async fn held(
         &self,
-        step: &Step<'_>,
-        decide: impl FnOnce(Option<&Record>, Timestamp) -> record::Transition,
+        digest: &IdentityDigest,
+        change: &Change,
+        token: &Token,
+        update: &Update,
     ) -> Result<Fenced> {
+        let (scripts, channel) = (self.scripts(), self.listener.channel().as_bytes());
+        let token = token_text(token);
+        let token = token.as_bytes();
+        let step = |script, lasting, args| Step {
+            digest,
+            script,
+            args,
+            lasting,
+        };
+        match update {
+            Update::Renew(lease) => {
+                let lease = micros(*lease);
+                let args = [token, lease.as_bytes()];
+                self.change(&step(&scripts.renew, false, &args), change)
+                    .await
+            }
+            Update::Complete(outcome, retention) => {
+                let replay = micros(retention.replay);
+                let tombstone = micros(retention.tombstone);
+                let args = [
+                    token,
+                    outcome.as_bytes(),
+                    replay.as_bytes(),
+                    tombstone.as_bytes(),
+                    channel,
+                    self.touch(),
+                ];
+                self.change(&step(&scripts.complete, true, &args), change)
+                    .await
+            }
+            Update::KeepStep {
+                step: finished,
+                kept,
+            } => {
+                let (kept, most) = (kept.to_string(), Progress::MAX_BYTES.to_string());
+                let args = [
+                    token,
+                    finished.as_bytes(),
+                    kept.as_bytes(),
+                    most.as_bytes(),
+                    self.touch(),
+                ];
+                self.change(&step(&scripts.keep_step, true, &args), change)
+                    .await
+            }
+            Update::Abandon => {
+                let (bare, with_steps) = (micros(RELEASED_FOR), micros(RELEASED_WITH_STEPS_FOR));
+                let most = Progress::BARE_BYTES.to_string();
+                let args = [
+                    token,
+                    bare.as_bytes(),
+                    with_steps.as_bytes(),
+                    channel,
+                    most.as_bytes(),
+                ];
+                self.change(&step(&scripts.abandon, false, &args), change)
+                    .await
+            }
+            Update::MarkUnknown => {
+                self.change(
+                    &step(&scripts.mark_unknown, false, &[token, channel]),
+                    change,
+                )
+                .await
+            }
+        }
+    }
+
+    pub(super) async fn resolved(
+        &self,
+        digest: &IdentityDigest,
+        change: &Change,
+        resolution: &Resolution,
+    ) -> Result<Fenced> {
+        let (happened, outcome, retention): (&[u8], &[u8], _) = match &resolution.verdict {
+            Verdict::Happened { outcome, retention } => (b"1", outcome.as_bytes(), *retention),
+            Verdict::DidNotHappen => (b"0", b"", Retention::new(Duration::ZERO)),
+        };
+        let about = resolution.fence.to_string();
+        let nonce = nonce_text(&resolution.nonce);
+        let (replay, tombstone) = (micros(retention.replay), micros(retention.tombstone));
+        let by = netstrings([&*resolution.by, &*resolution.reason]);
+        let (bare, with_steps) = (micros(RELEASED_FOR), micros(RELEASED_WITH_STEPS_FOR));
+        let most = Progress::BARE_BYTES.to_string();
+        let args = [
+            about.as_bytes(),
+            nonce.as_bytes(),
+            happened,
+            outcome,
+            replay.as_bytes(),
+            tombstone.as_bytes(),
+            by.as_bytes(),
+            bare.as_bytes(),
+            with_steps.as_bytes(),
+            self.listener.channel().as_bytes(),
+            self.touch(),
+            most.as_bytes(),
+        ];
+        let step = Step {
+            digest,
+            script: &self.scripts().resolve,
+            args: &args,
+            lasting: true,
+        };
+        self.change(&step, change).await
+    }
+
+    async fn change(&self, step: &Step<'_>, change: &Change) -> Result<Fenced> {
         let mut ran = self.run(step, Effect::Write).await?;
         if ran.wrote {
             return ran.confirm(Fenced::Applied);
         }
+        // What it means that the script wrote nothing.
         let row = ran.fields.row()?;
-        let now = row.now;
-        let decided = decide(row.record.as_ref(), now);
-        if step.script.hash == self.scripts().complete.hash && decided != Err(Refusal::Superseded) {
+        let decided = change.decide(row.record.as_ref(), row.now, Fence(0));
+        let completes = matches!(change, Change::Held(_, Update::Complete(..)));
+        if completes && decided != Err(Refusal::Superseded) {
             // It was decided by comparing outcomes.
             row.whole()?;
         }

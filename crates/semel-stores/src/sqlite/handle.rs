@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use semel::store::{ClaimRequest, Fenced, Label, Result};
-use semel::{Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use semel::store::{ClaimRequest, Label, Result};
+use semel::{Identity, StoreError, StoreErrorKind};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout as within;
 
@@ -19,10 +19,10 @@ use super::step::{Answer, Done, Step, Work};
 use super::transact::Lending;
 use super::writer::Writer;
 use super::{SqliteStore, error, spawn};
-use crate::common::{Change, Gate};
+use crate::common::Gate;
 
 /// The largest outcome, in its byte form. It is in memory more than once while it is written.
-const MAX_OUTCOME: usize = 32 << 20;
+pub(super) const MAX_OUTCOME: usize = 32 << 20;
 
 impl SqliteStore {
     pub(super) fn start(
@@ -147,13 +147,6 @@ impl SqliteStore {
         self.answer(answer, withdraw).await
     }
 
-    pub(super) async fn fenced(&self, digest: &IdentityDigest, change: Change) -> Result<Fenced> {
-        match self.submit(Work::Fenced(*digest, change)).await? {
-            Answer::Fenced(fenced) => Ok(fenced),
-            other => Err(other.unexpected()),
-        }
-    }
-
     // A read that goes on too long changes nothing, begun or not.
     pub(super) async fn read<T>(
         &self,
@@ -198,17 +191,6 @@ impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-pub(super) fn check_size(outcome: &Outcome) -> Result<()> {
-    let len = outcome.as_bytes().len();
-    if len > MAX_OUTCOME {
-        return Err(StoreError::new(
-            StoreErrorKind::TooLarge,
-            format!("the outcome has {len} bytes; the SQLite store keeps {MAX_OUTCOME} at most"),
-        ));
-    }
-    Ok(())
 }
 
 fn lost() -> StoreError {

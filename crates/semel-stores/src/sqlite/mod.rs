@@ -67,27 +67,25 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use semel::record::Change;
 use semel::store::{
     Claim, ClaimRequest, Clear, Durability, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
-    Resolution, Result, Retention, Store, Token, Verdict, Waited,
+    Result, Store, Waited,
 };
-use semel::{
-    AnyStore, FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind,
-};
+use semel::{AnyStore, Identity, IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{oneshot, watch};
 
-use self::handle::{Counted, check_size};
+use self::handle::{Counted, MAX_OUTCOME};
 use self::reader::Read;
 use self::shared::Shared;
 use self::step::{Answer, Work};
-
-use crate::common::{Change, Driver, Gate, Poll};
+use crate::common::{Driver, Gate, Poll, fits};
 use crate::{OpenError, OpenOptions};
 
 pub use self::options::SqliteOptions;
 use self::transact::Lending;
 pub use self::transact::SqliteTransaction;
-/// The version whose connections [`SqliteStore::complete_in`] takes.
+/// The version whose connections [`SqliteStore::change_on`] takes.
 pub use rusqlite;
 
 /// Opened by `sqlite:PATH`.
@@ -173,52 +171,13 @@ impl Store for SqliteStore {
         }
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.fenced(identity, Change::Renew(*token, lease)).await
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        check_size(outcome)?;
-        let change = Change::Complete(*token, outcome.clone(), retention);
-        self.fenced(identity, change).await
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        let change = Change::KeepStep(*token, step.clone(), kept);
-        self.fenced(identity, change).await
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, Change::Abandon(*token)).await
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, Change::MarkUnknown(*token)).await
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        if let Verdict::Happened { outcome, .. } = &resolution.verdict {
-            check_size(outcome)?;
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        fits(change, "sqlite", MAX_OUTCOME)?;
+        let work = Work::Fenced(*identity, change.clone());
+        match self.submit(work).await? {
+            Answer::Fenced(fenced) => Ok(fenced),
+            other => Err(other.unexpected()),
         }
-        let change = Change::Resolve(Box::new(resolution.clone()));
-        self.fenced(identity, change).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

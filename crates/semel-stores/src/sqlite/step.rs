@@ -1,15 +1,14 @@
 //! Steps as they travel to the writer's thread, and how each is decided.
 
 use rusqlite::Result;
-use semel::record;
-use semel::store::{Claim, ClaimRequest, Fence, Fenced, Label, Purged, Verdict};
+use semel::record::{self, Change};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, Label, Purged};
 use semel::versioned::rule::Decision;
 use semel::{IdentityDigest, Record, StoreError, StoreErrorKind, Timestamp};
 use tokio::sync::oneshot;
 
 use super::statements::Statements;
 use super::versioned::Alteration;
-use crate::common::Change;
 
 /// Where an answer goes. Nobody may be there any more.
 pub(super) type Done<T> = oneshot::Sender<semel::store::Result<T>>;
@@ -86,11 +85,7 @@ impl Work {
             return ROW + made.bytes();
         }
         let outcome = match self {
-            Self::Fenced(_, Change::Complete(_, outcome, _)) => Some(outcome),
-            Self::Fenced(_, Change::Resolve(resolution)) => match &resolution.verdict {
-                Verdict::Happened { outcome, .. } => Some(outcome),
-                Verdict::DidNotHappen => None,
-            },
+            Self::Fenced(_, change) => change.outcome(),
             _ => None,
         };
         ROW + outcome.map_or(0, |o| o.as_bytes().len())

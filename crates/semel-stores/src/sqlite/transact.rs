@@ -11,21 +11,22 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, Error, ErrorCode};
-use semel::store::{Fenced, Refusal, Result, Retention, Token};
+use semel::record::Change;
+use semel::store::{Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::connect::{Place, Role};
 use super::error::{LOCKED, Phase, is_busy, told};
-use super::handle::check_size;
+use super::handle::MAX_OUTCOME;
 use super::statements::Statements;
 use super::step::Course;
 use super::transaction::{step, write};
 use super::{SqliteStore, no_thread};
-use crate::common::Change;
+use crate::common::fits;
 
 /// The connection for transactions, while nobody has it.
 pub(super) struct Lending {
@@ -150,7 +151,7 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
 pub struct SqliteTransaction {
     // Not there while a closure has it, and after one that nobody waited for.
     link: Option<Link>,
-    completes: Vec<IdentityDigest>,
+    ends: Vec<IdentityDigest>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -232,28 +233,6 @@ impl fmt::Debug for SqliteTransaction {
     }
 }
 
-impl SqliteStore {
-    async fn change_in(
-        &self,
-        transaction: &mut SqliteTransaction,
-        identity: &IdentityDigest,
-        change: Change,
-        there: Refusal,
-    ) -> Result<Fenced, TransactionError> {
-        let work = async {
-            let _step = self.gate.enter()?;
-            let (shared, identity) = (self.shared.clone(), *identity);
-            let done = transaction.aside(move |on| write(&shared, on, identity, change, there));
-            match done.await {
-                Some(Ok(fenced)) => fenced,
-                Some(Err(error)) => Err(told(&error, Phase::Before)),
-                None => Err(told(&given_up(), Phase::Before)),
-            }
-        };
-        work.await.map_err(TransactionError::NotCommitted)
-    }
-}
-
 impl Transactional for SqliteStore {
     type Transaction = SqliteTransaction;
 
@@ -273,42 +252,35 @@ impl Transactional for SqliteStore {
             let (link, permit) = begun.await.map_err(|_| no_thread())?;
             Ok(SqliteTransaction {
                 link: Some(link?),
-                completes: Vec::new(),
+                ends: Vec::new(),
                 _permit: permit,
             })
         };
         work.await.map_err(TransactionError::NotCommitted)
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         transaction: &mut SqliteTransaction,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
-        check_size(outcome).map_err(TransactionError::NotCommitted)?;
-        let change = Change::Complete(*token, outcome.clone(), retention);
-        let there = Refusal::Settled(StateKind::Completed);
-        let fenced = self.change_in(transaction, identity, change, there).await?;
-        if fenced == Fenced::Applied {
-            transaction.completes.push(*identity);
+        let work = async {
+            let _step = self.gate.enter()?;
+            fits(change, "sqlite", MAX_OUTCOME)?;
+            let (shared, identity, own) = (self.shared.clone(), *identity, change.clone());
+            let done = transaction.aside(move |on| write(&shared, on, identity, own));
+            match done.await {
+                Some(Ok(fenced)) => fenced,
+                Some(Err(error)) => Err(told(&error, Phase::Before)),
+                None => Err(told(&given_up(), Phase::Before)),
+            }
+        };
+        let fenced = work.await.map_err(TransactionError::NotCommitted)?;
+        if fenced == Fenced::Applied && change.ends_attempt() {
+            transaction.ends.push(*identity);
         }
         Ok(fenced)
-    }
-
-    async fn keep_step_in(
-        &self,
-        transaction: &mut SqliteTransaction,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        let change = Change::KeepStep(*token, step.clone(), kept);
-        self.change_in(transaction, identity, change, Refusal::OtherSteps)
-            .await
     }
 
     async fn commit(&self, mut transaction: SqliteTransaction) -> Result<(), TransactionError> {
@@ -334,7 +306,7 @@ impl Transactional for SqliteStore {
                 Phase::Before,
             ))),
         };
-        for digest in &transaction.completes {
+        for digest in &transaction.ends {
             self.shared.waiters.wake(digest);
         }
         committed

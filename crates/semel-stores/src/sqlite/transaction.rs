@@ -2,22 +2,24 @@
 //! committed together, or neither is.
 
 use rusqlite::{Connection, Transaction};
-use semel::store::{Fenced, Refusal, Result, Retention, Token};
-use semel::{IdentityDigest, Outcome, StateKind, StoreError, StoreErrorKind};
+use semel::record::Change;
+use semel::store::{Fenced, Result};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
 
 use super::SqliteStore;
 use super::error::{Phase, is_busy, told};
-use super::handle::check_size;
+use super::handle::MAX_OUTCOME;
 use super::shared::Shared;
 use super::statements::Statements;
 use super::step::{Answer, Course, Work};
-use crate::common::Change;
+use crate::common::fits;
 
 const BUSY: &str = "another connection wrote after this transaction had read, or holds the lock of \
      the database file: roll back, and begin with TransactionBehavior::Immediate";
 
 impl SqliteStore {
-    /// Completes an attempt inside a transaction on the store's file, by the caller's connection.
+    /// Changes a record, as completing it, inside a transaction on the store's file, by the caller's
+    /// connection. `Applied` only where this made the change.
     ///
     /// The claim was made before, by itself. Then one transaction takes the operation's own writes
     /// and this, and the caller commits it. On anything but [`Fenced::Applied`] the caller rolls
@@ -35,6 +37,7 @@ impl SqliteStore {
     /// # let store = SqliteOptions::new().open("./app.db")?;
     /// # let (digest, token) = todo();
     /// # fn todo() -> (semel::IdentityDigest, semel::store::Token) { unreachable!() }
+    /// use semel::record::Change;
     /// use semel::store::{Fenced, Retention};
     /// use semel_stores::sqlite::rusqlite::{Connection, TransactionBehavior};
     ///
@@ -42,7 +45,8 @@ impl SqliteStore {
     /// let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     /// transaction.execute("INSERT INTO orders (what) VALUES ('tea')", [])?;
     /// let outcome = semel::Outcome::success(b"ordered");
-    /// match store.complete_in(&transaction, &digest, &token, &outcome, Retention::ORDER)? {
+    /// let done = Change::complete(&token, &outcome, Retention::ORDER);
+    /// match store.change_on(&transaction, &digest, &done)? {
     ///     Fenced::Applied => transaction.commit()?,
     ///     Fenced::Refused(refusal) => {
     ///         transaction.rollback()?;
@@ -53,23 +57,19 @@ impl SqliteStore {
     /// ```
     ///
     /// # Errors
-    /// Those of [`complete`](semel::Store::complete); the transaction is to be rolled back then.
+    /// Those of [`change`](semel::Store::change); the transaction is to be rolled back then.
     /// Nothing is ambiguous before the caller commits. Where that fails, the record tells: read it,
     /// or do all of it again: a completion that is there already is
     /// [`Settled`](Refusal::Settled), also one by this token.
-    pub fn complete_in(
+    pub fn change_on(
         &self,
         transaction: &Transaction<'_>,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced> {
         let _step = self.gate.enter()?;
-        check_size(outcome)?;
-        let change = Change::Complete(*token, outcome.clone(), retention);
-        let there = Refusal::Settled(StateKind::Completed);
-        write(&self.shared, transaction, *identity, change, there).map_err(|e| {
+        fits(change, "sqlite", MAX_OUTCOME)?;
+        write(&self.shared, transaction, *identity, change.clone()).map_err(|e| {
             if is_busy(&e) {
                 StoreError::new(StoreErrorKind::NotApplied, BUSY)
             } else {
@@ -80,14 +80,14 @@ impl SqliteStore {
 }
 
 /// Changes a record in a transaction that has the write lock, or takes it now: `Applied` only where
-/// this wrote. Where the record is so already, that is refused as `there`.
+/// this wrote.
 pub(super) fn write(
     shared: &Shared,
     on: &Connection,
     identity: IdentityDigest,
     change: Change,
-    there: Refusal,
 ) -> rusqlite::Result<Result<Fenced>> {
+    let there = change.made_before();
     let work = Work::Fenced(identity, change);
     step(shared, on, |statements, course| {
         Ok(match work.run(statements, course)? {

@@ -16,7 +16,6 @@ use super::room::Room;
 use super::shared::Shared;
 use super::statements::Statements;
 use super::step::{Answer, Course, Step, Work};
-use crate::common::Change;
 
 pub(super) struct Writer {
     pub(super) shared: Arc<Shared>,
@@ -222,8 +221,9 @@ impl Writer {
     fn wake(&self, steps: &[Step], answers: &[Answer]) {
         for (step, answer) in steps.iter().zip(answers) {
             match (&step.work, answer) {
-                (Work::Fenced(_, Change::Renew(..) | Change::KeepStep(..)), _) => {}
-                (Work::Fenced(digest, _), Answer::Fenced(Fenced::Applied)) => {
+                (Work::Fenced(digest, change), Answer::Fenced(Fenced::Applied))
+                    if change.ends_attempt() =>
+                {
                     self.shared.waiters.wake(digest);
                 }
                 (Work::Claim(label, _), _) => self.shared.waiters.wake(&label.digest),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use semel::StoreErrorKind;
-use semel::store::Fence;
+use semel::store::{Fence, StoreExt as _};
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{DynamoDb, Server as _};
 

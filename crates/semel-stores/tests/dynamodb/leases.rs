@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use semel::store::Verdict;
-use semel::store::{Refusal, Resolution};
+use semel::store::{Refusal, Resolution, StoreExt as _};
 use semel::{ManualClock, Timestamp};
 
 use super::*;

@@ -1,7 +1,7 @@
 //! How many requests each step takes. Each is paid for.
 
 use semel::FinishedStep;
-use semel::store::{Resolution, Verdict};
+use semel::store::{Resolution, StoreExt as _, Verdict};
 use semel_stores::dynamodb::Purging;
 use semel_testkit::servers::{DynamoDb, Server as _};
 

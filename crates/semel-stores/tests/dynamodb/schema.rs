@@ -5,7 +5,7 @@ use aws_sdk_dynamodb::types::{
     ScalarAttributeType, TimeToLiveSpecification,
 };
 use semel::StoreErrorKind;
-use semel::store::Durability;
+use semel::store::{Durability, StoreExt as _};
 use semel_stores::{OpenError, OpenOptions, check_url, migrate, open};
 
 use super::*;

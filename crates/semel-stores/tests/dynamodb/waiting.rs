@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use semel::StoreErrorKind;
-use semel::store::{Clear as _, Waited};
+use semel::store::{Clear as _, StoreExt as _, Waited};
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::store::{Claim, ListQuery, Retention};
+use semel::store::{Claim, ListQuery, Retention, StoreExt as _};
 use semel::{ManualClock, Outcome, StateKind, Store, StoreErrorKind, Timestamp};
 use semel_stores::FileOptions;
 

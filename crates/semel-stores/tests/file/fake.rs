@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
-use semel::store::{Result, Retention};
-use semel::{Outcome, Store, StoreError, StoreErrorKind};
+use semel::store::{Result, Retention, StoreExt as _};
+use semel::{Outcome, StoreError, StoreErrorKind};
 use semel_stores::embedded::{Batch, Engine, Visit};
 use semel_stores::{FileOptions, FileStore};
 

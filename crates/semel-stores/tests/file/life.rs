@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::store::{
-    Claim, Clear as _, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention, Verdict, Waited,
+    Claim, Clear as _, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention, StoreExt as _,
+    Verdict, Waited,
 };
 use semel::{ManualClock, Outcome, StateKind, Store, StoreErrorKind, Timestamp};
 use semel_stores::{FileOptions, FileStore};

@@ -10,7 +10,9 @@ mod reopen;
 
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{FileOptions, FileStore};
 

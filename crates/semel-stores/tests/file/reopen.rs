@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use semel::guard::{Asked, Guard, OnStoreError, Policy};
-use semel::store::{Claim, Fenced, ListQuery, Waited};
+use semel::store::{Claim, Fenced, ListQuery, StoreExt as _, Waited};
 use semel::{StateKind, Store, StoreErrorKind};
 use semel_stores::{FileOptions, FileStore};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Acquired, Claim, Fenced, OnLost};
+use semel::store::{Acquired, Claim, Fenced, OnLost, StoreExt as _};
 use semel::{Store as _, StoreError, StoreErrorKind};
 use semel_stores::MysqlStore;
 use semel_testkit::proxy::{Fault, Proxy};

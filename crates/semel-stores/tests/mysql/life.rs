@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, Retention, Waited};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _, Waited};
 use semel::{Outcome, Store as _, StoreErrorKind};
 use semel_stores::MysqlStore;
 use semel_testkit::servers::Server as _;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, OnLost, Purged, Retention};
+use semel::store::{Claim, Fenced, OnLost, Purged, Retention, StoreExt as _};
 use semel::{Outcome, Store as _, StoreErrorKind};
 use semel_stores::{MysqlOptions, Schema};
 use semel_testkit::servers::Server as _;

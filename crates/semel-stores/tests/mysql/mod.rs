@@ -15,7 +15,9 @@ mod versioned;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store, StoreError};
 use semel_stores::{MysqlOptions, MysqlStore, Schema};
 use semel_testkit::servers::{Kind, MariaDb, shared};

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{Asked, AttemptInfo, Done, Guard, Policy, RunError, TransactOptions};
+use semel::record::Change;
 use semel::store::{Claim, Fenced, ListQuery, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, Value};
@@ -191,12 +192,10 @@ async fn an_attempt_past_its_lease_commits_nothing() {
         let outcome = Outcome::success(b"the zombie's");
         let done = bench
             .store
-            .complete_in(
+            .change_in(
                 &mut tx,
                 id.digest(),
-                &zombie.token,
-                &outcome,
-                Retention::ORDER,
+                &Change::complete(&zombie.token, &outcome, Retention::ORDER),
             )
             .await;
         assert_eq!(done.unwrap(), Fenced::Refused(Refusal::Superseded), "{key}");

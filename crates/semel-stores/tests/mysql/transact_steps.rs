@@ -7,6 +7,7 @@ use std::time::Duration;
 use semel::guard::{
     Asked, Attempt, AttemptInfo, Done, Guard, Policy, RunError, StepError, TransactOptions,
 };
+use semel::record::Change;
 use semel::store::{Fenced, OnLost, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{Fingerprint, FinishedStep, StateKind};
@@ -95,9 +96,8 @@ async fn a_step_past_its_lease_commits_nothing() {
             inserts(&bench, &key),
         );
         assert_eq!(next.await.unwrap(), Done::Fresh("done".into()));
-        let kept = bench
-            .store
-            .keep_step_in(&mut tx, id.digest(), &zombie, &step, 0);
+        let change = Change::keep_step(&zombie, &step, 0);
+        let kept = bench.store.change_in(&mut tx, id.digest(), &change);
         assert_eq!(
             kept.await.unwrap(),
             Fenced::Refused(Refusal::Superseded),
@@ -116,9 +116,8 @@ async fn a_step_that_is_there_already_is_none_of_this_transaction() {
     for wanted in [Fenced::Applied, Refusal::OtherSteps.into()] {
         let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
         tx.execute(AssertSqlSafe(bench.insert("k"))).await.unwrap();
-        let kept = bench
-            .store
-            .keep_step_in(&mut tx, id.digest(), &token, &step, 0);
+        let change = Change::keep_step(&token, &step, 0);
+        let kept = bench.store.change_in(&mut tx, id.digest(), &change);
         assert_eq!(kept.await.unwrap(), wanted);
         if wanted == Fenced::Applied {
             bench.store.commit(tx).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Nonce, OnLost, Resolution, Verdict};
+use semel::store::{Claim, Fenced, Nonce, OnLost, Resolution, StoreExt as _, Verdict};
 use semel::{Outcome, Store as _};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::Server as _;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
-use semel::store::{Claim, Clear as _, Durability, Fenced, Store as _};
+use semel::store::{Claim, Clear as _, Durability, Fenced, Store as _, StoreExt as _};
 use semel::{Outcome, StoreErrorKind};
 use semel_stores::{NatsOptions, OpenError, Schema};
 use semel_testkit::servers::{Kind, Nats, NatsRelease, Server as _, shared};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use semel::store::{Claim, Fenced, OnLost, Retention, Store as _, Token};
+use semel::store::{Claim, Fenced, OnLost, Retention, Store as _, StoreExt as _, Token};
 use semel::{Identity, Outcome, StoreErrorKind};
 use semel_stores::NatsStore;
 use semel_testkit::servers::{Nats, Node, Server as _};

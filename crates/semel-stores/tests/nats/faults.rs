@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, Store as _};
+use semel::store::{Claim, Fenced, Store as _, StoreExt as _};
 use semel::{Outcome, StoreErrorKind};
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Nats, Server as _};

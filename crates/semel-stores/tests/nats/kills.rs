@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, ListQuery, Retention, Store as _};
+use semel::store::{Claim, Fenced, ListQuery, Retention, Store as _, StoreExt as _};
 use semel::{Identity, Outcome, StateKind};
 use semel_stores::NatsStore;
 use semel_testkit::servers::{Nats, NatsRelease, Server as _};

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Result, Retention, Token,
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Result, Retention, StoreExt as _, Token,
 };
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{NatsOptions, NatsStore, Schema};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, OnLost, Retention, Store as _};
+use semel::store::{Claim, Fenced, OnLost, Retention, Store as _, StoreExt as _};
 use semel::{FinishedStep, Outcome};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Nats, Server as _};

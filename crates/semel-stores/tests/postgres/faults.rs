@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use semel::store::{Claim, ClaimRequest, Fence, Fenced, OnLost, Retention, Store as _, Token};
+use semel::store::{
+    Claim, ClaimRequest, Fence, Fenced, OnLost, Retention, Store as _, StoreExt as _, Token,
+};
 use semel::{Outcome, StoreError, StoreErrorKind};
 use semel_stores::PostgresStore;
 use semel_testkit::proxy::{Fault, Proxy};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::store::{Fence, Fenced, Retention, Store as _};
+use semel::store::{Fence, Fenced, Retention, Store as _, StoreExt as _};
 use semel::{Outcome, StoreErrorKind};
 use semel_stores::{OpenError, OpenOptions, PostgresOptions, Schema, migrate};
 use semel_testkit::servers::{Kind, shared};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semel::store::{Fenced, Retention, Store as _, Waited};
+use semel::record::Change;
+use semel::store::{Fenced, Retention, Store as _, StoreExt as _, Waited};
 use semel::transaction::{Isolation, TransactionError, Transactional as _};
 use semel::{Outcome, StoreErrorKind};
 use semel_testkit::servers::{Postgres, Server as _};
@@ -20,7 +21,8 @@ async fn one_locked_record_stalls_nobody_else() {
     let id = identity("held");
     let mut transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
     let (outcome, retention) = (Outcome::success(b"held"), Retention::ORDER);
-    let done = store.complete_in(&mut transaction, id.digest(), &held, &outcome, retention);
+    let change = Change::complete(&held, &outcome, retention);
+    let done = store.change_in(&mut transaction, id.digest(), &change);
     assert_eq!(done.await.unwrap(), Fenced::Applied);
 
     let waiting: Vec<_> = (0..32)
@@ -97,7 +99,8 @@ async fn a_transaction_whose_statement_failed_is_not_committed() {
     let mut transaction = store.begin(Isolation::ReadCommitted).await.unwrap();
     transaction.batch_execute(&insert).await.unwrap();
     let retention = Retention::ORDER;
-    let done = store.complete_in(&mut transaction, id.digest(), &held, &outcome, retention);
+    let change = Change::complete(&held, &outcome, retention);
+    let done = store.change_in(&mut transaction, id.digest(), &change);
     assert_eq!(done.await.unwrap(), Fenced::Applied);
     transaction.batch_execute(&insert).await.unwrap_err();
     let told = store.commit(transaction).await;

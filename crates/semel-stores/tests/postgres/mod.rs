@@ -22,7 +22,9 @@ mod versioned;
 
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, Token};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
 use semel_testkit::servers::{Kind, shared};

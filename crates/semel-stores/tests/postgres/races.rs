@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::Outcome;
-use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
+use semel::store::{
+    Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _, StoreExt as _,
+};
 use semel_stores::PostgresStore;
 
 use super::{acquire, acquire_as, complete, forged, identity, open, replayed, request, url};

@@ -1,7 +1,7 @@
 //! Tables and their versions, and the URL.
 
 use semel::StoreErrorKind;
-use semel::store::Store as _;
+use semel::store::{Store as _, StoreExt as _};
 use semel_stores::{
     OpenError, OpenOptions, PostgresOptions, PostgresStore, Schema, check_url, migrate,
 };

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Fenced, Nonce, OnLost, Refusal, Retention, Store as _, Token, Waited,
+    Claim, ClaimRequest, Fenced, Nonce, OnLost, Refusal, Retention, Store as _, StoreExt as _,
+    Token, Waited,
 };
 use semel::{FinishedStep, Identity, Key, Outcome, Scope, StateKind, StoreErrorKind};
 use semel_stores::postgres::SqlxSteps;
@@ -56,9 +58,8 @@ impl App {
     async fn order(&self, on: &mut PgConnection, key: &str, token: &Token) -> Fenced {
         self.insert(on).await;
         let (id, outcome) = (identity(key), Outcome::success(b"ordered"));
-        let done = self
-            .steps
-            .complete(on, id.digest(), token, &outcome, Retention::ORDER);
+        let change = Change::complete(token, &outcome, Retention::ORDER);
+        let done = self.steps.change(on, id.digest(), &change);
         done.await.unwrap()
     }
 
@@ -287,13 +288,22 @@ async fn both_work_on_the_same_records() {
     let told = store.claim(&odd, &rival).await.unwrap();
     assert!(matches!(told, Claim::InFlight { .. }), "{told:?}");
     let lease = Duration::from_secs(3600);
-    let renewed = steps.renew(on, id, &token, lease).await.unwrap();
+    let renewed = steps
+        .change(on, id, &Change::renew(&token, lease))
+        .await
+        .unwrap();
     assert_eq!(renewed, Fenced::Applied);
     let charge = FinishedStep::new("charge", b"ch_\0\xff").unwrap();
-    let kept = steps.keep_step(on, id, &token, &charge, 0).await.unwrap();
+    let kept = steps
+        .change(on, id, &Change::keep_step(&token, &charge, 0))
+        .await
+        .unwrap();
     assert_eq!(kept, Fenced::Applied);
     // Kept there before, so that its effect here would be the second one.
-    let again = steps.keep_step(on, id, &token, &charge, 0).await.unwrap();
+    let again = steps
+        .change(on, id, &Change::keep_step(&token, &charge, 0))
+        .await
+        .unwrap();
     assert_eq!(again, Fenced::Refused(Refusal::OtherSteps));
     let again = store.keep_step(id, &token, &charge, 0).await.unwrap();
     assert_eq!(again, Fenced::Applied);
@@ -322,7 +332,8 @@ async fn both_work_on_the_same_records() {
     // Claimed there, completed here; the replay has the very bytes.
     let other = identity("other-key");
     let token = acquire(&store, "other-key").await.token;
-    let done = steps.complete(on, other.digest(), &token, &outcome, Retention::ORDER);
+    let change = Change::complete(&token, &outcome, Retention::ORDER);
+    let done = steps.change(on, other.digest(), &change);
     assert_eq!(done.await.unwrap(), Fenced::Applied);
     match store.claim(&other, &request()).await.unwrap() {
         Claim::Completed { outcome: kept, .. } => {
@@ -334,15 +345,22 @@ async fn both_work_on_the_same_records() {
     // The other ends of an attempt.
     let released = identity("released-key");
     let token = acquire(&store, "released-key").await.token;
-    let abandon = steps.abandon(on, released.digest(), &token).await.unwrap();
+    let abandon = steps
+        .change(on, released.digest(), &Change::abandon(&token))
+        .await
+        .unwrap();
     assert_eq!(abandon, Fenced::Applied);
     assert_eq!(state(&store, "released-key").await, StateKind::Released);
-    let again = steps.abandon(on, released.digest(), &token).await.unwrap();
+    let again = steps
+        .change(on, released.digest(), &Change::abandon(&token))
+        .await
+        .unwrap();
     let settled = Refusal::Settled(StateKind::Released);
     assert_eq!(again, Fenced::Refused(settled));
     let unknown = identity("unknown-key");
     let token = acquire(&store, "unknown-key").await.token;
-    let marked = steps.mark_unknown(on, unknown.digest(), &token);
+    let change = Change::mark_unknown(&token);
+    let marked = steps.change(on, unknown.digest(), &change);
     assert_eq!(marked.await.unwrap(), Fenced::Applied);
     let told = steps.claim(on, &unknown, &request()).await.unwrap();
     assert_eq!(told, Claim::Unknown { fence: token.fence });
@@ -387,23 +405,31 @@ async fn a_step_is_one_round_trip() {
         let forged = forged(7);
         let [first, second, third] = ids.each_ref().map(Identity::digest);
         let applied = Ok(Fenced::Applied);
-        let done = steps.renew(on, first, &tokens[0], lease).await;
+        let done = steps
+            .change(on, first, &Change::renew(&tokens[0], lease))
+            .await;
         assert_eq!(done.map_err(|e| e.kind()), applied);
         counted("renew", wanted);
-        let done = steps.keep_step(on, first, &tokens[0], &charge, 0).await;
+        let done = steps
+            .change(on, first, &Change::keep_step(&tokens[0], &charge, 0))
+            .await;
         assert_eq!(done.map_err(|e| e.kind()), applied);
         counted("keep step", wanted);
-        let done = steps.complete(on, first, &tokens[0], &outcome, Retention::ORDER);
+        let change = Change::complete(&tokens[0], &outcome, Retention::ORDER);
+        let done = steps.change(on, first, &change);
         assert_eq!(done.await.map_err(|e| e.kind()), applied);
         counted("complete", wanted);
-        let stale = steps.complete(on, first, &forged, &outcome, Retention::ORDER);
+        let change = Change::complete(&forged, &outcome, Retention::ORDER);
+        let stale = steps.change(on, first, &change);
         assert_eq!(stale.await.unwrap(), Fenced::Refused(Refusal::Superseded));
         // The record that says why is a second statement, by now the first one of its kind.
         counted("a stale complete", wanted + 1);
-        let done = steps.abandon(on, second, &tokens[1]).await;
+        let done = steps.change(on, second, &Change::abandon(&tokens[1])).await;
         assert_eq!(done.map_err(|e| e.kind()), applied);
         counted("abandon", wanted);
-        let done = steps.mark_unknown(on, third, &tokens[2]).await;
+        let done = steps
+            .change(on, third, &Change::mark_unknown(&tokens[2]))
+            .await;
         assert_eq!(done.map_err(|e| e.kind()), applied);
         counted("mark unknown", wanted);
         steps.get(on, first).await.unwrap().unwrap();
@@ -429,13 +455,8 @@ async fn a_rival_under_repeatable_read_fails_and_may_run_again() {
     let renewed = store.renew(id.digest(), &token, lease).await.unwrap();
     assert_eq!(renewed, Fenced::Applied);
     let outcome = Outcome::success(b"ordered");
-    let complete = app.steps.complete(
-        &mut transaction,
-        id.digest(),
-        &token,
-        &outcome,
-        Retention::ORDER,
-    );
+    let change = Change::complete(&token, &outcome, Retention::ORDER);
+    let complete = app.steps.change(&mut transaction, id.digest(), &change);
     let error = complete.await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotApplied);
     assert!(error.to_string().contains("40001"), "{error}");
@@ -476,21 +497,30 @@ async fn errors_say_what_they_mean() {
     let done = app.order(&mut holds, "the-key-of-a-record", &token).await;
     assert_eq!(done, Fenced::Applied);
     let hasty = steps(&format!("{url}&timeout=200ms"));
-    let error = hasty.abandon(on, id.digest(), &token).await.unwrap_err();
+    let error = hasty
+        .change(on, id.digest(), &Change::abandon(&token))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
     let mut impatient = app.pool.begin().await.unwrap();
     sqlx::query("SET LOCAL lock_timeout = '100ms'")
         .execute(&mut *impatient)
         .await
         .unwrap();
-    let refused = app.steps.abandon(&mut impatient, id.digest(), &token).await;
+    let refused = app
+        .steps
+        .change(&mut impatient, id.digest(), &Change::abandon(&token))
+        .await;
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotApplied);
     assert!(error.to_string().contains("55P03"), "{error}");
     impatient.rollback().await.unwrap();
     holds.commit().await.unwrap();
     // What was late did find the completion, and its connection is of use again.
-    let done = steps(&url).abandon(on, id.digest(), &token).await.unwrap();
+    let done = steps(&url)
+        .change(on, id.digest(), &Change::abandon(&token))
+        .await
+        .unwrap();
     let settled = Refusal::Settled(StateKind::Completed);
     assert_eq!(done, Fenced::Refused(settled));
 
@@ -503,7 +533,10 @@ async fn errors_say_what_they_mean() {
     };
     let mut own = PgConnection::connect(bare).await.unwrap();
     end(&mut own).await;
-    let error = app.steps.abandon(&mut own, id.digest(), &token).await;
+    let error = app
+        .steps
+        .change(&mut own, id.digest(), &Change::abandon(&token))
+        .await;
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Unknown);
     let mut own = PgConnection::connect(bare).await.unwrap();
     end(&mut own).await;
@@ -512,7 +545,8 @@ async fn errors_say_what_they_mean() {
     let mut own = PgConnection::connect(bare).await.unwrap();
     let mut transaction = own.begin().await.unwrap();
     end(&mut transaction).await;
-    let error = app.steps.abandon(&mut transaction, id.digest(), &token);
+    let change = Change::abandon(&token);
+    let error = app.steps.change(&mut transaction, id.digest(), &change);
     assert_eq!(error.await.unwrap_err().kind(), StoreErrorKind::NotApplied);
 }
 
@@ -536,13 +570,8 @@ async fn transactions_go_through_a_pooler() {
         let token = acquire(&store, &key).await.token;
         let mut transaction = pool.begin().await.unwrap();
         let (id, outcome) = (identity(&key), Outcome::success(b"ordered"));
-        let done = app.steps.complete(
-            &mut transaction,
-            id.digest(),
-            &token,
-            &outcome,
-            Retention::ORDER,
-        );
+        let change = Change::complete(&token, &outcome, Retention::ORDER);
+        let done = app.steps.change(&mut transaction, id.digest(), &change);
         assert_eq!(done.await.unwrap(), Fenced::Applied);
         transaction.commit().await.unwrap();
         assert_eq!(replayed(&store, &key).await, &b"ordered"[..]);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Nonce, OnLost};
+use semel::store::{Claim, Fenced, Nonce, OnLost, StoreExt as _};
 use semel::store::{ListQuery, Refusal, Resolution, Retention, Store as _, Verdict};
 use semel::{Identity, Key, Outcome, Scope, StateKind, StoreErrorKind};
 use semel_stores::PostgresStore;

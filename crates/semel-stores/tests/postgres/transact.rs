@@ -8,6 +8,7 @@ use std::time::Duration;
 use semel::guard::{
     Asked, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, TransactOptions,
 };
+use semel::record::Change;
 use semel::store::Fenced;
 use semel::store::{ListQuery, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
@@ -559,7 +560,11 @@ async fn a_completion_that_is_there_already_is_none_of_this_transaction() {
         tx.execute(&insert(&bench.effects), &[&"k"]).await.unwrap();
         let done = bench
             .store
-            .complete_in(&mut tx, id.digest(), &token, &outcome, Retention::ORDER)
+            .change_in(
+                &mut tx,
+                id.digest(),
+                &Change::complete(&token, &outcome, Retention::ORDER),
+            )
             .await
             .unwrap();
         if first {

@@ -8,6 +8,7 @@ use semel::guard::{
     Asked, Attempt, AttemptInfo, Begin, Done, Guard, Held, Policy, Ran, RunError, StepError,
     TransactOptions,
 };
+use semel::record::Change;
 use semel::store::{Fenced, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{FinishedStep, StateKind};
@@ -144,7 +145,7 @@ async fn a_step_that_is_there_already_is_none_of_this_transaction() {
         let id = identity("k");
         let kept = bench
             .store
-            .keep_step_in(&mut tx, id.digest(), &token, &step, 0)
+            .change_in(&mut tx, id.digest(), &Change::keep_step(&token, &step, 0))
             .await;
         assert_eq!(kept.unwrap(), wanted, "{round}");
         if wanted == Fenced::Applied {

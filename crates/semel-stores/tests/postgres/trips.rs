@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, Retention, Store as _, Token};
+use semel::store::{Claim, Fenced, Retention, Store as _, StoreExt as _, Token};
 use semel::{Outcome, State, StoreErrorKind};
 use semel_stores::PostgresStore;
 use semel_testkit::proxy::{Fault, Proxy};

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::redis::from_redis_value;
-use semel::store::{ClaimRequest, ListQuery, OnLost};
+use semel::store::{ClaimRequest, ListQuery, OnLost, StoreExt as _};
 use semel::{StateKind, Store as _};
 use semel_testkit::servers::{RedisCluster, Server as _};
 use tokio::time::sleep;

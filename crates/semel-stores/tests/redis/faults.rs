@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Fenced, OnLost};
+use semel::store::{Claim, ClaimRequest, Fenced, OnLost, StoreExt as _};
 use semel::{Store as _, StoreErrorKind};
 use semel_stores::RedisStore;
 use semel_testkit::proxy::{Fault, Proxy};

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use ::redis::from_redis_value;
-use semel::store::{ClaimRequest, Clear as _, Fence, Fenced, ListQuery, Refusal, Retention, Token};
+use semel::store::{
+    ClaimRequest, Clear as _, Fence, Fenced, ListQuery, Refusal, Retention, StoreExt as _, Token,
+};
 use semel::{Identity, Key, Outcome, Scope, StateKind, Store as _, StoreErrorKind};
 use semel_testkit::servers::{Redis, Server as _};
 

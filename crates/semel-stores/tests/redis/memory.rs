@@ -1,6 +1,6 @@
 //! A server without memory left.
 
-use semel::store::{Claim, Fenced, Retention};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _};
 use semel::{Outcome, Store as _, StoreErrorKind};
 use semel_testkit::servers::{Redis, Server as _};
 

@@ -14,7 +14,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+};
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, Store as _, StoreError,
     StoreErrorKind,

@@ -1,6 +1,6 @@
 //! What the probe finds in a server's settings.
 
-use semel::store::{Durability, Probe};
+use semel::store::{Durability, Probe, StoreExt as _};
 use semel::{Store as _, StoreErrorKind};
 use semel_stores::{OpenError, RedisOptions, RedisStore};
 use semel_testkit::servers::{Redis, RedisCluster, Server as _};

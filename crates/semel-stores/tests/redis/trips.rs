@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel::Store as _;
-use semel::store::{Claim, Fenced, Nonce, Resolution, Verdict};
+use semel::store::{Claim, Fenced, Nonce, Resolution, StoreExt as _, Verdict};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Redis, Server as _};
 

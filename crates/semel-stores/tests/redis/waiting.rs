@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use semel::store::Waited;
+use semel::store::{StoreExt as _, Waited};
 use semel::{Store as _, StoreErrorKind};
 use semel_testkit::servers::{self, Kind, Redis, Server as _};
 use tokio::time::sleep;

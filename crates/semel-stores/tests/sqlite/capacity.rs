@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Retention};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _};
 use semel::{Outcome, Store, StoreError, StoreErrorKind};
 use semel_stores::SqliteStore;
 

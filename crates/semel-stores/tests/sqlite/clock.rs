@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::store::{Fence, Retention};
+use semel::store::{Fence, Retention, StoreExt as _};
 use semel::{ManualClock, Outcome, Store, Timestamp};
 
 use super::{acquire, file, foreign, identity, open, options};

@@ -18,7 +18,9 @@ mod waits;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Token};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 use tempfile::TempDir;

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, StoreExt as _,
+};
 use semel::{Outcome, Store};
 
 use super::{LONG, complete, file, identity, open, replayed, request};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::store::{Fenced, ListQuery};
+use semel::store::{Fenced, ListQuery, StoreExt as _};
 use semel::{Outcome, StateKind, Store, StoreErrorKind};
 
 use super::{LONG, acquire, complete, file, foreign, identity, open, options, replayed};

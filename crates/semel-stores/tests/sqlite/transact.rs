@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{AttemptInfo, Done, Guard, Policy, RunError, TransactOptions};
+use semel::record::Change;
 use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
@@ -172,16 +173,12 @@ async fn an_attempt_past_its_lease_commits_nothing() {
     tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []))
         .await
         .unwrap();
-    let (id, outcome) = (identity("k"), Outcome::success(b"the zombie's"));
-    let (id, token) = (id.digest(), &zombie.token);
-    let done = Transactional::complete_in(
-        &*bench.store,
-        &mut tx,
-        id,
-        token,
-        &outcome,
-        Retention::ORDER,
+    let outcome = Outcome::success(b"the zombie's");
+    let (id, change) = (
+        identity("k"),
+        Change::complete(&zombie.token, &outcome, Retention::ORDER),
     );
+    let done = bench.store.change_in(&mut tx, id.digest(), &change);
     assert_eq!(done.await.unwrap(), Fenced::Refused(Refusal::Superseded));
     bench.store.rollback(tx).await;
     assert_eq!(orders(&bench.path, "k"), 1);

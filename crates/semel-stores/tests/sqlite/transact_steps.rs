@@ -7,6 +7,7 @@ use std::time::Duration;
 use semel::guard::{
     Asked, Attempt, Begin, Done, Guard, Policy, Ran, RunError, StepError, TransactOptions,
 };
+use semel::record::Change;
 use semel::store::{Fenced, Refusal, Store as _};
 use semel::transaction::{Isolation, Transactional as _};
 use semel::{Fingerprint, FinishedStep, StateKind};
@@ -124,9 +125,8 @@ async fn a_step_that_is_there_already_is_none_of_this_transaction() {
         let put = tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []));
         put.await.unwrap();
         let id = identity("k");
-        let kept = bench
-            .store
-            .keep_step_in(&mut tx, id.digest(), &token, &step, 0);
+        let change = Change::keep_step(&token, &step, 0);
+        let kept = bench.store.change_in(&mut tx, id.digest(), &change);
         assert_eq!(kept.await.unwrap(), wanted);
         if wanted == Fenced::Applied {
             bench.store.commit(tx).await.unwrap();

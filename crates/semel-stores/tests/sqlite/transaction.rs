@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
+use semel::record::Change;
 use semel::store::{
     Acquired, Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Token, Waited,
 };
@@ -30,7 +31,11 @@ fn order(store: &SqliteStore, on: &Transaction<'_>, token: &Token) -> Fenced {
     let outcome = Outcome::success(b"ordered");
     let retention = Retention::new(LONG);
     store
-        .complete_in(on, identity("key").digest(), token, &outcome, retention)
+        .change_on(
+            on,
+            identity("key").digest(),
+            &Change::complete(token, &outcome, retention),
+        )
         .unwrap()
 }
 
@@ -138,7 +143,11 @@ async fn a_transaction_that_read_before_others_wrote_is_told() {
         .unwrap();
     assert_eq!(none, 0);
     acquire(&store, "another").await;
-    let error = store.complete_in(&transaction, &digest, &token, &outcome, retention);
+    let error = store.change_on(
+        &transaction,
+        &digest,
+        &Change::complete(&token, &outcome, retention),
+    );
     let error = error.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotApplied);
     assert!(error.to_string().contains("Immediate"), "{error}");
@@ -146,7 +155,11 @@ async fn a_transaction_that_read_before_others_wrote_is_told() {
 
     store.close().await.unwrap();
     let transaction = begin(&mut app);
-    let error = store.complete_in(&transaction, &digest, &token, &outcome, retention);
+    let error = store.change_on(
+        &transaction,
+        &digest,
+        &Change::complete(&token, &outcome, retention),
+    );
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Closed);
 }
 
@@ -171,7 +184,11 @@ async fn victim() {
             .unwrap();
         let (identity, outcome) = (identity(&key), Outcome::success(key.as_bytes()));
         let retention = Retention::new(LONG);
-        let done = store.complete_in(&transaction, identity.digest(), &token, &outcome, retention);
+        let done = store.change_on(
+            &transaction,
+            identity.digest(),
+            &Change::complete(&token, &outcome, retention),
+        );
         assert_eq!(done.unwrap(), Fenced::Applied);
         transaction.commit().unwrap();
     }

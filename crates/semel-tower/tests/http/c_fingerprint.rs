@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use http::header::USER_AGENT;
-use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store as _};
+use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store as _, StoreExt as _};
 use semel::{Fingerprint, Outcome};
 use semel_tower::{BodyForm, json};
 use serde_json::Value;

@@ -8,7 +8,7 @@ use axum::response::IntoResponse as _;
 use http::StatusCode;
 use semel::guard::{Finding, Guard, OnStoreError};
 use semel::store::{
-    ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _, Verdict,
+    ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _, StoreExt as _, Verdict,
 };
 use semel::{Outcome, OutcomeKind};
 use semel_tower::{Disposition, IdempotencyLayer};

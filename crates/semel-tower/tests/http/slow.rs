@@ -8,11 +8,12 @@ use http::StatusCode;
 use http_body_util::BodyExt as _;
 use semel::guard::OnStoreError;
 use semel::memory::MemoryStore;
+use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Store, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Store,
+    Waited,
 };
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use semel::{Identity, IdentityDigest, StoreError, StoreErrorKind};
 use semel_tower::IdempotencyLayer;
 use tower::ServiceExt as _;
 
@@ -38,49 +39,19 @@ impl Store for Slow {
         self.memory.claim(identity, request).await
     }
 
-    async fn renew(&self, id: &IdentityDigest, token: &Token, lease: Duration) -> Result<Fenced> {
-        self.memory.renew(id, token, lease).await
-    }
-
-    async fn complete(
-        &self,
-        id: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let take = |left: usize| left.checked_sub(1);
-        if self
-            .failures
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
-            .is_ok()
-        {
-            return Err(StoreError::new(StoreErrorKind::NotApplied, "try again"));
+    async fn change(&self, id: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        if change.outcome().is_some() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let take = |left: usize| left.checked_sub(1);
+            if self
+                .failures
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                .is_ok()
+            {
+                return Err(StoreError::new(StoreErrorKind::NotApplied, "try again"));
+            }
         }
-        self.memory.complete(id, token, outcome, retention).await
-    }
-
-    async fn abandon(&self, id: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.memory.abandon(id, token).await
-    }
-
-    async fn keep_step(
-        &self,
-        id: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        self.memory.keep_step(id, token, step, kept).await
-    }
-
-    async fn mark_unknown(&self, id: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.memory.mark_unknown(id, token).await
-    }
-
-    async fn resolve(&self, id: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.memory.resolve(id, resolution).await
+        self.memory.change(id, change).await
     }
 
     async fn get(&self, id: &IdentityDigest) -> Result<Option<Entry>> {

@@ -10,7 +10,9 @@ use tokio::task::JoinSet;
 
 use super::expect::{acquired, applied};
 use super::{Failure, LONG};
-use crate::store::{Acquired, Claim, ClaimRequest, Entry, Nonce, OnLost, Retention, Store, Token};
+use crate::store::{
+    Acquired, Claim, ClaimRequest, Entry, Nonce, OnLost, Retention, Store, StoreExt as _, Token,
+};
 use crate::{
     AnyStore, Fingerprint, Identity, IdentityDigest, Key, ManualClock, Outcome, Scope, Timestamp,
 };

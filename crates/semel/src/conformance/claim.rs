@@ -6,7 +6,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, in_flight, mismatch};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::State;
-use crate::store::{Acquired, ClaimRequest, Fence, OnLost, Retention, Store as _};
+use crate::store::{Acquired, ClaimRequest, Fence, OnLost, Retention, Store as _, StoreExt as _};
 use crate::{Fingerprint, Outcome, Timestamp};
 
 cases! { "claim";

@@ -4,7 +4,9 @@ use super::bench::request;
 use super::expect::acquired;
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::StateKind;
-use crate::store::{ListQuery, Nonce, Resolution, Result, Retention, Store as _, Verdict};
+use crate::store::{
+    ListQuery, Nonce, Resolution, Result, Retention, Store as _, StoreExt as _, Verdict,
+};
 use crate::{FinishedStep, Outcome, StoreErrorKind};
 
 cases! { "close";

@@ -4,7 +4,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, refused, settled};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::{State, StateKind};
-use crate::store::{OnLost, Refusal, Retention, Store as _};
+use crate::store::{OnLost, Refusal, Retention, Store as _, StoreExt as _};
 use crate::{Outcome, OutcomeKind, StoreErrorKind};
 
 cases! { "complete";

@@ -6,7 +6,7 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, completed, expired, in_flight, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::Record;
-use crate::store::{ClaimRequest, OnLost, Retention, Store as _};
+use crate::store::{ClaimRequest, OnLost, Retention, Store as _, StoreExt as _};
 use crate::{Fingerprint, Outcome};
 
 cases! { "expiry";

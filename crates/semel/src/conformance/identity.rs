@@ -3,7 +3,7 @@
 use super::bench::{request, unique};
 use super::expect::{acquired, applied, completed, in_flight};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
-use crate::store::{Acquired, ClaimRequest, Label, Retention, Store as _};
+use crate::store::{Acquired, ClaimRequest, Label, Retention, Store as _, StoreExt as _};
 use crate::{Fingerprint, Identity, Key, Outcome, Scope};
 
 cases! { "identity";

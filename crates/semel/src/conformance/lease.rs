@@ -7,7 +7,7 @@ use super::expect::{acquired, applied, completed, in_flight, settled, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{State, StateKind};
-use crate::store::{ClaimRequest, OnLost, Refusal, Retention, Store as _};
+use crate::store::{ClaimRequest, OnLost, Refusal, Retention, Store as _, StoreExt as _};
 
 cases! { "lease";
     lapsed_under_retry_is_taken_over [R1 R7]

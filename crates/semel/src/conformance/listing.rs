@@ -6,7 +6,7 @@ use super::bench::request;
 use super::expect::{acquired, applied, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::StateKind;
-use crate::store::{Entry, ListQuery, OnLost, Retention, Store as _};
+use crate::store::{Entry, ListQuery, OnLost, Retention, Store as _, StoreExt as _};
 use crate::{IdentityDigest, Outcome};
 
 cases! { "listing";

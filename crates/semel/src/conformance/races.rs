@@ -9,7 +9,7 @@ use super::expect::{acquired, applied, completed, in_flight};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::store::{
     Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _,
-    Verdict,
+    StoreExt as _, Verdict,
 };
 use crate::{AnyStore, Outcome};
 

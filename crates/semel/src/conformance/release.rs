@@ -5,7 +5,7 @@ use super::expect::{acquired, applied, settled};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{RELEASED_FOR, State, StateKind};
-use crate::store::{OnLost, Retention, Store as _};
+use crate::store::{OnLost, Retention, Store as _, StoreExt as _};
 
 cases! { "release";
     next_claim_runs [R1 R4]

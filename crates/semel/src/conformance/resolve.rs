@@ -8,7 +8,8 @@ use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{State, StateKind};
 use crate::store::{
-    Fence, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _, Verdict,
+    Fence, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _, StoreExt as _,
+    Verdict,
 };
 
 cases! { "resolve";

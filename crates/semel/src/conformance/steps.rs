@@ -7,8 +7,8 @@ use super::expect::{acquired, applied, completed, settled, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind};
 use crate::store::{
-    Claim, ClaimRequest, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _, Token,
-    Verdict,
+    Claim, ClaimRequest, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _,
+    StoreExt as _, Token, Verdict,
 };
 use crate::{Fingerprint, FinishedStep, Progress};
 

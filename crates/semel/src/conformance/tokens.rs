@@ -6,7 +6,9 @@ use super::bench::{Attempt, request};
 use super::expect::{acquired, applied, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
-use crate::store::{Fence, Nonce, OnLost, Resolution, Retention, Store as _, Token, Verdict};
+use crate::store::{
+    Fence, Nonce, OnLost, Resolution, Retention, Store as _, StoreExt as _, Token, Verdict,
+};
 
 cases! { "tokens";
     stale_after_takeover [R4]

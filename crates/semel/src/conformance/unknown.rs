@@ -3,7 +3,7 @@
 use super::expect::{acquired, applied, completed, settled, unknown};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::record::{State, StateKind};
-use crate::store::{OnLost, Retention, Store as _};
+use crate::store::{OnLost, Retention, Store as _, StoreExt as _};
 use crate::{Outcome, Timestamp};
 
 cases! { "unknown";

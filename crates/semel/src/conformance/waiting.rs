@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::bench::{Attempt, unique};
 use super::expect::{acquired, applied, completed};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
-use crate::store::{Fence, OnLost, Retention, Store as _, Waited};
+use crate::store::{Fence, OnLost, Retention, Store as _, StoreExt as _, Waited};
 use crate::{AnyStore, Outcome};
 
 cases! { "waiting";

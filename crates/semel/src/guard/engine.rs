@@ -13,7 +13,8 @@ use super::attempt::{Claimed, catch_panic};
 use super::settle::signal_of;
 use super::{AttemptInfo, Guard, Held, Seen, Signal};
 use crate::backoff::Backoff;
-use crate::store::{Fenced, Refusal, Retention};
+use crate::record::Change;
+use crate::store::{Fenced, Refusal, Retention, StoreExt as _};
 use crate::sync::Mutex;
 use crate::transaction::{Isolation, Lent, Loan, TransactionError, Transactional};
 use crate::{FinishedStep, Outcome, Progress, StateKind, StoreError, StoreErrorKind};
@@ -370,21 +371,20 @@ impl Records {
         };
         let (signal, written) = match self {
             Self::Step(step, kept) => {
-                let kept = kept.as_bytes().len();
-                let written = store.keep_step_in(transaction, identity, token, step, kept);
-                (Signal::StepKept, written.await)
+                let change = Change::keep_step(token, step, kept.as_bytes().len());
+                let written = store.change_in(transaction, identity, &change).await;
+                (Signal::StepKept, written)
             }
             Self::Outcome(outcome, retention) => {
                 let retention = retention.unwrap_or(claimed.guard.policy.retention);
-                let written = store.complete_in(transaction, identity, token, outcome, retention);
-                match written.await {
+                let change = Change::complete(token, outcome, retention);
+                match store.change_in(transaction, identity, &change).await {
                     Err(TransactionError::NotCommitted(error))
                         if error.kind() == StoreErrorKind::TooLarge =>
                     {
-                        let omitted = outcome.to_omitted();
-                        let written =
-                            store.complete_in(transaction, identity, token, &omitted, retention);
-                        (Signal::Omitted, written.await)
+                        let change = Change::complete(token, &outcome.to_omitted(), retention);
+                        let written = store.change_in(transaction, identity, &change).await;
+                        (Signal::Omitted, written)
                     }
                     written => (signal_of(outcome.kind()), written),
                 }

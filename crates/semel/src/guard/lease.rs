@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Signal;
 use super::attempt::Claimed;
-use crate::store::{Fenced, Refusal, Store};
+use crate::store::{Fenced, Refusal, Store, StoreExt as _};
 use crate::sync::Mutex;
 use crate::{StateKind, StoreError, StoreErrorKind};
 

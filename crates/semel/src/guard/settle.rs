@@ -13,7 +13,7 @@ use super::attempt::Claimed;
 use super::run::join;
 use super::{Guard, Held, Settled, Signal};
 use crate::backoff::Backoff;
-use crate::store::{Fenced, Refusal, Retention, Store, Token};
+use crate::store::{Fenced, Refusal, Retention, Store, StoreExt as _, Token};
 use crate::{Outcome, OutcomeKind, StoreError, StoreErrorKind};
 
 /// How long a caller waits for a store that does not take what it is told.

@@ -16,7 +16,7 @@ use super::{
     Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
     Transaction,
 };
-use crate::store::{Fenced, Store, Token};
+use crate::store::{Fenced, Store, StoreExt as _, Token};
 use crate::sync::Mutex;
 use crate::transaction::{Lent, Transactional, comes_from_conflict};
 use crate::{

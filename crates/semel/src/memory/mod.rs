@@ -22,16 +22,13 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::record::{self, Record, State};
+use crate::record::{self, Change, State};
 use crate::store::{
     Claim, ClaimRequest, Clear, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page,
-    Probe, Purged, Refusal, Resolution, Result, Retention, Store, Token, Waited,
+    Probe, Purged, Refusal, Result, Store, Waited,
 };
 use crate::sync::{Mutex, within};
-use crate::{
-    Clock, FinishedStep, Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind,
-    SystemClock, Timestamp,
-};
+use crate::{Clock, Identity, IdentityDigest, StoreError, StoreErrorKind, SystemClock, Timestamp};
 
 use shard::{Cell, Shard};
 use usage::Usage;
@@ -201,18 +198,14 @@ impl<C: Clock> MemoryStore<C> {
         Ok(decision.claim)
     }
 
-    // Runs one fenced step under the shard's lock, and wakes who waits for it afterwards.
-    fn fenced(
-        &self,
-        digest: &IdentityDigest,
-        step: impl FnOnce(Option<&Record>, Timestamp, Fence) -> record::Transition,
-    ) -> Result<Fenced> {
+    // Under the shard's lock; those who wait for it are woken afterwards.
+    fn change_now(&self, digest: &IdentityDigest, change: &Change) -> Result<Fenced> {
         self.open()?;
         let mut shard = self.shard(digest).lock();
         let now = self.clock.now();
         let floor = shard.fences.floor(now);
         let done = shard.update(digest, &self.usage, |record| {
-            match step(Some(record), now, floor) {
+            match change.decide(Some(record), now, floor) {
                 Ok(next) => {
                     let fence = next.as_ref().map(|next| next.token.fence);
                     ((Fenced::Applied, fence), next)
@@ -242,49 +235,8 @@ impl<C: Clock> Store for MemoryStore<C> {
         self.claim_now(identity, request)
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.fenced(identity, |r, now, _| record::renew(r, token, lease, now))
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        self.fenced(identity, |r, now, _| {
-            record::complete(r, token, outcome, retention, now)
-        })
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        self.fenced(identity, |r, _, _| record::keep_step(r, token, step, kept))
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, |r, now, _| record::abandon(r, token, now))
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, |r, now, _| record::mark_unknown(r, token, now))
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.fenced(identity, |r, now, floor| {
-            record::resolve(r, resolution, now, floor)
-        })
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        self.change_now(identity, change)
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -455,8 +407,9 @@ impl<C> std::fmt::Debug for MemoryStore<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Outcome;
     use crate::record::StateKind;
-    use crate::store::{Nonce, OnLost};
+    use crate::store::{Nonce, OnLost, Retention, StoreExt as _};
     use crate::{Fingerprint, Key, ManualClock, Scope};
     use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Interleavings that a reading of the guard found.
 
-use semel::Outcome;
 use semel::guard::{Attempt, Opening, StepError, StepKey, TransactOptions, Transacted};
 use semel::inbox::{Event, Inbox, Receipt};
 use semel::transaction::{Isolation, Lent};
+use semel::{Outcome, StoreExt as _};
 
 use super::scripted::{Failure, Fate, Scripted, Work};
 use super::*;

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use semel::memory::MemoryStore;
+use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Resolution, Result,
-    Retention, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
 };
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 #[derive(Default)]
 pub(crate) struct Flaky {
@@ -48,32 +48,13 @@ impl Store for Flaky {
         }
         if self.loses_claims.load(Ordering::SeqCst) { Err(lost()) } else { claim }
     }
-    async fn renew(&self, identity: &IdentityDigest, token: &Token, lease: Duration) -> Result<Fenced> {
-        if self.hung_renewals.load(Ordering::SeqCst) {
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let renews = matches!(change, Change::Held(_, Update::Renew(_)));
+        if renews && self.hung_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
         self.up()?;
-        self.memory.renew(identity, token, lease).await
-    }
-    async fn complete(&self, identity: &IdentityDigest, token: &Token, outcome: &Outcome, retention: Retention) -> Result<Fenced> {
-        self.up()?;
-        self.memory.complete(identity, token, outcome, retention).await
-    }
-    async fn keep_step(&self, identity: &IdentityDigest, token: &Token, step: &FinishedStep, kept: usize) -> Result<Fenced> {
-        self.up()?;
-        self.memory.keep_step(identity, token, step, kept).await
-    }
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.up()?;
-        self.memory.abandon(identity, token).await
-    }
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.up()?;
-        self.memory.mark_unknown(identity, token).await
-    }
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.up()?;
-        self.memory.resolve(identity, resolution).await
+        self.memory.change(identity, change).await
     }
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
         self.up()?;

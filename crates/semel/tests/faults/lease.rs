@@ -2,7 +2,7 @@
 
 use semel::guard::{Attempt, StepError};
 
-use semel::store::Fenced;
+use semel::store::{Fenced, StoreExt as _};
 
 use super::*;
 

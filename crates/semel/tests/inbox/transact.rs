@@ -10,7 +10,7 @@ use semel::guard::{
 };
 use semel::inbox::{Event, Inbox, InboxError, NewEvents, Reason, Receipt};
 use semel::memory::MemoryStore;
-use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLost, Store as _};
+use semel::store::{Claim, ClaimRequest, ListQuery, Nonce, OnLost, Store as _, StoreExt as _};
 use semel::transaction::{Isolation, Lent};
 use semel::{Fingerprint, StateKind, StoreErrorKind};
 use tokio::sync::Notify;

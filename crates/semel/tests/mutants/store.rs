@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use semel::record::{self, Record, State, StateKind};
+use semel::record::{self, Change, Record, State, StateKind, Transition, Update};
 use semel::store::{
     Claim, ClaimRequest, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, OnLost, Page,
-    Probe, Purged, Refusal, Resolution, Result, Retention, Store, Token, Waited,
+    Probe, Purged, Refusal, Result, Store, Token, Waited,
 };
 use semel::{
-    Clock, FinishedStep, Identity, IdentityDigest, ManualClock, Outcome, Progress, StoreError,
-    StoreErrorKind, Timestamp,
+    Clock, Identity, IdentityDigest, ManualClock, Outcome, Progress, StoreError, StoreErrorKind,
+    Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -74,27 +74,71 @@ impl SmallStore {
         }
     }
 
-    fn fenced(
+    /// What an attempt's change makes of the record, with the bugs that are about it.
+    fn updated(
         &self,
-        digest: &IdentityDigest,
-        step: impl FnOnce(Option<&Record>, Timestamp) -> record::Transition,
-    ) -> Result<Fenced> {
-        let (mut records, now) = self.open()?;
-        let entry = records.0.get_mut(digest);
-        match step(entry.as_ref().map(|e| &e.record), now) {
-            Err(refusal) => Ok(refusal.into()),
-            Ok(None) => Ok(Fenced::Applied),
-            Ok(Some(next)) => {
-                let silent = self.has(Bug::ReleaseWakesNobody) && next.state == State::Released;
-                if let Some(entry) = entry {
-                    entry.record = next;
-                }
-                if !silent {
-                    self.changed.notify_waiters();
-                }
-                Ok(Fenced::Applied)
+        record: Option<&Record>,
+        token: &Token,
+        update: &Update,
+        now: Timestamp,
+    ) -> Transition {
+        let token = self.seen(record, token);
+        let mut before = record.cloned();
+        let mut update = update.clone();
+        match (&mut update, &mut before) {
+            (Update::Complete(outcome, _), _)
+                if outcome.body().is_none() && self.has(Bug::VoidIsEmpty) =>
+            {
+                *outcome = Outcome::success(b"");
             }
+            (Update::Complete(..), Some(record)) if record.state.kind() == StateKind::Completed => {
+                if self.has(Bug::SecondCompletionRefused) {
+                    return Err(Refusal::Settled(StateKind::Completed));
+                }
+                if self.has(Bug::SecondCompletionWins) {
+                    record.state = State::InFlight;
+                }
+            }
+            // Whatever is there, the step goes behind it.
+            (Update::KeepStep { kept, .. }, Some(record)) if self.has(Bug::StepsUnordered) => {
+                *kept = record.progress.as_bytes().len();
+            }
+            _ => {}
         }
+        let Some(mut next) =
+            Change::Held(token, update.clone()).decide(before.as_ref(), now, Fence(0))?
+        else {
+            return Ok(None);
+        };
+        match update {
+            Update::Renew(lease) if self.has(Bug::RenewalShortens) => {
+                next.lease_until = now.after(lease);
+            }
+            Update::Complete(_, retention) if self.has(Bug::RetentionFromClaim) => {
+                next.expires_at = next.claimed_at.after(retention.replay);
+                next.purge_at = next.expires_at.after(retention.tombstone);
+            }
+            Update::Abandon if self.has(Bug::MarkIsAStep) && !next.progress.is_empty() => {
+                next.expires_at = now.after(record::RELEASED_WITH_STEPS_FOR);
+                next.purge_at = next.expires_at;
+            }
+            _ => {}
+        }
+        Ok(Some(next))
+    }
+
+    fn resolved(&self, record: Option<&Record>, change: &Change, now: Timestamp) -> Transition {
+        let late = match record {
+            Some(record) if self.has(Bug::RunningResolved) => now.max(record.lease_until),
+            _ => now,
+        };
+        let mut next = change.decide(record, late, Fence(0))?;
+        if let (true, Some(before), Some(next)) =
+            (self.has(Bug::FenceKeptOnResolve), record, &mut next)
+        {
+            next.token = before.token;
+        }
+        Ok(next)
     }
 
     /// What a claim finds, with the bugs that are about what it finds.
@@ -190,113 +234,28 @@ impl Store for SmallStore {
         Ok(decision.claim)
     }
 
-    async fn renew(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<Fenced> {
-        self.fenced(identity, |r, now| {
-            let mut next = record::renew(r, &self.seen(r, token), lease, now)?;
-            if self.has(Bug::RenewalShortens)
-                && let Some(next) = &mut next
-            {
-                next.lease_until = now.after(lease);
-            }
-            Ok(next)
-        })
-    }
-
-    async fn complete(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
-    ) -> Result<Fenced> {
-        let empty = Outcome::success(b"");
-        let outcome = match outcome.body() {
-            None if self.has(Bug::VoidIsEmpty) => &empty,
-            _ => outcome,
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let (mut records, now) = self.open()?;
+        let entry = records.0.get_mut(identity);
+        let record = entry.as_ref().map(|entry| &entry.record);
+        let next = match change {
+            Change::Held(token, update) => self.updated(record, token, update, now),
+            Change::Resolve(_) => self.resolved(record, change, now),
         };
-        self.fenced(identity, |r, now| {
-            let token = self.seen(r, token);
-            let mut before = r.cloned();
-            if let Some(record) = &mut before
-                && record.state.kind() == StateKind::Completed
-            {
-                if self.has(Bug::SecondCompletionRefused) {
-                    return Err(Refusal::Settled(StateKind::Completed));
+        match next {
+            Err(refusal) => Ok(refusal.into()),
+            Ok(None) => Ok(Fenced::Applied),
+            Ok(Some(next)) => {
+                let silent = self.has(Bug::ReleaseWakesNobody) && next.state == State::Released;
+                if let Some(entry) = entry {
+                    entry.record = next;
                 }
-                if self.has(Bug::SecondCompletionWins) {
-                    record.state = State::InFlight;
+                if !silent {
+                    self.changed.notify_waiters();
                 }
+                Ok(Fenced::Applied)
             }
-            let mut next = record::complete(before.as_ref(), &token, outcome, retention, now)?;
-            if self.has(Bug::RetentionFromClaim)
-                && let Some(next) = &mut next
-            {
-                next.expires_at = next.claimed_at.after(retention.replay);
-                next.purge_at = next.expires_at.after(retention.tombstone);
-            }
-            Ok(next)
-        })
-    }
-
-    async fn keep_step(
-        &self,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced> {
-        self.fenced(identity, |r, _| {
-            let token = self.seen(r, token);
-            let next = record::keep_step(r, &token, step, kept);
-            match r {
-                // Whatever is there, the step goes behind it.
-                Some(before) if self.has(Bug::StepsUnordered) => {
-                    record::keep_step(r, &token, step, before.progress.as_bytes().len())
-                }
-                _ => next,
-            }
-        })
-    }
-
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, |r, now| {
-            let mut next = record::abandon(r, &self.seen(r, token), now)?;
-            if let Some(next) = &mut next
-                && self.has(Bug::MarkIsAStep)
-                && !next.progress.is_empty()
-            {
-                next.expires_at = now.after(record::RELEASED_WITH_STEPS_FOR);
-                next.purge_at = next.expires_at;
-            }
-            Ok(next)
-        })
-    }
-
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.fenced(identity, |r, now| {
-            record::mark_unknown(r, &self.seen(r, token), now)
-        })
-    }
-
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.fenced(identity, |r, now| {
-            let late = match r {
-                Some(r) if self.has(Bug::RunningResolved) => now.max(r.lease_until),
-                _ => now,
-            };
-            let Some(mut next) = record::resolve(r, resolution, late, Fence(0))? else {
-                return Ok(None);
-            };
-            if let (true, Some(before)) = (self.has(Bug::FenceKeptOnResolve), r) {
-                next.token = before.token;
-            }
-            Ok(Some(next))
-        })
+        }
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -2,7 +2,7 @@
 
 use semel::StateKind;
 use semel::guard::{Background, ReconcileOptions};
-use semel::store::Entry;
+use semel::store::{Entry, StoreExt as _};
 
 use super::*;
 

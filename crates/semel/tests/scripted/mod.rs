@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::memory::{Limits, MemoryStore};
+use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Refusal, Resolution,
-    Result, Retention, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Refusal, Result,
+    Waited,
 };
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
+use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 /// What a commit does.
 #[derive(Debug, Clone, Copy)]
@@ -61,13 +62,10 @@ impl Scripted {
     }
 }
 
-type Completion = (IdentityDigest, Token, Outcome, Retention);
-
-/// What is committed with a transaction: completions, steps, and lines of the ledger.
+/// What is committed with a transaction: changes of records, and lines of the ledger.
 #[derive(Default)]
 pub(crate) struct Work {
-    completions: Vec<Completion>,
-    steps: Vec<(IdentityDigest, Token, FinishedStep, usize)>,
+    changes: Vec<(IdentityDigest, Change)>,
     pub(crate) lines: Vec<String>,
 }
 
@@ -109,37 +107,24 @@ impl Transactional for Scripted {
         Ok(Work::default())
     }
 
-    async fn complete_in(
+    async fn change_in(
         &self,
         work: &mut Work,
         identity: &IdentityDigest,
-        token: &Token,
-        outcome: &Outcome,
-        retention: Retention,
+        change: &Change,
     ) -> Result<Fenced, TransactionError> {
-        if outcome.as_bytes().len() > self.largest {
-            let large = error(StoreErrorKind::TooLarge);
-            return Err(TransactionError::NotCommitted(large));
+        if let Change::Held(token, Update::Complete(outcome, _)) = change {
+            if outcome.as_bytes().len() > self.largest {
+                let large = error(StoreErrorKind::TooLarge);
+                return Err(TransactionError::NotCommitted(large));
+            }
+            let entry = self.memory.get(identity).await.unwrap();
+            if entry.is_none_or(|entry| entry.record.token != *token) {
+                return Ok(Refusal::Superseded.into());
+            }
+            self.completed.lock().unwrap().push(*identity);
         }
-        let entry = self.memory.get(identity).await.unwrap();
-        if entry.is_none_or(|entry| entry.record.token != *token) {
-            return Ok(Refusal::Superseded.into());
-        }
-        self.completed.lock().unwrap().push(*identity);
-        let completion = (*identity, *token, outcome.clone(), retention);
-        work.completions.push(completion);
-        Ok(Fenced::Applied)
-    }
-
-    async fn keep_step_in(
-        &self,
-        work: &mut Work,
-        identity: &IdentityDigest,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-    ) -> Result<Fenced, TransactionError> {
-        work.steps.push((*identity, *token, step.clone(), kept));
+        work.changes.push((*identity, change.clone()));
         Ok(Fenced::Applied)
     }
 
@@ -147,13 +132,9 @@ impl Transactional for Scripted {
         let fate = self.fates.lock().unwrap().pop_front();
         let fate = fate.unwrap_or(Fate::Commits);
         if let Fate::Commits | Fate::Lost { committed: true } = fate {
-            for (identity, token, outcome, retention) in work.completions {
-                let done = self.memory.complete(&identity, &token, &outcome, retention);
-                assert_eq!(done.await.unwrap(), Fenced::Applied);
-            }
-            for (identity, token, step, kept) in work.steps {
-                let done = self.memory.keep_step(&identity, &token, &step, kept);
-                assert_eq!(done.await.unwrap(), Fenced::Applied);
+            for (identity, change) in work.changes {
+                let done = self.memory.change(&identity, &change).await;
+                assert_eq!(done.unwrap(), Fenced::Applied);
             }
             self.ledger.lock().unwrap().extend(work.lines);
         }
@@ -187,29 +168,16 @@ impl Store for Scripted {
         }
         self.memory.claim(identity, request).await
     }
-    async fn renew(&self, identity: &IdentityDigest, token: &Token, lease: Duration) -> Result<Fenced> {
-        if self.deaf.load(Ordering::SeqCst) {
-            return Err(error(StoreErrorKind::NotApplied));
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        match change {
+            Change::Held(_, Update::Renew(_)) if self.deaf.load(Ordering::SeqCst) => {
+                Err(error(StoreErrorKind::NotApplied))
+            }
+            Change::Held(_, Update::Complete(outcome, _)) if outcome.as_bytes().len() > self.largest => {
+                Err(error(StoreErrorKind::TooLarge))
+            }
+            _ => self.memory.change(identity, change).await,
         }
-        self.memory.renew(identity, token, lease).await
-    }
-    async fn complete(&self, identity: &IdentityDigest, token: &Token, outcome: &Outcome, retention: Retention) -> Result<Fenced> {
-        if outcome.as_bytes().len() > self.largest {
-            return Err(error(StoreErrorKind::TooLarge));
-        }
-        self.memory.complete(identity, token, outcome, retention).await
-    }
-    async fn keep_step(&self, identity: &IdentityDigest, token: &Token, step: &FinishedStep, kept: usize) -> Result<Fenced> {
-        self.memory.keep_step(identity, token, step, kept).await
-    }
-    async fn abandon(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.memory.abandon(identity, token).await
-    }
-    async fn mark_unknown(&self, identity: &IdentityDigest, token: &Token) -> Result<Fenced> {
-        self.memory.mark_unknown(identity, token).await
-    }
-    async fn resolve(&self, identity: &IdentityDigest, resolution: &Resolution) -> Result<Fenced> {
-        self.memory.resolve(identity, resolution).await
     }
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
         if self.blind.load(Ordering::SeqCst) {

@@ -8,7 +8,7 @@ use crate::conformance::{Bench, Failure, ensure, ensure_eq};
 use crate::record::{Record, State};
 use crate::store::{
     Claim, ClaimRequest, Cursor, Fence, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention,
-    Store as _, Token, Verdict, Waited,
+    Store as _, StoreExt as _, Token, Verdict, Waited,
 };
 use crate::{Fingerprint, FinishedStep, Identity, Outcome, Progress, Timestamp};
 

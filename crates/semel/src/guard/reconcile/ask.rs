@@ -9,7 +9,7 @@ use super::super::attempt::catch_panic;
 use super::super::{Asked, Guard, Seen, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
-use crate::store::{Entry, Fence, Fenced, Nonce, Resolution, Store, Verdict};
+use crate::store::{Entry, Fence, Fenced, Nonce, Resolution, Store, StoreExt as _, Verdict};
 use crate::{Identity, IdentityDigest, State, StoreError, StoreErrorKind};
 
 /// The most of a reconciler's own words that a record keeps, in characters.

@@ -1,31 +1,21 @@
-//! A store of one's own, and the suite run against it:
-//! `cargo run -p semel --features conformance --example own_store`.
-//!
-//! `docs/write-a-store.md` goes through it. Copy the folder, replace what is in `database.rs`, and
-//! run it until every case passes.
-
-#![allow(missing_docs, unreachable_pub, reason = "a template, not a library")]
-
-mod database;
-mod store;
+//! Every case of the suite, on this store.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Trial};
+use own_store::OwnDatabase;
+use semel::backend::Recorded;
 use semel::conformance::{Bench, CASES, Factory, Failure, run};
-
-use database::Database;
-use store::OwnStore;
 
 struct Own;
 
 impl Factory for Own {
     // Two handles, as two processes would have: what one keeps in its memory the other does not see.
     async fn open(&self) -> Result<Bench, Failure> {
-        let database = Database::connect();
-        let other = OwnStore::new(database.clone());
-        Ok(Bench::new(OwnStore::new(database))
+        let database = OwnDatabase::default();
+        let other = Recorded::new(database.clone());
+        Ok(Bench::new(Recorded::new(database))
             .with_other(other)
             .exclusive())
     }
