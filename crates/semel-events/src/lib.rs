@@ -49,6 +49,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod delivery;
 #[cfg(feature = "kafka")]
 pub mod kafka;

@@ -4,6 +4,8 @@
 //! which tells it what the upstream's silence means. The program `semel` is [`command`] around that;
 //! `docs/gateway.md` describes it for operators.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod admin;
 pub mod args;
 pub mod body;

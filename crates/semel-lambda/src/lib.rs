@@ -89,6 +89,8 @@
 //! [partial batch responses](https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html) ·
 //! [the runtime API](https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html)
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod batch;
 mod context;
 mod dispatch;

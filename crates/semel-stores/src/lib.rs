@@ -4,10 +4,17 @@
 //! |---|---|---|---|
 //! | – | `memory:` | [`semel::memory::MemoryStore`] | nothing: it lives in the process |
 //! | `file` | `file:PATH` | `FileStore`, embedded, for one process | a loss of power |
-//! | `mysql` | `mysql://…` | `MysqlStore`, on MySQL or MariaDB | a loss of power, with the server's defaults for it |
+//! | `sqlite` | `sqlite:PATH` | `SqliteStore`, for the processes of one machine; transactions | a loss of power |
+//! | `postgres` | `postgres://…` | `PostgresStore`; transactions | what the server's commits survive: by default a loss of power |
+//! | `postgres-sqlx` | | `postgres::SqlxSteps`, on an application's own sqlx connections | the same |
+//! | `mysql` | `mysql://…` | `MysqlStore`, on MySQL or MariaDB; transactions | the same |
+//! | `redis` | `redis://…`, `rediss://…`, `redis-cluster://…` | `RedisStore`, on Redis or Valkey | what its settings promise: from nothing to a loss of power |
+//! | `nats` | `nats://HOST/BUCKET` | `NatsStore`, on NATS JetStream | a crash; with three copies the loss of a node |
 //! | `dynamodb` | `dynamodb://TABLE` | `DynamoDbStore`, on AWS's DynamoDB | the loss of a zone, as AWS says |
 //!
 //! [`open`] picks by URL; each store also has a constructor of its own.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod common;
 #[cfg(feature = "dynamodb")]

@@ -83,6 +83,8 @@
 //! [RFC 9651](https://www.rfc-editor.org/rfc/rfc9651) ·
 //! [RFC 8785](https://www.rfc-editor.org/rfc/rfc8785)
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod attempt;
 mod body;
 mod config;

@@ -22,6 +22,8 @@
 //! | write a store | a [`Backend`](backend::Backend) |
 //! | check a store | `conformance`, behind the feature of that name |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod any;
 pub mod backend;
 mod backoff;

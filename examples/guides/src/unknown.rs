@@ -6,7 +6,7 @@ use std::sync::Arc;
 use semel::guard::{
     Answered, Asked, Background, Case, Finding, Guard, OnError, Policy, Reconciler, StepKey,
 };
-use semel::store::{Nonce, OnLost, Resolution, Store, Verdict};
+use semel::store::{Nonce, OnLost, Resolution, Store, StoreExt as _, Verdict};
 use semel::{Fingerprint, Identity, IdentityDigest, Outcome};
 
 enum ChargeError {
