@@ -12,8 +12,7 @@ use semel::store::{
     Purged, Refusal, Resolution, Result, StoreExt as _, Token, Waited,
 };
 use semel::{
-    AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind,
-    Timestamp,
+    AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind, Timestamp,
 };
 use tokio::time::sleep;
 

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use semel::memory::{Limits, MemoryStore};
 use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe, Purged, Result, Token, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe, Purged,
+    Result, Token, Waited,
 };
 use semel::{Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep};
