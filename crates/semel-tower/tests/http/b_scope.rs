@@ -345,11 +345,3 @@ async fn row_22_authentication_outside_the_layer_comes_before_the_lookup() {
         .await
         .assert_replay_of(&first);
 }
-
-/// The README's example is the one that is compiled.
-#[test]
-fn the_readme_shows_the_example() {
-    let example = include_str!("../../examples/axum.rs");
-    let code = example.split_once("\n\n").unwrap().1;
-    assert!(include_str!("../../../../README.md").contains(code));
-}
