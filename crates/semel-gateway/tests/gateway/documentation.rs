@@ -70,6 +70,31 @@ fn the_rules_for_alerts_name_metrics_that_exist() {
 }
 
 #[test]
+fn the_files_that_are_shown_are_accepted() {
+    let pages = [DOCUMENT, include_str!("../../../../docs/unknown.md")];
+    let blocks = pages
+        .iter()
+        .flat_map(|page| page.split("```toml\n").skip(1));
+    let files: Vec<&str> = blocks
+        .map(|rest| rest.split("```").next().unwrap())
+        .collect();
+    assert!(files.len() >= 2, "{files:?}");
+    for file in files {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("semel.toml");
+        std::fs::write(&path, file).unwrap();
+        let checked = std::process::Command::new(env!("CARGO_BIN_EXE_semel"))
+            .args(["check", "--no-open", "--upstream", "http://127.0.0.1:9000"])
+            .arg("--config")
+            .arg(&path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&checked.stderr);
+        assert!(checked.status.success(), "{file}\n{said}");
+    }
+}
+
+#[test]
 fn the_help_names_every_setting() {
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_semel"))
         .args(["serve", "--help"])
