@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep};
 /// What an inbox answers.
 pub type Answer<E> = Result<Receipt, InboxError<E>>;
 
-/// The broker could not be told. No harm: it delivers the event again, which is then a duplicate.
+/// The broker could not be reached. No harm: it delivers the event again, which is then a duplicate.
 pub type TellError = Box<dyn StdError + Send + Sync>;
 
-/// What a broker is told of an event.
+/// What is reported to the broker about an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// It was handled, now or before: forget it.
@@ -43,7 +43,7 @@ impl<E> From<&Answer<E>> for Verdict {
 pub struct Settled<E> {
     /// What the inbox answered.
     pub answer: Answer<E>,
-    /// Whether the broker could be told.
+    /// Whether it was reported to the broker.
     pub told: Result<(), TellError>,
 }
 

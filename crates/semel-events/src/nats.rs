@@ -62,7 +62,7 @@ pub struct NotFromStream {
 }
 
 impl Delivery {
-    /// How often the server is told that an event is still being handled: a third of its patience
+    /// How often the server learns that an event is still being handled: a third of its patience
     /// (`ack_wait`), which is 30 s unless the consumer has another.
     pub const PROGRESS: Duration = Duration::from_secs(10);
 

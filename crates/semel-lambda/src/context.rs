@@ -48,7 +48,7 @@ impl EventContext {
     }
 
     /// Grows with every attempt on the event: pass it to services that can refuse a stale one. An
-    /// attempt that stood still past its lease, because its sandbox did, has a smaller one than the
+    /// attempt that was frozen past its lease, with its sandbox, has a smaller one than the
     /// attempt that took its place.
     pub const fn fence(&self) -> Fence {
         self.attempt.fence

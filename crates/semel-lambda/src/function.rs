@@ -44,7 +44,7 @@ struct Inner<S> {
 
 type OnFailure = dyn Fn(&Failure<'_>) + Send + Sync;
 
-/// An event that was not handled, for whoever watches the function.
+/// An event that was not handled, for those who watch the function.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Failure<'a> {
@@ -127,7 +127,7 @@ impl<S: Store> Function<S> {
         self.rebuild(|inner| inner.whole_batches = true)
     }
 
-    /// Who is told of each event that was not handled. Unless set, it is an error event of `tracing`
+    /// Is called for each event that was not handled. Unless set, it is an error event of `tracing`
     /// (without the message's id).
     #[must_use]
     pub fn with_on_failure(

@@ -155,7 +155,7 @@ impl<S: Store> IdempotencyLayer<S> {
     }
 
     /// Takes the principal from this field. It must come from something that authenticated the
-    /// caller: whoever can send the field can read every answer.
+    /// caller: anybody who can send the field can read every answer.
     ///
     /// `Authorization` and `Cookie` are taken by their SHA-256. Naming `Authorization` says that every
     /// scheme in use sends the same in each request.
@@ -170,7 +170,7 @@ impl<S: Store> IdempotencyLayer<S> {
     }
 
     /// Whether requests with a key but without a principal are refused with 400
-    /// `missing-principal`. Unless set they share the scope `anonymous`: then whoever sends an
+    /// `missing-principal`. Unless set they share the scope `anonymous`: then a caller that sends an
     /// anonymous caller's key and request gets its answer.
     pub fn with_principal_required(self, required: bool) -> Self {
         self.configured(|config| config.scope.set_required(required))

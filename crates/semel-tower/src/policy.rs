@@ -95,7 +95,7 @@ impl Disposition {
     /// | status | disposition |
     /// |---|---|
     /// | 2xx, 3xx | kept as a success |
-    /// | 408, 502, 504 | unknown: whoever answers gave up waiting for the one who works |
+    /// | 408, 502, 504 | unknown: the sender stopped waiting for the one who works |
     /// | 400, 401, 403, 405, 406, 407, 411, 413, 414, 415, 417, 421, 425, 426, 428, 429, 431 | released: refused before anything happened |
     /// | every other 4xx, for instance 402, 404, 409, 410, 412, 422 | kept as a failure |
     /// | 1xx, other 5xx and unassigned | released |

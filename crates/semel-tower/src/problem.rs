@@ -21,7 +21,7 @@ pub enum ProblemCode {
     MissingKey,
     /// 400: the header field is malformed, or the key breaks the rule.
     InvalidKey,
-    /// 400: the operation requires a principal, so that its keys belong to somebody.
+    /// 400: the operation requires a principal that its keys belong to.
     MissingPrincipal,
     /// 400: the body ended before it was complete.
     IncompleteBody,

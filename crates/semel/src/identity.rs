@@ -85,7 +85,7 @@ impl fmt::Debug for IdentityDigest {
 /// An operation that changes the account while it runs leaves the account out of its scope; the
 /// completion is pinned by the claim's token, not by the scope.
 ///
-/// Cloning shares the parts: an identity is made once per request and kept by whoever needs it.
+/// Cloning shares the parts: an identity is made once per request and cloned cheaply.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Identity(Arc<Parts>);
 

@@ -133,7 +133,7 @@ impl Key {
     }
 
     /// At most 8 characters, and at most half of the key: enough for an operator to recognise one
-    /// that they hold, useless to whoever does not.
+    /// that they hold, useless to anybody else.
     pub fn hint(&self) -> &str {
         let shown = self.0.chars().count().div_euclid(2).min(8);
         let end = self

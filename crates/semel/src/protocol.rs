@@ -175,7 +175,7 @@ pub struct Token {
 pub enum OnLost {
     /// Take it over and run again: for operations whose effect is safe to repeat, or fenced.
     Retry,
-    /// Answer "unknown" until somebody resolves it.
+    /// Answer "unknown" until it is resolved.
     #[default]
     Hold,
     /// Answer "unknown", and let the caller ask its reconciler. For the store the same as `Hold`.
@@ -302,7 +302,7 @@ pub enum Refusal {
     /// There is no record: its retention ended and it was purged.
     #[error("there is no record of this identity")]
     Missing,
-    /// The token is not the current one: another attempt took over, or somebody resolved it.
+    /// The token is not the current one: another attempt took over, or it was resolved.
     #[error("a later claim or a resolution took the place of this attempt")]
     Superseded,
     /// The transition is not valid from this state.
@@ -316,7 +316,7 @@ pub enum Refusal {
     OtherSteps,
 }
 
-/// What somebody found out about an unknown attempt.
+/// What was found out about an unknown attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It had its effect, with this outcome.

@@ -57,7 +57,7 @@ pub struct Entry {
     pub record: Record,
 }
 
-/// Where a listing goes on: opaque, made by one page for the next.
+/// Where a listing continues: opaque, made by one page for the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor(pub Box<[u8]>);
 
@@ -87,7 +87,7 @@ impl ListQuery {
 }
 
 /// A page of a listing. Records that change while it is read may be missed or seen once more;
-/// those that stand still are seen exactly once.
+/// those that do not change are seen exactly once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The records.

@@ -99,7 +99,7 @@ pub trait Transactional: Store {
         transaction: Self::Transaction,
     ) -> impl Future<Output = Result<(), TransactionError>> + Send;
 
-    /// Rolls it back. Where the database cannot be told, the connection's end tells it.
+    /// Rolls it back. If the database cannot be reached, closing the connection does.
     fn rollback(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
     /// Whether an error of the driver's means a [`Conflict`](TransactionError::Conflict). Looks at

@@ -54,11 +54,13 @@ async fn close<S: Store>(guard: &Guard<S>, day: &str) -> Result<Report, String> 
     let work = |_attempt| async move { close_in_the_ledger(&day).await.map(Json) };
     match guard.run(asked, work).await {
         Ok(done) => Ok(done.into_inner().0),
+        Err(error) if error.is_retryable() => Err(format!("ask again: {error}")),
         Err(RunError::Unknown) => Err("a person has to look: see docs/unknown.md".into()),
         Err(error) => Err(error.to_string()),
     }
 }
 
+#[derive(Serialize)]
 struct Invoice {
     id: String,
     to: String,
@@ -86,7 +88,7 @@ async fn work_off<S: Store>(
 ) -> Result<Done<String>, RunError<StepError<JobError>>> {
     let key = Key::new(&job.id).expect("job ids are short and printable");
     let identity = Identity::new(Scope::new(["billing"]), "invoice", key);
-    let print = Fingerprint::of(format!("{} {}", job.to, job.cents).as_bytes());
+    let print = Fingerprint::of_json(&job).expect("it has text and numbers");
     let work = move |mut attempt: Attempt<S>| async move {
         let charge: String = attempt
             .step("charge", |key| services.charge(key, job.cents))

@@ -31,7 +31,7 @@ pub struct AttemptInfo {
     /// Which attempt this is, from 1.
     pub number: u32,
     /// How often the work was run and rolled back in this attempt, because its transaction was in
-    /// conflict with others. What it does beside the transaction happens as often.
+    /// conflict with others. What it does outside the transaction happens as often.
     pub retry: u32,
     lease: Option<Arc<dyn Leased>>,
 }

@@ -171,7 +171,7 @@ impl<S> Guard<S> {
         }
     }
 
-    /// How many outcomes, releases and claims the store could not be told of, or did not answer,
+    /// How many outcomes, releases and claims the store did not take or did not answer,
     /// and is asked about in the background (R14).
     pub fn unsettled(&self) -> usize {
         self.shared.pursuits.len()
@@ -184,7 +184,7 @@ impl<S: Store> Guard<S> {
         Self::builder(store).policy(policy).build()
     }
 
-    /// Sets what a guard over `store` needs beside it.
+    /// Sets what a guard over `store` needs besides.
     pub fn builder(store: S) -> GuardBuilder<S> {
         GuardBuilder {
             shared: Shared {
@@ -202,7 +202,7 @@ impl<S: Store> Guard<S> {
         }
     }
 
-    /// Runs `work` in a task of its own, which goes on when the caller goes away (R11) and which
+    /// Runs `work` in a task of its own, which continues when the caller goes away (R11) and which
     /// [`drain`](Self::drain) waits for.
     pub fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
     where
@@ -220,7 +220,7 @@ impl<S: Store> Guard<S> {
     }
 
     /// Returns once no task of [`spawn`](Self::spawn) is running, on this guard or on one that shares
-    /// its store. What the store could not be told (R14) is tried for 5 s at least. Ends the
+    /// its store. What the store did not take yet (R14) is tried for 5 s at least. Ends the
     /// [purger](Self::spawn_purger). Call it when no more calls come.
     pub async fn drain(&self) {
         let _draining = Draining(&self.shared.draining);

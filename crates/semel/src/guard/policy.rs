@@ -103,7 +103,7 @@ impl Policy {
         self
     }
 
-    /// How long a duplicate waits for the attempt in flight, before it is told to ask again. Not at all
+    /// How long a duplicate waits for the attempt in flight, before it has to ask again. Not at all
     /// unless set.
     #[must_use]
     pub const fn with_wait(mut self, at_most: Duration) -> Self {

@@ -26,7 +26,7 @@ pub enum Done<T> {
 }
 
 impl<T> Done<T> {
-    /// The answer, whoever ran it.
+    /// The answer, whichever call ran it.
     pub fn into_inner(self) -> T {
         match self {
             Self::Fresh(value) | Self::Replayed(value) | Self::Unprotected(value) => value,
@@ -200,7 +200,7 @@ impl<E> RunError<E> {
     }
 
     /// When to make the same call again; `None` where time alone will not help: the key was used for
-    /// something else, the failure lasts, or somebody has to find out what happened.
+    /// something else, the failure lasts, or the outcome has to be resolved.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InFlight { retry_after } => Some(*retry_after),

@@ -249,7 +249,7 @@ impl<S: Transactional> Attempt<S> {
     /// }
     /// ```
     ///
-    /// One statement in the transaction, beside those of `work`, its beginning and its commit.
+    /// One statement in the transaction, besides those of `work`, its beginning and its commit.
     ///
     /// # Errors
     /// See [`StepError`].

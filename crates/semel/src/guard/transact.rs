@@ -21,7 +21,7 @@ impl<S: Transactional> Guard<S> {
     /// `work` gets the driver's transaction, and drops it when it is done with it; it must neither
     /// commit nor roll it back. It may be called again, after a conflict with other transactions:
     /// [`AttemptInfo::retry`] counts. On an error all is rolled back, and the identity is released,
-    /// or the failure kept beside the transaction, as the policy says. So is a value that is kept as
+    /// or the failure kept outside the transaction, as the policy says. So is a value that is kept as
     /// a failure, as the error of a `Result`.
     ///
     /// Without a key the work has its transaction all the same, which is committed without a record;

@@ -18,7 +18,7 @@ impl<S: Store> Inbox<S> {
     /// only if running again is safe. Between the effect and its record a crash is possible, after
     /// which the event is [`Unknown`](InboxError::Unknown), or runs again where the policy's
     /// [`OnLost`](crate::store::OnLost) says so; the attempt's fence lets a service refuse a stale
-    /// one. If the caller is dropped, the work goes on (R11).
+    /// one. If the caller is dropped, the work continues (R11).
     ///
     /// # Errors
     /// See [`InboxError`]: do not acknowledge.

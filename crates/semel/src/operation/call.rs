@@ -97,7 +97,7 @@ impl Call {
         self
     }
 
-    /// When the intent was made: by whoever made it, once, and carried with every retry. Never the
+    /// When the intent was made: decided once, and carried with every retry. Never the
     /// time of the retry.
     #[must_use]
     pub const fn made_at(mut self, intent: Timestamp) -> Self {

@@ -56,7 +56,7 @@ use crate::transaction::Transactional;
 /// A store of versioned records.
 ///
 /// Every change is one atomic step in the store: of any number of writers that expect the same
-/// version, or no record, exactly one gets through, and the others are told what they would find.
+/// version, or no record, exactly one succeeds, and the others learn what they would find.
 /// What was answered is as durable as the store's other steps. A read sees what was acknowledged
 /// before it began.
 ///
@@ -91,7 +91,7 @@ pub trait VersionedStore: Send + Sync + 'static {
     }
 
     /// Deletes the record where it is as expected. One that is not there is deleted already, unless
-    /// a version was expected. The next write of the key goes on counting versions.
+    /// a version was expected. The next write of the key continues to count versions.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).
@@ -110,7 +110,7 @@ pub trait VersionedStore: Send + Sync + 'static {
     /// the same, after an error of kind [`Unknown`](crate::StoreErrorKind::Unknown), it answers with
     /// the version that the first call gave, as long as nobody has written since.
     ///
-    /// A conflict then means that this call changed nothing. Whether the first one did is told by the
+    /// A conflict then means that this call changed nothing. Whether the first one did follows from the
     /// version found: [`rule::never_happened`].
     ///
     /// # Errors
@@ -147,7 +147,7 @@ pub trait VersionedStore: Send + Sync + 'static {
 /// usable, and what becomes of it is the work's decision.
 pub trait VersionedIn: VersionedStore + Transactional {
     /// The record, locked until the transaction ends: nobody else changes it meanwhile. One that is
-    /// not there cannot be locked everywhere: who makes it expects [`Absent`](Expected::Absent).
+    /// not there cannot be locked everywhere: its creator expects [`Absent`](Expected::Absent).
     fn read_in(
         &self,
         transaction: &mut Self::Transaction,

@@ -37,7 +37,7 @@ impl Default for Retries {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError<E> {
-    /// The change itself was refused by who makes it. Nothing was written.
+    /// The caller's function refused to change it. Nothing was written.
     #[error("the change was refused")]
     Refused(#[source] E),
     /// Others were first whenever it was tried. Nothing was written.

@@ -109,7 +109,7 @@ impl<S: Store> Background<S> {
         self
     }
 
-    /// Goes on for ever. A store that fails is asked again when the next turn is due.
+    /// Runs for ever. A store that fails is asked again when the next turn is due.
     pub async fn run(mut self) {
         loop {
             // Observed where it failed.

@@ -56,7 +56,7 @@ impl From<Finding> for Answer {
     }
 }
 
-/// What [`Reconciler::reconcile`] returns. An error means "still unknown", and is told to the
+/// What [`Reconciler::reconcile`] returns. An error means "still unknown", and is passed to the
 /// [`Observer`](super::Observer).
 pub type Answered<'a> =
     Pin<Box<dyn Future<Output = Result<Answer, Box<dyn StdError + Send + Sync>>> + Send + 'a>>;
@@ -132,7 +132,7 @@ pub enum Reconciled<'a> {
     Panicked,
     /// The reconciler did not answer in time.
     TimedOut,
-    /// The store could not be asked, or could not be told the answer.
+    /// The store could not be asked, or did not take the answer.
     Store(&'a StoreError),
     /// It was asked as often as it may be in the background: an operator has to look.
     GaveUp,
