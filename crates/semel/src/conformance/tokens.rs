@@ -16,7 +16,7 @@ cases! { "tokens";
     stale_after_release [R4]
         "after a release and a new claim the old token changes nothing";
     stale_after_expiry [R4]
-        "after expiry, purging and a new claim the old token changes nothing, even where a number could repeat";
+        "after expiry, purging and a new claim the old token changes nothing, even if a number could repeat";
     stale_after_resolution [R4 R7]
         "after a resolution the attempt that was resolved changes nothing, whatever was decided";
     forged_nonce [R4]

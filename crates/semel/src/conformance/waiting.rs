@@ -14,7 +14,7 @@ use crate::{AnyStore, Outcome};
 
 cases! { "waiting";
     returns_at_once_where_nothing_runs [R5]
-        "a wait returns at once where there is no record, another fence, or a settled one";
+        "a wait returns at once if there is no record, another fence, or a settled one";
     times_out [R1]
         "a wait for a running attempt ends after its timeout, not much sooner or later";
     wakes_on_completion [R5]
