@@ -126,6 +126,7 @@ pub use semel::{
     guard::{AttemptInfo, Guard, OnPanic, OnStoreError, Policy, TransactOptions},
     memory::MemoryStore,
     store::{OnLost, Retention},
+    transaction::Lent,
 };
 pub use service::Idempotency;
 pub use transact::{CommitFailure, RunAgain, TransactionHandle};

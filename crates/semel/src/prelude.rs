@@ -18,4 +18,5 @@ pub use crate::{
     operation::{Call, Caller, KeyFrom, Operation, Part},
     purge::Purger,
     store::{OnLost, Retention},
+    transaction::Lent,
 };

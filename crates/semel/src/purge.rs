@@ -37,14 +37,15 @@ pub struct Purger<S> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     slice: usize,
-    pauses: u32,
     pub(crate) interval: Duration,
 }
+
+/// How many times as long as a slice took the pause after it is.
+const PAUSES: u32 = 3;
 
 impl Pace {
     const USUAL: Self = Self {
         slice: 200,
-        pauses: 3,
         interval: Duration::from_secs(60),
     };
 
@@ -53,7 +54,7 @@ impl Pace {
         let started = Instant::now();
         let purged = store.purge(self.slice).await?;
         if purged.more {
-            sleep(started.elapsed() * self.pauses).await;
+            sleep(PAUSES * started.elapsed()).await;
         }
         Ok(purged)
     }
@@ -79,13 +80,6 @@ impl<S: Store> Purger<S> {
     #[must_use]
     pub fn with_slice(mut self, records: usize) -> Self {
         self.pace.slice = records.max(1);
-        self
-    }
-
-    /// How many times as long as a slice took the pause after it is. 0: none, as fast as it goes.
-    #[must_use]
-    pub const fn with_pauses(mut self, times: u32) -> Self {
-        self.pace.pauses = times;
         self
     }
 

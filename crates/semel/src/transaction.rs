@@ -146,7 +146,7 @@ impl<S: Transactional> Transactional for Arc<S> {
 
 /// Whether an error, or one of those that it comes from, is a conflict: by the driver, or told by a
 /// step of the store's inside the transaction.
-pub fn comes_from_conflict<S: Transactional>(error: &(dyn StdError + 'static)) -> bool {
+pub(crate) fn comes_from_conflict<S: Transactional>(error: &(dyn StdError + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(|error| {
         let told = error.downcast_ref::<TransactionError>();
         matches!(told, Some(TransactionError::Conflict(_))) || S::is_conflict(error)

@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use semel::guard::{Policy, TransactOptions};
 use semel::inbox::{self, DeadLetter, Inbox, Receipt};
-use semel::store::Retention;
 use semel_events::Answer;
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 
@@ -41,10 +40,7 @@ impl Consumer {
             let path = Arc::clone(&path);
             async move { tokio::task::spawn_blocking(move || ledger::set_aside(&path, &letter)).await? }
         };
-        let policy = Policy::default()
-            .with_retention(Retention::EVENT)
-            .with_lease(lease)
-            .with_wait(lease * 2);
+        let policy = Policy::event().with_lease(lease).with_wait(lease * 2);
         let inbox = Inbox::new(Arc::clone(&store), NAME)
             .with_policy(policy)
             .with_max_attempts(attempts)
@@ -82,9 +78,7 @@ impl Consumer {
 
     /// Waits for what is being handled, and closes the database. In words, what there was.
     pub(crate) async fn close(self) -> anyhow::Result<String> {
-        use semel::Store as _;
-        self.inbox.drain().await;
-        self.store.close().await?;
+        self.inbox.guard().close().await?;
         let [handled, duplicates, aside] = &*self.counts;
         let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         Ok(format!(

@@ -16,10 +16,8 @@ use deadpool_postgres::tokio_postgres::{self, NoTls};
 use deadpool_postgres::{Manager, Pool};
 use reqwest::Url;
 use semel::Store as _;
-use semel::guard::{Policy, TransactOptions};
-use semel::store::OnLost;
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
-use semel_tower::IdempotencyLayer;
+use semel_tower::{IdempotencyLayer, OnLost, Policy, TransactOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -66,7 +64,6 @@ struct Args {
 const CONNECTIONS: usize = 16;
 /// How long a second request with the same key waits for the first one's answer.
 const WAIT: Duration = Duration::from_secs(5);
-const PURGE_EVERY: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -84,7 +81,7 @@ async fn main() -> anyhow::Result<()> {
     let payments = Payments::new(&args.payments)?;
     let settler = settler::run(pool.clone(), payments.clone(), args.settle_after);
     let settler = tokio::spawn(settler);
-    let purging = tokio::spawn(purge(once.clone()));
+    once.spawn_purger();
 
     let listener = TcpListener::bind(&args.listen).await.context("--listen")?;
     let stopped = stopped()?;
@@ -98,8 +95,7 @@ async fn main() -> anyhow::Result<()> {
     // Clients that went away left attempts that still run.
     once.drain().await;
     settler.abort();
-    purging.abort();
-    once.guard().store().close().await?;
+    once.close().await?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -117,8 +113,7 @@ async fn once(args: &Args) -> anyhow::Result<IdempotencyLayer<PostgresStore>> {
     for warning in store.probe().await?.warnings {
         tracing::warn!("records: {warning}");
     }
-    let policy = Policy::default()
-        .with_key_required(true)
+    let policy = Policy::order()
         .with_lease(args.lease)
         .with_wait(WAIT)
         // Each part of placing an order may be done again, also those before the transaction: a
@@ -127,18 +122,6 @@ async fn once(args: &Args) -> anyhow::Result<IdempotencyLayer<PostgresStore>> {
     Ok(IdempotencyLayer::new(store)
         .with_policy(policy)
         .with_transactions(TransactOptions::default()))
-}
-
-/// Removes records that are no longer replayed.
-async fn purge(once: IdempotencyLayer<PostgresStore>) {
-    loop {
-        match once.guard().store().purge(1000).await {
-            Ok(purged) if purged.more => continue,
-            Ok(_) => {}
-            Err(error) => tracing::warn!("purge: {error}"),
-        }
-        tokio::time::sleep(PURGE_EVERY).await;
-    }
 }
 
 /// Ready at the first SIGTERM or SIGINT.

@@ -36,8 +36,7 @@ async fn main() -> anyhow::Result<()> {
         lease: flags.lease,
     };
     let trading = Arc::new(Trading::open(&flags.data, &settings)?);
-    // What fails is removed later.
-    let purging = tokio::spawn(trading.purger().run(drop));
+    trading.spawn_purger();
     let listener = tokio::net::TcpListener::bind(flags.listen).await?;
     let address = listener.local_addr()?;
     writeln!(std::io::stdout(), "listening on http://{address}")?;
@@ -49,6 +48,5 @@ async fn main() -> anyhow::Result<()> {
             }
         })
         .await?;
-    purging.abort();
     Ok(trading.close().await?)
 }

@@ -426,7 +426,7 @@ impl Runs for Consumer {
     /// Leaves its group, and ends what it has begun.
     async fn drain(&self) {
         self.stops.store(true, Ordering::Relaxed);
-        self.inbox.drain().await;
+        self.inbox.guard().drain().await;
         self.broker.leave(self.process.number);
     }
 }

@@ -484,7 +484,10 @@ impl Simulation {
         let attempt = held.info();
         let work = self.work(node, Intent::Call(number));
         let (settlement, told) = match held.run(work.run(attempt)).await {
-            Ok(Ok(value)) => (Settlement::Complete(value.to_outcome(), None), Told::Kept(value)),
+            Ok(Ok(value)) => (
+                Settlement::Complete(value.to_outcome(), None),
+                Told::Kept(value),
+            ),
             Ok(Err(WorkError::Declined)) => {
                 let outcome = Outcome::failure(WorkError::Declined.to_string().as_bytes());
                 (Settlement::Complete(outcome, None), later.clone())

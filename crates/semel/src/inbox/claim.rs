@@ -64,7 +64,7 @@ impl<S: Store> Inbox<S> {
             .with_unbegun(released(""));
         let mut begun = self.guard.begin(&asked).await.map_err(unreached)?;
         if let Begin::Unknown = begun
-            && let Some(entry) = self.store().get(&digest).await.map_err(unreached)?
+            && let Some(entry) = self.guard.store().get(&digest).await.map_err(unreached)?
             && only_handed_over(&entry.record)
         {
             asked = asked.with_policy(policy.with_on_lost(OnLost::Retry));

@@ -126,12 +126,6 @@ impl<S: Store> Inbox<S> {
         }));
         self
     }
-
-    /// Returns once nothing that was received is being handled. Drains the whole guard: call it when
-    /// no more come, and nobody else uses the guard.
-    pub async fn drain(&self) {
-        self.guard.drain().await;
-    }
 }
 
 impl<S> Inbox<S> {
@@ -140,9 +134,10 @@ impl<S> Inbox<S> {
         &self.consumer
     }
 
-    /// The store that it works on.
-    pub fn store(&self) -> &S {
-        self.guard.store()
+    /// The guard that it works with: its store, and what ends a program
+    /// ([`drain`](Guard::drain), [`close`](Guard::close)), which is for all that share the guard.
+    pub const fn guard(&self) -> &Guard<S> {
+        &self.guard
     }
 }
 

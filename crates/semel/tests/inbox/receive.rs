@@ -77,13 +77,13 @@ async fn a_consumer_that_goes_away_does_not_stop_the_work() {
     let soon = Duration::from_secs(1);
     let gone = tokio::time::timeout(soon, inbox.receive(&event("a"), work)).await;
     gone.unwrap_err();
-    inbox.drain().await;
+    inbox.guard().drain().await;
     assert_eq!(runs.count(), 1);
 }
 
 /// A consumer whose process is as good as gone: its lease lapses.
 pub(crate) async fn lost(inbox: &Inbox<Arc<Scripted>>, event: &Event) {
-    inbox.store().deaf.store(true, Ordering::SeqCst);
+    inbox.guard().store().deaf.store(true, Ordering::SeqCst);
     let (there, event) = (inbox.clone(), event.clone());
     let started = Arc::new(Notify::new());
     let starts = started.clone();
@@ -223,7 +223,7 @@ async fn a_failure_gives_it_back_whatever_the_policy_says() {
 #[tokio::test(start_paused = true)]
 async fn nothing_runs_without_the_store() {
     let (inbox, runs) = (inbox(), Runs::default());
-    inbox.store().close().await.unwrap();
+    inbox.guard().store().close().await.unwrap();
     match receive(&inbox, &event("a"), &runs, false).await {
         Err(InboxError::Store { ran: Ran::No, .. }) => {}
         other => panic!("{other:?}"),

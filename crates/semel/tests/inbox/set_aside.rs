@@ -45,7 +45,7 @@ async fn the_last_failure_hands_it_over_and_it_is_never_handled_again() {
 
     // An operator sees it among the kept failures.
     let query = ListQuery::new(StateKind::Completed);
-    let page = inbox.store().list(&query).await.unwrap();
+    let page = inbox.guard().store().list(&query).await.unwrap();
     match &page.entries[0].record.state {
         State::Completed(outcome) => {
             assert_eq!(outcome.kind(), OutcomeKind::Failure);
@@ -204,7 +204,7 @@ async fn a_crash_in_the_callback_hands_it_over_again() {
     };
     let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
     let inbox = inbox.with_max_attempts(1).with_dead_letters(dies);
-    inbox.store().deaf.store(true, Ordering::SeqCst);
+    inbox.guard().store().deaf.store(true, Ordering::SeqCst);
     let (there, runs_there) = (inbox.clone(), runs.clone());
     tokio::spawn(async move { receive(&there, &event("a"), &runs_there, true).await });
     called.notified().await;
@@ -227,7 +227,7 @@ async fn a_failure_is_kept_though_the_store_cannot_be_read() {
     let retries = policy().with_on_lost(OnLost::Retry);
     let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing").with_policy(retries);
     lost(&inbox, &event("a")).await;
-    let store = inbox.store().clone();
+    let store = inbox.guard().store().clone();
     store.blind.store(true, Ordering::SeqCst);
     let failed = receive(&inbox, &event("a"), &runs, true).await;
     assert!(matches!(failed, Err(InboxError::Failed { .. })));
@@ -253,7 +253,7 @@ async fn an_event_of_unknown_outcome_is_handed_over_and_stays_unknown() {
     }
     assert!(taken.all().iter().all(|l| l.reason == Reason::Unknown));
     let query = ListQuery::new(StateKind::Unknown);
-    let page = inbox.store().list(&query).await.unwrap();
+    let page = inbox.guard().store().list(&query).await.unwrap();
     assert_eq!(page.entries.len(), 1);
 }
 

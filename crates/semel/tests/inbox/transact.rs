@@ -81,7 +81,7 @@ impl Bench {
     }
 
     fn ledger(&self) -> Vec<String> {
-        self.inbox.store().ledger.lock().unwrap().clone()
+        self.inbox.guard().store().ledger.lock().unwrap().clone()
     }
 }
 
@@ -185,7 +185,12 @@ async fn a_lost_answer_to_the_commit_is_what_the_records_say() {
     // Nobody answers: none is acknowledged, and the next delivery learns it, or runs it again.
     for (committed, next) in [(true, "DDD"), (false, "HHH")] {
         let bench = Bench::new(&[Fate::Lost { committed }]);
-        bench.inbox.store().deaf.store(true, Ordering::SeqCst);
+        bench
+            .inbox
+            .guard()
+            .store()
+            .deaf
+            .store(true, Ordering::SeqCst);
         for answer in bench.batch(&all).await {
             match answer {
                 Err(InboxError::Store { ran, source }) => {
@@ -195,7 +200,7 @@ async fn a_lost_answer_to_the_commit_is_what_the_records_say() {
                 other => panic!("{other:?}"),
             }
         }
-        bench.inbox.drain().await;
+        bench.inbox.guard().drain().await;
         assert_eq!(short(&bench.batch(&all).await), next);
         assert_eq!(bench.ledger(), ["a", "b", "c"]);
     }
@@ -205,7 +210,12 @@ async fn a_lost_answer_to_the_commit_is_what_the_records_say() {
 #[tokio::test(start_paused = true)]
 async fn r7_an_event_whose_consumer_stood_still_runs_again_and_is_applied_once() {
     let bench = Bench::new(&[]);
-    bench.inbox.store().deaf.store(true, Ordering::SeqCst);
+    bench
+        .inbox
+        .guard()
+        .store()
+        .deaf
+        .store(true, Ordering::SeqCst);
     let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (inbox, begins, goes) = (bench.inbox.clone(), begun.clone(), go.clone());
     let stale = tokio::spawn(async move {
@@ -303,7 +313,7 @@ async fn steal(memory: &MemoryStore, hint: &str) {
 #[tokio::test(start_paused = true)]
 async fn one_that_was_taken_over_is_left_out_and_the_others_run_again() {
     let bench = Bench::new(&[]);
-    let (store, runs) = (bench.inbox.store().clone(), bench.runs.clone());
+    let (store, runs) = (bench.inbox.guard().store().clone(), bench.runs.clone());
     let work = move |new: NewEvents, mut tx: Tx| {
         let ids: Vec<_> = new.events.iter().map(|(e, _)| e.id().to_owned()).collect();
         runs.lock().unwrap().push(ids.join(" "));
@@ -361,7 +371,7 @@ impl Reconciler for Slow {
 #[tokio::test(start_paused = true)]
 async fn leases_are_renewed_while_others_of_the_batch_are_being_claimed() {
     let mut bench = Bench::new(&[]);
-    let store = bench.inbox.store().clone();
+    let store = bench.inbox.guard().store().clone();
     let patient = ReconcileOptions::in_line().with_timeout(Duration::from_secs(200));
     let guard = Guard::builder(store.clone()).reconciler(Arc::new(Slow));
     let reconciles = policy().with_on_lost(OnLost::Reconcile);
@@ -407,7 +417,14 @@ async fn completions_come_in_the_order_of_digests() {
     let bench = Bench::new(&[]);
     let all = events("a b c d e f g h");
     assert_eq!(short(&bench.batch(&all).await), "HHHHHHHH");
-    let completed = bench.inbox.store().completed.lock().unwrap().clone();
+    let completed = bench
+        .inbox
+        .guard()
+        .store()
+        .completed
+        .lock()
+        .unwrap()
+        .clone();
     assert!(completed.is_sorted() && completed.len() == 8);
 }
 

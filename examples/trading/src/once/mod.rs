@@ -11,11 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::Connection;
-use semel::guard::{Guard, Policy};
-use semel::operation::{Call, Caller, KeyFrom, Operation, Part};
-use semel::purge::Purger;
-use semel::store::{Retention, Store as _};
-use semel::{KeyRule, StoreError};
+use semel::StoreError;
+use semel::prelude::{Call, Caller, Guard, KeyFrom, KeyRule, Operation, Part, Policy, Retention};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 
 use self::answer::once;
@@ -73,10 +70,9 @@ impl Trading {
         own.busy_timeout(PATIENCE)?;
         domain::prepare(&own)?;
         let store = SqliteOptions::new().schema(Schema::Create).open(path)?;
-        let policy = Policy::default()
+        let policy = Policy::order()
             .with_lease(settings.lease)
-            .with_wait(PATIENCE)
-            .with_key_required(true);
+            .with_wait(PATIENCE);
         let guard = Guard::new(Arc::new(store), policy);
 
         let client = KeyFrom::Client(KeyRule::GENERAL);
@@ -174,15 +170,14 @@ impl Trading {
             .await
     }
 
-    /// Removes answers that are no longer kept: to be run beside the service.
-    pub fn purger(&self) -> Purger<Arc<SqliteStore>> {
-        Purger::new(Arc::clone(self.guard.store()))
+    /// Removes answers that are no longer kept, until it is closed.
+    pub fn spawn_purger(&self) {
+        self.guard.spawn_purger();
     }
 
     /// Waits for what runs, and closes the file.
     pub async fn close(&self) -> Result<(), StoreError> {
-        self.guard.drain().await;
-        self.guard.store().close().await
+        self.guard.close().await
     }
 
     /// A call about an account of the user's. Which portfolio it belongs to never changes, so that
