@@ -6,7 +6,8 @@
 //! about. What is left to write for a database is a [`Backend`]: `docs/write-a-store.md`.
 //!
 //! That takes two round trips a step. A database that can decide by itself, in a statement or a
-//! script, needs one: then implement [`Store`] directly.
+//! script, needs one: then implement [`Store`] directly. So do for a database that has no clock, or
+//! cannot list its keys in order.
 
 use std::fmt;
 use std::future::Future;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -22,6 +24,7 @@ use crate::store::{
     Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, Label, ListQuery, Page, Probe, Purged,
     Refusal, Result, Store, Waited,
 };
+use crate::sync::Mutex;
 use crate::{Backoff, Identity, IdentityDigest, StateKind, StoreError, StoreErrorKind, Timestamp};
 
 /// How often a step is tried when others write the same record.
@@ -30,13 +33,17 @@ const TRIES: usize = 1_000;
 const CALM: usize = 3;
 /// How many records a listing or a purge looks at in one go.
 const PAGE: usize = 256;
-/// How often a waiter looks, unless the backend tells it of changes.
-const POLL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// The pause of a waiter after its first look; each is twice as long.
+const FIRST_POLL: Duration = Duration::from_millis(5);
 
 /// A database of values with versions, under keys of 32 bytes.
 pub trait Backend: Send + Sync + 'static {
     /// Which write made a value. No two writes of a key have the same one, also after it was removed.
-    type Version: Clone + Send + Sync;
+    type Version: Send + Sync;
+
+    /// The longest pause between two looks of a waiter. 500 ms unless set: set it longer where
+    /// [`changed`](Self::changed) is written.
+    const LONGEST_POLL: Duration = Duration::from_millis(500);
 
     /// Reads the value now, from the primary: a replica may be behind.
     fn read(
@@ -45,12 +52,15 @@ pub trait Backend: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Read<Self::Version>>> + Send;
 
     /// Writes the value (`None` removes it) if the key still has this version (`None`: if it has no
-    /// value), in one atomic step. Whether it did.
+    /// value), in one atomic step. Whether it did. It ends in bounded time, as every method here.
+    ///
+    /// Values have up to 64 KiB beside the outcome. Where the database is full it takes no new keys, and
+    /// removes none (R8).
     ///
     /// # Errors
-    /// An answer that was lost is of kind [`Unknown`](StoreErrorKind::Unknown): the write may have
-    /// happened. A value that the database has no room for is
-    /// [`TooLarge`](StoreErrorKind::TooLarge), and nothing is written.
+    /// - [`Unknown`](StoreErrorKind::Unknown) where the answer was lost: the write may have happened.
+    /// - [`TooLarge`](StoreErrorKind::TooLarge) where the database has no room for such a value, and
+    ///   [`Capacity`](StoreErrorKind::Capacity) where it is full: nothing was written.
     fn write_if(
         &self,
         key: &IdentityDigest,
@@ -58,24 +68,31 @@ pub trait Backend: Send + Sync + 'static {
         value: Option<Bytes>,
     ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Reads at most `limit` values behind this key, in the order of their keys.
+    /// Reads the values behind this key (`None`: from the first), in ascending order of the keys' bytes:
+    /// at most `limit`, and fewer where they are large.
     fn scan(
         &self,
         after: Option<&IdentityDigest>,
         limit: usize,
     ) -> impl Future<Output = Result<Scan<Self::Version>>> + Send;
 
-    /// Returns when the value of this key may have changed, or after `poll` at the latest: at once is
-    /// never wrong. Waits for `poll` unless written.
-    fn changed(&self, key: &IdentityDigest, poll: Duration) -> impl Future<Output = ()> + Send {
-        let _ = key;
+    /// Returns when the key may have another version than `seen`, or after `poll` at the latest. Too
+    /// early is never wrong. Waits for `poll` unless written.
+    fn changed(
+        &self,
+        key: &IdentityDigest,
+        seen: &Self::Version,
+        poll: Duration,
+    ) -> impl Future<Output = ()> + Send {
+        let _ = (key, seen);
         sleep(poll)
     }
 
     /// Checks that the database can be reached and used, and says what its settings promise.
     fn probe(&self) -> impl Future<Output = Result<Probe>> + Send;
 
-    /// Gives up connections; no other method is called after it. Does nothing unless written.
+    /// Gives up connections: no other method is under way, or called after it. Does nothing unless
+    /// written.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -91,19 +108,37 @@ pub struct Read<V> {
     pub now: Timestamp,
 }
 
-/// Values in the order of their keys.
+/// A part of all values, in ascending order of their keys.
 #[derive(Debug, Clone)]
 pub struct Scan<V> {
-    /// The values, each with the version that wrote it.
-    pub values: Vec<(V, Bytes)>,
+    /// The values.
+    pub rows: Vec<Row<V>>,
+    /// Whether there may be more behind the last of them.
+    pub more: bool,
     /// The database's time.
     pub now: Timestamp,
+}
+
+/// A value in its place.
+#[derive(Debug, Clone)]
+pub struct Row<V> {
+    /// Its key.
+    pub key: IdentityDigest,
+    /// The version that wrote it.
+    pub version: V,
+    /// The value.
+    pub value: Bytes,
 }
 
 /// The [`Store`] on a [`Backend`].
 pub struct Recorded<B> {
     backend: B,
     steps: TaskTracker,
+    waits: TaskTracker,
+    closing: CancellationToken,
+    closed: tokio::sync::Mutex<bool>,
+    /// Behind which key the next purge goes on.
+    purged: Mutex<Option<IdentityDigest>>,
 }
 
 /// A record as it was read, with what a conditional write needs.
@@ -125,6 +160,10 @@ impl<B: Backend> Recorded<B> {
         Self {
             backend,
             steps: TaskTracker::new(),
+            waits: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            closed: tokio::sync::Mutex::new(false),
+            purged: Mutex::default(),
         }
     }
 
@@ -137,16 +176,28 @@ impl<B: Backend> Recorded<B> {
         // First the token, then the look: `close` waits for this step, or this step sees it.
         let token = self.steps.token();
         if self.steps.is_closed() {
-            let message = "the store was closed";
-            return Err(StoreError::new(StoreErrorKind::Closed, message));
+            return Err(closed());
         }
         Ok(token)
+    }
+
+    async fn scan(&self, after: Option<&IdentityDigest>) -> Result<Scan<B::Version>> {
+        let scan = self.backend.scan(after, PAGE).await?;
+        let keys = after
+            .into_iter()
+            .chain(scan.rows.iter().map(|row| &row.key));
+        if !keys.is_sorted_by(|one, next| one < next) {
+            return Err(corrupt("the backend does not list its keys in order"));
+        }
+        // More behind nothing would never end.
+        let more = scan.more && !scan.rows.is_empty();
+        Ok(Scan { more, ..scan })
     }
 
     async fn find(&self, identity: &IdentityDigest) -> Result<Found<B::Version>> {
         let Read { value, now } = self.backend.read(identity).await?;
         let (version, entry) = match value {
-            Some((version, bytes)) => (Some(version), Some(decode(&bytes)?)),
+            Some((version, bytes)) => (Some(version), Some(decode(identity, &bytes)?)),
             None => (None, None),
         };
         Ok(Found {
@@ -169,6 +220,9 @@ impl<B: Backend> Recorded<B> {
         let _step = self.enter()?;
         let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
         for number in 0..TRIES {
+            if number > 0 && self.steps.is_closed() {
+                return Err(closed());
+            }
             if number >= CALM {
                 sleep(backoff.pause()).await;
             }
@@ -233,46 +287,66 @@ impl<B: Backend> Store for Recorded<B> {
             let message = "the cursor is not one that this store made";
             digest.map_err(|_| StoreError::new(StoreErrorKind::NotApplied, message))
         });
-        let (after, limit) = (after.transpose()?, query.limit.clamp(1, PAGE));
-        let Scan { values, now } = self.backend.scan(after.as_ref(), limit).await?;
-        let entries: Result<Vec<Entry>> = values.iter().map(|(_, bytes)| decode(bytes)).collect();
-        let mut entries = entries?;
-        // In the order of digests: a record that does not change is met once.
-        let last = entries.last().map(|entry| *entry.label.digest.as_bytes());
-        entries.retain(|Entry { record, .. }| {
-            record.state.kind() == query.state
+        let Scan { rows, more, now } = self.scan(after.transpose()?.as_ref()).await?;
+        let mut page = Page {
+            entries: Vec::new(),
+            next: None,
+        };
+        let end = rows.last().map(|row| row.key).filter(|_| more);
+        for Row { key, value, .. } in rows {
+            if page.entries.len() == query.limit.max(1) {
+                // Of the page's last record.
+                return Ok(page);
+            }
+            let entry = decode(&key, &value)?;
+            let record = &entry.record;
+            if record.state.kind() == query.state
                 && !record.is_purgeable(now)
                 && (!query.lapsed || record.is_lapsed(now))
-        });
-        Ok(Page {
-            entries,
-            next: last.map(|digest| Cursor(digest.into())),
-        })
+            {
+                page.next = Some(cursor(&key));
+                page.entries.push(entry);
+            }
+        }
+        page.next = end.as_ref().map(cursor);
+        Ok(page)
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
         let _step = self.enter()?;
-        let (mut removed, mut after) = (0, None);
+        // Goes on where the one before stopped, and once around.
+        let start = self.purged.lock().take();
+        let (mut removed, mut after, mut around) = (0, start, false);
         loop {
-            let Scan { values, now } = self.backend.scan(after.as_ref(), PAGE).await?;
-            let all = values.is_empty();
-            for (version, bytes) in values {
-                let Entry { label, record } = decode(&bytes)?;
-                after = Some(label.digest);
-                if !record.is_purgeable(now) {
-                    continue;
+            let Scan { rows, more, now } = self.scan(after.as_ref()).await?;
+            for Row {
+                key,
+                version,
+                value,
+            } in rows
+            {
+                if around && start.is_some_and(|start| key > start) {
+                    let more = false;
+                    return Ok(Purged { removed, more });
                 }
-                if removed == limit {
+                // One that cannot be read stays; those who ask for it are told.
+                let due = decode(&key, &value).is_ok_and(|entry| entry.record.is_purgeable(now));
+                if due && removed == limit {
+                    *self.purged.lock() = after;
                     let more = true;
                     return Ok(Purged { removed, more });
                 }
                 // Only as it was read: a claim that came in between keeps its record.
-                let gone = self.backend.write_if(&label.digest, Some(&version), None);
-                removed += usize::from(gone.await?);
+                if due && self.backend.write_if(&key, Some(&version), None).await? {
+                    removed += 1;
+                }
+                after = Some(key);
             }
-            if all {
-                let more = false;
+            if !more && (around || start.is_none()) {
                 return Ok(Purged { removed, more });
+            }
+            if !more {
+                (after, around) = (None, true);
             }
         }
     }
@@ -284,25 +358,33 @@ impl<B: Backend> Store for Recorded<B> {
         timeout: Duration,
     ) -> Result<Waited> {
         let begun = Instant::now();
-        let mut poll = Backoff::new(POLL.0, POLL.1);
+        let mut poll = Backoff::new(FIRST_POLL, B::LONGEST_POLL);
         loop {
             // Each look is a step, the wait is none: closing ends it.
             let step = self.enter()?;
-            let Found { entry, now, .. } = self.find(identity).await?;
+            let waiting = self.waits.token();
+            let found = self.find(identity).await?;
             drop(step);
-            let runs = entry.is_some_and(|Entry { record, .. }| {
+            let runs = found.record().is_some_and(|record| {
                 let in_flight = record.state.kind() == StateKind::InFlight;
-                in_flight && record.token.fence == fence && !record.is_purgeable(now)
+                in_flight && record.token.fence == fence && !record.is_purgeable(found.now)
             });
             let left = timeout.saturating_sub(begun.elapsed());
-            match (runs, left.is_zero()) {
-                (false, _) => return Ok(Waited::Changed),
-                (true, true) => return Ok(Waited::TimedOut),
-                (true, false) => {
-                    let pause = poll.pause().min(left);
-                    self.backend.changed(identity, pause).await;
+            let (true, Some(version)) = (runs, &found.version) else {
+                return Ok(Waited::Changed);
+            };
+            if left.is_zero() {
+                return Ok(Waited::TimedOut);
+            }
+            let (looked, pause) = (Instant::now(), poll.pause().min(left));
+            tokio::select! {
+                () = self.closing.cancelled() => {}
+                () = self.backend.changed(identity, version, pause) => {
+                    // A backend that says so at once does not make us ask all the time.
+                    sleep(FIRST_POLL.min(pause).saturating_sub(looked.elapsed())).await;
                 }
             }
+            drop(waiting);
         }
     }
 
@@ -312,10 +394,15 @@ impl<B: Backend> Store for Recorded<B> {
     }
 
     async fn close(&self) -> Result<()> {
-        let first = self.steps.close();
-        self.steps.wait().await;
-        if first {
+        self.closing.cancel();
+        self.steps.close();
+        self.waits.close();
+        let mut closed = self.closed.lock().await;
+        if !*closed {
+            self.steps.wait().await;
+            self.waits.wait().await;
             self.backend.close().await;
+            *closed = true;
         }
         Ok(())
     }
@@ -327,8 +414,24 @@ impl<B> fmt::Debug for Recorded<B> {
     }
 }
 
-fn decode(bytes: &Bytes) -> Result<Entry> {
-    Entry::from_bytes(bytes).map_err(|error| {
-        StoreError::new(StoreErrorKind::Corrupt, "a record cannot be read").with_source(error)
-    })
+fn closed() -> StoreError {
+    StoreError::new(StoreErrorKind::Closed, "the store was closed")
+}
+
+fn corrupt(what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, what)
+}
+
+fn cursor(key: &IdentityDigest) -> Cursor {
+    Cursor((*key.as_bytes()).into())
+}
+
+/// What was kept under this key. Under another's it would be another's answer.
+fn decode(key: &IdentityDigest, bytes: &Bytes) -> Result<Entry> {
+    let read = Entry::from_bytes(bytes);
+    let entry = read.map_err(|error| corrupt("a record cannot be read").with_source(error))?;
+    match entry.label.digest == *key {
+        true => Ok(entry),
+        false => Err(corrupt("a record is under the key of another")),
+    }
 }

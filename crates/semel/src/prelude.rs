@@ -8,7 +8,7 @@
 pub use crate::Json;
 #[doc(no_inline)]
 pub use crate::{
-    Fingerprint, Identity, Key, KeyRule, Scope, Service, Store, StoreError, Value,
+    Fingerprint, Identity, Key, KeyRule, Scope, Service, Store, StoreError, StoreExt, Value,
     guard::{
         Asked, Attempt, AttemptInfo, Done, Guard, OnError, OnPanic, OnStoreError, Policy, Ran,
         RunError, StepError, TransactOptions,

@@ -270,7 +270,7 @@ pub enum Claim {
     },
     /// An attempt may have had its effect, and nobody recorded it.
     Unknown {
-        /// The attempt's fence, for [`Store::resolve`](crate::Store::resolve).
+        /// The attempt's fence, for [`StoreExt::resolve`](crate::StoreExt::resolve).
         fence: Fence,
     },
     /// The identity was first used with another request. Nothing was changed.

@@ -390,12 +390,12 @@ impl Change {
     /// written beside it would be there twice.
     pub const fn made_before(&self) -> Refusal {
         match self {
-            Self::Held(_, Update::Renew(_)) => Refusal::Settled(StateKind::InFlight),
             Self::Held(_, Update::Complete(..)) => Refusal::Settled(StateKind::Completed),
             Self::Held(_, Update::KeepStep { .. }) => Refusal::OtherSteps,
             Self::Held(_, Update::Abandon) => Refusal::Settled(StateKind::Released),
             Self::Held(_, Update::MarkUnknown) => Refusal::Settled(StateKind::Unknown),
-            Self::Resolve(_) => Refusal::Superseded,
+            // A renewal is none that was made before.
+            Self::Held(_, Update::Renew(_)) | Self::Resolve(_) => Refusal::Superseded,
         }
     }
 

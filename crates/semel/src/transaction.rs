@@ -85,7 +85,7 @@ pub trait Transactional: Store {
     /// Changes a record inside the transaction: one fenced statement, the last before its commit.
     /// [`Fenced::Applied`] only where *this* transaction wrote it. A change that was made before is
     /// [refused](Change::made_before), also where it is the same, because the effects beside it would
-    /// be the second ones.
+    /// be the second ones. A guard sends completions and finished steps.
     fn change_in(
         &self,
         transaction: &mut Self::Transaction,

@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use semel::backend::{Backend, Read, Scan};
+use semel::backend::{Backend, Read, Row, Scan};
 use semel::store::{Durability, Probe, Result};
 use semel::{Clock as _, IdentityDigest, SystemClock, Timestamp};
 
@@ -72,10 +72,20 @@ impl Backend for OwnDatabase {
     async fn scan(&self, after: Option<&IdentityDigest>, limit: usize) -> Result<Scan<u64>> {
         let mut rows = self.rows();
         let after = after.map_or(Bound::Unbounded, |after| Bound::Excluded(*after.as_bytes()));
-        let found = rows.by_key.range((after, Bound::Unbounded)).take(limit);
-        let values = found.map(|(_, row)| row.clone()).collect();
+        let mut found = rows.by_key.range((after, Bound::Unbounded));
+        let row = |(key, (version, value)): (&[u8; 32], &(u64, Bytes))| Row {
+            key: IdentityDigest::from_bytes(*key),
+            version: *version,
+            value: value.clone(),
+        };
+        let part = found.by_ref().take(limit).map(row).collect();
+        let more = found.next().is_some();
         let now = rows.now();
-        Ok(Scan { values, now })
+        Ok(Scan {
+            rows: part,
+            more,
+            now,
+        })
     }
 
     // Where your database can tell of changes, write `changed` too: duplicates then wait for that.

@@ -1,5 +1,5 @@
-//! What stores share: how they are opened and closed, who waits here, and what travels to a thread
-//! that decides. Nothing here knows a server or a rule of the protocol.
+//! What stores share: how they are opened and closed, who waits here, and how
+//! large an outcome may be. Nothing here knows a server or a rule of the protocol.
 
 mod driver;
 #[cfg(feature = "_server")]

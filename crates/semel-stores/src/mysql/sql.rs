@@ -340,6 +340,7 @@ fn holder(token: &Token) -> String {
     let Token { fence, nonce } = token;
     format!("fence={fence} AND nonce={}", Hex(nonce.as_bytes()))
 }
+
 /// What an attempt's own change assigns, and on which condition.
 fn held(token: &Token, update: &Update) -> (String, String) {
     let holder = holder(token);
@@ -397,7 +398,6 @@ fn completed(outcome: &Outcome, retention: Retention) -> String {
     )
 }
 
-/// What is set to keep a step, and on what condition.
 fn unknown() -> String {
     format!("state={UNKNOWN},settled_at={NOW},expires_at={NEVER},purge_at={NEVER}")
 }

@@ -76,13 +76,14 @@ use crate::common::fits;
 /// # What `Applied` means
 /// That *this* statement wrote the record. The store answers `Applied` again to a step that is
 /// repeated; here it is refused, because the writes beside it would be the second ones: a
-/// completion or another end of the attempt with [`Refusal::Settled`], a finished step with
-/// [`Refusal::OtherSteps`]. On anything but `Applied`, an error too, roll back.
+/// completion or another end of the attempt with `Refusal::Settled`, a finished step with
+/// `Refusal::OtherSteps`, a resolution with `Refusal::Superseded`. On anything but `Applied`, an error
+/// too, roll back.
 ///
 /// # Transactions
 /// Nothing counts before the caller's commit. Where the answer to the commit is lost, run the
 /// transaction again with the same token: either it commits, or it is refused with
-/// [`Settled(Completed)`](Refusal::Settled), and the first one was committed.
+/// `Refusal::Settled(Completed)`, and the first one was committed.
 ///
 /// What was written locks its record until then, so complete last, and claim outside of the
 /// transaction. A transaction stricter than READ COMMITTED is to begin after the claim; where the

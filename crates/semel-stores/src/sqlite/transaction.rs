@@ -60,7 +60,7 @@ impl SqliteStore {
     /// Those of [`change`](semel::Store::change); the transaction is to be rolled back then.
     /// Nothing is ambiguous before the caller commits. Where that fails, the record tells: read it,
     /// or do all of it again: a completion that is there already is
-    /// [`Settled`](Refusal::Settled), also one by this token.
+    /// `Refusal::Settled`, also one by this token.
     pub fn change_on(
         &self,
         transaction: &Transaction<'_>,
