@@ -220,7 +220,7 @@ impl<S: Store> Run<S> {
             (Transacted::RolledBack(_) | Transacted::Failed { .. }, Some(mut called)) => {
                 // Nothing is left of it, unless somebody says that there is more than the writes.
                 let nobody_knows = called.disposition == Disposition::Unknown;
-                if is_conflict || nobody_knows && !called.is_stated {
+                if !(nobody_knows && called.is_stated) && (is_conflict || nobody_knows) {
                     called.disposition = Disposition::Release;
                 }
                 return self.settle(held, called, slot).await;
@@ -248,7 +248,11 @@ impl<S: Store> Run<S> {
             }
         };
         // Refused where it was committed for all that: it waits for the transaction's lock.
-        held.release().await.ok();
+        match self.guard.policy().on_lost() {
+            // Then the application says that there may be effects elsewhere, too.
+            Some(_) => held.mark_unknown().await.ok(),
+            None => held.release().await.ok(),
+        };
         Ok(self.config.problem(problem))
     }
 

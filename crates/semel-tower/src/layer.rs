@@ -23,7 +23,7 @@ use crate::transact::Transactions;
 /// Makes requests with an idempotency key run once. See the [crate's documentation](crate).
 ///
 /// Fields are named by literals (`"x-account"`) or by [`HeaderName`]s. A literal that is no field's name
-/// panics when the layer is made, as with [`HeaderName::from_static`]; text that is known at run time
+/// panics when the layer is made, as with [`HeaderName::from_static`] (but in any case); text that is known at run time
 /// has to be made a `HeaderName` first.
 ///
 /// Clones share the store and the tasks under way. Several layers with different settings may share
@@ -47,7 +47,8 @@ impl<S: Store> IdempotencyLayer<S> {
     }
 
     /// For payments, and what else must not be done twice: [`Policy::payment`], and
-    /// [a principal is required](Self::with_principal_required).
+    /// [a principal is required](Self::with_principal_required). The policy takes the place of the
+    /// guard's; to change it, give [`with_policy`](Self::with_policy) a changed `Policy::payment()`.
     ///
     /// ```no_run
     /// # use semel_tower::{IdempotencyLayer, MemoryStore};

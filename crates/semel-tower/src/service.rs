@@ -6,7 +6,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD};
-use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body as HttpBody;
 use semel::guard::{Asked, Guard, Seen, Signal};
@@ -77,7 +76,7 @@ where
         let key = match self.config.key(request.headers()) {
             Ok(Some(key)) => key,
             Ok(None) if self.requires_key(request.method()) => {
-                return self.refuse(&request.into_parts().0, self.config.missing_key());
+                return self.refuse(self.config.missing_key());
             }
             Ok(None) => {
                 // No name that would have to be made: nothing is allocated here (R13).
@@ -96,13 +95,13 @@ where
                     "In `{}`: {error}. Nothing was run.",
                     self.config.key_header
                 ));
-                return self.refuse(&request.into_parts().0, problem);
+                return self.refuse(problem);
             }
         };
         let (parts, body) = request.into_parts();
         let identity = match self.config.identity(&parts, &body, key) {
             Ok(identity) => identity,
-            Err(problem) => return self.refuse(&parts, problem),
+            Err(problem) => return self.refuse(problem),
         };
         // The service that was polled may hold room for a call, which this request does not need
         // before its body is there and its key claimed: it is dropped, and a clone is polled then.
@@ -142,15 +141,19 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
     }
 
     // Before the body is polled: hyper then sends no `100 Continue` (RFC 9110, section 10.1.1).
-    fn refuse<F, R, E>(&self, parts: &Parts, problem: Problem) -> ResponseFuture<F, R, E>
+    fn refuse<F, R, E>(&self, problem: Problem) -> ResponseFuture<F, R, E>
     where
         R: HttpBody + Send + 'static,
         R::Error: Send,
         E: Send + 'static,
     {
         if let Some(signal) = problem.code.refusal() {
-            let name = self.config.operation.of(parts);
-            self.guard.tell(&Seen::new(signal).in_operation(&*name));
+            // By a function of the request the caller would choose it, whoever that is.
+            let seen = Seen::new(signal);
+            self.guard.tell(&match self.config.operation.fixed() {
+                Some(name) => seen.in_operation(name),
+                None => seen,
+            });
         }
         ResponseFuture::boxed(std::future::ready(Ok(self.config.problem(problem))))
     }

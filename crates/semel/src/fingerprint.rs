@@ -47,6 +47,9 @@ impl Fingerprint {
     /// # Ok::<_, serde_json::Error>(())
     /// ```
     ///
+    /// A `HashSet` has another order each time, and so another fingerprint; a number that is not finite
+    /// is `null` in JSON.
+    ///
     /// # Errors
     /// The value cannot be said in JSON, as a map whose keys are no text.
     #[cfg(feature = "json")]

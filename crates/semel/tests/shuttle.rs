@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, Store, Token, Waited,
+    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, Store, StoreExt as _,
+    Token, Waited,
 };
 use semel::{Fingerprint, Identity, Key, ManualClock, Outcome, Scope, Timestamp};
 use shuttle::future::{block_on, spawn};

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
+#[cfg(feature = "tracing")]
+use super::Observer;
 use super::asked::Effects;
 use super::lease::{Lease, Leased};
 use super::settle::in_runtime;
@@ -127,8 +129,10 @@ impl<S: Store> Claimed<S> {
             guard,
         };
         #[cfg(feature = "tracing")]
-        if let Some(observer) = &claimed.guard.shared.observer {
-            claimed.span = observer.span(&claimed.seen(Signal::New));
+        {
+            let span = |observer: &dyn Observer| observer.span(&claimed.seen(Signal::New));
+            let span = claimed.guard.observed(span);
+            claimed.span = span.unwrap_or_else(tracing::Span::none);
         }
         claimed
     }

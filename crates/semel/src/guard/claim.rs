@@ -133,7 +133,9 @@ impl<S: Store> Guard<S> {
                         }
                         // A lapse is no change in the store: ask again when it is due.
                         let turn = left.min(remaining.max(Duration::from_millis(1)));
-                        self.store().wait(identity.digest(), fence, turn).await?;
+                        let waited = self.store().wait(identity.digest(), fence, turn).await;
+                        waited
+                            .inspect_err(|_| self.tell(&Seen::of(identity, Signal::StoreError)))?;
                         continue;
                     }
                     let retry_after = remaining.min(RETRY_AFTER);

@@ -166,7 +166,9 @@ impl<S: Transactional> Opening<S> {
                 }
             }
         }
-        let begun = transaction.guard.store().begin(isolation).await?;
+        let begun = transaction.guard.store().begin(isolation).await;
+        let failed = Seen::new(Signal::StoreError);
+        let begun = begun.inspect_err(|_| transaction.guard.tell(&failed))?;
         match &mut *taking.lock() {
             Some(taking) => {
                 let (lent, loan) = Lent::new(begun);
@@ -376,7 +378,7 @@ impl Records {
                 (Signal::StepKept, written)
             }
             Self::Outcome(outcome, retention) => {
-                let retention = retention.unwrap_or(claimed.guard.policy.retention);
+                let retention = claimed.guard.policy.kept_for(*retention);
                 let change = Change::complete(token, outcome, retention);
                 match store.change_in(transaction, identity, &change).await {
                     Err(TransactionError::NotCommitted(error))

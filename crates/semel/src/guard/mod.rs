@@ -43,6 +43,7 @@ mod transact;
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
@@ -166,9 +167,13 @@ impl<S> Guard<S> {
     }
 
     fn observe<'a>(&self, seen: impl FnOnce() -> Seen<'a>) {
-        if let Some(observer) = &self.shared.observer {
-            observer.on_event(&seen());
-        }
+        self.observed(|observer| observer.on_event(&seen()));
+    }
+
+    /// What the observer says, if there is one. Its panic is none of the attempt's.
+    fn observed<T>(&self, tell: impl FnOnce(&dyn Observer) -> T) -> Option<T> {
+        let observer = self.shared.observer.as_deref()?;
+        catch_unwind(AssertUnwindSafe(|| tell(observer))).ok()
     }
 
     /// How many outcomes, releases and claims the store did not take or did not answer,

@@ -185,7 +185,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Gets every event, on the task where it happens: it must not block.
+/// Gets every event, on the task where it happens: it must not block. Its panics are ignored.
 ///
 /// `(A, B)` is an observer that tells both; of spans it has the first one's, where that has any.
 /// Ready-made ones are in `observers`, behind the features `metrics` and `tracing`.

@@ -139,6 +139,15 @@ impl Policy {
         self
     }
 
+    /// How long an outcome is replayed whose work chose so: not shorter than the lease, so that those who
+    /// wait for it are answered.
+    pub(crate) fn kept_for(&self, chosen: Option<Retention>) -> Retention {
+        chosen.map_or(self.retention, |chosen| Retention {
+            replay: chosen.replay.max(self.lease),
+            ..chosen
+        })
+    }
+
     /// How long an outcome is replayed.
     pub const fn retention(&self) -> Retention {
         self.retention

@@ -85,9 +85,9 @@ impl<E> Failed<E> {
         self.is_released
     }
 
-    /// The same after this settlement.
-    pub(super) fn settled(mut self, settlement: &Settlement) -> Self {
-        self.is_released = matches!(settlement, Settlement::Release);
+    /// The same after this settlement. `again` says whether the next call does nothing twice.
+    pub(super) fn settled(mut self, settlement: &Settlement, again: bool) -> Self {
+        self.is_released = again && matches!(settlement, Settlement::Release);
         self
     }
 
@@ -194,7 +194,9 @@ impl<E> RunError<E> {
         }
     }
 
-    /// Whether the same call, with the same key, may get an answer later without anybody's help.
+    /// Whether the same call, with the same key, may get an answer later without anybody's help. What
+    /// the work itself failed with may know better: of a step
+    /// [`StepError::is_retryable`](super::StepError::is_retryable).
     pub const fn is_retryable(&self) -> bool {
         self.retry_after().is_some()
     }
@@ -270,8 +272,10 @@ impl<S: Store> Guard<S> {
                 Ok(value) => Settlement::Complete(value.to_outcome(), None),
                 Err(error) => claimed.after(&asked, error),
             };
+            // Steps of a call without protection have other keys when they run again.
+            let again = claimed.token.is_some() || asked.effects != Effects::InSteps;
             let value = done.map_err(|error| {
-                RunError::Failed(Failed::now(error, Ran::Yes).settled(&settlement))
+                RunError::Failed(Failed::now(error, Ran::Yes).settled(&settlement, again))
             });
             let settled = held.settle(settlement).await;
             let value = value?;

@@ -123,7 +123,7 @@ impl<S: Store> Claimed<S> {
         let mut applied = Settled::Applied;
         let sent = match settlement {
             Settlement::Complete(outcome, retention) => {
-                let retention = retention.unwrap_or(self.guard.policy.retention);
+                let retention = self.guard.policy.kept_for(*retention);
                 match store.complete(identity, token, outcome, retention).await {
                     Err(error) if error.kind() == StoreErrorKind::TooLarge => {
                         applied = Settled::Omitted;

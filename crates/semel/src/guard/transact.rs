@@ -86,7 +86,9 @@ impl<S: Transactional> Guard<S> {
                     };
                     let settlement = settlement.unwrap_or(Settlement::Release);
                     let error = match error {
-                        RunError::Failed(failed) => RunError::Failed(failed.settled(&settlement)),
+                        RunError::Failed(failed) => {
+                            RunError::Failed(failed.settled(&settlement, true))
+                        }
                         error => error,
                     };
                     (settlement, Err(error))

@@ -6,6 +6,8 @@ use semel::guard::OnPanic;
 
 use super::*;
 
+const LEASE: Duration = Duration::from_secs(3);
+
 #[tokio::test(start_paused = true)]
 async fn a_panic_before_the_works_future_is_one_of_the_work() {
     for (on_panic, expected) in [
@@ -25,21 +27,23 @@ struct Panics;
 
 impl Observer for Panics {
     fn on_event(&self, seen: &semel::guard::Seen<'_>) {
-        assert_ne!(seen.signal, Signal::New, "an observer that panics");
+        panic!("an observer that panics at {:?}", seen.signal);
     }
 }
 
+/// Neither the attempt nor its renewals end with it.
 #[tokio::test(start_paused = true)]
-async fn a_panic_while_claiming_reaches_the_caller_and_leaves_no_claim() {
+async fn a_panic_of_the_observer_is_none_of_the_attempts() {
     let store = Shared::default();
     let guard = Guard::builder(store.clone())
+        .policy(Policy::default().with_lease(LEASE))
         .observer(Arc::new(Panics))
         .build();
-    let call = tokio::spawn(async move { guard.run(asked("k"), |_| ok(())).await });
-    let ended = timeout(Duration::from_secs(1), call)
-        .await
-        .expect("it hangs");
-    assert!(ended.unwrap_err().is_panic());
-    sleep(Duration::from_secs(1)).await;
-    assert_eq!(state(&store, "k").await, Some(StateKind::Released));
+    let ran = guard.run(asked("k"), |attempt| async move {
+        sleep(10 * LEASE).await;
+        assert!(attempt.still_held());
+        Ok::<_, Infallible>(())
+    });
+    assert_eq!(ran.await.unwrap(), Done::Fresh(()));
+    assert_eq!(state(&store, "k").await, Some(StateKind::Completed));
 }

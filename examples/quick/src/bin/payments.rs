@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Router, routing::post};
 use semel::guard::{Answered, Background, Case, Finding, Guard, Policy, Reconciler};
 use semel_stores::{SqliteStore, SqliteTransaction, sqlite::rusqlite};
-use semel_tower::{IdempotencyLayer, OnLost, TransactOptions, TransactionHandle};
+use semel_tower::{Disposition, IdempotencyLayer, OnLost, TransactOptions, TransactionHandle};
 use tokio::signal::unix::{SignalKind, signal};
 use tower_http::timeout::TimeoutLayer;
 
@@ -32,6 +32,9 @@ const DECLINED: Failure = (StatusCode::PAYMENT_REQUIRED, "the card was declined"
 const BUSY: Failure = (StatusCode::SERVICE_UNAVAILABLE, "busy; try again");
 /// Nobody knows: the outcome is unknown, until the policy or the reconciler decides.
 const TIMED_OUT: Failure = (StatusCode::GATEWAY_TIMEOUT, "the provider did not answer");
+
+/// The charge is made, and only its row is missing: unknown, and not free for another payment.
+const UNWRITTEN: Failure = (StatusCode::INTERNAL_SERVER_ERROR, "paid; ask again");
 
 /// The payment provider: charges once for each `Idempotency-Key`, and says what it did under one.
 #[derive(Clone)]
@@ -76,10 +79,10 @@ async fn pay(
     // First the step elsewhere: no lock is held while it takes its time.
     let made = provider.charge(&id, &payment).await?;
     let answer = created(&made);
-    let mut tx = tx.begin().await.map_err(|_| BUSY)?;
+    let mut tx = tx.begin().await.map_err(|_| UNWRITTEN)?;
     let recorded = tx.call(move |database| record(database, &id, &made)).await;
     // The layer commits the row together with this answer.
-    recorded.map(|()| answer).map_err(|_| BUSY)
+    recorded.map(|()| answer).map_err(|_| UNWRITTEN)
 }
 
 /// Finishes payments that nobody asks about any more: the client gave up, and the process died.
@@ -141,6 +144,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .with_operation("payment")
         .with_principal_header("x-account") // set by the service outside that authenticates
         .with_principal_required(true)
+        .with_disposition(UNWRITTEN.0, Disposition::Unknown)
         .with_transactions(TransactOptions::default());
 
     // The time-out is outside the layer: the attempt finishes, and the retry gets its answer.

@@ -140,6 +140,28 @@ async fn each_answer_of_the_provider_has_its_meaning() {
     assert!(service.stop("-TERM").success());
 }
 
+/// After the charge nothing frees the key for another payment, and the row follows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charge_whose_row_cannot_be_written_is_finished_and_not_forgotten() {
+    let shop = Shop::open().await;
+    let service = shop.start();
+    let database = Connection::open(shop.folder.path().join("payments.db")).unwrap();
+    let rename = |from: &str, to: &str| {
+        let sql = format!("ALTER TABLE {from} RENAME TO {to}");
+        database.execute_batch(&sql).unwrap();
+    };
+    rename("payments", "away");
+    let unwritten = shop.pay("k-1", "tok_1").await;
+    assert_eq!(unwritten.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let other = shop.pay("k-1", "tok_2").await;
+    assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY, "{other:?}");
+    rename("away", "payments");
+    let paid = shop.pay("k-1", "tok_1").await;
+    assert_eq!(paid.status, StatusCode::CREATED, "{paid:?}");
+    assert_eq!(shop.balances(), 1);
+    assert!(service.stop("-TERM").success());
+}
+
 /// Nobody asks again: the program finds it, once it is started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payment_whose_client_gave_up_is_finished() {

@@ -19,7 +19,7 @@ pub(crate) struct Provider(Arc<Mutex<Ledger>>);
 pub(crate) struct Ledger {
     /// What each key was answered: the charge, or none where the card was declined.
     pub(crate) by_key: HashMap<String, Option<Value>>,
-    /// How often each key was sent.
+    /// How often each key was sent, and not answered by 503.
     pub(crate) asked: HashMap<String, u32>,
     /// One answer in so many is 503, with nothing done.
     pub(crate) busy: Option<u32>,
@@ -64,13 +64,13 @@ impl Provider {
     /// Whether it answers, after it did what is asked once.
     fn work(&self, key: &str, payment: &Value) -> Option<Response> {
         let mut ledger = self.ledger();
-        *ledger.asked.entry(key.into()).or_default() += 1;
         if ledger
             .busy
             .is_some_and(|one_in| fastrand::u32(0..one_in) == 0)
         {
             return Some(StatusCode::SERVICE_UNAVAILABLE.into_response());
         }
+        *ledger.asked.entry(key.into()).or_default() += 1;
         let number = ledger.by_key.len();
         let made = || match payment["card"].as_str() {
             Some("tok_declined") => None,

@@ -132,9 +132,8 @@ impl<S: Store> Inquiry<S> {
             Reconciled::GaveUp => (Signal::ReconcileGaveUp, Reply::Unknown),
         };
         self.guard.tell(&seen(signal));
-        if let Some(observer) = &self.guard.shared.observer {
-            observer.on_reconcile(case, news);
-        }
+        self.guard
+            .observed(|observer| observer.on_reconcile(case, news));
         if signal == Signal::StillUnknown && self.caller.is_none() && self.is_last() {
             self.tell(case, &Reconciled::GaveUp, None);
         }
