@@ -44,7 +44,8 @@ fn postgres() {
 
 #[test]
 fn mariadb() {
-    torture("mariadb", "kill-server,cut");
+    // Not killed: without a binary log it shows commits before they are on disk, as `docs/lab.md` says.
+    torture("mariadb", "restart-server,cut");
 }
 
 #[cfg(feature = "redis")]
