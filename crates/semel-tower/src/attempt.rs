@@ -219,8 +219,11 @@ impl<S: Store> Run<S> {
             }
             (Transacted::RolledBack(_) | Transacted::Failed { .. }, Some(mut called)) => {
                 // Nothing is left of it, unless somebody says that there is more than the writes.
-                let nobody_knows = called.disposition == Disposition::Unknown;
-                if !(nobody_knows && called.is_stated) && (is_conflict || nobody_knows) {
+                let is_free = match called.disposition {
+                    Disposition::Unknown => !called.is_stated,
+                    _ => is_conflict,
+                };
+                if is_free {
                     called.disposition = Disposition::Release;
                 }
                 return self.settle(held, called, slot).await;

@@ -23,8 +23,8 @@ use crate::transact::Transactions;
 /// Makes requests with an idempotency key run once. See the [crate's documentation](crate).
 ///
 /// Fields are named by literals (`"x-account"`) or by [`HeaderName`]s. A literal that is no field's name
-/// panics when the layer is made, as with [`HeaderName::from_static`] (but in any case); text that is known at run time
-/// has to be made a `HeaderName` first.
+/// panics when the layer is made, as with [`HeaderName::from_static`] (but in any case); text that is
+/// known at run time has to be made a `HeaderName` first.
 ///
 /// Clones share the store and the tasks under way. Several layers with different settings may share
 /// one store: give each an `Arc` of it.

@@ -167,8 +167,7 @@ impl<S: Transactional> Opening<S> {
             }
         }
         let begun = transaction.guard.store().begin(isolation).await;
-        let failed = Seen::new(Signal::StoreError);
-        let begun = begun.inspect_err(|_| transaction.guard.tell(&failed))?;
+        let begun = begun.inspect_err(|_| transaction.store_failed())?;
         match &mut *taking.lock() {
             Some(taking) => {
                 let (lent, loan) = Lent::new(begun);
