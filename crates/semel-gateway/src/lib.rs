@@ -7,7 +7,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod admin;
-pub mod args;
 pub mod body;
 mod bounded;
 pub mod command;
@@ -15,7 +14,6 @@ pub mod config;
 mod connection;
 mod connector;
 pub mod descriptors;
-pub mod dispositions;
 mod headers;
 mod logged;
 pub mod metrics;
@@ -25,7 +23,6 @@ pub mod reconcile;
 pub mod serve;
 pub mod stack;
 pub mod store;
-mod values;
 mod wellformed;
 
 pub use headers::{FENCE, ID};

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use semel_gateway::{args, command};
+use semel_gateway::command;
 
 fn main() -> ExitCode {
     // Whatever a store's engine makes is for its owner only: answers and parts of keys are in it.
     #[cfg(unix)]
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    let matches = args::command().get_matches();
+    let matches = command::line::command().get_matches();
     match matches.subcommand() {
         Some(("serve", flags)) => command::serve::main(flags),
         Some(("check", flags)) => command::check::main(flags),

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::{FAILED, MISUSED, block_on, fail, with_causes};
-use crate::values;
+use crate::config::values;
 
 /// Runs the cases and prints a table. Exit code 1 where one failed.
 pub fn main(flags: &ArgMatches) -> ExitCode {

@@ -17,7 +17,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
-use crate::{FENCE, values};
+use crate::FENCE;
+use crate::config::values;
 
 struct Shop {
     delay: Duration,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use semel::guard::{Guard, Signal};
 use semel::memory::MemoryStore;
-use semel_gateway::args::SETTINGS;
+use semel_gateway::config::settings::SETTINGS;
 use semel_gateway::metrics::Metrics;
 
 const DOCUMENT: &str = include_str!("../../../../docs/gateway.md");

@@ -1,0 +1,137 @@
+//! What `semel serve` is told, validated: [`Config`].
+//!
+//! [`settings`] is the one list of what can be set. [`sources`] collects flags, environment and file
+//! ([`file`](mod@file)), the first the strongest; `read` makes the [`Config`] of them, each value by a
+//! function of `values`.
+
+mod dispositions;
+mod file;
+mod read;
+pub mod settings;
+mod sources;
+pub(crate) mod values;
+
+use std::fmt;
+use std::time::Duration;
+
+use http::header::HeaderName;
+use http::uri::Authority;
+use ipnet::IpNet;
+use semel::Service;
+use semel::store::OnLost;
+use tracing::Level;
+
+use crate::reconcile::Settings;
+pub use dispositions::Dispositions;
+pub use sources::Sources;
+
+/// Everything that `semel serve` needs to know, validated.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Host and port of the service that requests go to.
+    pub upstream: Authority,
+    /// Where clients connect, as `HOST:PORT`.
+    pub listen: String,
+    /// Where operators connect, as `HOST:PORT`.
+    pub admin: String,
+    /// The store's URL. May hold a password.
+    pub store: StoreUrl,
+    /// The service that requests go to; `None` where nobody said, and it is `default`.
+    pub service: Option<Service>,
+    /// Whether unsafe requests without a key are refused.
+    pub require_key: bool,
+    /// How long a claim is held without renewal.
+    pub lease: Duration,
+    /// How long answers are replayed.
+    pub ttl: Duration,
+    /// How long a duplicate waits for the attempt in flight.
+    pub wait: Duration,
+    /// What becomes of a lost attempt.
+    pub on_lost: OnLost,
+    /// Whom to ask about lost attempts, under [`OnLost::Reconcile`].
+    pub reconcile: Option<Settings>,
+    /// The largest body that is read whole, in bytes.
+    pub max_body: usize,
+    /// The fields that a scope is made of: the first but `Host` names the principal.
+    pub scope_headers: Vec<HeaderName>,
+    /// Whether requests with a key and without a principal are refused.
+    pub require_principal: bool,
+    /// What the statuses of the upstream's answers mean, beyond the defaults.
+    pub dispositions: Dispositions,
+    /// How long the upstream may be silent.
+    pub upstream_timeout: Option<Duration>,
+    /// The peers who are believed what they say of others.
+    pub trust_forwarded: Vec<IpNet>,
+    /// Whether the upstream gets the client's `Host`.
+    pub preserve_host: bool,
+    /// How much may be open, run and be held at once.
+    pub limits: Limits,
+    /// The names under which operators ask.
+    pub admin_hosts: Vec<String>,
+    /// How long to wait for what is running, at the end.
+    pub drain: Duration,
+    /// How long connections are accepted after the signal to stop.
+    pub drain_delay: Duration,
+    /// Whether log lines are JSON.
+    pub log_json: bool,
+    /// The least important lines logged.
+    pub log_level: Level,
+}
+
+/// How much may be open, run and be held at once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits {
+    /// Attempts: requests with a key that run.
+    pub attempts: usize,
+    /// Connections of clients.
+    pub connections: usize,
+    /// Bytes of bodies.
+    pub body_memory: usize,
+    /// How long a request's body may take, and a second more for each KiB that came.
+    pub body_time: Option<Duration>,
+}
+
+/// A store's URL. Shown without what may be a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl(pub String);
+
+impl StoreUrl {
+    /// Whether another process can use the store at the same time.
+    pub fn can_be_shared(&self) -> bool {
+        !matches!(self.0.split_once(':'), Some(("memory" | "file", _)))
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.split_once(':') {
+            Some(("file" | "memory" | "sqlite", _)) => f.write_str(&self.0),
+            Some((scheme, _)) => write!(f, "{scheme}:…"),
+            None => f.write_str("…"),
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Everything that is wrong with a configuration, one message each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError(pub Vec<String>);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, message) in self.0.iter().enumerate() {
+            if nth > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "error: {message}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
