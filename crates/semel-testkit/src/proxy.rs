@@ -30,6 +30,14 @@ pub enum Fault {
     Refuse,
 }
 
+/// What goes wrong at present.
+#[derive(Debug, Clone, Copy, Default)]
+struct Now {
+    fault: Fault,
+    // With the next answer it is over.
+    once: bool,
+}
+
 /// A proxy on a port of its own, in a thread of its own. Stops when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
@@ -40,7 +48,7 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    fault: watch::Sender<Fault>,
+    fault: watch::Sender<Now>,
     // Counts how often all connections were cut.
     cuts: watch::Sender<u64>,
     round_trips: AtomicU64,
@@ -59,7 +67,7 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
-            fault: watch::Sender::new(Fault::None),
+            fault: watch::Sender::new(Now::default()),
             cuts: watch::Sender::new(0),
             round_trips: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -100,10 +108,17 @@ impl Proxy {
 
     /// From now on this goes wrong.
     pub fn set(&self, fault: Fault) {
-        self.shared.fault.send_replace(fault);
+        let once = false;
+        self.shared.fault.send_replace(Now { fault, once });
         if fault == Fault::Refuse {
             self.cut();
         }
+    }
+
+    /// This goes wrong with the next answer, and with no other.
+    pub fn once(&self, fault: Fault) {
+        let once = true;
+        self.shared.fault.send_replace(Now { fault, once });
     }
 
     /// Cuts every connection, once.
@@ -133,6 +148,21 @@ impl Proxy {
     }
 }
 
+impl Shared {
+    /// The fault, for the answer that came first.
+    fn take(&self) -> Fault {
+        let mut taken = Fault::None;
+        self.fault.send_if_modified(|now| {
+            taken = now.fault;
+            if now.once {
+                *now = Now::default();
+            }
+            false
+        });
+        taken
+    }
+}
+
 async fn serve(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>) {
     loop {
         let Ok((client, _)) = listener.accept().await else {
@@ -155,7 +185,7 @@ async fn serve(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>)
 }
 
 async fn connection(client: TcpStream, target: SocketAddr, shared: &Shared) -> std::io::Result<()> {
-    if *shared.fault.borrow() == Fault::Refuse {
+    if shared.fault.borrow().fault == Fault::Refuse {
         shared.hits.fetch_add(1, Ordering::SeqCst);
         return Ok(());
     }
@@ -202,15 +232,20 @@ async fn forward(
                 shared.answered.fetch_add(read as u64, Ordering::SeqCst);
             }
         }
-        let hole = |fault: &Fault| *fault == Fault::Blackhole;
+        let hole = |now: &Now| now.fault == Fault::Blackhole;
         if hole(&fault.borrow_and_update()) {
             shared.hits.fetch_add(1, Ordering::SeqCst);
         }
         // The sender lives as long as the proxy.
         let now = fault
-            .wait_for(|fault| !hole(fault))
+            .wait_for(|now| !hole(now))
             .await
-            .map_or(Fault::None, |fault| *fault);
+            .map_or_else(|_| Now::default(), |now| *now);
+        let now = match way {
+            Way::Answer if now.once => shared.take(),
+            Way::Request if now.once => Fault::None,
+            Way::Answer | Way::Request => now.fault,
+        };
         if now != Fault::None && (way == Way::Answer || matches!(now, Fault::Delay(_))) {
             shared.hits.fetch_add(1, Ordering::SeqCst);
         }

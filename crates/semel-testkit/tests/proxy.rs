@@ -111,6 +111,17 @@ fn connections_are_cut_when_the_answer_comes_whole_or_half() {
 }
 
 #[test]
+fn a_fault_that_happens_once_meets_one_answer() {
+    let (server, lines) = echo();
+    let proxy = Proxy::start(server).unwrap();
+    proxy.once(Fault::CutAnswers);
+    assert_eq!(Client::connect(&proxy).ask("1\n").unwrap(), "");
+    assert_eq!(Client::connect(&proxy).ask("2\n").unwrap(), "2\n");
+    assert_eq!(proxy.hits(), 1);
+    assert_eq!(lines.load(Ordering::SeqCst), 2);
+}
+
+#[test]
 fn a_blackhole_keeps_what_was_sent() {
     let (server, lines) = echo();
     let proxy = Proxy::start(server).unwrap();
