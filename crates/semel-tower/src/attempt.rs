@@ -24,7 +24,7 @@ use tower_service::Service;
 
 use crate::body::{self, Body, Content, Relayable};
 use crate::config::Config;
-use crate::limits::{Bodies, Slot};
+use crate::limits::{Bodies, Full, Slot};
 use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
@@ -94,13 +94,19 @@ impl<S: Store> Run<S> {
         parts.headers.remove(ACCEPT_ENCODING);
         let (begun, slot) = self.begin(slot, client).await;
         let (held, slot) = match begun {
-            Ok(Begin::Acquired(held)) => match slot.or_else(|| self.config.limits.slot()) {
-                Some(slot) => (held, slot),
-                None => {
-                    held.release().await.ok();
-                    return Ok(self.overloaded());
+            Ok(Begin::Acquired(held)) => {
+                let again = || self.config.limits.slot(self.identity.scope());
+                match slot.map_or_else(again, Ok) {
+                    Ok(mut slot) => {
+                        slot.begun();
+                        (held, slot)
+                    }
+                    Err(full) => {
+                        held.release().await.ok();
+                        return Ok(self.full(full));
+                    }
                 }
-            },
+            }
             // Without the database there is no transaction either.
             Ok(Begin::Unprotected(_)) if self.transactions.is_none() => {
                 parts.extensions.insert(self.identity.clone());
@@ -229,6 +235,9 @@ impl<S: Store> Run<S> {
                 return self.settle(held, called, slot).await;
             }
             (Transacted::Committed(_), Some(called)) => {
+                if let Some((outcome, _)) = &called.outcome {
+                    slot.kept(outcome.as_bytes().len());
+                }
                 let (head, content) = called.answer?;
                 return Ok(self.first(head, content.into_body(&self.guard, slot)));
             }
@@ -259,8 +268,8 @@ impl<S: Store> Run<S> {
         Ok(self.config.problem(problem))
     }
 
-    /// The answer where as many attempts run as may: what is known already needs none.
-    pub(crate) async fn without_attempt<R: HttpBody>(&self) -> Response<Body<R>> {
+    /// The answer where no attempt may be begun: what is known already needs none.
+    pub(crate) async fn without_attempt<R: HttpBody>(&self, full: Full) -> Response<Body<R>> {
         let entry = match self.guard.store().get(self.identity.digest()).await {
             Ok(entry) => entry,
             Err(error) => {
@@ -275,11 +284,11 @@ impl<S: Store> Run<S> {
         let may_be_expired = |record: &Record| record.expires_at < record.purge_at;
         let record = record.filter(|record| !may_be_expired(record));
         let (signal, begun) = match record.map(|record| record.state) {
-            None | Some(State::Released) => return self.overloaded(),
+            None | Some(State::Released) => return self.full(full),
             Some(_) if is_mismatch => (Signal::Mismatch, Begin::Mismatch),
             Some(State::Completed(outcome)) => (Signal::Replayed, Begin::Completed(outcome)),
             // A claim might run it again, or ask the reconciler.
-            Some(State::Unknown) if !self.holds() => return self.overloaded(),
+            Some(State::Unknown) if !self.holds() => return self.full(full),
             Some(State::Unknown) => (Signal::Unknown, Begin::Unknown),
             Some(State::InFlight) => {
                 let retry_after = SOON;
@@ -302,9 +311,15 @@ impl<S: Store> Run<S> {
         self.guard.tell(&Seen::of(&self.identity, signal));
     }
 
-    fn overloaded<R: HttpBody>(&self) -> Response<Body<R>> {
-        self.tell(Signal::Overloaded);
-        self.config.problem(Problem::new(ProblemCode::Overloaded))
+    fn full<R: HttpBody>(&self, full: Full) -> Response<Body<R>> {
+        let problem = match full {
+            Full::Process => Problem::new(ProblemCode::Overloaded),
+            Full::Scope(wait) => Problem::new(ProblemCode::Limit).retry_after(wait),
+        };
+        if let Some(signal) = problem.code.refusal() {
+            self.tell(signal);
+        }
+        self.config.problem(problem)
     }
 
     /// The answer where the inner service is not called.
@@ -392,7 +407,10 @@ impl<S: Store> Run<S> {
     ) -> Result<Response<Body<R>>, E> {
         let (settlement, is_kept) = match (called.disposition, called.outcome) {
             (Disposition::Release, _) => (Settlement::Release, false),
-            (_, Some((outcome, retention))) => (Settlement::Complete(outcome, retention), true),
+            (_, Some((outcome, retention))) => {
+                slot.kept(outcome.as_bytes().len());
+                (Settlement::Complete(outcome, retention), true)
+            }
             (_, None) => (Settlement::Unknown, false),
         };
         let settled = held.settle(settlement).await;

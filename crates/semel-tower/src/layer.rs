@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
 use crate::policy::{Disposition, Reply};
+use crate::quota::ScopeLimits;
 use crate::service::Idempotency;
 use crate::transact::Transactions;
 
@@ -270,6 +271,28 @@ impl<S: Store> IdempotencyLayer<S> {
     /// [attempt](Self::with_max_attempts).
     pub fn with_max_body_memory(self, bytes: usize) -> Self {
         self.configured(|config| config.limits.set_body_memory(bytes))
+    }
+
+    /// What each scope may use. Without bound unless set.
+    ///
+    /// Beyond it requests with a new key are answered 429 `limit`, before anything is claimed. What is
+    /// known already is still answered, as at [`with_max_attempts`](Self::with_max_attempts), and counts
+    /// for nothing: replays, mismatches, attempts in flight.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use semel_tower::{IdempotencyLayer, MemoryStore, Rate, ScopeLimits};
+    /// const HOUR: Duration = Duration::from_hours(1);
+    /// let limits = ScopeLimits::new()
+    ///     .with_new_keys(Rate::per_second(50))
+    ///     .with_running(20)
+    ///     .with_kept(Rate::new(100 << 20, HOUR));
+    /// let layer = IdempotencyLayer::new(MemoryStore::default())
+    ///     .with_principal_header("x-account")
+    ///     .with_scope_limits(limits);
+    /// ```
+    pub fn with_scope_limits(self, limits: ScopeLimits) -> Self {
+        self.configured(|config| config.limits.set_scopes(limits))
     }
 
     /// The field that marks replays. `Idempotency-Replayed` unless set.

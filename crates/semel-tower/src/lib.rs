@@ -102,6 +102,7 @@ mod operation;
 mod policy;
 pub mod precondition;
 mod problem;
+mod quota;
 mod replay;
 mod scope;
 mod service;
@@ -117,6 +118,7 @@ pub use header::Syntax;
 pub use layer::IdempotencyLayer;
 pub use policy::{Disposition, Reply};
 pub use problem::{Problem, ProblemCode};
+pub use quota::{Rate, ScopeLimits};
 pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, outcome_of_response};
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 pub use semel::guard::observers;

@@ -1,15 +1,29 @@
-//! Limits on what all requests with keys together use of the process.
+//! Limits on what requests with keys use of the process: all together, and those of one scope.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use semel::Scope;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::quota::{Quotas, ScopeLimits, Share};
 
 /// The bounds of a layer. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Limits {
     attempts: Option<Arc<Semaphore>>,
     memory: Option<Arc<Memory>>,
+    scopes: Option<Arc<Quotas>>,
+}
+
+/// Why no attempt may be begun now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// As many run as may.
+    Process,
+    /// The scope has used what it may, for so long.
+    Scope(Duration),
 }
 
 impl Limits {
@@ -25,13 +39,19 @@ impl Limits {
         }));
     }
 
-    /// Room for an attempt; none where as many as may be are running.
-    pub(crate) fn slot(&self) -> Option<Slot> {
-        let Some(attempts) = &self.attempts else {
-            return Some(Slot(None));
-        };
-        let permit = Arc::clone(attempts).try_acquire_owned().ok()?;
-        Some(Slot(Some(permit)))
+    pub(crate) fn set_scopes(&mut self, limits: ScopeLimits) {
+        self.scopes = Some(Arc::new(Quotas::new(limits))).filter(|_| limits != ScopeLimits::new());
+    }
+
+    /// Room for an attempt.
+    pub(crate) fn slot(&self, scope: &Scope) -> Result<Slot, Full> {
+        let attempts = self.attempts.as_ref();
+        let permit = attempts.map(|attempts| Arc::clone(attempts).try_acquire_owned());
+        let share = self.scopes.as_ref().map(|scopes| scopes.share(scope));
+        Ok(Slot {
+            _permit: permit.transpose().map_err(|_| Full::Process)?,
+            share: share.transpose().map_err(Full::Scope)?,
+        })
     }
 
     /// Where the bodies of one request and its answer are counted.
@@ -45,9 +65,26 @@ impl Limits {
 
 /// Room for one attempt, given back when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Slot(
-    #[expect(dead_code, reason = "it is there to be dropped")] Option<OwnedSemaphorePermit>,
-);
+pub(crate) struct Slot {
+    _permit: Option<OwnedSemaphorePermit>,
+    share: Option<Share>,
+}
+
+impl Slot {
+    /// The attempt was acquired. What turns out to be a duplicate takes nothing of its scope's limit.
+    pub(crate) const fn begun(&mut self) {
+        if let Some(share) = &mut self.share {
+            share.begun();
+        }
+    }
+
+    /// So many bytes of its answer were recorded.
+    pub(crate) fn kept(&self, bytes: usize) {
+        if let Some(share) = &self.share {
+            share.kept(bytes);
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Memory {

@@ -35,6 +35,8 @@ pub enum ProblemCode {
     TooLarge,
     /// 422: the key was first used with another request.
     Mismatch,
+    /// 429: the scope has begun, runs or keeps as much as it may; `Retry-After` says when to ask again.
+    Limit,
     /// 503: as much runs, or is held in memory, as may be.
     Overloaded,
     /// 503: the store cannot be asked, or could not record what happened.
@@ -45,7 +47,7 @@ pub enum ProblemCode {
 
 impl ProblemCode {
     /// Every code.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::MissingKey,
         Self::InvalidKey,
         Self::MissingPrincipal,
@@ -55,6 +57,7 @@ impl ProblemCode {
         Self::Expired,
         Self::TooLarge,
         Self::Mismatch,
+        Self::Limit,
         Self::Overloaded,
         Self::StoreUnavailable,
         Self::Capacity,
@@ -72,6 +75,7 @@ impl ProblemCode {
             Self::Expired => "expired",
             Self::TooLarge => "too-large",
             Self::Mismatch => "mismatch",
+            Self::Limit => "limit",
             Self::Overloaded => "overloaded",
             Self::StoreUnavailable => "store-unavailable",
             Self::Capacity => "capacity",
@@ -86,6 +90,7 @@ impl ProblemCode {
             Self::MissingPrincipal => Signal::MissingPrincipal,
             Self::IncompleteBody => Signal::IncompleteBody,
             Self::TooLarge => Signal::TooLarge,
+            Self::Limit => Signal::Limited,
             Self::Overloaded => Signal::Overloaded,
             _ => return None,
         })
@@ -100,6 +105,7 @@ impl ProblemCode {
             Self::InFlight | Self::OutcomeUnknown | Self::Expired => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Limit => StatusCode::TOO_MANY_REQUESTS,
             Self::Overloaded | Self::StoreUnavailable | Self::Capacity => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -118,6 +124,7 @@ impl ProblemCode {
             Self::Expired => "The answer to this key has expired",
             Self::TooLarge => "The request body is too large",
             Self::Mismatch => "The idempotency key was used with another request",
+            Self::Limit => "The limit of this caller is reached",
             Self::Overloaded => "Too many operations are running",
             Self::StoreUnavailable => "The idempotency store is not available",
             Self::Capacity => "The idempotency store is full",
@@ -154,6 +161,10 @@ impl ProblemCode {
             }
             Self::Mismatch => {
                 "Use the same key for retries of the same request only. Nothing was run or changed."
+            }
+            Self::Limit => {
+                "This caller has begun as many operations with keys as it may, or has as many running. \
+                 Nothing was run. Ask again with the same key; what was done before is still answered."
             }
             Self::Overloaded => {
                 "No more operations with keys are begun at present. Nothing was run. Ask again with \

@@ -241,8 +241,9 @@ impl<Inner, S: Store> Once<Inner, S> {
             asked,
             bodies,
         };
-        let Some(slot) = config.limits.slot() else {
-            return Ok(run.without_attempt().await);
+        let slot = match config.limits.slot(run.identity.scope()) {
+            Ok(slot) => slot,
+            Err(full) => return Ok(run.without_attempt(full).await),
         };
         // From the claim on in a task of its own: a client that goes away neither stops an attempt
         // (R11) nor leaves behind a claim that nobody runs.

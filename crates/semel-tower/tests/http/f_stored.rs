@@ -6,7 +6,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::{HeaderName, StatusCode};
 use semel::memory::{Limits, MemoryStore};
 use semel::store::Store as _;
-use semel_tower::{Disposition, IdempotencyLayer, Problem, ProblemCode};
+use semel_tower::{Disposition, IdempotencyLayer, Problem, ProblemCode, Rate, ScopeLimits};
 use serde_json::Value;
 
 use crate::support::{Answer, App, Call, K, Memory, clocked, layer, layer_over, policy};
@@ -294,6 +294,12 @@ async fn every_problem() -> Vec<Answer> {
 
     let app = App::orders(layer().with_max_attempts(0));
     all.push(app.send(Call::order()).await);
+    let limits = ScopeLimits::new().with_new_keys(Rate::new(1, Duration::from_hours(1)));
+    let app = App::orders(layer().with_scope_limits(limits));
+    app.send(Call::post("/orders").key("first"))
+        .await
+        .assert_first(201);
+    all.push(app.send(Call::order()).await);
     all
 }
 
@@ -314,6 +320,7 @@ async fn row_64_65_problems_are_whole_distinct_and_say_nothing_of_the_content() 
         "store-unavailable",
         "capacity",
         "overloaded",
+        "limit",
     ]) {
         assert_eq!(answer.code(), code);
         let problem: Value = serde_json::from_slice(&answer.body).unwrap();
@@ -328,8 +335,15 @@ async fn row_64_65_problems_are_whole_distinct_and_say_nothing_of_the_content() 
             assert!(!problem[member].as_str().unwrap().is_empty(), "{code}");
         }
         assert_eq!(answer.header("cache-control"), Some("no-store"), "{code}");
-        let retry = ["in-flight", "overloaded", "store-unavailable", "capacity"].contains(&code);
-        assert_eq!(answer.header("retry-after"), retry.then_some("1"), "{code}");
+        let retry = [
+            "in-flight",
+            "limit",
+            "overloaded",
+            "store-unavailable",
+            "capacity",
+        ]
+        .contains(&code);
+        assert_eq!(answer.header("retry-after").is_some(), retry, "{code}");
         let whole = format!("{answer:?}");
         for secret in [
             K.trim_matches('"'),

@@ -13,7 +13,7 @@ use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
 use semel::store::{ListQuery, OnLost, Retention};
 use semel::{StateKind, Store as _};
-use semel_tower::IdempotencyLayer;
+use semel_tower::{IdempotencyLayer, Rate, ScopeLimits};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -337,4 +337,86 @@ async fn bodies_are_held_up_to_a_bound() {
     gate.add_permits(1);
     let whole = app.send(with_key("whole").body("0123456789")).await;
     whole.assert_first(201);
+}
+
+fn by(caller: &str, key: &str) -> Call {
+    with_key(key).header("authorization", &format!("Bearer {caller}"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_80_new_keys_beyond_the_rate_of_a_scope_are_refused_and_what_is_known_is_answered() {
+    let store = Memory::default();
+    let limits = ScopeLimits::new().with_new_keys(Rate::per_second(4));
+    let app = App::orders(layer_over(&store).with_scope_limits(limits));
+    let first = app.send(by("one", "0")).await;
+    first.assert_first(201);
+    // Duplicates take nothing.
+    for _ in 0..100 {
+        app.send(by("one", "0")).await.assert_replay_of(&first);
+        let other = by("one", "0").body("other");
+        app.send(other).await.assert_problem(422, "mismatch");
+    }
+    for key in ["1", "2", "3"] {
+        app.send(by("one", key)).await.assert_first(201);
+    }
+    for n in 4..10_000 {
+        let refused = app.send(by("one", &n.to_string())).await;
+        refused.assert_problem(429, "limit");
+        assert_eq!(refused.header("retry-after"), Some("1"));
+    }
+    assert_eq!((app.execs(), store.len()), (4, 4));
+    for _ in 0..100 {
+        app.send(by("one", "0")).await.assert_replay_of(&first);
+        let other = by("one", "0").body("other");
+        app.send(other).await.assert_problem(422, "mismatch");
+    }
+    app.send(by("two", "4")).await.assert_first(201);
+    tokio::time::advance(SECOND / 4).await;
+    app.send(by("one", "4")).await.assert_first(201);
+    app.send(by("one", "5")).await.assert_problem(429, "limit");
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_attempts_of_a_scope_run_at_once() {
+    let limits = ScopeLimits::new().with_running(1);
+    let waits = policy().with_wait(60 * SECOND);
+    let (app, gate) = gated(layer().with_policy(waits).with_scope_limits(limits));
+    let running = start(&app, by("one", "running")).await;
+    let refused = app.send(by("one", "new")).await;
+    refused.assert_problem(429, "limit");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // Of those beyond the bound none waits.
+    let duplicate = app.send(by("one", "running")).await;
+    duplicate.assert_problem(409, "in-flight");
+    let other = start(&app, by("two", "new")).await;
+    gate.add_permits(3);
+    running.await.unwrap().assert_first(201);
+    other.await.unwrap().assert_first(201);
+    app.send(by("one", "new")).await.assert_first(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_was_released_counts_again_and_what_is_kept_delays_the_next() {
+    let kept = Rate::new(1024, 60 * SECOND);
+    let limits = ScopeLimits::new()
+        .with_new_keys(Rate::new(3, 60 * SECOND))
+        .with_kept(kept);
+    let app = App::answering(layer().with_scope_limits(limits), |n| match n {
+        1 => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        2 => StatusCode::CREATED.into_response(),
+        _ => (StatusCode::CREATED, vec![b'x'; 2048]).into_response(),
+    });
+    app.send(with_key("released")).await.assert_first(503);
+    app.send(with_key("released")).await.assert_first(201);
+    app.send(with_key("large")).await.assert_first(201);
+    app.send(with_key("new")).await.assert_problem(429, "limit");
+    // One of three is free again after 20 s; what was kept takes longer.
+    tokio::time::advance(30 * SECOND).await;
+    let refused = app.send(with_key("new")).await;
+    refused.assert_problem(429, "limit");
+    let wait = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((20..60).contains(&wait), "{wait}");
+    tokio::time::advance(Duration::from_secs(wait)).await;
+    app.send(with_key("new")).await.assert_first(201);
+    assert_eq!(app.execs(), 4);
 }

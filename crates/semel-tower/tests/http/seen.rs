@@ -7,7 +7,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::channel::Channel;
 use semel::guard::{Guard, Observer, Seen, Signal};
-use semel_tower::IdempotencyLayer;
+use semel_tower::{IdempotencyLayer, Rate, ScopeLimits};
 use tower::ServiceExt as _;
 
 use crate::support::{Answer, App, Call, K, Memory, order_record, pieces, policy};
@@ -121,4 +121,28 @@ async fn each_request_is_told_with_its_operation() {
     let kinds = [Signal::New, Signal::Completed, Signal::Replayed];
     let lines = kinds.map(|signal| format!("{} http named", signal.as_str()));
     assert_eq!(told, lines);
+}
+
+#[derive(Default)]
+struct Signals(Mutex<Vec<Signal>>);
+
+impl Observer for Signals {
+    fn on_event(&self, seen: &Seen<'_>) {
+        assert!(seen.id.is_some() && seen.key_hint.is_some());
+        self.0.lock().unwrap().push(seen.signal);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_scope_beyond_its_limit_is_an_event() {
+    let signals = Arc::new(Signals::default());
+    let guard = Guard::builder(Memory::default()).observer(signals.clone());
+    let limits = ScopeLimits::new().with_new_keys(Rate::per_second(1));
+    let app = App::orders(IdempotencyLayer::new(guard.build()).with_scope_limits(limits));
+    app.send(Call::post("/orders").key("first"))
+        .await
+        .assert_first(201);
+    app.send(Call::order()).await.assert_problem(429, "limit");
+    let told = signals.0.lock().unwrap();
+    assert_eq!(told.last(), Some(&Signal::Limited));
 }

@@ -85,6 +85,8 @@ signals! {
     Capacity = "capacity",
     /// A call was refused before its claim: as much runs, or is held in memory, as may be.
     Overloaded = "overloaded",
+    /// A call was refused before its claim: its scope has used what it may.
+    Limited = "limited",
     /// A call ran without protection, because the store could not be used (R9).
     Unprotected = "unprotected",
     /// A call was refused before its claim: it needs a key and has none.
