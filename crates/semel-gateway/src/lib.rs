@@ -23,6 +23,7 @@ pub mod reconcile;
 pub mod serve;
 pub mod stack;
 pub mod store;
+pub mod tls;
 mod wellformed;
 
 pub use headers::{FENCE, ID};

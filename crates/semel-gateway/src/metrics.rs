@@ -38,6 +38,8 @@ pub struct Metrics {
     reconcile_time: Histogram,
     reconcile_pending: Gauge,
     reconcile_given_up: Gauge,
+    certificate_expiry: Gauge,
+    handshake_failures: Counter,
 }
 
 impl Metrics {
@@ -60,6 +62,8 @@ impl Metrics {
             reconcile_time: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
             reconcile_pending: Gauge::default(),
             reconcile_given_up: Gauge::default(),
+            certificate_expiry: Gauge::default(),
+            handshake_failures: Counter::default(),
         };
         // A counter that is there from the start can be told from one that was lost.
         for event in Signal::ALL {
@@ -136,6 +140,16 @@ impl Metrics {
             "Lost attempts about which the reconciler was asked often enough: an operator has to look",
             metrics.reconcile_given_up.clone(),
         );
+        registry.register(
+            "tls_expiry_seconds",
+            "When the certificate for clients ends, in seconds since 1970; 0 without TLS",
+            metrics.certificate_expiry.clone(),
+        );
+        registry.register(
+            "tls_failures",
+            "Connections of clients that ended before TLS was agreed on",
+            metrics.handshake_failures.clone(),
+        );
         metrics
     }
 
@@ -172,6 +186,16 @@ impl Metrics {
             .set(is(!matches!(condition, Condition::Down(_))));
         self.store_full
             .set(is(matches!(condition, Condition::Full(_))));
+    }
+
+    pub(crate) fn certificate_ends(&self, since_1970: Duration) {
+        let seconds = since_1970.as_secs();
+        self.certificate_expiry
+            .set(i64::try_from(seconds).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn handshake_failed(&self) {
+        self.handshake_failures.inc();
     }
 
     pub(crate) fn reconcile_question(&self, answer: &'static str) {

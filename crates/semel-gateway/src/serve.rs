@@ -23,6 +23,9 @@ use tower_service::Service;
 
 use crate::connection::{Usage, Used};
 use crate::proxy::Peer;
+use crate::tls::ClientCertificate;
+use crate::tls::server::Acceptor;
+use crate::tls::stream::Stream;
 
 /// How long a client may take for a request's header, and be idle between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,10 +60,27 @@ impl Bounds {
     }
 }
 
-/// Serves the connections of `listener`, HTTP/1 and HTTP/2 with prior knowledge, until `shutdown`;
-/// then accepts no more, and returns once the requests under way are answered.
+/// What comes before HTTP on a connection.
+#[derive(Clone, Default)]
+pub struct Entry {
+    /// TLS, where it is spoken.
+    pub tls: Option<Arc<Acceptor>>,
+}
+
+impl Entry {
+    async fn open(&self, stream: TcpStream) -> io::Result<(Stream, Option<ClientCertificate>)> {
+        match &self.tls {
+            Some(tls) => tls.accept(stream).await,
+            None => Ok((stream.into(), None)),
+        }
+    }
+}
+
+/// Serves the connections of `listener`, HTTP/1 and HTTP/2 with prior knowledge or as ALPN says, until
+/// `shutdown`; then accepts no more, and returns once the requests under way are answered.
 pub async fn run<S, B>(
     listener: TcpListener,
+    entry: Entry,
     bounds: Bounds,
     service: S,
     shutdown: impl Future<Output = ()>,
@@ -95,16 +115,30 @@ pub async fn run<S, B>(
             accepted = accepting.next() => accepted,
             () = &mut shutdown => break,
         };
-        let usage = Arc::new(Usage::new());
-        let service = service.clone().map_request(move |mut request: Request<_>| {
-            request.extensions_mut().insert(Peer(peer));
-            request
-        });
-        let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
+        let service = service.clone();
         let mut stopping = stop.subscribe();
         let builder = builder.clone();
+        let entry = entry.clone();
         tokio::spawn(async move {
             let _room = room;
+            let opened = tokio::select! {
+                opened = entry.open(stream) => opened,
+                _ = stopping.changed() => return,
+            };
+            let (stream, certificate) = match opened {
+                Ok(opened) => opened,
+                Err(error) => return tracing::debug!("connection: {error}"),
+            };
+            let usage = Arc::new(Usage::new());
+            let service = service.map_request(move |mut request: Request<_>| {
+                let extensions = request.extensions_mut();
+                extensions.insert(Peer(peer));
+                if let Some(certificate) = &certificate {
+                    extensions.insert(certificate.clone());
+                }
+                request
+            });
+            let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
             let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
             let ended = async {
                 tokio::select! {
@@ -257,7 +291,8 @@ mod tests {
             at_once: 2,
             idle: Duration::from_millis(50),
         };
-        tokio::spawn(run(listener, bounds, service, std::future::pending()));
+        let never = std::future::pending();
+        tokio::spawn(run(listener, Entry::default(), bounds, service, never));
         let mut idle = Vec::new();
         for _ in 0..2 {
             let mut sender = open_http2(address).await;

@@ -8,6 +8,7 @@ use clap::ArgMatches;
 use super::{MISUSED, block_on, fail};
 use crate::config::Sources;
 use crate::store;
+use crate::tls::server::Files;
 
 /// Prints every setting with its value and where it comes from, and what was found of the store; or
 /// what is wrong, on stderr.
@@ -17,6 +18,9 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(MISUSED, error),
     };
+    if let Some(Err(error)) = config.tls.as_ref().map(Files::check) {
+        return fail(MISUSED, format_args!("error: {error}"));
+    }
     let mut out = std::io::stdout().lock();
     for line in sources.lines() {
         if writeln!(out, "{line}").is_err() {

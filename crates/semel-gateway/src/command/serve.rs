@@ -23,8 +23,9 @@ use crate::config::{Config, Limits, Sources};
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
-use crate::serve::{self, Bounds};
+use crate::serve::{self, Bounds, Entry};
 use crate::store::{self, Condition, Health, Watched};
+use crate::tls::{self, server::Acceptor};
 use crate::{reconcile, stack};
 
 /// How long the store may take to close.
@@ -72,6 +73,8 @@ enum Error {
     },
     #[error("--upstream: {0}")]
     Upstream(#[from] http::header::InvalidHeaderValue),
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
     #[error(
@@ -96,7 +99,7 @@ impl Error {
     const fn code(&self) -> u8 {
         match self {
             Self::Store(error) => error.code(),
-            Self::Listen { .. } | Self::Upstream(_) => MISUSED,
+            Self::Listen { .. } | Self::Upstream(_) | Self::Tls(_) => MISUSED,
             Self::Signals(_) | Self::Unfinished { .. } | Self::Unusable(_) | Self::Close(_) => {
                 FAILED
             }
@@ -119,6 +122,10 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
     // Before anything is opened.
     let shares = share_descriptors(config);
+    let metrics = Arc::new(Metrics::new());
+    let tls = config.tls.clone();
+    let tls = tls.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
+    let (tls, certificates) = tls.transpose()?.unzip();
     let opened = store::open(&config.store).await?;
     if config.service.is_none() && config.store.can_be_shared() {
         tracing::warn!(
@@ -129,7 +136,6 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let listener = bind("--listen", &config.listen).await?;
     let admin_listener = bind("--admin", &config.admin).await?;
 
-    let metrics = Arc::new(Metrics::new());
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
     let store = Watched::new(opened.clone(), Arc::clone(&health));
     let layer = stack::layer(config, shares, store.clone(), Arc::clone(&metrics));
@@ -154,7 +160,13 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     );
     let never = std::future::pending();
     let few = Bounds::of(ADMIN_CONNECTIONS);
-    tokio::spawn(serve::run(admin_listener, few, admin, never));
+    tokio::spawn(serve::run(
+        admin_listener,
+        Entry::default(),
+        few,
+        admin,
+        never,
+    ));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
@@ -188,8 +200,13 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         tracing::info!("stopping: no more connections are accepted");
         last.send(Instant::now() + grace).ok();
     };
+    if let Some(certificates) = certificates {
+        tokio::spawn(certificates.run());
+    }
     let bounds = Bounds::of(shares.connections);
-    let mut serving = std::pin::pin!(serve::run(listener, bounds, service, accepting));
+    let entry = Entry { tls };
+    let serving = serve::run(listener, entry, bounds, service, accepting);
+    let mut serving = std::pin::pin!(serving);
     // Ready at the latest when the grace period ends.
     let out_of_time = async {
         match deadline.await {

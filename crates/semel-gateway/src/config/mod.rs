@@ -22,6 +22,7 @@ use semel::store::OnLost;
 use tracing::Level;
 
 use crate::reconcile::Settings;
+use crate::tls::server::Files;
 pub use dispositions::Dispositions;
 pub use sources::Sources;
 
@@ -32,6 +33,8 @@ pub struct Config {
     pub upstream: Authority,
     /// Where clients connect, as `HOST:PORT`.
     pub listen: String,
+    /// The files for TLS towards clients, unless they speak without.
+    pub tls: Option<Files>,
     /// Where operators connect, as `HOST:PORT`.
     pub admin: String,
     /// The store's URL. May hold a password.

@@ -7,6 +7,8 @@ use tracing::Level;
 use super::sources::{Given, Sources};
 use super::{Config, ConfigError, Limits, StoreUrl, values};
 use crate::reconcile::Settings;
+use crate::tls::PemFile;
+use crate::tls::server::Files;
 
 impl Sources {
     /// Understands the values.
@@ -54,6 +56,7 @@ impl Sources {
             // Whatever is missing here has its message among the errors.
             upstream: upstream.unwrap_or_else(|| Authority::from_static("missing")),
             listen,
+            tls: reader.tls(),
             admin,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
             service: reader
@@ -138,6 +141,30 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    fn file(&mut self, name: &'static str, flag: &'static str) -> Option<PemFile> {
+        self.read(name, |path| Ok(PemFile::new(flag, path)))
+    }
+
+    fn tls(&mut self) -> Option<Files> {
+        let certificate = self.file("tls-cert", "--tls-cert");
+        let key = self.file("tls-key", "--tls-key");
+        let client_ca = self.file("tls-client-ca", "--tls-client-ca");
+        let missing = match (&certificate, &key, &client_ca) {
+            (Some(_), None, _) => "--tls-cert needs --tls-key: the file of its private key",
+            (None, Some(_), _) => "--tls-key needs --tls-cert: the file of its certificate",
+            (None, None, Some(_)) => "--tls-client-ca needs --tls-cert and --tls-key",
+            _ => {
+                return Some(Files {
+                    certificate: certificate?,
+                    key: key?,
+                    client_ca,
+                });
+            }
+        };
+        self.errors.push(missing.to_owned());
+        None
     }
 
     fn limits(&mut self, max_body: usize) -> Limits {

@@ -80,7 +80,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 27] = [
+pub const SETTINGS: [Setting; 30] = [
     setting(
         "upstream",
         "URL",
@@ -211,6 +211,24 @@ pub const SETTINGS: [Setting; 27] = [
     switch(
         "preserve-host",
         "Send the client's Host to the upstream, in place of the upstream's",
+    ),
+    setting(
+        "tls-cert",
+        "FILE",
+        None,
+        "The certificate for clients with its chain, in PEM: --listen speaks TLS then; with --tls-key",
+    ),
+    setting(
+        "tls-key",
+        "FILE",
+        None,
+        "The private key of --tls-cert, in PEM",
+    ),
+    setting(
+        "tls-client-ca",
+        "FILE",
+        None,
+        "Clients must have a certificate that one of these has signed, in PEM; with --tls-cert",
     ),
     setting(
         "drain",

@@ -14,8 +14,21 @@ pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forward
 pub(super) const FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What the gateway itself speaks.
-const PROTO: HeaderValue = HeaderValue::from_static("http");
+/// What clients of the gateway speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Proto {
+    Http,
+    Https,
+}
+
+impl Proto {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+}
 
 /// Whether what this peer says of others is believed.
 pub(super) fn is_trusted(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
@@ -28,6 +41,7 @@ pub(super) fn write(
     host: Option<&HeaderValue>,
     peer: Option<IpAddr>,
     trusted: bool,
+    proto: Proto,
 ) {
     if !trusted {
         for name in [
@@ -44,17 +58,19 @@ pub(super) fn write(
         append(headers, FORWARDED_FOR, &peer.to_string());
         // Who does not use it yet gets the other fields only.
         if headers.contains_key(FORWARDED) {
-            append(headers, FORWARDED, &element(peer, host));
+            append(headers, FORWARDED, &element(peer, host, proto));
         }
     }
     if let Some(host) = host {
         insert_if_missing(headers, FORWARDED_HOST, host.clone());
     }
-    insert_if_missing(headers, FORWARDED_PROTO, PROTO);
+    let proto = HeaderValue::from_static(proto.as_str());
+    insert_if_missing(headers, FORWARDED_PROTO, proto);
 }
 
 /// One hop in `Forwarded`.
-fn element(peer: IpAddr, host: Option<&HeaderValue>) -> String {
+fn element(peer: IpAddr, host: Option<&HeaderValue>, proto: Proto) -> String {
+    let proto = proto.as_str();
     let peer = match peer {
         IpAddr::V4(peer) => peer.to_string(),
         // Its colons and brackets may only stand within quotes.
@@ -62,8 +78,8 @@ fn element(peer: IpAddr, host: Option<&HeaderValue>) -> String {
     };
     // A host has been checked: there is neither a quote nor a backslash in it.
     match host.and_then(|host| host.to_str().ok()) {
-        Some(host) => format!("for={peer};host=\"{host}\";proto=http"),
-        None => format!("for={peer};proto=http"),
+        Some(host) => format!("for={peer};host=\"{host}\";proto={proto}"),
+        None => format!("for={peer};proto={proto}"),
     }
 }
 

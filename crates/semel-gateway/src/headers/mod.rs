@@ -17,6 +17,7 @@ use semel::guard::AttemptInfo;
 
 use crate::config::Config;
 pub(crate) use forwarded::FORWARDED_HOST;
+use forwarded::Proto;
 use reserved::Reserved;
 
 /// Carries the fence of the attempt to the upstream.
@@ -35,6 +36,7 @@ pub(crate) struct Rules {
     preserve_host: bool,
     trusted: Vec<IpNet>,
     reserved: Reserved,
+    proto: Proto,
 }
 
 impl Rules {
@@ -49,6 +51,10 @@ impl Rules {
             preserve_host: config.preserve_host,
             trusted: config.trust_forwarded.clone(),
             reserved: Reserved::new(&config.scope_headers),
+            proto: match config.tls {
+                Some(_) => Proto::Https,
+                None => Proto::Http,
+            },
         })
     }
 
@@ -75,7 +81,8 @@ impl Rules {
         // An IPv4 client of a socket for both has an address of either kind.
         let peer = peer.map(|peer| peer.to_canonical());
         let trusted = forwarded::is_trusted(peer, &self.trusted);
-        forwarded::write(headers, host(headers, target).as_ref(), peer, trusted);
+        let host = host(headers, target);
+        forwarded::write(headers, host.as_ref(), peer, trusted, self.proto);
     }
 
     /// Makes an admitted header the one that the upstream gets.
@@ -261,6 +268,7 @@ mod tests {
             preserve_host: false,
             trusted: vec!["10.0.0.0/24".parse().unwrap()],
             reserved: Reserved::new(&[HeaderName::from_static("x-account")]),
+            proto: Proto::Http,
         }
     }
 

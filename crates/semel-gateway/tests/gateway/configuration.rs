@@ -366,6 +366,26 @@ fn files_that_are_not_right_are_refused() {
 }
 
 #[test]
+fn the_files_of_tls_go_together() {
+    for (flags, message) in [
+        (&["--tls-cert=/no"][..], "--tls-cert needs --tls-key"),
+        (&["--tls-key=/no"], "--tls-key needs --tls-cert"),
+        (
+            &["--tls-client-ca=/no"],
+            "--tls-client-ca needs --tls-cert and --tls-key",
+        ),
+        (
+            &["--tls-cert=/no", "--tls-key=/no", "--store=memory:"],
+            "--tls-cert: cannot read `/no`: ",
+        ),
+    ] {
+        let messages = errors(&[&UPSTREAM[..], flags].concat(), &[]);
+        assert_eq!(messages.len(), 1, "{flags:?}: {messages:?}");
+        assert!(messages[0].starts_with(message), "{messages:?}");
+    }
+}
+
+#[test]
 fn who_is_asked_goes_with_the_policy() {
     let asked = "--reconciler=http://u:secret@a";
     for (flags, message) in [

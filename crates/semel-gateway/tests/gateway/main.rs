@@ -30,5 +30,6 @@ mod services;
 mod shortage;
 mod stores;
 mod support;
+mod tls;
 mod upstream;
 mod wire;

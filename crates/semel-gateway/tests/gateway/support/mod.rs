@@ -4,6 +4,7 @@ mod gateway;
 mod ledger;
 mod raw;
 mod recorder;
+pub(crate) mod tls;
 
 use std::future::Future;
 use std::net::SocketAddr;

@@ -1,0 +1,110 @@
+//! Certificates of one's own, and clients that speak TLS.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// Who signs certificates.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate that an authority has signed, and its key.
+pub(crate) struct Signed {
+    pub(crate) certificate: rcgen::Certificate,
+    key: KeyPair,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "tests");
+        let key = KeyPair::generate().unwrap();
+        Self(CertifiedIssuer::self_signed(params, key).unwrap())
+    }
+
+    /// For these names or addresses.
+    pub(crate) fn sign(&self, names: &[&str]) -> Signed {
+        let names = names.iter().map(|name| (*name).to_owned());
+        self.sign_params(&CertificateParams::new(names.collect::<Vec<_>>()).unwrap())
+    }
+
+    /// For a client of this name.
+    pub(crate) fn sign_client(&self, name: &str, uri: &str) -> Signed {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+            .subject_alt_names
+            .push(SanType::URI(uri.try_into().unwrap()));
+        self.sign_params(&params)
+    }
+
+    fn sign_params(&self, params: &CertificateParams) -> Signed {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        Signed { certificate, key }
+    }
+
+    /// Its own certificate in a file.
+    pub(crate) fn file_in(&self, directory: &Path) -> PathBuf {
+        write(directory, "ca.pem", &self.0.pem())
+    }
+
+    /// A client that trusts it, and shows what it has.
+    pub(crate) fn client(&self, alpn: &[&str], shown: Option<&Signed>) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match shown {
+            Some(Signed { certificate, key }) => builder
+                .with_client_auth_cert(vec![certificate.der().clone()], der(key))
+                .unwrap(),
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        TlsConnector::from(Arc::new(config))
+    }
+}
+
+impl Signed {
+    /// The files of the certificate and of its key.
+    pub(crate) fn files_in(&self, directory: &Path) -> [PathBuf; 2] {
+        [
+            write(directory, "cert.pem", &self.certificate.pem()),
+            write(directory, "key.pem", &self.key.serialize_pem()),
+        ]
+    }
+}
+
+/// Connects, and shakes hands with whoever answers to `localhost`.
+pub(crate) async fn connect(
+    address: SocketAddr,
+    client: &TlsConnector,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    client.connect(name, stream).await
+}
+
+fn der(key: &KeyPair) -> PrivateKeyDer<'static> {
+    PrivateKeyDer::Pkcs8(key.serialize_der().into())
+}
+
+/// In one step, as whoever replaces a certificate should.
+fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
+    let path = directory.join(name);
+    let fresh = directory.join(format!("{name}.new"));
+    std::fs::write(&fresh, text).unwrap();
+    std::fs::rename(&fresh, &path).unwrap();
+    path
+}
