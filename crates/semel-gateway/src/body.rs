@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -169,6 +169,9 @@ impl Stream {
             }
             if let Some(progress) = &self.progress {
                 progress.made();
+                if matches!(frame, Some(Err(_))) {
+                    progress.breaks();
+                }
             }
             let mut frame = frame.map(|frame| frame.map_err(BodyError::from));
             if let (Some(rules), Some(Ok(frame))) = (&self.rules, &mut frame)
@@ -187,28 +190,52 @@ impl Stream {
             return Poll::Pending;
         };
         ready!(silence.as_mut().poll(cx));
+        if let Some(progress) = &self.progress {
+            progress.breaks();
+        }
         Poll::Ready(Some(Err(Stalled.into())))
     }
 }
 
-/// When a piece of a body was last passed on.
+/// When a piece of a body was last passed on, and whether there will be no more.
 #[derive(Debug, Clone)]
-pub(crate) struct Progress(Arc<(Instant, AtomicU64)>);
+pub(crate) struct Progress(Arc<Passed>);
+
+#[derive(Debug)]
+struct Passed {
+    since: Instant,
+    /// In milliseconds after `since`.
+    last: AtomicU64,
+    is_broken: AtomicBool,
+}
 
 impl Progress {
     /// Begins now.
     pub(crate) fn new() -> Self {
-        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+        Self(Arc::new(Passed {
+            since: Instant::now(),
+            last: AtomicU64::new(0),
+            is_broken: AtomicBool::new(false),
+        }))
+    }
+
+    /// Whether the body broke off.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.is_broken.load(Ordering::Acquire)
+    }
+
+    fn breaks(&self) {
+        self.0.is_broken.store(true, Ordering::Release);
     }
 
     fn made(&self) {
-        let since = self.0.0.elapsed().as_millis();
+        let since = self.0.since.elapsed().as_millis();
         let since = u64::try_from(since).unwrap_or(u64::MAX);
-        self.0.1.store(since, Ordering::Relaxed);
+        self.0.last.store(since, Ordering::Relaxed);
     }
 
     fn last(&self) -> Instant {
-        self.0.0 + Duration::from_millis(self.0.1.load(Ordering::Relaxed))
+        self.0.since + Duration::from_millis(self.0.last.load(Ordering::Relaxed))
     }
 
     /// Returns once there was none for `limit`; never where there is no limit.

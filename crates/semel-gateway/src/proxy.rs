@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING};
-use http::uri::{Authority, PathAndQuery, Scheme};
+use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -23,13 +23,15 @@ use semel::guard::AttemptInfo;
 use semel_tower::Disposition;
 use tower_service::Service;
 
-use crate::body::{Body, BodyError, Progress};
+use crate::body::{Body, Progress};
 use crate::command::with_causes;
 use crate::config::Config;
 use crate::connector::{self, Connector};
 use crate::headers::{self, Rules};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use crate::tls::client::{Speaks, Trust};
+use crate::upstream::{Address, Protocol};
 
 /// Who sent a request: an extension of it.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +44,7 @@ pub struct Proxy(Arc<Inner>);
 
 struct Inner {
     client: Client<Connector, Body>,
-    upstream: Authority,
+    upstream: Address,
     rules: Arc<Rules>,
     silence: Option<Duration>,
     metrics: Arc<Metrics>,
@@ -54,18 +56,27 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// is on its way makes an outcome unknown. Common servers close idle connections after 2 s to 75 s:
 /// this stays below.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often an upstream is asked whether it is there, on a connection of HTTP/2 that is silent.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// How many fields an answer may have, and how many bytes its header. More than any client takes: an
 /// answer beyond is lost although the operation ran, so the limits are there to bound memory only.
 const MAX_FIELDS: usize = 256;
 const MAX_HEAD: usize = 256 << 10;
 
-impl Proxy {
-    /// A proxy as the configuration says.
-    ///
-    /// # Errors
-    /// An upstream whose name cannot stand in a header field.
-    pub fn new(config: &Config, metrics: Arc<Metrics>) -> Result<Self, InvalidHeaderValue> {
-        let client = Client::builder(TokioExecutor::new())
+/// The connections to all upstreams, by the HTTP that they may be used for.
+#[derive(Debug, Clone)]
+pub struct Clients {
+    any: Client<Connector, Body>,
+    http1: Client<Connector, Body>,
+    http2: Client<Connector, Body>,
+}
+
+impl Clients {
+    /// Without any connections.
+    pub fn new(trust: &Arc<Trust>) -> Self {
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             // Sending again is decided here, where it is known whether the body can be.
@@ -73,9 +84,39 @@ impl Proxy {
             .set_host(false)
             .http1_max_headers(MAX_FIELDS)
             .http1_max_buf_size(MAX_HEAD)
-            .build(Connector::new(CONNECT_TIMEOUT));
+            .http2_max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+            .http2_keep_alive_interval(PING_INTERVAL);
+        let connector = |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks);
+        Self {
+            any: builder.build(connector(Speaks::Any)),
+            http1: builder.build(connector(Speaks::Http1)),
+            http2: builder.http2_only(true).build(connector(Speaks::Any)),
+        }
+    }
+
+    fn of(&self, protocol: Protocol, preserve_host: bool) -> Client<Connector, Body> {
+        let client = match protocol {
+            Protocol::H2c => &self.http2,
+            // In HTTP/2 a `Host` must be the `:authority`, and that is the upstream's.
+            Protocol::Https if preserve_host => &self.http1,
+            Protocol::Http | Protocol::Https => &self.any,
+        };
+        client.clone()
+    }
+}
+
+impl Proxy {
+    /// A proxy as the configuration says.
+    ///
+    /// # Errors
+    /// An upstream whose name cannot stand in a header field.
+    pub fn new(
+        config: &Config,
+        trust: &Arc<Trust>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, InvalidHeaderValue> {
         Ok(Self(Arc::new(Inner {
-            client,
+            client: Clients::new(trust).of(config.upstream.protocol, config.preserve_host),
             upstream: config.upstream.clone(),
             rules: Arc::new(Rules::new(config)?),
             silence: config.upstream_timeout,
@@ -121,7 +162,8 @@ pub(crate) enum Failure {
     Unreached,
     /// The gateway had no descriptor, port or memory for a connection: nothing was sent.
     Starved,
-    /// A connection was there, and closed before the request was begun to be sent.
+    /// A connection was there, and closed before the request was begun to be sent; or the upstream says
+    /// that it did nothing with it.
     Unsent,
     /// The client's body failed after a part of it was sent.
     ClientBody,
@@ -241,7 +283,11 @@ impl Inner {
                 }
                 Ok(answer) => Ok(answer),
                 Err(error) => {
-                    let failure = if unconnected() { unconnected_for(&error) } else { kind_of(&error) };
+                    let failure = match () {
+                        () if unconnected() => unconnected_for(&error),
+                        () if progress.is_broken() => Failure::ClientBody,
+                        () => kind_of(&error),
+                    };
                     Err((failure, with_causes(&error)))
                 }
             },
@@ -267,8 +313,8 @@ impl Inner {
 
     fn target(&self, uri: &Uri) -> Uri {
         let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(Scheme::HTTP);
-        parts.authority = Some(self.upstream.clone());
+        parts.scheme = Some(self.upstream.protocol.scheme());
+        parts.authority = Some(self.upstream.authority.clone());
         let path = uri.path_and_query().cloned();
         parts.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
         // With all three parts there is nothing to refuse.
@@ -312,21 +358,29 @@ fn kind_of(error: &legacy::Error) -> Failure {
 /// written: the connection was found closed with the request still in its queue. Every other error
 /// may have come after the first byte.
 fn kind_on_connection(error: &hyper::Error) -> Failure {
-    let cause = error.source();
-    if error.is_canceled() {
+    let refused = error.source().and_then(|cause| cause.downcast_ref());
+    if error.is_canceled() || refused.is_some_and(is_refusal) {
         Failure::Unsent
-    } else if cause.is_some_and(|cause| cause.is::<BodyError>()) {
-        Failure::ClientBody
     } else {
         Failure::Unanswered
     }
+}
+
+/// Whether an upstream of HTTP/2 says that it did nothing with a request (RFC 9113, section 8.7): by
+/// `REFUSED_STREAM`, or by a GOAWAY whose last stream is an earlier one. After an error of its own
+/// (a GOAWAY with another code than `NO_ERROR`) nobody should count on what it says.
+fn is_refusal(error: &h2::Error) -> bool {
+    let reason = error.reason();
+    let is_refused = error.is_reset() && reason == Some(h2::Reason::REFUSED_STREAM);
+    let is_later = error.is_go_away() && reason == Some(h2::Reason::NO_ERROR);
+    error.is_remote() && (is_refused || is_later)
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
     use http::StatusCode;
-    use hyper::client::conn::http1;
+    use hyper::client::conn::{http1, http2};
     use hyper_util::rt::TokioIo;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
@@ -335,7 +389,7 @@ mod tests {
     const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
     fn request() -> Request<Body> {
-        Request::post("/orders")
+        Request::post("http://upstream/orders")
             .body(Body::from(Bytes::from("once")))
             .unwrap()
     }
@@ -398,6 +452,44 @@ mod tests {
             });
             let failure = kind_on_connection(&answer.unwrap_err());
             assert_eq!(failure, Failure::Unanswered, "after {read} bytes");
+        }
+    }
+
+    fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let header = [&length[1..], &[kind, 0], &stream.to_be_bytes()];
+        [header.concat(), payload.to_vec()].concat()
+    }
+
+    #[tokio::test]
+    async fn what_an_upstream_of_http2_says_it_has_not_done_is_unsent() {
+        let [no_error, internal_error, refused_stream, cancel] = [0, 2, 7, 8];
+        let reset = |code| frame(3, 1, &[0, 0, 0, code]);
+        let go_away = |last, code| frame(7, 0, &[0, 0, 0, last, 0, 0, 0, code]);
+        for (says, failure) in [
+            (reset(refused_stream), Failure::Unsent),
+            (reset(cancel), Failure::Unanswered),
+            (go_away(0, no_error), Failure::Unsent),
+            (go_away(1, no_error), Failure::Unanswered),
+            (go_away(0, internal_error), Failure::Unanswered),
+            (Vec::new(), Failure::Unanswered),
+        ] {
+            let (client, mut server) = duplex(1 << 16);
+            let io = TokioIo::new(client);
+            let (mut sender, connection) =
+                http2::handshake(TokioExecutor::new(), io).await.unwrap();
+            tokio::spawn(connection);
+            let settings = frame(4, 0, &[]);
+            let said = says.clone();
+            let (answer, ()) = tokio::join!(sender.send_request(request()), async move {
+                server.write_all(&settings).await.unwrap();
+                // The body's end, in a frame of DATA.
+                read_request(&mut server).await;
+                server.write_all(&said).await.unwrap();
+                server.flush().await.unwrap();
+            });
+            let error = answer.unwrap_err();
+            assert_eq!(kind_on_connection(&error), failure, "{says:?}: {error:?}");
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
 use crate::proxy::{Peer, Proxy};
 use crate::reconcile::{Endpoint, Watching};
+use crate::tls::client::Trust;
 use crate::wellformed::Checked;
 
 /// How long a client may be silent within a body.
@@ -33,6 +34,7 @@ pub fn layer<S: Store>(
     config: &Config,
     shares: Shares,
     store: S,
+    trust: Arc<Trust>,
     metrics: Arc<Metrics>,
 ) -> IdempotencyLayer<S> {
     let policy = Policy::default()
@@ -46,7 +48,12 @@ pub fn layer<S: Store>(
         .observer(Arc::new(Watching(Arc::clone(&metrics))));
     if let Some(settings) = &config.reconcile {
         guard = guard
-            .reconciler(Arc::new(Endpoint::new(settings, config.max_body, metrics)))
+            .reconciler(Arc::new(Endpoint::new(
+                settings,
+                config.max_body,
+                trust,
+                metrics,
+            )))
             .reconcile_options(settings.in_line());
     }
     let layer = IdempotencyLayer::new(guard.build())

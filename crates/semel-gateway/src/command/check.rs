@@ -8,6 +8,7 @@ use clap::ArgMatches;
 use super::{MISUSED, block_on, fail};
 use crate::config::Sources;
 use crate::store;
+use crate::tls::client::Trust;
 use crate::tls::server::Files;
 
 /// Prints every setting with its value and where it comes from, and what was found of the store; or
@@ -19,6 +20,11 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         Err(error) => return fail(MISUSED, error),
     };
     if let Some(Err(error)) = config.tls.as_ref().map(Files::check) {
+        return fail(MISUSED, format_args!("error: {error}"));
+    }
+    if config.asks_over_tls()
+        && let Err(error) = Trust::new(config.upstream_ca.clone()).read()
+    {
         return fail(MISUSED, format_args!("error: {error}"));
     }
     let mut out = std::io::stdout().lock();

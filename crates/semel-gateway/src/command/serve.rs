@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::serve::{self, Bounds, Entry};
 use crate::store::{self, Condition, Health, Watched};
-use crate::tls::{self, server::Acceptor};
+use crate::tls::{self, client::Trust, server::Acceptor};
 use crate::{reconcile, stack};
 
 /// How long the store may take to close.
@@ -126,6 +126,10 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let tls = config.tls.clone();
     let tls = tls.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
     let (tls, certificates) = tls.transpose()?.unzip();
+    let trust = Arc::new(Trust::new(config.upstream_ca.clone()));
+    if config.asks_over_tls() {
+        trust.read()?;
+    }
     let opened = store::open(&config.store).await?;
     if config.service.is_none() && config.store.can_be_shared() {
         tracing::warn!(
@@ -138,8 +142,14 @@ async fn gateway(config: &Config) -> Result<(), Error> {
 
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
     let store = Watched::new(opened.clone(), Arc::clone(&health));
-    let layer = stack::layer(config, shares, store.clone(), Arc::clone(&metrics));
-    let proxy = Proxy::new(config, Arc::clone(&metrics))?;
+    let layer = stack::layer(
+        config,
+        shares,
+        store.clone(),
+        Arc::clone(&trust),
+        Arc::clone(&metrics),
+    );
+    let proxy = Proxy::new(config, &trust, Arc::clone(&metrics))?;
     let service = stack::stack(config, shares, layer.clone(), proxy, Arc::clone(&metrics));
 
     let (stop, stopping) = watch::channel(false);

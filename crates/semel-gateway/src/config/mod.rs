@@ -15,22 +15,27 @@ use std::fmt;
 use std::time::Duration;
 
 use http::header::HeaderName;
-use http::uri::Authority;
+use http::uri::Scheme;
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
 use tracing::Level;
 
 use crate::reconcile::Settings;
+use crate::tls::PemFile;
 use crate::tls::server::Files;
+use crate::upstream::{Address, Protocol};
 pub use dispositions::Dispositions;
 pub use sources::Sources;
 
 /// Everything that `semel serve` needs to know, validated.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Host and port of the service that requests go to.
-    pub upstream: Authority,
+    /// Where requests go.
+    pub upstream: Address,
+    /// Who signs the certificates of upstreams and of the reconciler, where it is not whom the system
+    /// trusts.
+    pub upstream_ca: Option<PemFile>,
     /// Where clients connect, as `HOST:PORT`.
     pub listen: String,
     /// The files for TLS towards clients, unless they speak without.
@@ -79,6 +84,17 @@ pub struct Config {
     pub log_json: bool,
     /// The least important lines logged.
     pub log_level: Level,
+}
+
+impl Config {
+    /// Whether something is asked over TLS.
+    pub fn asks_over_tls(&self) -> bool {
+        let reconciler = self
+            .reconcile
+            .as_ref()
+            .map(|settings| settings.url.scheme());
+        self.upstream.protocol == Protocol::Https || reconciler == Some(Some(&Scheme::HTTPS))
+    }
 }
 
 /// How much may be open, run and be held at once.

@@ -9,6 +9,7 @@ use super::{Config, ConfigError, Limits, StoreUrl, values};
 use crate::reconcile::Settings;
 use crate::tls::PemFile;
 use crate::tls::server::Files;
+use crate::upstream::{Address, Protocol};
 
 impl Sources {
     /// Understands the values.
@@ -52,9 +53,14 @@ impl Sources {
         let timeout = reader.read("upstream-timeout", values::limit);
         let on_lost = reader.read("on-lost", values::on_lost);
         let reconcile = reader.reconcile(on_lost);
+        let upstream_ca = reader.file("upstream-ca", "--upstream-ca");
         let config = Config {
             // Whatever is missing here has its message among the errors.
-            upstream: upstream.unwrap_or_else(|| Authority::from_static("missing")),
+            upstream: upstream.unwrap_or_else(|| Address {
+                protocol: Protocol::Http,
+                authority: Authority::from_static("missing"),
+            }),
+            upstream_ca,
             listen,
             tls: reader.tls(),
             admin,
@@ -98,6 +104,15 @@ impl Sources {
                 .read("log-level", values::log_level)
                 .unwrap_or(Level::INFO),
         };
+        if config.upstream_ca.is_some() && reader.errors.is_empty() && !config.asks_over_tls() {
+            let message = "--upstream-ca is for https:// URLs, and there is none";
+            reader.errors.push(message.to_owned());
+        }
+        if config.upstream.protocol == Protocol::H2c && config.preserve_host {
+            // Host and :authority must not differ, and the latter names the upstream.
+            let message = "--preserve-host cannot be used with an h2c:// upstream";
+            reader.errors.push(message.to_owned());
+        }
         if reader.errors.is_empty() {
             Ok(config)
         } else {

@@ -80,12 +80,12 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 30] = [
+pub const SETTINGS: [Setting; 31] = [
     setting(
         "upstream",
         "URL",
         None,
-        "The service that requests go to, as in http://127.0.0.1:9000 (required)",
+        "The service that requests go to: http://, https:// or h2c://, as in http://127.0.0.1:9000 (required)",
     ),
     setting(
         "listen",
@@ -202,6 +202,12 @@ pub const SETTINGS: [Setting; 30] = [
         "DUR",
         Some("60s"),
         "How long the upstream may be silent; 504 beyond; 0s: for ever",
+    ),
+    setting(
+        "upstream-ca",
+        "FILE",
+        None,
+        "Who signs the certificates of https:// upstreams and reconcilers, in PEM, in place of the system's roots",
     ),
     list(
         "trust-forwarded",

@@ -6,43 +6,17 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use http::Uri;
 use http::header::HeaderName;
-use http::uri::{Authority, Scheme};
+use http::uri::Scheme;
 use ipnet::IpNet;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::OnLost;
 use tracing::Level;
 
-pub(crate) fn upstream(value: &str) -> Result<Authority, String> {
-    let example = "write it like http://127.0.0.1:9000";
-    let uri: Uri = value
-        .parse()
-        .map_err(|error| format!("`{value}` is not a URL ({error}); {example}"))?;
-    let parts = uri.into_parts();
-    match &parts.scheme {
-        Some(scheme) if *scheme == Scheme::HTTP => {}
-        Some(scheme) if *scheme == Scheme::HTTPS => {
-            return Err("TLS to the upstream is not there yet; use http://".to_owned());
-        }
-        Some(scheme) => return Err(format!("`{scheme}:` is not supported; {example}")),
-        None => return Err(format!("the scheme is missing; {example}")),
-    }
-    let Some(authority) = parts.authority.filter(|a| !a.host().is_empty()) else {
-        return Err(format!("the host is missing; {example}"));
-    };
-    if authority.as_str().contains('@') {
-        return Err("a user name or password in the URL is not supported".to_owned());
-    }
-    if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
-        return Err(format!("the port is not one; {example}"));
-    }
-    // `Location` fields are passed on as they are: they would be wrong behind a prefix.
-    if parts.path_and_query.is_some_and(|path| path != "/") {
-        return Err(format!(
-            "a path is not supported, since requests keep theirs; {example}"
-        ));
-    }
-    Ok(authority)
+use crate::upstream::Address;
+
+pub(crate) fn upstream(value: &str) -> Result<Address, String> {
+    value.parse()
 }
 
 pub(crate) fn address(value: &str) -> Result<String, String> {
@@ -59,11 +33,13 @@ pub(crate) fn address(value: &str) -> Result<String, String> {
 
 /// Whether a connection to the upstream would end at this address of our own, as far as that can be
 /// told without asking for names.
-pub(crate) fn is_same_socket(upstream: &Authority, own: &str) -> bool {
+pub(crate) fn is_same_socket(upstream: &Address, own: &str) -> bool {
     let Some((host, port)) = own.rsplit_once(':') else {
         return false;
     };
-    let same_port = port.parse() == Ok(upstream.port_u16().unwrap_or(80));
+    let protocol = upstream.protocol;
+    let upstream = &upstream.authority;
+    let same_port = port.parse() == Ok(upstream.port_u16().unwrap_or(protocol.port()));
     let same_host = match (ip(upstream.host()), ip(host)) {
         // Whatever is on this machine. To connect to "any address" is to connect to this machine.
         (Some(to), Some(own)) if own.is_unspecified() => to.is_loopback() || to.is_unspecified(),
@@ -193,11 +169,12 @@ pub(crate) fn endpoint(value: &str) -> Result<Uri, String> {
         .parse()
         .map_err(|error| format!("not a URL ({error}); {example}"))?;
     match uri.scheme() {
-        Some(scheme) if *scheme == Scheme::HTTP => {}
-        Some(scheme) if *scheme == Scheme::HTTPS => {
-            return Err("TLS to the reconciler is not there yet; use http://".to_owned());
+        Some(scheme) if *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS => {}
+        Some(_) => {
+            return Err(format!(
+                "only http:// and https:// are supported; {example}"
+            ));
         }
-        Some(_) => return Err(format!("only http:// is supported; {example}")),
         None => return Err(format!("the scheme is missing; {example}")),
     }
     let Some(authority) = uri.authority().filter(|a| !a.host().is_empty()) else {

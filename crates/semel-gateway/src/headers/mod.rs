@@ -47,7 +47,7 @@ impl Rules {
     pub(crate) fn new(config: &Config) -> Result<Self, InvalidHeaderValue> {
         Ok(Self {
             end_to_end: end_to_end(&config.scope_headers),
-            upstream: HeaderValue::from_str(config.upstream.as_str())?,
+            upstream: HeaderValue::from_str(config.upstream.authority.as_str())?,
             preserve_host: config.preserve_host,
             trusted: config.trust_forwarded.clone(),
             reserved: Reserved::new(&config.scope_headers),

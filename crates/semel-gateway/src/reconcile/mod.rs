@@ -14,7 +14,6 @@ use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT};
 use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use semel::guard::{
     Answer, Answered, Background, Case, Guard, Observer, ReconcileOptions, Reconciled, Reconciler,
@@ -24,8 +23,10 @@ use semel::{Service, Store};
 use tokio::time::Instant;
 
 use crate::command::with_causes;
+use crate::connector::Connector;
 use crate::headers;
 use crate::metrics::Metrics;
+use crate::tls::client::{Speaks, Trust};
 
 /// What every request of the gateway is claimed as; the layer's name for it.
 const OPERATION: &str = "http";
@@ -55,7 +56,8 @@ impl Settings {
     // Without its query, in which people put passwords.
     fn name(&self) -> String {
         let host = self.url.authority().map_or("", |host| host.as_str());
-        format!("http://{host}{}", self.url.path())
+        let scheme = self.url.scheme_str().unwrap_or_default();
+        format!("{scheme}://{host}{}", self.url.path())
     }
 
     /// For a request, whose client waits.
@@ -89,7 +91,7 @@ impl fmt::Debug for Settings {
 
 /// The operator's endpoint.
 pub struct Endpoint {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
     url: Uri,
     headers: HeaderMap,
     max_body: usize,
@@ -99,10 +101,14 @@ pub struct Endpoint {
 impl Endpoint {
     /// The endpoint that the settings name. Of what it says was answered at most `max_body` bytes
     /// are kept.
-    pub fn new(settings: &Settings, max_body: usize, metrics: Arc<Metrics>) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(settings.timeout.min(CONNECT_TIMEOUT)));
-        connector.set_nodelay(true);
+    pub fn new(
+        settings: &Settings,
+        max_body: usize,
+        trust: Arc<Trust>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let timeout = settings.timeout.min(CONNECT_TIMEOUT);
+        let connector = Connector::new(timeout, trust, Speaks::Http1);
         let client = Client::builder(TokioExecutor::new())
             // Questions are rare: a connection each cannot be one that is just being closed.
             .pool_max_idle_per_host(0)

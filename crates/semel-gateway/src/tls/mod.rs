@@ -1,6 +1,7 @@
-//! TLS by rustls: towards clients in [`server`].
+//! TLS by rustls: towards clients in [`server`], towards upstreams in [`client`].
 
 mod certificate;
+pub mod client;
 pub mod server;
 pub(crate) mod stream;
 
@@ -51,6 +52,15 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// Nobody to trust.
+    #[error(
+        "the system has no root certificates for https:// URLs: install them (ca-certificates), or name \
+         a PEM file with --upstream-ca"
+    )]
+    NoRoots,
+    /// What cannot be, with the versions that rustls has.
+    #[error("TLS cannot be set up: {0}")]
+    Setup(rustls::Error),
 }
 
 /// A PEM file that a setting names.

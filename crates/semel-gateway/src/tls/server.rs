@@ -71,7 +71,7 @@ impl Files {
         let end = end.map_err(|error| self.certificate.unusable(error))?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(VERSIONS)
-            .map_err(|error| self.certificate.unusable(error))?;
+            .map_err(Error::Setup)?;
         let builder = match (&self.client_ca, &contents.client_ca) {
             (Some(file), Some(pem)) => {
                 let roots = Arc::new(file.roots(pem)?);
@@ -96,7 +96,7 @@ impl Files {
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
         } else {
-            config.ticketer = Ticketer::new().map_err(|error| self.key.unusable(error))?;
+            config.ticketer = Ticketer::new().map_err(Error::Setup)?;
         }
         Ok(Made {
             config: Arc::new(config),

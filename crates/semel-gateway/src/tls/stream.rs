@@ -9,6 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
+use super::H2;
+
 pin_project! {
     /// What HTTP is spoken over.
     #[project = StreamProj]
@@ -16,6 +18,16 @@ pin_project! {
     pub(crate) enum Stream {
         Plain { #[pin] stream: TcpStream },
         Tls { #[pin] stream: Box<TlsStream<TcpStream>> },
+    }
+}
+
+impl Stream {
+    /// Whether the two ends agreed on HTTP/2.
+    pub(crate) fn speaks_http2(&self) -> bool {
+        match self {
+            Self::Plain { .. } => false,
+            Self::Tls { stream } => stream.get_ref().1.alpn_protocol() == Some(H2),
+        }
     }
 }
 

@@ -53,8 +53,8 @@ fn each_wrong_value_has_one_clear_message() {
         ),
         (
             "upstream",
-            "https://a",
-            "--upstream: TLS to the upstream is not there yet",
+            "ftp://a",
+            "--upstream: `ftp:` is not supported: it is http, https or h2c",
         ),
         (
             "trust-forwarded",
@@ -375,11 +375,33 @@ fn the_files_of_tls_go_together() {
             "--tls-client-ca needs --tls-cert and --tls-key",
         ),
         (
+            &["--upstream-ca=/no"],
+            "--upstream-ca is for https:// URLs, and there is none",
+        ),
+        (
             &["--tls-cert=/no", "--tls-key=/no", "--store=memory:"],
             "--tls-cert: cannot read `/no`: ",
         ),
     ] {
         let messages = errors(&[&UPSTREAM[..], flags].concat(), &[]);
+        assert_eq!(messages.len(), 1, "{flags:?}: {messages:?}");
+        assert!(messages[0].starts_with(message), "{messages:?}");
+    }
+}
+
+#[test]
+fn upstreams_that_speak_http2_or_tls_have_their_own_errors() {
+    for (flags, message) in [
+        (
+            &["--upstream=https://a", "--upstream-ca=/no"][..],
+            "--upstream-ca: cannot read `/no`: ",
+        ),
+        (
+            &["--upstream=h2c://a", "--preserve-host"],
+            "--preserve-host cannot be used with an h2c:// upstream",
+        ),
+    ] {
+        let messages = errors(&[flags, &["--store=memory:"]].concat(), &[]);
         assert_eq!(messages.len(), 1, "{flags:?}: {messages:?}");
         assert!(messages[0].starts_with(message), "{messages:?}");
     }
@@ -402,8 +424,8 @@ fn who_is_asked_goes_with_the_policy() {
             "--reconciler: a user name or password",
         ),
         (
-            &["--on-lost=reconcile", "--reconciler=https://a"],
-            "--reconciler: TLS to the reconciler is not there yet",
+            &["--on-lost=reconcile", "--reconciler=ftp://a"],
+            "--reconciler: only http:// and https:// are supported",
         ),
         (
             &["--on-lost=reconcile", "--reconciler=127.0.0.1:9100"],

@@ -15,6 +15,7 @@ mod demo;
 mod dispositions;
 mod documentation;
 mod forwarded;
+mod https;
 mod lifecycle;
 mod limits;
 mod log;

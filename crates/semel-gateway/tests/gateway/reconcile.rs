@@ -14,7 +14,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::support::{Answer, Gateway, Reaction, Script, eventually, get, order};
+use crate::support::tls::Authority;
+use crate::support::{Answer, Gateway, Reaction, Script, Served, eventually, get, order};
 
 const KEY: &str = "\"order-4711-and-more\"";
 /// The key itself, without the quotes of the field.
@@ -409,4 +410,32 @@ fn request(address: SocketAddr) -> http::Request<http_body_util::Full<bytes::Byt
         &headers,
         "{\"item\":1}",
     )
+}
+
+#[tokio::test]
+async fn the_endpoint_can_speak_tls() {
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let endpoint = Served::start_with(Some(signed.server(&["h2", "http/1.1"])), async |_| {
+        let answer = json!({"finding": "did-not-happen"});
+        Response::new(answer.to_string().into())
+    })
+    .await;
+    let upstream = Script::start(Reaction::Close).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = authority.file_in(directory.path());
+    let ca = format!("--upstream-ca={}", ca.display());
+    let url = format!(
+        "--reconciler=https://localhost:{}/ask",
+        endpoint.address.port()
+    );
+    let flags = ["--on-lost=reconcile", &url, &ca];
+    let gateway = Gateway::start(upstream.address, &flags);
+    assert_eq!(
+        order(gateway.address, KEY).await.problem(),
+        "upstream-failed"
+    );
+    upstream.react(Reaction::Send(PLACED));
+    assert_eq!(order(gateway.address, KEY).await.text(), "placed");
+    assert!(!endpoint.seen().is_empty());
 }

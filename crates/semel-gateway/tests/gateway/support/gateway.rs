@@ -51,8 +51,11 @@ impl Gateway {
         if !flags.contains(&"--store") {
             command.args(["--store", &store_in(directory.path())]);
         }
+        // Another protocol, or more of them.
+        if !flags.iter().any(|flag| flag.starts_with("--upstream=")) {
+            command.args(["--upstream", &format!("http://{upstream}")]);
+        }
         let mut process = command
-            .args(["--upstream", &format!("http://{upstream}")])
             .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
             .args(["--log-format", "json"])
             .args(flags)

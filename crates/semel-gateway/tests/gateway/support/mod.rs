@@ -4,6 +4,7 @@ mod gateway;
 mod ledger;
 mod raw;
 mod recorder;
+mod served;
 pub(crate) mod tls;
 
 use std::future::Future;
@@ -24,6 +25,7 @@ pub(crate) use gateway::{Gateway, store_in};
 pub(crate) use ledger::Shop;
 pub(crate) use raw::{Reaction, Script, read_head, read_request, send_raw};
 pub(crate) use recorder::{Recorder, Seen};
+pub(crate) use served::Served;
 
 /// Longer than anything here should take, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

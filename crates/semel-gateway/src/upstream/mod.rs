@@ -1,0 +1,5 @@
+//! Where requests go.
+
+mod address;
+
+pub use address::{Address, Protocol};
