@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use semel::guard::{AttemptInfo, Signal};
 use tokio::sync::Semaphore;
 use tower_service::Service;
@@ -14,9 +14,10 @@ use tower_service::Service;
 use crate::body::Body;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use crate::upgrade::Held;
 
 /// A service that has so many requests without a key at most, each until its answer was read to the
-/// end. Beyond it: 503 `overloaded`, and nothing is sent. Attempts pass: the layer bounds them before
+/// end, or its tunnel is closed. Beyond it: 503 `overloaded`, and nothing is sent. Attempts pass: the layer bounds them before
 /// it claims.
 #[derive(Debug, Clone)]
 pub(crate) struct Bounded<S> {
@@ -61,7 +62,17 @@ where
             self.metrics.event(Signal::Overloaded);
             return Box::pin(async { Ok(Problem::Overloaded.respond()) });
         };
+        let held = request.extensions().get::<Arc<Held>>().cloned();
         let answer = self.inner.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body| body.holding(room))) })
+        Box::pin(async move {
+            let answer = answer.await?;
+            match held {
+                Some(held) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    held.hold(room);
+                    Ok(answer)
+                }
+                _ => Ok(answer.map(|body| body.holding(room))),
+            }
+        })
     }
 }

@@ -24,6 +24,7 @@ pub mod serve;
 pub mod stack;
 pub mod store;
 pub mod tls;
+mod upgrade;
 pub mod upstream;
 mod wellformed;
 

@@ -38,6 +38,7 @@ pub struct Metrics {
     reconcile_time: Histogram,
     reconcile_pending: Gauge,
     reconcile_given_up: Gauge,
+    tunnels: Gauge,
     certificate_expiry: Gauge,
     handshake_failures: Counter,
 }
@@ -62,6 +63,7 @@ impl Metrics {
             reconcile_time: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
             reconcile_pending: Gauge::default(),
             reconcile_given_up: Gauge::default(),
+            tunnels: Gauge::default(),
             certificate_expiry: Gauge::default(),
             handshake_failures: Counter::default(),
         };
@@ -141,6 +143,11 @@ impl Metrics {
             metrics.reconcile_given_up.clone(),
         );
         registry.register(
+            "tunnels",
+            "Connections that left HTTP for another protocol, such as WebSocket",
+            metrics.tunnels.clone(),
+        );
+        registry.register(
             "tls_expiry_seconds",
             "When the certificate for clients ends, in seconds since 1970; 0 without TLS",
             metrics.certificate_expiry.clone(),
@@ -186,6 +193,11 @@ impl Metrics {
             .set(is(!matches!(condition, Condition::Down(_))));
         self.store_full
             .set(is(matches!(condition, Condition::Full(_))));
+    }
+
+    /// Counts a tunnel until what is returned is dropped.
+    pub(crate) fn tunnel(&self) -> impl Drop + use<> {
+        Tunnel::open(&self.tunnels)
     }
 
     pub(crate) fn certificate_ends(&self, since_1970: Duration) {
@@ -281,6 +293,7 @@ where
         let answer = std::task::ready!(this.inner.poll(cx));
         if let Ok(response) = &answer {
             let class = match response.status().as_u16() {
+                100..=199 => "1xx",
                 200..=299 => "2xx",
                 300..=399 => "3xx",
                 400..=499 => "4xx",
@@ -294,6 +307,21 @@ where
                 .observe(this.running.since.elapsed().as_secs_f64());
         }
         Poll::Ready(answer)
+    }
+}
+
+struct Tunnel(Gauge);
+
+impl Tunnel {
+    fn open(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 

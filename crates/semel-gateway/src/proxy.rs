@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING};
+use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Request, Response, Uri, Version};
+use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
+use hyper::upgrade::{self, OnUpgrade};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::capture_connection;
@@ -31,6 +33,7 @@ use crate::headers::{self, Rules};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tls::client::{Speaks, Trust};
+use crate::upgrade::{Held, Tunnel};
 use crate::upstream::{Address, Protocol};
 
 /// Who sent a request: an extension of it.
@@ -44,6 +47,8 @@ pub struct Proxy(Arc<Inner>);
 
 struct Inner {
     client: Client<Connector, Body>,
+    /// For upgrades, which HTTP/2 does not have.
+    http1: Option<Client<Connector, Body>>,
     upstream: Address,
     rules: Arc<Rules>,
     silence: Option<Duration>,
@@ -115,8 +120,11 @@ impl Proxy {
         trust: &Arc<Trust>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, InvalidHeaderValue> {
+        let clients = Clients::new(trust);
+        let protocol = config.upstream.protocol;
         Ok(Self(Arc::new(Inner {
-            client: Clients::new(trust).of(config.upstream.protocol, config.preserve_host),
+            client: clients.of(protocol, config.preserve_host),
+            http1: (protocol != Protocol::H2c).then(|| clients.http1.clone()),
             upstream: config.upstream.clone(),
             rules: Arc::new(Rules::new(config)?),
             silence: config.upstream_timeout,
@@ -223,14 +231,26 @@ impl Inner {
             let chunked = HeaderValue::from_static("chunked");
             parts.headers.insert(TRANSFER_ENCODING, chunked);
         }
+        let leaving = self.leaving(&mut parts, attempt.is_some());
         parts.uri = self.target(&parts.uri);
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
         let body = body.under(&self.rules);
-        match self.send(Request::from_parts(parts, body)).await {
-            Ok(response) => {
+        let request = Request::from_parts(parts, body);
+        match self.send(request, leaving.is_some()).await {
+            Ok(mut response) => {
+                let leaves = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+                let upstream = leaves.then(|| upgrade::on(&mut response));
                 let (mut parts, body) = response.into_parts();
-                headers::to_client(&mut parts.headers);
+                headers::to_client(&mut parts.headers, leaves);
+                if let (Some(upstream), Some((client, held))) = (upstream, leaving) {
+                    let tunnel = Tunnel {
+                        client,
+                        upstream,
+                        held,
+                    };
+                    tokio::spawn(tunnel.run(Arc::clone(&self.metrics)));
+                }
                 // The gateway's, not the upstream's: else hyper answers as HTTP/1.0, and closes.
                 parts.version = Version::HTTP_11;
                 parts.extensions.clear();
@@ -248,21 +268,44 @@ impl Inner {
         }
     }
 
+    /// The client's end of a request that may leave HTTP. With a key it may not: what passes then would
+    /// be run, and never kept.
+    fn leaving(&self, parts: &mut Parts, keyed: bool) -> Option<(OnUpgrade, Option<Arc<Held>>)> {
+        let client = parts.extensions.remove::<OnUpgrade>();
+        let may = !keyed && self.http1.is_some() && parts.headers.contains_key(UPGRADE);
+        if let Some(client) = client.filter(|_| may) {
+            return Some((client, parts.extensions.remove()));
+        }
+        headers::remove_upgrade(&mut parts.headers);
+        None
+    }
+
     /// Sends a request; once more where it is certain that nothing was sent and the body is still
-    /// there.
-    async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+    /// there. It `may_leave` HTTP if it asks for that.
+    async fn send(
+        &self,
+        request: Request<Body>,
+        may_leave: bool,
+    ) -> Result<Response<Incoming>, Failure> {
         let Some(body) = request.body().again() else {
-            return self.send_once(request).await;
+            return self.send_once(request, may_leave).await;
         };
         let (parts, first) = request.into_parts();
         let again = Request::from_parts(parts.clone(), body);
-        match self.send_once(Request::from_parts(parts, first)).await {
-            Err(Failure::Unsent) => self.send_once(again).await,
+        let first = Request::from_parts(parts, first);
+        match self.send_once(first, may_leave).await {
+            Err(Failure::Unsent) => self.send_once(again, may_leave).await,
             sent => sent,
         }
     }
 
-    async fn send_once(&self, mut request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+    async fn send_once(
+        &self,
+        mut request: Request<Body>,
+        may_leave: bool,
+    ) -> Result<Response<Incoming>, Failure> {
+        let http1 = self.http1.as_ref().filter(|_| may_leave);
+        let client = http1.unwrap_or(&self.client);
         let connection = capture_connection(&mut request);
         let progress = Progress::new();
         request.body_mut().report_to(&progress);
@@ -274,9 +317,12 @@ impl Inner {
         let id = request.headers().get(headers::ID).cloned();
         let sent = tokio::select! {
             biased;
-            answer = self.client.request(request) => match answer {
+            answer = client.request(request) => match answer {
                 // 101 is an answer to those who asked for it, and other statuses have no meaning
                 // (RFC 9110, section 15). hyper reads over other 1xx.
+                Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    Ok(answer)
+                }
                 Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
                     let status = answer.status().as_u16();
                     Err((Failure::Invalid, format!("answered with {status}")))

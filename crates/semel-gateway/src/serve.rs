@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -26,6 +27,7 @@ use crate::proxy::Peer;
 use crate::tls::ClientCertificate;
 use crate::tls::server::Acceptor;
 use crate::tls::stream::Stream;
+use crate::upgrade::Held;
 
 /// How long a client may take for a request's header, and be idle between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -120,7 +122,7 @@ pub async fn run<S, B>(
         let builder = builder.clone();
         let entry = entry.clone();
         tokio::spawn(async move {
-            let _room = room;
+            let held = Held::new(room, stopping.clone());
             let opened = tokio::select! {
                 opened = entry.open(stream) => opened,
                 _ = stopping.changed() => return,
@@ -136,10 +138,14 @@ pub async fn run<S, B>(
                 if let Some(certificate) = &certificate {
                     extensions.insert(certificate.clone());
                 }
+                if extensions.get::<OnUpgrade>().is_some() {
+                    extensions.insert(Arc::clone(&held));
+                }
                 request
             });
             let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
-            let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+            let io = TokioIo::new(stream);
+            let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
             let ended = async {
                 tokio::select! {
                     ended = connection.as_mut() => return ended,

@@ -18,9 +18,16 @@ use crate::problem::Problem;
 
 /// Says what is wrong with a request, if anything is.
 fn check(method: &Method, uri: &Uri, version: Version, headers: &HeaderMap) -> Result<(), Problem> {
-    if *method == Method::CONNECT || headers::asks_for_upgrade(headers) {
+    if *method == Method::CONNECT {
         return Err(Problem::NotSupported(
-            "Tunnels (CONNECT) and protocol upgrades are not supported.",
+            "Tunnels (CONNECT) are not supported.",
+        ));
+    }
+    if headers::asks_for_upgrade(headers)
+        && (version != Version::HTTP_11 || headers::has_body_or_key(headers))
+    {
+        return Err(Problem::NotSupported(
+            "An upgrade to another protocol is passed on in HTTP/1.1, without a key and without a body.",
         ));
     }
     check_target(method, uri)?;

@@ -66,8 +66,11 @@ impl Rules {
         peer: Option<IpAddr>,
     ) {
         let trailers = wants_trailers(headers);
+        let upgrade = upgrade(headers);
         strip_hop_by_hop(headers, &self.end_to_end);
-        if trailers {
+        if let Some(upgrade) = upgrade {
+            set_upgrade(headers, upgrade);
+        } else if trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
             headers.insert(CONNECTION, HeaderValue::from_static("te"));
         }
@@ -119,9 +122,15 @@ pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
     HeaderValue::from_str(&id.to_string()).expect("digits can stand in a field")
 }
 
-/// Makes the upstream's header the one that the client gets.
-pub(crate) fn to_client(headers: &mut HeaderMap) {
+/// Makes the upstream's header the one that the client gets. Only in an answer that `switches` there is
+/// another protocol.
+pub(crate) fn to_client(headers: &mut HeaderMap, switches: bool) {
+    let upgrade = upgrade(headers).filter(|_| switches);
     strip_hop_by_hop(headers, &[]);
+    if let Some(upgrade) = upgrade {
+        set_upgrade(headers, upgrade);
+        headers.remove(CONTENT_LENGTH);
+    }
     // Of several that are the same hyper writes one (RFC 9110, section 8.6).
     if !has_plain_length(headers) {
         headers.remove(CONTENT_LENGTH);
@@ -144,6 +153,35 @@ pub(crate) fn has_plain_length(headers: &HeaderMap) -> bool {
 pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     members(headers, &CONNECTION).any(|member| member.eq_ignore_ascii_case("upgrade"))
         && members(headers, &UPGRADE).any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
+}
+
+/// Whether there is what an upgrade may not have.
+pub(crate) fn has_body_or_key(headers: &HeaderMap) -> bool {
+    let length = headers.get(CONTENT_LENGTH);
+    headers.contains_key(KEY)
+        || headers.contains_key(TRANSFER_ENCODING)
+        || length.is_some_and(|length| length.as_bytes() != b"0")
+}
+
+/// The protocols that are asked for, or one that was chosen.
+fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    if !asks_for_upgrade(headers) {
+        return None;
+    }
+    let protocols = members(headers, &UPGRADE).filter(|name| !name.eq_ignore_ascii_case("h2c"));
+    HeaderValue::try_from(protocols.collect::<Vec<_>>().join(", ")).ok()
+}
+
+fn set_upgrade(headers: &mut HeaderMap, protocols: HeaderValue) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, protocols);
+}
+
+/// Leaves an admitted request with HTTP.
+pub(crate) fn remove_upgrade(headers: &mut HeaderMap) {
+    if headers.remove(UPGRADE).is_some() {
+        headers.remove(CONNECTION);
+    }
 }
 
 /// The fields that scope, key and fingerprint are made of.

@@ -32,5 +32,6 @@ mod shortage;
 mod stores;
 mod support;
 mod tls;
+mod tunnels;
 mod upstream;
 mod wire;
