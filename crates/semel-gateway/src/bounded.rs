@@ -27,8 +27,8 @@ pub(crate) struct Bounded<S> {
 }
 
 impl<S> Bounded<S> {
-    pub(crate) fn new(inner: S, at_once: usize, metrics: Arc<Metrics>) -> Self {
-        let room = Arc::new(Semaphore::new(at_once.min(Semaphore::MAX_PERMITS)));
+    /// All that share the room are bounded together.
+    pub(crate) const fn new(inner: S, room: Arc<Semaphore>, metrics: Arc<Metrics>) -> Self {
         Self {
             inner,
             room,

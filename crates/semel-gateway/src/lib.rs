@@ -20,6 +20,7 @@ pub mod metrics;
 mod problem;
 pub mod proxy;
 pub mod reconcile;
+pub mod routing;
 pub mod serve;
 pub mod stack;
 pub mod store;

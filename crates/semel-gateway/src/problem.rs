@@ -19,6 +19,10 @@ pub(crate) enum Problem {
     Malformed(&'static str),
     /// Something was asked for that the gateway does not do.
     NotSupported(&'static str),
+    /// No route takes the request.
+    NoRoute,
+    /// Servers read its path in several ways, for which there are several routes.
+    AmbiguousPath,
     /// As many requests without a key are on their way to the upstream as may be, or the gateway had
     /// no descriptor, port or memory for a connection: nothing was sent.
     Overloaded,
@@ -52,6 +56,16 @@ impl Problem {
                 "malformed-request",
                 "The request is not well-formed HTTP",
             ),
+            Self::NoRoute => (
+                StatusCode::NOT_FOUND,
+                "no-route",
+                "There is no route for this request",
+            ),
+            Self::AmbiguousPath => (
+                StatusCode::BAD_REQUEST,
+                "ambiguous-path",
+                "The path can be read in several ways",
+            ),
             Self::Overloaded => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "overloaded",
@@ -72,6 +86,11 @@ impl Problem {
                 "The request was sent to it, and may have had its effect."
             }
             Self::IncompleteBody => "The body broke off, or its next piece did not come in time.",
+            Self::NoRoute => "No service is behind this host, path and method. Nothing was run.",
+            Self::AmbiguousPath => {
+                "It has encoded slashes, dot segments, empty segments or the like, which servers \
+                 read in different ways. Write it without them. Nothing was run."
+            }
             Self::Overloaded => {
                 "Nothing was sent to the service. Try again, and with the same key if there was one."
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, Version};
@@ -27,7 +27,7 @@ use tower_service::Service;
 
 use crate::body::{Body, Progress};
 use crate::command::with_causes;
-use crate::config::Config;
+use crate::config::Route;
 use crate::connector::{self, Connector};
 use crate::headers::{self, Rules};
 use crate::metrics::Metrics;
@@ -111,32 +111,23 @@ impl Clients {
 }
 
 impl Proxy {
-    /// A proxy as the configuration says.
-    ///
-    /// # Errors
-    /// An upstream whose name cannot stand in a header field.
-    pub fn new(
-        config: &Config,
-        trust: &Arc<Trust>,
+    /// To the upstream of a route.
+    pub(crate) fn new(
+        route: &Route,
+        clients: &Clients,
+        rules: Arc<Rules>,
         metrics: Arc<Metrics>,
-    ) -> Result<Self, InvalidHeaderValue> {
-        let clients = Clients::new(trust);
-        let protocol = config.upstream.protocol;
-        Ok(Self(Arc::new(Inner {
-            client: clients.of(protocol, config.preserve_host),
+    ) -> Self {
+        let upstream = route.upstream();
+        let protocol = upstream.protocol;
+        Self(Arc::new(Inner {
+            client: clients.of(protocol, route.preserve_host),
             http1: (protocol != Protocol::H2c).then(|| clients.http1.clone()),
-            upstream: config.upstream.clone(),
-            rules: Arc::new(Rules::new(config)?),
-            silence: config.upstream_timeout,
+            upstream,
+            rules,
+            silence: route.upstream_timeout,
             metrics,
-        })))
-    }
-}
-
-impl Proxy {
-    /// What requests are to go through before they come here.
-    pub(crate) fn rules(&self) -> Arc<Rules> {
-        Arc::clone(&self.0.rules)
+        }))
     }
 }
 

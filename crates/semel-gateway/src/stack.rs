@@ -2,77 +2,138 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::header::{HOST, HeaderName};
+use arc_swap::ArcSwap;
+use http::header::{HOST, HeaderName, InvalidHeaderValue};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use semel::Store;
 use semel::guard::{Guard, Policy};
 use semel::store::Retention;
 use semel_tower::{BodyForm, IdempotencyLayer, fingerprint};
-use tower::ServiceBuilder;
+use tokio::sync::Semaphore;
+use tower::{Layer as _, ServiceBuilder};
 use tower_service::Service;
 
 use crate::body::Body;
 use crate::bounded::Bounded;
-use crate::config::Config;
+use crate::config::{Config, Route};
 use crate::descriptors::Shares;
-use crate::headers;
+use crate::headers::{self, Rules};
 use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
-use crate::proxy::{Peer, Proxy};
+use crate::proxy::{Clients, Proxy};
 use crate::reconcile::{Endpoint, Watching};
-use crate::tls::client::Trust;
+use crate::routing::{Handler, Router, Table};
+use crate::tls::{self, client::Trust};
 use crate::wellformed::Checked;
 
-/// How long a client may be silent within a body.
-const CLIENT_SILENCE: Duration = Duration::from_secs(30);
-
-/// The idempotency layer as the configuration says.
-pub fn layer<S: Store>(
-    config: &Config,
-    shares: Shares,
-    store: S,
+/// What all requests share, whatever their route and however often the configuration changes: the
+/// store with the attempts under way, limits, and connections to upstreams.
+#[derive(Debug)]
+pub struct Stacks<S> {
+    layer: IdempotencyLayer<S>,
+    unkeyed: Arc<Semaphore>,
+    clients: Clients,
     trust: Arc<Trust>,
     metrics: Arc<Metrics>,
-) -> IdempotencyLayer<S> {
-    let policy = Policy::default()
-        .with_lease(config.lease)
-        .with_retention(Retention::new(config.ttl))
-        .with_on_lost(config.on_lost)
-        .with_key_required(config.require_key)
-        .with_wait(config.wait);
-    let mut guard = Guard::builder(store)
-        .policy(policy)
-        .observer(Arc::new(Watching(Arc::clone(&metrics))));
-    if let Some(settings) = &config.reconcile {
-        guard = guard
-            .reconciler(Arc::new(Endpoint::new(
-                settings,
-                config.max_body,
-                trust,
-                metrics,
-            )))
-            .reconcile_options(settings.in_line());
+}
+
+/// Why requests could not be served as a configuration says.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An upstream's name cannot stand in a header field.
+    #[error("--upstream: {0}")]
+    Upstream(#[from] InvalidHeaderValue),
+    /// TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+}
+
+impl<S: Store> Stacks<S> {
+    /// As the configuration says at start.
+    pub fn new(
+        config: &Config,
+        shares: Shares,
+        store: S,
+        trust: Arc<Trust>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let mut guard = Guard::builder(store).observer(Arc::new(Watching(Arc::clone(&metrics))));
+        if let Some(settings) = &config.reconcile {
+            let sizes = config.routes.iter().map(|route| route.max_body);
+            let max_body = sizes.max().unwrap_or_default();
+            let endpoint =
+                Endpoint::new(settings, max_body, Arc::clone(&trust), Arc::clone(&metrics));
+            guard = guard
+                .reconciler(Arc::new(endpoint))
+                .reconcile_options(settings.in_line());
+        }
+        let layer = IdempotencyLayer::new(guard.build())
+            .with_max_attempts(shares.attempts)
+            .with_max_body_memory(config.limits.body_memory)
+            .with_fingerprint_by(|parts, body| {
+                fingerprint::of_request(parts, body, BodyForm::Json, [&headers::FORWARDED_HOST])
+            });
+        Self {
+            layer,
+            unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
+            clients: Clients::new(&trust),
+            trust,
+            metrics,
+        }
     }
-    let layer = IdempotencyLayer::new(guard.build())
-        .with_max_request_body(config.max_body)
-        .with_max_response_body(config.max_body)
-        .with_max_attempts(shares.attempts)
-        .with_max_body_memory(config.limits.body_memory)
-        .with_principal_required(config.require_principal)
-        .with_fingerprint_by(|parts, body| {
-            fingerprint::of_request(parts, body, BodyForm::Json, [&headers::FORWARDED_HOST])
-        })
-        .with_service(config.service.clone().unwrap_or_default());
-    let layer = scoped(layer, &config.scope_headers);
-    config
-        .dispositions
-        .each()
-        .fold(layer, |layer, (status, disposition)| {
-            layer.with_disposition(status, disposition)
-        })
+
+    /// The layer that those of all routes are made from: it drains them all.
+    pub const fn layer(&self) -> &IdempotencyLayer<S> {
+        &self.layer
+    }
+
+    /// A configuration, made to serve.
+    ///
+    /// # Errors
+    /// An upstream that cannot be asked.
+    pub fn table(&self, config: Config) -> Result<Table<S>, Error> {
+        if config.asks_over_tls() {
+            self.trust.read()?;
+        }
+        let handlers = config.routes.iter().map(|route| {
+            let rules = Arc::new(Rules::new(&config, route)?);
+            let metrics = Arc::clone(&self.metrics);
+            let proxy = Proxy::new(route, &self.clients, Arc::clone(&rules), metrics);
+            let bounded = Bounded::new(proxy, Arc::clone(&self.unkeyed), Arc::clone(&self.metrics));
+            let service = self.layer_of(route).layer(bounded);
+            Ok(Handler { rules, service })
+        });
+        let handlers = handlers.collect::<Result<_, InvalidHeaderValue>>()?;
+        Ok(Table::new(config, handlers))
+    }
+
+    /// The idempotency layer of a route.
+    fn layer_of(&self, route: &Route) -> IdempotencyLayer<S> {
+        let policy = Policy::default()
+            .with_lease(route.lease)
+            .with_retention(Retention::new(route.ttl))
+            .with_on_lost(route.on_lost)
+            .with_key_required(route.require_key)
+            .with_wait(route.wait);
+        let layer = self
+            .layer
+            .clone()
+            .with_policy(policy)
+            .with_protection(route.protect)
+            .with_max_request_body(route.max_body)
+            .with_max_response_body(route.max_body)
+            .with_principal_required(route.require_principal)
+            .with_service(route.service.clone().unwrap_or_default());
+        let layer = scoped(layer, &route.scope_headers);
+        route
+            .dispositions
+            .each()
+            .fold(layer, |layer, (status, disposition)| {
+                layer.with_disposition(status, disposition)
+            })
+    }
 }
 
 /// The first field names the principal, the others narrow its scope. A host always does that: it says
@@ -92,13 +153,10 @@ fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> Idempot
     others.fold(layer, |layer, name| layer.with_scope_header(name.clone()))
 }
 
-/// The whole stack: logged, measured, bounded in time, checked, made to happen once, bounded in number,
-/// forwarded.
+/// The whole stack: logged, measured, checked, and then as its route says: bounded in time, made to
+/// happen once, bounded in number, forwarded.
 pub fn stack<S: Store>(
-    config: &Config,
-    shares: Shares,
-    layer: IdempotencyLayer<S>,
-    proxy: Proxy,
+    table: Arc<ArcSwap<Table<S>>>,
     metrics: Arc<Metrics>,
 ) -> impl Service<
     Request<Incoming>,
@@ -108,21 +166,9 @@ pub fn stack<S: Store>(
 > + Clone
 + Send
 + use<S> {
-    let rules = proxy.rules();
-    let (body_time, unkeyed) = (config.limits.body_time, shares.unkeyed);
-    let counting = Arc::clone(&metrics);
     ServiceBuilder::new()
         .layer_fn(Logged::new)
         .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
         .layer_fn(Checked)
-        .map_request(move |request: Request<Incoming>| {
-            let (mut parts, body) = request.into_parts();
-            let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
-            rules.admit(&mut parts.headers, parts.uri.authority(), peer);
-            let body = Body::stream_in_time(body, Some(CLIENT_SILENCE), body_time);
-            Request::from_parts(parts, body)
-        })
-        .layer(layer)
-        .layer_fn(move |inner| Bounded::new(inner, unkeyed, Arc::clone(&counting)))
-        .service(proxy)
+        .service(Router::new(table))
 }

@@ -29,6 +29,7 @@ pub(crate) type Fingerprinter = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + S
 
 #[derive(Clone)]
 pub(crate) struct Config {
+    pub(crate) is_protecting: bool,
     pub(crate) key_header: HeaderName,
     pub(crate) syntax: Syntax,
     pub(crate) key_rule: KeyRule,
@@ -54,6 +55,7 @@ const MIB: usize = 1 << 20;
 impl Default for Config {
     fn default() -> Self {
         Self {
+            is_protecting: true,
             key_header: HeaderName::from_static("idempotency-key"),
             syntax: Syntax::default(),
             key_rule: KeyRule::GENERAL,

@@ -124,6 +124,11 @@ impl<S: Store> IdempotencyLayer<S> {
         self
     }
 
+    /// Whether keys are looked at. If not, every request goes past the layer. `true` unless set.
+    pub fn with_protection(self, protects: bool) -> Self {
+        self.configured(|config| config.is_protecting = protects)
+    }
+
     /// The field that carries the key. `Idempotency-Key` unless set.
     pub fn with_key_header(self, name: impl IntoHeaderName) -> Self {
         self.configured(|config| config.key_header = field(name))

@@ -1,14 +1,16 @@
 //! `semel serve`: the gateway from start to stop.
 
+use std::collections::HashSet;
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use clap::ArgMatches;
-use semel::StoreError;
 use semel::purge::Purger;
 use semel::store::{OnLost, Store};
+use semel::{Service, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -19,14 +21,14 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
 use crate::admin::{self, Admin};
-use crate::config::{Config, Limits, Sources};
+use crate::config::{Config, Limits, Route, Sources};
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
-use crate::proxy::Proxy;
+use crate::reconcile;
 use crate::serve::{self, Bounds, Entry};
+use crate::stack::{self, Stacks};
 use crate::store::{self, Condition, Health, Watched};
 use crate::tls::{self, client::Trust, server::Acceptor};
-use crate::{reconcile, stack};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,21 +73,14 @@ enum Error {
         address: String,
         source: io::Error,
     },
-    #[error("--upstream: {0}")]
-    Upstream(#[from] http::header::InvalidHeaderValue),
+    #[error(transparent)]
+    Table(#[from] stack::Error),
     #[error(transparent)]
     Tls(#[from] tls::Error),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
-    #[error(
-        "attempts still running at the end of --drain: {running}; {}",
-        becomes(*on_lost, *lease)
-    )]
-    Unfinished {
-        running: usize,
-        on_lost: OnLost,
-        lease: Duration,
-    },
+    #[error("attempts still running at the end of --drain: {running}; {becomes}")]
+    Unfinished { running: usize, becomes: String },
     #[error("the store did not close: {0}")]
     Close(StoreError),
     #[error(
@@ -99,7 +94,7 @@ impl Error {
     const fn code(&self) -> u8 {
         match self {
             Self::Store(error) => error.code(),
-            Self::Listen { .. } | Self::Upstream(_) | Self::Tls(_) => MISUSED,
+            Self::Listen { .. } | Self::Table(_) | Self::Tls(_) => MISUSED,
             Self::Signals(_) | Self::Unfinished { .. } | Self::Unusable(_) | Self::Close(_) => {
                 FAILED
             }
@@ -108,7 +103,16 @@ impl Error {
 }
 
 /// What operators have to expect of attempts that are left behind.
-fn becomes(on_lost: OnLost, lease: Duration) -> String {
+fn becomes(routes: &[Route]) -> String {
+    let mut routes = routes.iter().filter(|route| route.protect);
+    let first = routes.next().map(|route| (route.on_lost, route.lease));
+    let Some((on_lost, lease)) =
+        first.filter(|first| routes.all(|route| *first == (route.on_lost, route.lease)))
+    else {
+        return "their leases are no longer renewed, and when they lapse `on-lost` of their routes says \
+                what becomes of them"
+            .to_owned();
+    };
     let lease = humantime::format_duration(lease);
     let what = match on_lost {
         OnLost::Hold => "their keys are answered 409 `outcome-unknown` from then on",
@@ -116,6 +120,16 @@ fn becomes(on_lost: OnLost, lease: Duration) -> String {
         OnLost::Reconcile => "the reconciler is asked about them",
     };
     format!("their lease of {lease} is no longer renewed, and when it lapses {what}")
+}
+
+/// The services whose lost attempts are asked about.
+fn asked_about(routes: &[Route]) -> HashSet<Service> {
+    let asked = routes
+        .iter()
+        .filter(|route| route.protect && route.on_lost == OnLost::Reconcile);
+    asked
+        .map(|route| route.service.clone().unwrap_or_default())
+        .collect()
 }
 
 async fn gateway(config: &Config) -> Result<(), Error> {
@@ -131,7 +145,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         trust.read()?;
     }
     let opened = store::open(&config.store).await?;
-    if config.service.is_none() && config.store.can_be_shared() {
+    let is_nameless = |route: &Route| route.protect && route.service.is_none();
+    if config.routes.iter().any(is_nameless) && config.store.can_be_shared() {
         tracing::warn!(
             "--service is not set, and others can use this store: a key that is sent to two \
              services on it is refused by the second, or gets the first one's answer"
@@ -142,15 +157,10 @@ async fn gateway(config: &Config) -> Result<(), Error> {
 
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
     let store = Watched::new(opened.clone(), Arc::clone(&health));
-    let layer = stack::layer(
-        config,
-        shares,
-        store.clone(),
-        Arc::clone(&trust),
-        Arc::clone(&metrics),
-    );
-    let proxy = Proxy::new(config, &trust, Arc::clone(&metrics))?;
-    let service = stack::stack(config, shares, layer.clone(), proxy, Arc::clone(&metrics));
+    let stacks = Stacks::new(config, shares, store.clone(), trust, Arc::clone(&metrics));
+    let layer = stacks.layer().clone();
+    let table = Arc::new(ArcSwap::from_pointee(stacks.table(config.clone())?));
+    let service = stack::stack(Arc::clone(&table), Arc::clone(&metrics));
 
     let (stop, stopping) = watch::channel(false);
     let admin = admin::router(Admin {
@@ -163,9 +173,8 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     tracing::info!(
         listen = %address_of(&listener),
         admin = %address_of(&admin_listener),
-        upstream = %config.upstream,
+        routes = ?config.routes.iter().map(ToString::to_string).collect::<Vec<_>>(),
         store = %config.store,
-        service = %config.service.clone().unwrap_or_default(),
         "serving"
     );
     let never = std::future::pending();
@@ -178,15 +187,11 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         never,
     ));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
+    let (_services, asked) = watch::channel(asked_about(&config.routes));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
-        let service = config.service.clone().unwrap_or_default();
-        tokio::spawn(reconcile::run(
-            guard,
-            service,
-            settings,
-            Arc::clone(&metrics),
-        ))
+        let metrics = Arc::clone(&metrics);
+        tokio::spawn(reconcile::run(guard, asked, settings, metrics))
     });
     let purger = Purger::new(store.clone());
     let purging = tokio::spawn(purger.run(move |purged| match purged {
@@ -239,8 +244,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     if !finished && running > 0 {
         return Err(Error::Unfinished {
             running,
-            on_lost: config.on_lost,
-            lease: config.lease,
+            becomes: becomes(&table.load().config.routes),
         });
     }
     if let Condition::Down(reason) = health.condition() {

@@ -1,7 +1,6 @@
 //! `[dispositions]`: what the statuses of the upstream's answers mean, as configured.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use http::StatusCode;
 use semel_tower::Disposition;
@@ -29,13 +28,12 @@ impl Dispositions {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn set(&mut self, statuses: &str, meaning: &toml::Value) -> Result<(), String> {
-        let meaning = match meaning.as_str() {
-            Some("keep") => Meaning::Keep,
-            Some("release") => Meaning::Release,
-            Some("unknown") => Meaning::Unknown,
-            Some(other) => return Err(format!("`{other}` is none of keep, release and unknown")),
-            None => return Err(format!("what {statuses} means must be a text")),
+    pub(crate) fn set(&mut self, statuses: &str, meaning: &str) -> Result<(), String> {
+        let meaning = match meaning {
+            "keep" => Meaning::Keep,
+            "release" => Meaning::Release,
+            "unknown" => Meaning::Unknown,
+            other => return Err(format!("`{other}` is none of keep, release and unknown")),
         };
         let parsed = Statuses::parse(statuses);
         let statuses = parsed.ok_or_else(|| {
@@ -50,12 +48,6 @@ impl Dispositions {
         self.0
             .iter()
             .flat_map(|(statuses, meaning)| statuses.all().map(|one| (one, meaning.of(one))))
-    }
-
-    /// For people, one text each.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
-        let lines = self.0.iter();
-        lines.map(|(statuses, meaning)| format!("{statuses}: {meaning}"))
     }
 }
 
@@ -90,24 +82,5 @@ impl Meaning {
             Self::Release => Disposition::Release,
             Self::Unknown => Disposition::Unknown,
         }
-    }
-}
-
-impl fmt::Display for Statuses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Class(class) => write!(f, "{class}xx"),
-            Self::One(status) => write!(f, "{}", status.as_u16()),
-        }
-    }
-}
-
-impl fmt::Display for Meaning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Keep => "keep",
-            Self::Release => "release",
-            Self::Unknown => "unknown",
-        })
     }
 }

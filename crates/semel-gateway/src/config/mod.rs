@@ -8,6 +8,7 @@ mod dispositions;
 mod file;
 mod read;
 pub mod settings;
+mod show;
 mod sources;
 pub(crate) mod values;
 
@@ -15,13 +16,14 @@ use std::fmt;
 use std::time::Duration;
 
 use http::header::HeaderName;
-use http::uri::Scheme;
+use http::uri::{Authority, Scheme};
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
 use tracing::Level;
 
 use crate::reconcile::Settings;
+use crate::routing::Matches;
 use crate::tls::PemFile;
 use crate::tls::server::Files;
 use crate::upstream::{Address, Protocol};
@@ -31,8 +33,9 @@ pub use sources::Sources;
 /// Everything that `semel serve` needs to know, validated.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where requests go.
-    pub upstream: Address,
+    /// What becomes of requests: the first that takes one holds. There is one at least, and all others
+    /// are refused.
+    pub routes: Vec<Route>,
     /// Who signs the certificates of upstreams and of the reconciler, where it is not whom the system
     /// trusts.
     pub upstream_ca: Option<PemFile>,
@@ -44,34 +47,10 @@ pub struct Config {
     pub admin: String,
     /// The store's URL. May hold a password.
     pub store: StoreUrl,
-    /// The service that requests go to; `None` where nobody said, and it is `default`.
-    pub service: Option<Service>,
-    /// Whether unsafe requests without a key are refused.
-    pub require_key: bool,
-    /// How long a claim is held without renewal.
-    pub lease: Duration,
-    /// How long answers are replayed.
-    pub ttl: Duration,
-    /// How long a duplicate waits for the attempt in flight.
-    pub wait: Duration,
-    /// What becomes of a lost attempt.
-    pub on_lost: OnLost,
     /// Whom to ask about lost attempts, under [`OnLost::Reconcile`].
     pub reconcile: Option<Settings>,
-    /// The largest body that is read whole, in bytes.
-    pub max_body: usize,
-    /// The fields that a scope is made of: the first but `Host` names the principal.
-    pub scope_headers: Vec<HeaderName>,
-    /// Whether requests with a key and without a principal are refused.
-    pub require_principal: bool,
-    /// What the statuses of the upstream's answers mean, beyond the defaults.
-    pub dispositions: Dispositions,
-    /// How long the upstream may be silent.
-    pub upstream_timeout: Option<Duration>,
     /// The peers who are believed what they say of others.
     pub trust_forwarded: Vec<IpNet>,
-    /// Whether the upstream gets the client's `Host`.
-    pub preserve_host: bool,
     /// How much may be open, run and be held at once.
     pub limits: Limits,
     /// The names under which operators ask.
@@ -93,7 +72,64 @@ impl Config {
             .reconcile
             .as_ref()
             .map(|settings| settings.url.scheme());
-        self.upstream.protocol == Protocol::Https || reconciler == Some(Some(&Scheme::HTTPS))
+        let mut upstreams = self.routes.iter().flat_map(|route| &route.upstreams);
+        upstreams.any(|upstream| upstream.protocol == Protocol::Https)
+            || reconciler == Some(Some(&Scheme::HTTPS))
+    }
+}
+
+/// Which requests are treated alike, and how.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// What people call it: `route 3`, or `default`.
+    pub name: String,
+    /// The requests that it takes.
+    pub matches: Matches,
+    /// The addresses of the service that they go to, at least one.
+    pub upstreams: Vec<Address>,
+    /// Whether their keys are looked at. If not, most of the rest has no meaning.
+    pub protect: bool,
+    /// The service that they go to; `None` where nobody said, and it is `default`.
+    pub service: Option<Service>,
+    /// Whether unsafe requests without a key are refused.
+    pub require_key: bool,
+    /// How long a claim is held without renewal.
+    pub lease: Duration,
+    /// How long answers are replayed.
+    pub ttl: Duration,
+    /// How long a duplicate waits for the attempt in flight.
+    pub wait: Duration,
+    /// What becomes of a lost attempt.
+    pub on_lost: OnLost,
+    /// The largest body that is read whole, in bytes.
+    pub max_body: usize,
+    /// The fields that a scope is made of: the first but `Host` names the principal.
+    pub scope_headers: Vec<HeaderName>,
+    /// Whether requests with a key and without a principal are refused.
+    pub require_principal: bool,
+    /// What the statuses of the upstream's answers mean, beyond the defaults.
+    pub dispositions: Dispositions,
+    /// How long the upstream may be silent.
+    pub upstream_timeout: Option<Duration>,
+    /// Whether the upstream gets the client's `Host`.
+    pub preserve_host: bool,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, matches, .. } = self;
+        write!(f, "{name}: {matches} to {}", self.upstream())
+    }
+}
+
+impl Route {
+    /// The first upstream.
+    pub fn upstream(&self) -> Address {
+        let first = self.upstreams.first().cloned();
+        first.unwrap_or_else(|| Address {
+            protocol: Protocol::Http,
+            authority: Authority::from_static("missing"),
+        })
     }
 }
 

@@ -1,12 +1,13 @@
 //! From what is said to a [`Config`].
 
-use http::uri::Authority;
 use semel::store::OnLost;
 use tracing::Level;
 
-use super::sources::{Given, Sources};
-use super::{Config, ConfigError, Limits, StoreUrl, values};
+use super::file::RouteSaid;
+use super::sources::{Given, Said, Sources};
+use super::{Config, ConfigError, Dispositions, Limits, Route, StoreUrl, values};
 use crate::reconcile::Settings;
+use crate::routing::{Host, Matches, Path, method};
 use crate::tls::PemFile;
 use crate::tls::server::Files;
 use crate::upstream::{Address, Protocol};
@@ -18,80 +19,32 @@ impl Sources {
     /// Every value that is not right, not only the first.
     pub fn config(&self) -> Result<Config, ConfigError> {
         let mut reader = Reader {
-            sources: self,
+            said: &self.top,
             errors: self.errors.clone(),
         };
-        let upstream = reader.read("upstream", values::upstream);
-        if !self.given.contains_key("upstream") && !self.is_partial {
-            reader.errors.push(
-                "--upstream is required: where do requests go? For instance http://127.0.0.1:9000"
-                    .to_owned(),
-            );
-        }
         let listen = reader.read("listen", values::address).unwrap_or_default();
         let admin = reader.read("admin", values::address).unwrap_or_default();
         if !listen.is_empty() && listen == admin && !listen.ends_with(":0") {
-            let message = format!("--listen and --admin are the same address, {listen}");
-            reader.errors.push(message);
+            reader.error(format!(
+                "--listen and --admin are the same address, {listen}"
+            ));
         }
-        for (flag, address) in [("--listen", &listen), ("--admin", &admin)] {
-            if upstream
-                .as_ref()
-                .is_some_and(|upstream| values::is_same_socket(upstream, address))
-            {
-                let message = format!(
-                    "--upstream is {flag} itself, {address}: requests would come back to the gateway"
-                );
-                reader.errors.push(message);
-            }
-        }
+        let own = [("--listen", &*listen), ("--admin", &*admin)];
+        let routes = self.read_routes(&mut reader, own);
         let mut admin_hosts = reader
             .read("admin-host", values::host_names)
             .unwrap_or_default();
         admin_hosts.extend(admin.rsplit_once(':').map(|(host, _)| host.to_owned()));
-        let max_body = reader.read("max-body", values::size).unwrap_or_default();
-        let timeout = reader.read("upstream-timeout", values::limit);
-        let on_lost = reader.read("on-lost", values::on_lost);
-        let reconcile = reader.reconcile(on_lost);
-        let upstream_ca = reader.file("upstream-ca", "--upstream-ca");
         let config = Config {
             // Whatever is missing here has its message among the errors.
-            upstream: upstream.unwrap_or_else(|| Address {
-                protocol: Protocol::Http,
-                authority: Authority::from_static("missing"),
-            }),
-            upstream_ca,
-            listen,
+            upstream_ca: reader.file("upstream-ca", "--upstream-ca"),
             tls: reader.tls(),
-            admin,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
-            service: reader
-                .read("service", values::service)
-                .filter(|_| self.is_said("service")),
-            require_key: reader
-                .read("require-key", values::boolean)
-                .unwrap_or_default(),
-            lease: reader.read("lease", values::lease).unwrap_or_default(),
-            ttl: reader.read("ttl", values::positive).unwrap_or_default(),
-            wait: reader.read("wait", values::duration).unwrap_or_default(),
-            on_lost: on_lost.unwrap_or_default(),
-            reconcile,
-            max_body,
-            scope_headers: reader
-                .read("scope-header", values::fields)
-                .unwrap_or_default(),
-            require_principal: reader
-                .read("require-principal", values::boolean)
-                .unwrap_or_default(),
-            dispositions: self.dispositions.clone(),
-            upstream_timeout: timeout.flatten(),
+            reconcile: self.reconcile(&mut reader, &routes),
             trust_forwarded: reader
                 .read("trust-forwarded", values::networks)
                 .unwrap_or_default(),
-            preserve_host: reader
-                .read("preserve-host", values::boolean)
-                .unwrap_or_default(),
-            limits: reader.limits(max_body),
+            limits: reader.limits(&routes),
             admin_hosts,
             drain: reader.read("drain", values::duration).unwrap_or_default(),
             drain_delay: reader
@@ -103,21 +56,15 @@ impl Sources {
             log_level: reader
                 .read("log-level", values::log_level)
                 .unwrap_or(Level::INFO),
+            listen,
+            admin,
+            routes,
         };
         if config.upstream_ca.is_some() && reader.errors.is_empty() && !config.asks_over_tls() {
             let message = "--upstream-ca is for https:// URLs, and there is none";
-            reader.errors.push(message.to_owned());
+            reader.error(message.to_owned());
         }
-        if config.upstream.protocol == Protocol::H2c && config.preserve_host {
-            // Host and :authority must not differ, and the latter names the upstream.
-            let message = "--preserve-host cannot be used with an h2c:// upstream";
-            reader.errors.push(message.to_owned());
-        }
-        if reader.errors.is_empty() {
-            Ok(config)
-        } else {
-            Err(ConfigError(reader.errors))
-        }
+        reader.done(config)
     }
 
     /// Understands the store's URL alone.
@@ -126,19 +73,94 @@ impl Sources {
     /// A URL that is not right.
     pub fn store(&self) -> Result<StoreUrl, ConfigError> {
         let mut reader = Reader {
-            sources: self,
+            said: &self.top,
             errors: self.errors.clone(),
         };
-        let url = reader.read("store", values::store);
-        match url {
-            Some(url) if reader.errors.is_empty() => Ok(StoreUrl(url)),
-            _ => Err(ConfigError(reader.errors)),
+        let url = reader.read("store", values::store).unwrap_or_default();
+        reader.done(StoreUrl(url))
+    }
+
+    /// The routes of the file; behind them, where the top says where requests go, one for all others.
+    fn read_routes(&self, reader: &mut Reader<'_>, own: [(&str, &str); 2]) -> Vec<Route> {
+        let has_upstream = self.top.given.contains_key("upstream");
+        if !has_upstream && self.routes.is_empty() && !self.is_partial {
+            reader.error(
+                "--upstream is required: where do requests go? For instance http://127.0.0.1:9000"
+                    .to_owned(),
+            );
         }
+        let mut routes = Vec::<Route>::new();
+        // What is wrong at the top is told first, and once.
+        let top = Route {
+            name: "default".to_owned(),
+            ..reader.route(own)
+        };
+        for RouteSaid { at, said } in &self.routes {
+            if !has_upstream && !said.given.contains_key("upstream") {
+                reader.error(format!(
+                    "{at}: `upstream` is required in each route, or at the top for all"
+                ));
+            }
+            let all = said.over(&self.top);
+            let mut inner = Reader {
+                said: &all,
+                errors: std::mem::take(&mut reader.errors),
+            };
+            let mut route = inner.route(own);
+            reader.errors = inner.errors;
+            route.name = format!("route {}", routes.len() + 1);
+            if !route.protect {
+                for setting in super::file::route_settings().filter(|s| s.needs_key()) {
+                    if let Some(Given { from, .. }) = said.given.get(setting.name) {
+                        reader.error(format!("{from}: has no meaning with `protect = false`"));
+                    }
+                }
+            }
+            if let Some(before) = routes.iter().find(|b| b.matches.covers(&route.matches)) {
+                reader.error(format!(
+                    "{at}: is never reached: {} before it takes all its requests",
+                    before.name
+                ));
+            }
+            routes.push(route);
+        }
+        routes.extend(has_upstream.then_some(top));
+        routes
+    }
+
+    /// Whom to ask about lost attempts; nobody, unless that is a policy.
+    fn reconcile(&self, reader: &mut Reader<'_>, routes: &[Route]) -> Option<Settings> {
+        let url = reader.read("reconciler", values::endpoint);
+        let attempts = reader.read("reconcile.attempts", values::count);
+        let pause = reader.read("reconcile.pause", values::positive);
+        let timeout = reader.read("reconcile.timeout", values::positive);
+        let every = reader.read("reconcile.every", values::positive);
+        let given = self.top.given.contains_key("reconciler");
+        let asks = |route: &Route| route.protect && route.on_lost == OnLost::Reconcile;
+        match (routes.iter().any(asks), given) {
+            (true, false) => reader.error(
+                "--on-lost reconcile needs --reconciler: who is asked what happened? For instance \
+                 http://127.0.0.1:9100/reconcile"
+                    .to_owned(),
+            ),
+            (false, true) if reader.errors.is_empty() => {
+                reader.error("--reconciler is asked with --on-lost reconcile only".to_owned());
+            }
+            _ => {}
+        }
+        Some(Settings {
+            url: url?,
+            headers: self.headers.clone(),
+            attempts: attempts?,
+            pause: pause?,
+            timeout: timeout?,
+            every: every?,
+        })
     }
 }
 
 struct Reader<'a> {
-    sources: &'a Sources,
+    said: &'a Said,
     errors: Vec<String>,
 }
 
@@ -148,11 +170,11 @@ impl Reader<'_> {
         name: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
-        let Given { value, from } = self.sources.given.get(name)?;
+        let Given { value, from } = self.said.given.get(name)?;
         match parse(value) {
             Ok(value) => Some(value),
             Err(reason) => {
-                self.errors.push(format!("{from}: {reason}"));
+                self.error(format!("{from}: {reason}"));
                 None
             }
         }
@@ -178,15 +200,100 @@ impl Reader<'_> {
                 });
             }
         };
-        self.errors.push(missing.to_owned());
+        self.error(missing.to_owned());
         None
     }
 
-    fn limits(&mut self, max_body: usize) -> Limits {
+    /// What is wrong at the top is wrong in all routes.
+    fn error(&mut self, message: String) {
+        if !self.errors.contains(&message) {
+            self.errors.push(message);
+        }
+    }
+
+    fn done<T>(self, value: T) -> Result<T, ConfigError> {
+        match self.errors.is_empty() {
+            true => Ok(value),
+            false => Err(ConfigError(self.errors)),
+        }
+    }
+
+    fn route(&mut self, own: [(&str, &str); 2]) -> Route {
+        Route {
+            name: String::new(),
+            matches: Matches {
+                hosts: self.list("host", Host::parse),
+                paths: self.list("path", Path::parse),
+                methods: self.list("methods", method),
+            },
+            upstreams: self.upstreams(own),
+            protect: self.read("protect", values::boolean).unwrap_or(true),
+            service: self
+                .read("service", values::service)
+                .filter(|_| self.said.is_said("service")),
+            require_key: self.switch("require-key"),
+            lease: self.read("lease", values::lease).unwrap_or_default(),
+            ttl: self.read("ttl", values::retention).unwrap_or_default(),
+            wait: self.read("wait", values::duration).unwrap_or_default(),
+            on_lost: self.read("on-lost", values::on_lost).unwrap_or_default(),
+            max_body: self.read("max-body", values::size).unwrap_or_default(),
+            scope_headers: self
+                .read("scope-header", values::fields)
+                .unwrap_or_default(),
+            require_principal: self.switch("require-principal"),
+            dispositions: self.dispositions(),
+            upstream_timeout: self.read("upstream-timeout", values::limit).flatten(),
+            preserve_host: self.switch("preserve-host"),
+        }
+    }
+
+    fn switch(&mut self, name: &'static str) -> bool {
+        self.read(name, values::boolean).unwrap_or_default()
+    }
+
+    fn list<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, String>) -> Vec<T> {
+        self.read(name, values::list(parse)).unwrap_or_default()
+    }
+
+    fn upstreams(&mut self, own: [(&str, &str); 2]) -> Vec<Address> {
+        let upstreams = self.list("upstream", values::upstream);
+        let Some(Given { from, .. }) = self.said.given.get("upstream") else {
+            return upstreams;
+        };
+        for (flag, address) in own {
+            let is_own = |upstream: &Address| values::is_same_socket(upstream, address);
+            if upstreams.iter().any(is_own) {
+                self.error(format!(
+                    "{from} is {flag} itself, {address}: requests would come back to the gateway"
+                ));
+            }
+        }
+        let is_http2 = |upstream: &Address| upstream.protocol == Protocol::H2c;
+        if upstreams.iter().any(is_http2) && self.switch("preserve-host") {
+            // Host and :authority must not differ, and the latter names the upstream.
+            self.error(format!(
+                "{from}: an h2c:// upstream cannot be used with --preserve-host"
+            ));
+        }
+        upstreams
+    }
+
+    fn dispositions(&mut self) -> Dispositions {
+        let mut dispositions = Dispositions::default();
+        for (statuses, Given { value, from }) in &self.said.dispositions {
+            if let Err(reason) = dispositions.set(statuses, value) {
+                self.error(format!("{from}: {reason}"));
+            }
+        }
+        dispositions
+    }
+
+    fn limits(&mut self, routes: &[Route]) -> Limits {
         let body_memory = self.read("max-body-memory", values::memory);
-        if body_memory.is_some_and(|bytes| bytes < max_body) {
+        let max_body = routes.iter().map(|route| route.max_body).max();
+        if body_memory.is_some() && body_memory < max_body {
             let message = "--max-body is more than --max-body-memory: it would never be taken";
-            self.errors.push(message.to_owned());
+            self.error(message.to_owned());
         }
         let count =
             |count: Option<u32>| count.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX));
@@ -196,35 +303,5 @@ impl Reader<'_> {
             body_memory: body_memory.unwrap_or_default(),
             body_time: self.read("body-timeout", values::limit).flatten(),
         }
-    }
-
-    /// Whom to ask about lost attempts; nobody, unless that is the policy.
-    fn reconcile(&mut self, on_lost: Option<OnLost>) -> Option<Settings> {
-        let url = self.read("reconciler", values::endpoint);
-        let attempts = self.read("reconcile.attempts", values::count);
-        let pause = self.read("reconcile.pause", values::positive);
-        let timeout = self.read("reconcile.timeout", values::positive);
-        let every = self.read("reconcile.every", values::positive);
-        let given = self.sources.given.contains_key("reconciler");
-        match (on_lost, given) {
-            (Some(OnLost::Reconcile), false) => self.errors.push(
-                "--on-lost reconcile needs --reconciler: who is asked what happened? For instance \
-                 http://127.0.0.1:9100/reconcile"
-                    .to_owned(),
-            ),
-            (Some(OnLost::Hold | OnLost::Retry), true) => {
-                let message = "--reconciler is asked with --on-lost reconcile only";
-                self.errors.push(message.to_owned());
-            }
-            _ => {}
-        }
-        Some(Settings {
-            url: url?,
-            headers: self.sources.headers.clone(),
-            attempts: attempts?,
-            pause: pause?,
-            timeout: timeout?,
-            every: every?,
-        })
     }
 }

@@ -17,9 +17,46 @@ pub struct Setting {
     pub help: &'static str,
     /// Whether there can be several values: the flag more than once, commas, a list in the file.
     pub list: bool,
+    /// Where it can be said, and when.
+    pub reach: Reach,
+}
+
+/// Where a setting can be said, and whether it follows the file when that changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// At the top, and read when the program starts.
+    Start,
+    /// At the top.
+    Gateway,
+    /// At the top, and in a route.
+    Route,
+    /// The same, unless the route is forwarded plainly.
+    Protected,
 }
 
 impl Setting {
+    /// The key in a route.
+    pub fn route_key(&self) -> &'static str {
+        match self.name {
+            "scope-header" => "scope",
+            name => name,
+        }
+    }
+
+    /// Whether a route can say it.
+    pub const fn is_for_routes(&self) -> bool {
+        matches!(self.reach, Reach::Route | Reach::Protected)
+    }
+
+    /// Whether it says nothing of requests that are forwarded plainly.
+    pub(crate) fn needs_key(&self) -> bool {
+        self.reach == Reach::Protected
+    }
+
+    const fn at(self, reach: Reach) -> Self {
+        Self { reach, ..self }
+    }
+
     /// The variable in the environment.
     pub fn variable(&self) -> String {
         format!("SEMEL_{}", self.name.to_uppercase().replace('-', "_"))
@@ -59,6 +96,7 @@ const fn setting(
         default,
         help,
         list: false,
+        reach: Reach::Gateway,
     }
 }
 
@@ -76,93 +114,92 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
         default: None,
         help,
         list: false,
+        reach: Reach::Gateway,
     }
 }
 
 /// Every setting of `semel serve`.
 pub const SETTINGS: [Setting; 31] = [
-    setting(
+    list(
         "upstream",
         "URL",
-        None,
-        "The service that requests go to: http://, https:// or h2c://, as in http://127.0.0.1:9000 (required)",
-    ),
+        "The service that requests go to: http://, https:// or h2c://, as in http://127.0.0.1:9000 (required without routes)",
+    ).at(Reach::Route),
     setting(
         "listen",
         "ADDR",
         Some("127.0.0.1:8080"),
         "Where clients connect; port 0 takes a free one",
-    ),
+    ).at(Reach::Start),
     setting(
         "admin",
         "ADDR",
         Some("127.0.0.1:8081"),
         "Where operators and probes connect",
-    ),
-    setting(
+    ).at(Reach::Start),
+    list(
         "admin-host",
         "NAMES",
-        None,
         "Host names that it answers to, separated by commas, besides localhost and addresses",
-    ),
+    ).at(Reach::Start),
     setting(
         "store",
         "URL",
         Some("file:./semel-data"),
         "Where records are kept: file:PATH, memory:, sqlite:PATH, postgres://…, redis://… and others",
-    ),
+    ).at(Reach::Start),
     setting(
         "service",
         "NAME",
         Some("default"),
         "The name of the service, part of every identity: services that share a store need one each",
-    ),
+    ).at(Reach::Protected),
     setting(
         "config",
         "FILE",
         None,
-        "A TOML file with any of these settings",
-    ),
+        "A TOML file with any of these settings, and with routes",
+    ).at(Reach::Start),
     switch(
         "require-key",
         "Refuse requests of unsafe methods that have no key",
-    ),
+    ).at(Reach::Protected),
     setting(
         "lease",
         "DUR",
         Some("30s"),
         "How long an attempt counts as running after its last renewal",
-    ),
+    ).at(Reach::Protected),
     setting(
         "ttl",
         "DUR",
         Some("24h"),
-        "How long answers are replayed, from completion",
-    ),
+        "How long answers are replayed, from completion; or payment, order, email, api, webhook",
+    ).at(Reach::Protected),
     setting(
         "wait",
         "DUR",
         Some("0s"),
         "How long a duplicate waits for the attempt in flight before it is answered 409",
-    ),
+    ).at(Reach::Protected),
     setting(
         "on-lost",
         "hold|retry|reconcile",
         Some("hold"),
         "What becomes of a lost attempt: held until it is resolved, run again, or asked about",
-    ),
+    ).at(Reach::Protected),
     setting(
         "reconciler",
         "URL",
         None,
         "The endpoint to ask about lost attempts, with --on-lost reconcile",
-    ),
+    ).at(Reach::Start),
     setting(
         "max-body",
         "SIZE",
         Some("1MiB"),
         "The largest body of a request with a key, and the largest answer that is kept",
-    ),
+    ).at(Reach::Protected),
     setting(
         "body-timeout",
         "DUR",
@@ -174,41 +211,40 @@ pub const SETTINGS: [Setting; 31] = [
         "SIZE",
         Some("256MiB"),
         "How many bytes of bodies are held in memory at once; 503 beyond",
-    ),
+    ).at(Reach::Start),
     setting(
         "max-attempts",
         "N",
         Some("1024"),
         "How many requests with a key run at once; 503 for new keys beyond",
-    ),
+    ).at(Reach::Start),
     setting(
         "max-connections",
         "N",
         Some("10000"),
         "How many connections clients may have open; others wait",
-    ),
-    setting(
+    ).at(Reach::Start),
+    list(
         "scope-header",
         "NAME",
-        None,
         "The field that names the principal, in place of a digest of Authorization; Host, and more behind a comma, narrow it",
-    ),
+    ).at(Reach::Protected),
     switch(
         "require-principal",
         "Refuse requests with a key and without a principal",
-    ),
+    ).at(Reach::Protected),
     setting(
         "upstream-timeout",
         "DUR",
         Some("60s"),
         "How long the upstream may be silent; 504 beyond; 0s: for ever",
-    ),
+    ).at(Reach::Route),
     setting(
         "upstream-ca",
         "FILE",
         None,
         "Who signs the certificates of https:// upstreams and reconcilers, in PEM, in place of the system's roots",
-    ),
+    ).at(Reach::Start),
     list(
         "trust-forwarded",
         "ADDR[/BITS]…",
@@ -217,49 +253,79 @@ pub const SETTINGS: [Setting; 31] = [
     switch(
         "preserve-host",
         "Send the client's Host to the upstream, in place of the upstream's",
-    ),
+    ).at(Reach::Route),
     setting(
         "tls-cert",
         "FILE",
         None,
         "The certificate for clients with its chain, in PEM: --listen speaks TLS then; with --tls-key",
-    ),
+    ).at(Reach::Start),
     setting(
         "tls-key",
         "FILE",
         None,
         "The private key of --tls-cert, in PEM",
-    ),
+    ).at(Reach::Start),
     setting(
         "tls-client-ca",
         "FILE",
         None,
         "Clients must have a certificate that one of these has signed, in PEM; with --tls-cert",
-    ),
+    ).at(Reach::Start),
     setting(
         "drain",
         "DUR",
         Some("30s"),
         "How long a stopping gateway waits for running requests",
-    ),
+    ).at(Reach::Start),
     setting(
         "drain-delay",
         "DUR",
         Some("0s"),
         "How long a stopping gateway still accepts connections, while /readyz says 503",
-    ),
+    ).at(Reach::Start),
     setting(
         "log-format",
         "text|json",
         Some("text"),
         "How log lines are written to stderr",
-    ),
+    ).at(Reach::Start),
     setting(
         "log-level",
         "LEVEL",
         Some("info"),
         "The least important lines logged: error, warn, info, debug or trace",
-    ),
+    ).at(Reach::Start),
+];
+
+/// What only a route says.
+pub const ROUTE: [Setting; 4] = [
+    list(
+        "host",
+        "NAME",
+        "The hosts whose requests it takes: exact, or *.example.com; any unless set",
+    )
+    .at(Reach::Route),
+    list(
+        "path",
+        "PATH",
+        "The paths that it takes, as /v1/orders/{id} or /v1/payments/*; any unless set",
+    )
+    .at(Reach::Route),
+    list(
+        "methods",
+        "METHOD",
+        "The methods that it takes; any unless set",
+    )
+    .at(Reach::Route),
+    Setting {
+        default: Some("true"),
+        ..switch(
+            "protect",
+            "Whether keys are looked at; false: forwarded plainly",
+        )
+    }
+    .at(Reach::Route),
 ];
 
 /// The rest of the file's section `reconcile`, whose `url` is the setting `reconciler`.
@@ -269,23 +335,27 @@ pub const RECONCILE: [Setting; 4] = [
         "N",
         Some("20"),
         "How often the reconciler is asked about one record in the background",
-    ),
+    )
+    .at(Reach::Start),
     setting(
         "reconcile.pause",
         "DUR",
         Some("1s"),
         "The pause after the first question in the background; each is twice as long, up to 5 min",
-    ),
+    )
+    .at(Reach::Start),
     setting(
         "reconcile.timeout",
         "DUR",
         Some("5s"),
         "How long a question may take",
-    ),
+    )
+    .at(Reach::Start),
     setting(
         "reconcile.every",
         "DUR",
         Some("30s"),
         "How often the store is asked for lost attempts",
-    ),
+    )
+    .at(Reach::Start),
 ];

@@ -6,9 +6,9 @@ use std::ffi::OsString;
 use clap::ArgMatches;
 use http::header::HeaderMap;
 
-use super::file::File;
-use super::settings::{RECONCILE, SETTINGS};
-use super::{Dispositions, StoreUrl, values};
+use super::file::{File, RouteSaid};
+use super::settings::{RECONCILE, ROUTE, SETTINGS};
+use super::values;
 
 /// Where a value comes from that nobody said.
 const DEFAULT: &str = "default";
@@ -20,14 +20,46 @@ pub(super) struct Given {
     pub(super) from: String,
 }
 
+/// What is said in one place: for everything, or for a route.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) given: BTreeMap<&'static str, Given>,
+    /// Statuses and what they mean.
+    pub(super) dispositions: Vec<(String, Given)>,
+}
+
+impl Said {
+    /// This where it says something, and else what is said at the top.
+    pub(super) fn over(&self, top: &Self) -> Self {
+        let mut all = top.clone();
+        all.given.extend(self.given.clone());
+        // A class here says more than a status at the top.
+        let is_said = |statuses: &str| {
+            let mut ours = self.dispositions.iter().map(|(ours, _)| ours.as_str());
+            ours.any(|ours| match ours.strip_suffix("xx") {
+                Some(class) => statuses.starts_with(class),
+                None => ours == statuses,
+            })
+        };
+        all.dispositions.retain(|(statuses, _)| !is_said(statuses));
+        all.dispositions.extend(self.dispositions.iter().cloned());
+        all
+    }
+
+    pub(super) fn is_said(&self, name: &str) -> bool {
+        let given = self.given.get(name);
+        given.is_some_and(|given| given.from != DEFAULT)
+    }
+}
+
 /// The values of all settings before they are understood: a flag beats the environment, which beats
-/// the file, which beats the default.
+/// the file, which beats the default. What a route says holds there.
 #[derive(Debug)]
 pub struct Sources {
-    pub(super) given: BTreeMap<&'static str, Given>,
+    pub(super) top: Said,
+    pub(super) routes: Vec<RouteSaid>,
     // What is sent with every question to the reconciler.
     pub(super) headers: HeaderMap,
-    pub(super) dispositions: Dispositions,
     // What is wrong with them before they are understood.
     pub(super) errors: Vec<String>,
     // A file could not be read: what is missing may be in it.
@@ -39,10 +71,7 @@ impl Sources {
     /// none. A file that cannot be read, or that sets what there is not, and a variable that is no
     /// text are told with the values that are not right.
     pub fn collect(flags: &ArgMatches, variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        let mut is_partial = false;
         let mut given = BTreeMap::new();
-        let mut headers = HeaderMap::new();
-        let mut dispositions = Dispositions::default();
         let mut errors = Vec::new();
         for setting in &SETTINGS {
             let name = setting.variable();
@@ -66,81 +95,39 @@ impl Sources {
                 given.insert(setting.name, set);
             }
         }
-        if let Some(Given { value: path, from }) = given.get("config").cloned() {
-            match std::fs::read_to_string(&path) {
-                Ok(text) => File {
-                    path: &path,
-                    given: &mut given,
-                    headers: &mut headers,
-                    dispositions: &mut dispositions,
-                    errors: &mut errors,
-                }
-                .read(&text),
+        let mut file = File::default();
+        if let Some(Given { value: path, from }) = given.get("config") {
+            match std::fs::read_to_string(path) {
+                Ok(text) => file = File::read(path, &text),
                 Err(error) => {
-                    is_partial = true;
+                    file.is_partial = true;
                     errors.push(format!("{from}: cannot read `{path}`: {error}"));
                 }
             }
         }
-        for setting in SETTINGS.iter().chain(&RECONCILE) {
+        errors.append(&mut file.errors);
+        let mut top = file.top;
+        top.given.extend(given);
+        for setting in SETTINGS.iter().chain(&ROUTE).chain(&RECONCILE) {
             if let Some(default) = setting.default {
-                given.entry(setting.name).or_insert_with(|| Given {
+                top.given.entry(setting.name).or_insert_with(|| Given {
                     value: default.to_owned(),
                     from: DEFAULT.to_owned(),
                 });
             }
         }
         Self {
-            given,
-            headers,
-            dispositions,
+            top,
+            routes: file.routes,
+            headers: file.headers,
             errors,
-            is_partial,
+            is_partial: file.is_partial,
         }
     }
 
     /// Whether log lines are to be JSON, as far as it can be told where something is not right.
     pub fn log_json(&self) -> bool {
-        let format = self.given.get("log-format");
+        let format = self.top.given.get("log-format");
         format.is_some_and(|set| values::log_format(&set.value) == Ok(true))
-    }
-
-    /// Whether somebody said it, be it what holds anyway.
-    pub(super) fn is_said(&self, name: &str) -> bool {
-        let given = self.given.get(name);
-        given.is_some_and(|given| given.from != DEFAULT)
-    }
-
-    /// Every setting with its value and where it comes from, for people.
-    pub fn lines(&self) -> impl Iterator<Item = String> {
-        let asked = self
-            .given
-            .get("on-lost")
-            .is_some_and(|set| set.value == "reconcile");
-        let settings = SETTINGS
-            .iter()
-            .chain(RECONCILE.iter().filter(move |_| asked));
-        let lines = settings.filter_map(|setting| {
-            let Given { value, from } = self.given.get(setting.name)?;
-            let value = match setting.name {
-                "store" => StoreUrl(value.clone()).to_string(),
-                "reconciler" => without_query(value),
-                _ => value.clone(),
-            };
-            Some(format!("{:<18} {value}  ({from})", setting.name))
-        });
-        // Values may be passwords.
-        let names = self.headers.keys();
-        let names = names.map(|name| format!("{:<18} {name}: …", "reconcile.headers"));
-        let dispositions = self.dispositions.lines();
-        let dispositions = dispositions.map(|line| format!("{:<18} {line}", "dispositions"));
-        lines.chain(dispositions).chain(names)
-    }
-}
-
-fn without_query(url: &str) -> String {
-    match url.split_once('?') {
-        Some((url, _)) => format!("{url}?…"),
-        None => url.to_owned(),
     }
 }

@@ -10,7 +10,7 @@ use http::uri::Scheme;
 use ipnet::IpNet;
 use semel::Service;
 use semel::guard::Policy;
-use semel::store::OnLost;
+use semel::store::{OnLost, Retention};
 use tracing::Level;
 
 use crate::upstream::Address;
@@ -108,6 +108,25 @@ pub(crate) fn positive(value: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("must be longer than nothing".to_owned()),
         duration => Ok(duration),
     }
+}
+
+/// A duration, or the name of what is kept for so long.
+pub(crate) fn retention(value: &str) -> Result<Duration, String> {
+    let retention = match value {
+        "payment" => Retention::PAYMENT,
+        "order" => Retention::ORDER,
+        "email" => Retention::EMAIL,
+        "api" => Retention::API,
+        "webhook" => Retention::WEBHOOK,
+        _ if value.contains(|c: char| c.is_ascii_digit()) => return positive(value),
+        _ => {
+            return Err(format!(
+                "`{value}` is not a duration, nor one of payment, order, email, api and webhook; \
+                 write it like 500ms, 30s, 24h or 7d"
+            ));
+        }
+    };
+    Ok(retention.replay)
 }
 
 pub(crate) fn lease(value: &str) -> Result<Duration, String> {
@@ -211,6 +230,13 @@ pub(crate) fn fields(value: &str) -> Result<Vec<HeaderName>, String> {
             .map_err(|_| format!("`{name}` cannot be the name of a header field"))
     };
     value.split(',').map(name).collect()
+}
+
+/// What `parse` reads, with commas between them.
+pub(crate) fn list<T>(
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> impl FnOnce(&str) -> Result<Vec<T>, String> {
+    move |value| value.split(',').map(|text| parse(text.trim())).collect()
 }
 
 pub(crate) fn log_format(value: &str) -> Result<bool, String> {

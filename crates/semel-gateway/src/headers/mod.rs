@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use semel::IdentityDigest;
 use semel::guard::AttemptInfo;
 
-use crate::config::Config;
+use crate::config::{Config, Route};
 pub(crate) use forwarded::FORWARDED_HOST;
 use forwarded::Proto;
 use reserved::Reserved;
@@ -40,17 +40,17 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// As the configuration says.
+    /// As a route of the configuration says.
     ///
     /// # Errors
     /// An upstream whose name cannot stand in a field.
-    pub(crate) fn new(config: &Config) -> Result<Self, InvalidHeaderValue> {
+    pub(crate) fn new(config: &Config, route: &Route) -> Result<Self, InvalidHeaderValue> {
         Ok(Self {
-            end_to_end: end_to_end(&config.scope_headers),
-            upstream: HeaderValue::from_str(config.upstream.authority.as_str())?,
-            preserve_host: config.preserve_host,
+            end_to_end: end_to_end(&route.scope_headers),
+            upstream: HeaderValue::from_str(route.upstream().authority.as_str())?,
+            preserve_host: route.preserve_host,
             trusted: config.trust_forwarded.clone(),
-            reserved: Reserved::new(&config.scope_headers),
+            reserved: Reserved::new(&route.scope_headers),
             proto: match config.tls {
                 Some(_) => Proto::Https,
                 None => Proto::Http,

@@ -4,6 +4,7 @@
 mod answer;
 mod question;
 
+use std::collections::HashSet;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use semel::guard::{
     Seen,
 };
 use semel::{Service, Store};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::command::with_causes;
@@ -164,14 +166,14 @@ impl Reconciler for Endpoint {
     }
 }
 
-/// Resolves this service's lost attempts without a client's retry, for ever.
+/// Resolves lost attempts of these services without a client's retry, for ever.
 pub async fn run<S: Store>(
     guard: Guard<S>,
-    service: Service,
+    mut services: watch::Receiver<HashSet<Service>>,
     settings: Settings,
     metrics: Arc<Metrics>,
 ) {
-    let mut background = Background::new(guard, [service.operation(OPERATION)])
+    let mut background = Background::new(guard, operations(&mut services))
         .with_options(settings.in_background())
         .with_every(settings.every);
     loop {
@@ -179,8 +181,21 @@ pub async fn run<S: Store>(
             Ok(tally) => metrics.reconcile_left(tally),
             Err(error) => tracing::warn!("reconcile: the lost attempts cannot be listed: {error}"),
         }
-        background.rest().await;
+        let changed = tokio::select! {
+            () = background.rest() => false,
+            Ok(()) = services.changed() => true,
+        };
+        if changed {
+            background.set_operations(operations(&mut services));
+        }
     }
+}
+
+/// What the requests to these services are claimed as.
+fn operations(services: &mut watch::Receiver<HashSet<Service>>) -> Vec<Box<str>> {
+    let services = services.borrow_and_update();
+    let names = services.iter().map(|service| service.operation(OPERATION));
+    names.map(Box::from).collect()
 }
 
 /// Counts what happens, and logs what a question led to: by the record's digest, never by its key.

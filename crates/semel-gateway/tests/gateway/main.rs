@@ -24,6 +24,7 @@ mod once;
 #[cfg(feature = "redis")]
 mod outage;
 mod reconcile;
+mod routes;
 mod scope;
 #[cfg(feature = "sqlite")]
 mod services;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use tempfile::TempDir;
 
 use super::{PATIENCE, eventually};
@@ -38,6 +38,13 @@ impl Gateway {
         Self::start_under(&["/bin/sh", "-c", &limited], &directory, upstream, flags)
     }
 
+    /// A gateway with records of its own, whose file says where requests go.
+    pub(crate) fn start_with(file: &Path, flags: &[&str]) -> Self {
+        let directory = Arc::new(tempfile::tempdir().unwrap());
+        let flags = [&["--config", file.to_str().unwrap()], flags].concat();
+        Self::run(&[], &directory, &flags)
+    }
+
     /// A gateway that these words start: a shell that sets limits first.
     pub(crate) fn start_under(
         words: &[&str],
@@ -45,15 +52,20 @@ impl Gateway {
         upstream: SocketAddr,
         flags: &[&str],
     ) -> Self {
+        // Another protocol, or more of them.
+        if flags.iter().any(|flag| flag.starts_with("--upstream=")) {
+            return Self::run(words, directory, flags);
+        }
+        let upstream = format!("--upstream=http://{upstream}");
+        Self::run(words, directory, &[&[&*upstream], flags].concat())
+    }
+
+    fn run(words: &[&str], directory: &Arc<TempDir>, flags: &[&str]) -> Self {
         let program = [words, &[env!("CARGO_BIN_EXE_semel"), "serve"]].concat();
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).env_clear().stdin(Stdio::null());
         if !flags.contains(&"--store") {
             command.args(["--store", &store_in(directory.path())]);
-        }
-        // Another protocol, or more of them.
-        if !flags.iter().any(|flag| flag.starts_with("--upstream=")) {
-            command.args(["--upstream", &format!("http://{upstream}")]);
         }
         let mut process = command
             .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
@@ -124,18 +136,17 @@ impl Gateway {
 
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
-        self.signal("-TERM");
+        self.signal(Signal::TERM);
     }
 
     /// Sends SIGHUP.
     pub(crate) fn hang_up(&self) {
-        self.signal("-HUP");
+        self.signal(Signal::HUP);
     }
 
-    fn signal(&self, signal: &str) {
-        let id = self.process.id().to_string();
-        let sent = Command::new("kill").args([signal, &id]).status().unwrap();
-        assert!(sent.success());
+    fn signal(&self, signal: Signal) {
+        let process = Pid::from_raw(i32::try_from(self.process.id()).unwrap());
+        kill_process(process.unwrap(), signal).unwrap();
     }
 
     /// Waits for the process to end.

@@ -80,7 +80,7 @@ pub(crate) async fn send(request: Request<Full<Bytes>>) -> Result<Answer, String
     read_whole(answer).await
 }
 
-async fn read_whole(answer: Response<Incoming>) -> Result<Answer, String> {
+pub(crate) async fn read_whole(answer: Response<Incoming>) -> Result<Answer, String> {
     let (head, body) = answer.into_parts();
     let body = body.collect().await.map_err(|e| format!("{e:?}"))?;
     Ok(Answer {

@@ -87,6 +87,12 @@ impl<S: Store> Background<S> {
         }
     }
 
+    /// Takes other operations from now on, and looks for their lost attempts in the next turn.
+    pub fn set_operations<O: Into<Box<str>>>(&mut self, operations: impl IntoIterator<Item = O>) {
+        self.operations = operations.into_iter().map(Into::into).collect();
+        self.next_look = Instant::now();
+    }
+
     /// How often the reconciler is asked about one record, and how long it has for an answer.
     #[must_use]
     pub fn with_options(mut self, options: ReconcileOptions) -> Self {

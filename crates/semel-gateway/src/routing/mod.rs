@@ -1,0 +1,166 @@
+//! Which route a request takes: the first of the [`Table`] that matches.
+//!
+//! A request takes the table once, and all that happens to it is what that table says: a new
+//! configuration never mixes with an old one in a request. What outlives tables (store, guard, limits,
+//! connections to upstreams) is in [`Stacks`](crate::stack::Stacks).
+
+mod matches;
+mod path;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::header::{HOST, HeaderMap};
+use http::{Method, Request, Response, Uri};
+use hyper::body::Incoming;
+use semel::Store;
+use semel_tower::{Idempotency, ResponseFuture};
+use tower_service::Service;
+
+use crate::body::Body;
+use crate::bounded::Bounded;
+use crate::config::{Config, Route};
+use crate::headers::Rules;
+use crate::problem::Problem;
+use crate::proxy::{Peer, Proxy};
+use crate::wellformed::Answer;
+
+pub(crate) use matches::method;
+pub use matches::{Host, Matches};
+pub use path::Path;
+
+/// How long a client may be silent within a body.
+const CLIENT_SILENCE: Duration = Duration::from_secs(30);
+/// A path that servers may read in several ways is compared in each, if it has so many bytes at most.
+const MOST_TO_READ: usize = 8 << 10;
+
+/// Where a request goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// To this route.
+    Route(usize),
+    /// There is none for it.
+    None,
+    /// Its path can be read in several ways, for which there are several routes, or one and none.
+    Ambiguous,
+}
+
+/// The first route that takes a request.
+pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -> Found {
+    // The host that the upstream is told too, if it is told the client's; a field that another proxy
+    // wrote would be one that clients can write through it.
+    let host = uri.authority().map(|authority| authority.as_str());
+    let host = host.or_else(|| headers.get(HOST)?.to_str().ok());
+    let host = host.map(matches::host_name);
+    let first = |path: &str| {
+        let takes = |route: &Route| route.matches.matches(host.as_deref(), path, method);
+        routes.iter().position(takes)
+    };
+    let found = |first: Option<usize>| first.map_or(Found::None, Found::Route);
+    let path = uri.path();
+    if path::is_plain(path) || routes.iter().all(|route| route.matches.paths.is_empty()) {
+        return found(first(path));
+    }
+    if path.len() > MOST_TO_READ {
+        return Found::Ambiguous;
+    }
+    let mut all = path::readings(path).into_iter().map(|path| first(&path));
+    match all.next() {
+        Some(one) if all.all(|other| other == one) => found(one),
+        _ => Found::Ambiguous,
+    }
+}
+
+/// A configuration, made to serve.
+pub struct Table<S> {
+    /// What it is made of.
+    pub config: Config,
+    // As many as the configuration has.
+    handlers: Vec<Handler<S>>,
+}
+
+/// What a route does with requests.
+pub(crate) struct Handler<S> {
+    pub(crate) rules: Arc<Rules>,
+    pub(crate) service: Idempotency<Bounded<Proxy>, S>,
+}
+
+impl<S> Table<S> {
+    pub(crate) const fn new(config: Config, handlers: Vec<Handler<S>>) -> Self {
+        Self { config, handlers }
+    }
+}
+
+impl<S: Store> Table<S> {
+    fn call(&self, request: Request<Incoming>) -> Answering {
+        let routes = &self.config.routes;
+        let found = find(routes, request.method(), request.uri(), request.headers());
+        let (handler, problem) = match found {
+            Found::Route(nth) => (self.handlers.get(nth), Problem::NoRoute),
+            Found::None => (None, Problem::NoRoute),
+            Found::Ambiguous => (None, Problem::AmbiguousPath),
+        };
+        let Some(Handler { rules, service }) = handler else {
+            let response = Some(problem.respond());
+            return Answer::Refused { response };
+        };
+        let (mut parts, body) = request.into_parts();
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        rules.admit(&mut parts.headers, parts.uri.authority(), peer);
+        let time = self.config.limits.body_time;
+        let body = Body::stream_in_time(body, Some(CLIENT_SILENCE), time);
+        Answer::Passed {
+            future: service.clone().call(Request::from_parts(parts, body)),
+        }
+    }
+}
+
+impl<S> fmt::Debug for Table<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+type Inner = <Bounded<Proxy> as Service<Request<Body>>>::Future;
+type Answering = Answer<ResponseFuture<Inner, Body, Infallible>, semel_tower::Body<Body>>;
+
+/// Takes each request through the table that holds when it comes.
+pub(crate) struct Router<S>(Arc<ArcSwap<Table<S>>>);
+
+impl<S> Router<S> {
+    pub(crate) const fn new(table: Arc<ArcSwap<Table<S>>>) -> Self {
+        Self(table)
+    }
+}
+
+impl<S> Clone for Router<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S> fmt::Debug for Router<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Router").field(&self.0).finish()
+    }
+}
+
+impl<S: Store> Service<Request<Incoming>> for Router<S> {
+    type Response = Response<semel_tower::Body<Body>>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        self.0.load().call(request)
+    }
+}
