@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, HeaderValue};
+use http::header::ACCEPT_ENCODING;
 use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body as HttpBody;
@@ -23,7 +23,7 @@ use tower::ServiceExt as _;
 use tower_service::Service;
 
 use crate::body::{self, Body, Content, Relayable};
-use crate::config::Config;
+use crate::config::{Config, Echo};
 use crate::limits::{Bodies, Full, Slot};
 use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
@@ -58,7 +58,8 @@ pub(crate) struct Run<S> {
     pub(crate) asked: Asked,
     /// What is held in memory for it.
     pub(crate) bodies: Bodies,
-    pub(crate) origin: Option<HeaderValue>,
+    /// What of the request goes into its answer.
+    pub(crate) echo: Echo,
     pub(crate) transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
@@ -95,7 +96,11 @@ impl<S: Store> Run<S> {
         let (begun, slot) = self.begin(slot, client).await;
         let (held, slot) = match begun {
             Ok(Begin::Acquired(held)) => {
-                let again = || self.config.limits.slot(self.identity.scope());
+                let again = || {
+                    self.config
+                        .limits
+                        .slot(&self.config.limited(&self.identity))
+                };
                 match slot.map_or_else(again, Ok) {
                     Ok(mut slot) => {
                         slot.begun();
@@ -265,7 +270,7 @@ impl<S: Store> Run<S> {
             Some(_) => held.mark_unknown().await.ok(),
             None => held.release().await.ok(),
         };
-        Ok(self.config.problem(problem))
+        Ok(self.config.problem(problem, &self.echo))
     }
 
     /// The answer where no attempt may be begun: what is known already needs none.
@@ -319,7 +324,7 @@ impl<S: Store> Run<S> {
         if let Some(signal) = problem.code.refusal() {
             self.tell(signal);
         }
-        self.config.problem(problem)
+        self.config.problem(problem, &self.echo)
     }
 
     /// The answer where the inner service is not called.
@@ -331,7 +336,7 @@ impl<S: Store> Run<S> {
             Ok(Begin::Completed(outcome)) => return self.replay(&outcome),
             Ok(Begin::InFlight { retry_after }) => {
                 let problem = Problem::new(ProblemCode::InFlight).retry_after(retry_after);
-                return self.config.problem(problem);
+                return self.config.problem(problem, &self.echo);
             }
             Ok(Begin::Mismatch) => ProblemCode::Mismatch,
             Ok(Begin::Expired) => ProblemCode::Expired,
@@ -340,7 +345,7 @@ impl<S: Store> Run<S> {
             Ok(Begin::Acquired(_)) => ProblemCode::StoreUnavailable,
             Err(error) | Ok(Begin::Unprotected(error)) => unavailable(&error),
         };
-        self.config.problem(Problem::new(code))
+        self.config.problem(Problem::new(code), &self.echo)
     }
 
     /// Reads an answer as far as it is kept.
@@ -357,16 +362,22 @@ impl<S: Store> Run<S> {
             }
         };
         let (mut head, body) = response.into_parts();
-        replay::strip_marks(&mut head.headers, &self.config.replay_header);
+        self.config.strip(&mut head.headers);
         let not_kept = self
             .config
             .by_head(&head)
-            .filter(|by_head| !is_kept(*by_head));
+            .filter(|by_head| !is_kept(*by_head) && !self.config.looks_into(&head));
         let content = match not_kept {
             // Nothing of the body is kept, so it goes its way untouched.
             Some(_) => Content::Untouched(body),
             None if body::is_event_stream(&head.headers) => Content::stream(body),
             None => body::collect(body, self.config.max_response_body, &self.bodies).await,
+        };
+        let content = match content {
+            Content::Whole(data, trailers) => {
+                Content::Whole(self.config.first_body(&mut head, data), trailers)
+            }
+            content => content,
         };
         let (data, trailers) = match &content {
             Content::Whole(data, trailers) => (Some(data), trailers.as_ref()),
@@ -388,7 +399,9 @@ impl<S: Store> Run<S> {
             };
             let allowed = &self.config.allowed_replay_headers;
             let outcome = replay::outcome_of(kind, &head, reply.body, trailers, allowed);
-            (outcome, head.extensions.get().copied())
+            let stated = head.extensions.get().copied();
+            let retention = self.guard.policy().retention();
+            (outcome, self.config.retention(stated, retention))
         });
         Called {
             disposition,
@@ -434,7 +447,7 @@ impl<S: Store> Run<S> {
                     "The operation ran, and its answer is not recorded yet. Ask again with the \
                      same key to get it.",
                 );
-                self.config.problem(problem)
+                self.config.problem(problem, &self.echo)
             }
         })
     }
@@ -449,14 +462,14 @@ impl<S: Store> Run<S> {
             Some(State::Completed(outcome)) => self.replay(&outcome),
             _ => {
                 let problem = Problem::new(ProblemCode::OutcomeUnknown);
-                self.config.problem(problem.with_detail(lost))
+                self.config.problem(problem.with_detail(lost), &self.echo)
             }
         }
     }
 
     /// The inner service's own answer.
     fn first<R: HttpBody>(&self, mut head: response::Parts, body: Body<R>) -> Response<Body<R>> {
-        replay::expose(&mut head.headers, &self.config.replay_header);
+        self.config.first_head(&mut head.headers);
         Response::from_parts(head, body)
     }
 
@@ -465,13 +478,13 @@ impl<S: Store> Run<S> {
         mut head: response::Parts,
         body: Body<R>,
     ) -> Response<Body<R>> {
-        replay::strip_marks(&mut head.headers, &self.config.replay_header);
+        self.config.strip(&mut head.headers);
         replay::mark_unprotected(&mut head.headers);
         self.first(head, body)
     }
 
     fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
-        self.config.replay(outcome, self.origin.as_ref())
+        self.config.replay(outcome, &self.echo)
     }
 }
 

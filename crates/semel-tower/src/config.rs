@@ -7,11 +7,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, HOST, HeaderName, HeaderValue, ORIGIN};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
-use http::{HeaderMap, Response, response};
+use http::{HeaderMap, Method, Response, response};
 use http_body::Body as HttpBody;
-use semel::{Fingerprint, Identity, Key, KeyRule, Outcome};
+use semel::store::Retention;
+use semel::{Clock as _, Fingerprint, Identity, Key, KeyRule, Outcome, Scope, SystemClock};
+use serde_json::value::RawValue;
 
 use crate::body::Body;
 use crate::fingerprint::{self, BodyForm};
@@ -19,6 +21,8 @@ use crate::header::{self, HeaderError, Syntax};
 use crate::limits::Limits;
 use crate::operation::OperationRule;
 use crate::policy::{self, Disposition, Reply};
+use crate::preset::members::Members;
+use crate::preset::{self, Carrier, Content, Convention, Dialect, Preset, adcp};
 use crate::problem::{self, Problem, ProblemCode};
 use crate::replay;
 use crate::scope::ScopeRule;
@@ -30,24 +34,49 @@ pub(crate) type Fingerprinter = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + S
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) is_protecting: bool,
+    /// What holds that is not set on its own.
+    pub(crate) preset: Preset,
     pub(crate) key_header: HeaderName,
+    /// The member of a JSON body that is the key, in place of the field.
+    pub(crate) key_member: Option<Box<str>>,
+    /// The methods whose keys count; all but safe ones where none are named.
+    pub(crate) methods: Option<Vec<Method>>,
     pub(crate) syntax: Syntax,
     pub(crate) key_rule: KeyRule,
     pub(crate) scope: ScopeRule,
     pub(crate) operation: OperationRule,
     pub(crate) body_form: BodyForm,
+    pub(crate) host_header: HeaderName,
     pub(crate) fingerprint_headers: Vec<HeaderName>,
     pub(crate) fingerprinter: Option<Arc<Fingerprinter>>,
     pub(crate) max_request_body: usize,
     pub(crate) max_response_body: usize,
     pub(crate) limits: Limits,
-    pub(crate) replay_header: HeaderName,
+    pub(crate) dialect: Dialect,
+    pub(crate) replay_header: Option<HeaderName>,
     pub(crate) allowed_replay_headers: Vec<HeaderName>,
     pub(crate) dispositions: BTreeMap<u16, Disposition>,
     pub(crate) classifier: Option<Arc<Classifier>>,
     pub(crate) error_classifier: Option<Arc<ErrorClassifier>>,
     /// Absolute; the code is appended and makes the problem's type.
     pub(crate) problem_base: Cow<'static, str>,
+    /// What clients say of time is compared with.
+    pub(crate) clock: SystemClock,
+}
+
+/// What of a request goes into its answers.
+#[derive(Debug, Default)]
+pub(crate) struct Echo {
+    pub(crate) origin: Option<HeaderValue>,
+    /// AdCP's `context`.
+    pub(crate) context: Option<Box<RawValue>>,
+}
+
+/// A request whose key is in its body, which was read.
+pub(crate) struct Read {
+    pub(crate) key: Option<Key>,
+    /// What of the body belongs to the scope.
+    pub(crate) scope: Vec<String>,
 }
 
 const MIB: usize = 1 << 20;
@@ -56,23 +85,29 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             is_protecting: true,
+            preset: Preset::Ietf,
             key_header: HeaderName::from_static("idempotency-key"),
+            key_member: None,
+            methods: None,
             syntax: Syntax::default(),
             key_rule: KeyRule::GENERAL,
             scope: ScopeRule::default(),
             operation: OperationRule::default(),
             body_form: BodyForm::default(),
+            host_header: HOST,
             fingerprint_headers: Vec::new(),
             fingerprinter: None,
             max_request_body: MIB,
             max_response_body: MIB,
             limits: Limits::default(),
-            replay_header: replay::REPLAYED,
+            dialect: Dialect::default(),
+            replay_header: Some(replay::REPLAYED),
             allowed_replay_headers: Vec::new(),
             dispositions: BTreeMap::new(),
             classifier: None,
             error_classifier: None,
             problem_base: Cow::Borrowed(problem::DOCUMENTATION),
+            clock: SystemClock::new(),
         }
     }
 }
@@ -84,14 +119,64 @@ impl Config {
         header::parse(lines, self.syntax, &self.key_rule)
     }
 
-    /// Who asks for what; a problem where it is known without reading the body that it cannot be
-    /// answered.
-    pub(crate) fn identity<B: HttpBody>(
+    /// Sets all that a convention says.
+    pub(crate) fn set_preset(&mut self, preset: Preset) {
+        let convention = preset.convention();
+        self.preset = preset;
+        match convention.key {
+            Carrier::Field(name) => {
+                self.key_header = HeaderName::from_static(name);
+                self.key_member = None;
+            }
+            Carrier::Member(name) => self.key_member = Some(name.into()),
+        }
+        self.syntax = convention.syntax;
+        self.key_rule = convention.key_rule;
+        let methods = convention
+            .methods
+            .iter()
+            .filter_map(|name| name.parse().ok());
+        self.methods = Some(methods.collect()).filter(|methods: &Vec<_>| !methods.is_empty());
+        for name in convention.scope_fields {
+            self.scope.add_header(HeaderName::from_static(name));
+        }
+        self.scope.set_target(convention.scope_target);
+        self.dialect = convention.dialect;
+        self.replay_header = convention.mark.map(HeaderName::from_static);
+    }
+
+    const fn convention(&self) -> &'static Convention {
+        self.preset.convention()
+    }
+
+    /// Whether a key counts in a request of this method. `is_safe` methods never reach this.
+    pub(crate) fn protects(&self, method: &Method) -> bool {
+        let methods = self.methods.as_ref();
+        self.is_protecting && methods.is_none_or(|methods| methods.contains(method))
+    }
+
+    /// What to say to a request with a key whose method is not protected: nothing, where it runs.
+    pub(crate) fn unprotected(&self, headers: &HeaderMap) -> Option<Problem> {
+        let must_refuse = self.convention().first_sent && headers.contains_key(&self.key_header);
+        must_refuse.then(|| Problem::new(ProblemCode::NotSupported))
+    }
+
+    /// Whether a request without a key is one that should have one.
+    pub(crate) fn is_half_repeatable(&self, headers: &HeaderMap) -> bool {
+        self.convention().first_sent && headers.contains_key(preset::FIRST_SENT)
+    }
+
+    /// Whose key it is; a problem where it is known without reading the body that the request cannot
+    /// be answered.
+    pub(crate) fn scope<B: HttpBody>(
         &self,
         parts: &Parts,
         body: &B,
-        key: Key,
-    ) -> Result<Identity, Problem> {
+        retention: Retention,
+    ) -> Result<Scope, Problem> {
+        if self.convention().first_sent {
+            preset::check_first_sent(&parts.headers, self.clock.now(), retention.replay)?;
+        }
         let scope = self.scope.of(parts)?;
         let announced = parts
             .headers
@@ -102,24 +187,119 @@ impl Config {
         if announced > self.max_request_body as u64 {
             return Err(self.too_large());
         }
-        Ok(Identity::new(scope, &self.operation.of(parts), key))
+        Ok(scope)
+    }
+
+    pub(crate) fn identity(&self, parts: &Parts, scope: Scope, key: Key) -> Identity {
+        let scope = self.scope.with_target(scope, parts);
+        Identity::new(scope, &self.operation.of(parts), key)
+    }
+
+    /// Whose limits count for a request.
+    pub(crate) fn limited<'a>(&self, identity: &'a Identity) -> Cow<'a, Scope> {
+        self.scope.without_target(identity.scope())
+    }
+
+    /// Whether the body of a request may hold the key.
+    pub(crate) fn may_hold_key(headers: &HeaderMap) -> bool {
+        let media_type = fingerprint::media_type(headers);
+        media_type.is_none_or(|media_type| fingerprint::is_json(&media_type))
+    }
+
+    /// The key in a body, and what else of it says who asks.
+    pub(crate) fn read(
+        &self,
+        member: &str,
+        body: &Bytes,
+        echo: &mut Echo,
+    ) -> Result<Read, Problem> {
+        let invalid = |detail| Problem::new(ProblemCode::InvalidKey).with_detail(detail);
+        let is_empty = body.trim_ascii().is_empty();
+        let members = match Members::of(body) {
+            Some(members) => members,
+            None if is_empty => {
+                return Ok(Read {
+                    key: None,
+                    scope: Vec::new(),
+                });
+            }
+            None => {
+                let detail = format!(
+                    "The body is no JSON object, or names a member twice, so that its `{member}` cannot \
+                     be read. Nothing was run."
+                );
+                return Err(invalid(detail));
+            }
+        };
+        if self.dialect == Dialect::Adcp {
+            echo.context = members.get("context").map(ToOwned::to_owned);
+        }
+        let key = match members.get(member) {
+            None => None,
+            Some(value) => {
+                let text: Option<String> = serde_json::from_str(value.get()).ok();
+                let key = text.ok_or("it is no text".to_owned());
+                let key = key.and_then(|text| {
+                    let parsed = self.key_rule.parse(&text);
+                    parsed.map_err(|error| error.to_string())
+                });
+                let refused = |error| invalid(format!("In `{member}`: {error}. Nothing was run."));
+                Some(key.map_err(refused)?)
+            }
+        };
+        let scope = match self.convention().content {
+            Content::Adcp => adcp::scope(&members),
+            _ => Vec::new(),
+        };
+        Ok(Read { key, scope })
     }
 
     pub(crate) fn fingerprint(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
-        match &self.fingerprinter {
-            Some(make) => make(parts, body),
-            None => {
-                let headers = [&HOST].into_iter().chain(&self.fingerprint_headers);
+        let convention = self.convention();
+        match (&self.fingerprinter, convention.content) {
+            (Some(make), _) => make(parts, body),
+            (None, Content::Body) => fingerprint::of_body(parts, body),
+            (None, Content::Adcp) => fingerprint::of_adcp(parts, body, &self.host_header),
+            (None, Content::Request) => {
+                let first_sent = &preset::FIRST_SENT;
+                let first_sent = convention.first_sent.then_some(first_sent);
+                let headers = [&self.host_header].into_iter().chain(first_sent);
+                let headers = headers.chain(&self.fingerprint_headers);
                 fingerprint::of_request(parts, body, self.body_form, headers)
             }
         }
     }
 
+    /// How long an answer is kept that says so itself, or of which the convention does.
+    pub(crate) fn retention(
+        &self,
+        stated: Option<Retention>,
+        policy: Retention,
+    ) -> Option<Retention> {
+        let convention = self.convention();
+        let least = match convention.first_sent {
+            true => policy.replay.saturating_add(preset::AHEAD),
+            false => policy.replay,
+        };
+        let is_bound = convention.is_declared || convention.first_sent;
+        let chosen = stated.or(is_bound.then_some(policy))?;
+        Some(match is_bound {
+            true => Retention {
+                replay: chosen.replay.max(least),
+                tombstone: chosen.tombstone.max(policy.tombstone),
+            },
+            false => chosen,
+        })
+    }
+
     pub(crate) fn missing_key(&self) -> Problem {
+        let place = match &self.key_member {
+            Some(name) => format!("`{name}` in the JSON body,"),
+            None => format!("`{}`", self.key_header),
+        };
         Problem::new(ProblemCode::MissingKey).with_detail(format!(
-            "Send `{}` with a key that is new for each operation, and the same for its retries. \
-             Nothing was run.",
-            self.key_header
+            "Send {place} with a key that is new for each operation, and the same for its retries. \
+             Nothing was run."
         ))
     }
 
@@ -130,18 +310,55 @@ impl Config {
         ))
     }
 
-    pub(crate) fn problem<R: HttpBody>(&self, problem: Problem) -> Response<Body<R>> {
-        problem.respond(&self.problem_base)
+    pub(crate) fn problem<R: HttpBody>(&self, problem: Problem, echo: &Echo) -> Response<Body<R>> {
+        let context = echo.context.as_deref();
+        let mut response = self.dialect.write(&problem, &self.problem_base, context);
+        response.extensions_mut().insert(problem);
+        response.map(Body::whole)
     }
 
-    pub(crate) fn replay<R: HttpBody>(
-        &self,
-        outcome: &Outcome,
-        origin: Option<&HeaderValue>,
-    ) -> Response<Body<R>> {
-        let mut response = replay::response_of(outcome, &self.replay_header, origin);
-        replay::expose(response.headers_mut(), &self.replay_header);
+    pub(crate) fn replay<R: HttpBody>(&self, outcome: &Outcome, echo: &Echo) -> Response<Body<R>> {
+        let mark = self.replay_header.as_ref();
+        let mut response = replay::response_of(outcome, mark, echo.origin.as_ref());
+        if self.dialect == Dialect::Adcp
+            && let Some(body) = adcp::replay(outcome, echo.context.as_deref())
+        {
+            adcp::forget_body(response.headers_mut());
+            *response.body_mut() = Body::whole(body);
+        }
+        self.dialect.accept(response.headers_mut());
+        replay::expose(response.headers_mut(), mark);
         response
+    }
+
+    /// Takes from an answer of the inner service what only the layer may say.
+    pub(crate) fn strip(&self, headers: &mut HeaderMap) {
+        replay::strip_marks(headers, self.replay_header.as_ref());
+    }
+
+    /// Whether an answer is looked into whatever it means.
+    pub(crate) fn looks_into(&self, head: &response::Parts) -> bool {
+        self.dialect == Dialect::Adcp && Self::may_hold_key(&head.headers)
+    }
+
+    /// The body of a first answer, in which nothing says that it is a replay.
+    pub(crate) fn first_body(&self, head: &mut response::Parts, body: Bytes) -> Bytes {
+        if !self.looks_into(head) || !head.headers.contains_key(CONTENT_TYPE) {
+            return body;
+        }
+        match adcp::first(&body) {
+            Some(changed) => {
+                adcp::forget_body(&mut head.headers);
+                changed
+            }
+            None => body,
+        }
+    }
+
+    /// The head of a first answer.
+    pub(crate) fn first_head(&self, headers: &mut HeaderMap) {
+        self.dialect.accept(headers);
+        replay::expose(headers, self.replay_header.as_ref());
     }
 
     /// What a response means, where its head alone says so.
@@ -150,7 +367,10 @@ impl Config {
             return Some(Disposition::Release);
         }
         self.stated(head).or_else(|| match self.classifier {
-            None => policy::by_head(head),
+            None => self
+                .convention()
+                .disposition(head.status)
+                .or_else(|| policy::by_head(head)),
             Some(_) => None,
         })
     }
@@ -160,8 +380,16 @@ impl Config {
         self.stated(reply.head)
             .unwrap_or_else(|| match &self.classifier {
                 Some(classify) => classify(reply),
-                None => Disposition::of(reply),
+                None => self
+                    .by_convention(reply)
+                    .unwrap_or_else(|| Disposition::of(reply)),
             })
+    }
+
+    fn by_convention(&self, reply: &Reply<'_>) -> Option<Disposition> {
+        let by_status = self.convention().disposition(reply.head.status);
+        let is_task = self.dialect == Dialect::Adcp && reply.head.status.is_success();
+        by_status.or_else(|| adcp::disposition(reply.body.filter(|_| is_task)?))
     }
 
     /// What the handler says of its response, or the application of the status.
@@ -186,7 +414,11 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
+            .field("preset", &self.preset)
             .field("key_header", &self.key_header)
+            .field("key_member", &self.key_member)
+            .field("methods", &self.methods)
+            .field("dialect", &self.dialect)
             .field("syntax", &self.syntax)
             .field("key_rule", &self.key_rule)
             .field("scope", &self.scope)

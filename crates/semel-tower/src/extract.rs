@@ -14,6 +14,7 @@ use http_body_util::Empty;
 use semel::guard::AttemptInfo;
 use semel::transaction::{Lent, TransactionError};
 
+use crate::config::Echo;
 use crate::transact::{TransactionHandle, Unkeyed};
 
 /// A transaction `T` (as `PostgresTransaction`) that the handler takes as an argument, with axum: begun when the handler is
@@ -115,7 +116,7 @@ fn handle<T: Send + 'static>(parts: &Parts) -> Result<TransactionHandle<T>, Tran
     }
     Err(match parts.extensions.get::<Unkeyed>() {
         Some(Unkeyed(config)) => {
-            let problem = config.problem::<Empty<Bytes>>(config.missing_key());
+            let problem = config.problem::<Empty<Bytes>>(config.missing_key(), &Echo::default());
             TransactionRejection::MissingKey(Box::new(problem.map(Body::new)))
         }
         None => TransactionRejection::Missing,

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use http::request::Parts;
-use semel::Fingerprint;
+use semel::{Fingerprint, FingerprintBuilder};
 
+use crate::preset::adcp_payload_hash;
 use crate::{host, json};
 
 /// How the body enters the fingerprint.
@@ -39,12 +40,7 @@ pub fn of_request<'a>(
     form: BodyForm,
     headers: impl IntoIterator<Item = &'a HeaderName>,
 ) -> Fingerprint {
-    let mut builder = Fingerprint::builder()
-        .part("method", parts.method.as_str().as_bytes())
-        .part("path", normalized(parts.uri.path()).as_bytes());
-    if let Some(query) = parts.uri.query() {
-        builder = builder.part("query", normalized(query).as_bytes());
-    }
+    let mut builder = target(parts);
     let media_type = media_type(&parts.headers);
     if let Some(media_type) = &media_type {
         builder = builder.part("content-type", media_type);
@@ -57,30 +53,61 @@ pub fn of_request<'a>(
     }
     // Another condition is another request: its answer is not that of the one before.
     for name in [IF_MATCH, IF_NONE_MATCH].iter().chain(headers) {
-        for value in host::values(parts, name) {
-            if host::is_host(name) && host::is_address(&value) {
-                continue;
-            }
-            builder = builder
-                .part("header", name.as_str().as_bytes())
-                .part("value", &value);
-        }
+        builder = field(builder, parts, name);
     }
-    let canonical = match form {
-        BodyForm::Json if !coded && media_type.as_deref().is_some_and(is_json) => {
-            json::canonical(body)
-        }
-        BodyForm::Json | BodyForm::Raw => None,
-    };
-    // Two names, so that a canonical form never equals bytes that happen to look like it.
-    match canonical {
-        Some(canonical) => builder.part("json", &canonical),
+    let is_json = !coded && media_type.as_deref().is_some_and(is_json);
+    content(builder, body, form == BodyForm::Json && is_json).finish()
+}
+
+/// The fingerprint of a body alone, as JSON where it is some, and of the query.
+pub(crate) fn of_body(parts: &Parts, body: &[u8]) -> Fingerprint {
+    let query = normalized(parts.uri.query().unwrap_or_default());
+    let builder = Fingerprint::builder().part("query", query.as_bytes());
+    content(builder, body, true).finish()
+}
+
+/// The fingerprint of an AdCP task: what the request is for, and its payload.
+pub(crate) fn of_adcp(parts: &Parts, body: &[u8], host: &HeaderName) -> Fingerprint {
+    let builder = field(target(parts), parts, host);
+    match adcp_payload_hash(body) {
+        Some(hash) => builder.part("adcp", &hash),
         None => builder.part("body", body),
     }
     .finish()
 }
 
-fn media_type(headers: &HeaderMap) -> Option<Vec<u8>> {
+fn target(parts: &Parts) -> FingerprintBuilder {
+    let builder = Fingerprint::builder()
+        .part("method", parts.method.as_str().as_bytes())
+        .part("path", normalized(parts.uri.path()).as_bytes());
+    match parts.uri.query() {
+        Some(query) => builder.part("query", normalized(query).as_bytes()),
+        None => builder,
+    }
+}
+
+fn field(mut builder: FingerprintBuilder, parts: &Parts, name: &HeaderName) -> FingerprintBuilder {
+    for value in host::values(parts, name) {
+        if host::is_host(name) && host::is_address(&value) {
+            continue;
+        }
+        builder = builder
+            .part("header", name.as_str().as_bytes())
+            .part("value", &value);
+    }
+    builder
+}
+
+fn content(builder: FingerprintBuilder, body: &[u8], is_json: bool) -> FingerprintBuilder {
+    let canonical = is_json.then(|| json::canonical(body)).flatten();
+    // Two names, so that a canonical form never equals bytes that happen to look like it.
+    match canonical {
+        Some(canonical) => builder.part("json", &canonical),
+        None => builder.part("body", body),
+    }
+}
+
+pub(crate) fn media_type(headers: &HeaderMap) -> Option<Vec<u8>> {
     let mut values = headers.get_all(CONTENT_TYPE).iter();
     let value = values.next()?.as_bytes();
     let essence = value.split(|b| *b == b';').next().unwrap_or_default();
@@ -93,12 +120,12 @@ fn media_type(headers: &HeaderMap) -> Option<Vec<u8>> {
     Some(media_type)
 }
 
-fn is_json(media_type: &[u8]) -> bool {
+pub(crate) fn is_json(media_type: &[u8]) -> bool {
     media_type == b"application/json" || media_type.ends_with(b"+json")
 }
 
 /// Upper-case hexadecimal digits in percent-encodings, and none where the character needs none.
-fn normalized(text: &str) -> Cow<'_, str> {
+pub(crate) fn normalized(text: &str) -> Cow<'_, str> {
     if !text.contains('%') {
         return Cow::Borrowed(text);
     }

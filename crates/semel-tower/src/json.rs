@@ -11,21 +11,32 @@ use serde_json::Value;
 /// numbers whose digits a double does not keep: `1.000000000000000001` would collapse into `1`, and
 /// `9007199254740993` into `9007199254740992`.
 pub fn canonical(text: &[u8]) -> Option<Vec<u8>> {
-    let value = lossless(text)?;
+    let value = parse(text, Digits::Kept)?;
     // With serde_json's `arbitrary_precision` unified in by some other crate, numbers beyond a
     // double are found only here.
     serde_json_canonicalizer::to_vec(&value).ok()
 }
 
-fn lossless(text: &[u8]) -> Option<Value> {
+/// What becomes of numbers whose digits a double does not keep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Digits {
+    /// The text is refused.
+    Kept,
+    /// They are rounded, as RFC 8785 has it.
+    Rounded,
+}
+
+/// A JSON text in which no object has two members of one name.
+pub(crate) fn parse(text: &[u8], digits: Digits) -> Option<Value> {
     let value: Value = serde_json::from_slice(text).ok()?;
-    let members = scan(text)?;
+    let members = scan(text, digits)?;
     // serde_json keeps the last of two members with one name: then it has fewer than the text.
     (members == count_members(&value)).then_some(value)
 }
 
-/// Counts the members of all objects in a valid JSON text; `None` where a number loses digits.
-fn scan(text: &[u8]) -> Option<usize> {
+/// Counts the members of all objects in a valid JSON text; `None` where a number loses digits that
+/// are to be kept.
+fn scan(text: &[u8], digits: Digits) -> Option<usize> {
     let mut members = 0;
     let mut at = 0;
     while let Some(&byte) = text.get(at) {
@@ -40,7 +51,8 @@ fn scan(text: &[u8]) -> Option<usize> {
                     .iter()
                     .position(|b| !matches!(b, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E'))
                     .map_or(text.len(), |len| at + len);
-                if !keeps_digits(std::str::from_utf8(&text[at..end]).ok()?) {
+                let literal = std::str::from_utf8(&text[at..end]).ok()?;
+                if digits == Digits::Kept && !keeps_digits(literal) {
                     return None;
                 }
                 at = end;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, IntoHeaderName};
-use http::{HeaderMap, StatusCode, request};
+use http::{HeaderMap, Method, StatusCode, request};
 use semel::guard::{Guard, Policy, TransactOptions};
 use semel::transaction::Transactional;
 use semel::{Fingerprint, KeyRule, Scope, Service, Store, StoreError};
@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
 use crate::policy::{Disposition, Reply};
+use crate::preset::{Dialect, Preset, RetentionError};
 use crate::quota::ScopeLimits;
 use crate::service::Idempotency;
 use crate::transact::Transactions;
@@ -63,6 +64,62 @@ impl<S: Store> IdempotencyLayer<S> {
     /// For orders: [`Policy::order`], and [a principal is required](Self::with_principal_required).
     pub fn orders(guard: impl Into<Guard<S>>) -> Self {
         Self::careful(guard, Policy::order())
+    }
+
+    /// A layer that follows a published convention; each setting can be changed afterwards.
+    ///
+    /// ```
+    /// # use semel_tower::{IdempotencyLayer, MemoryStore, Preset};
+    /// # let store = MemoryStore::default();
+    /// let layer = IdempotencyLayer::preset(Preset::StripeV1, store)
+    ///     .with_principal_header("x-account")
+    ///     .checked()?;
+    /// # Ok::<_, semel_tower::RetentionError>(())
+    /// ```
+    pub fn preset(preset: Preset, guard: impl Into<Guard<S>>) -> Self {
+        Self::new(guard).with_preset(preset)
+    }
+
+    /// Sets all that a published convention says, in place of what was set before of it: where the key
+    /// is, what belongs to the scope and to the fingerprint, which failures are kept, how the layer
+    /// answers, and of the policy the retention and whether a key is required.
+    pub fn with_preset(self, preset: Preset) -> Self {
+        let policy = preset.policy(*self.guard.policy());
+        self.with_policy(policy)
+            .configured(|config| config.set_preset(preset))
+    }
+
+    /// The layer, if its policy is one that its [preset](Self::with_preset) allows: the last of its
+    /// settings.
+    ///
+    /// # Errors
+    /// Answers are replayed for longer or shorter than the convention allows.
+    pub fn checked(self) -> Result<Self, RetentionError> {
+        self.config.preset.check(self.guard.policy().retention())?;
+        Ok(self)
+    }
+
+    /// What the service has to declare of the layer under its [preset](Self::with_preset): under `adcp`
+    /// the block `adcp.idempotency` of `get_adcp_capabilities`, under `iceberg` the member
+    /// `idempotency-key-lifetime` of `GET /v1/config`, each as a JSON object to merge into the answer.
+    /// `None` under the others, which have none.
+    ///
+    /// It says for how long answers are replayed, and none is for less, whatever a handler says.
+    ///
+    /// ```
+    /// # use semel_tower::{IdempotencyLayer, MemoryStore, Preset};
+    /// # let store = MemoryStore::default();
+    /// let layer = IdempotencyLayer::preset(Preset::Iceberg, store);
+    /// let declared = layer.declaration()?.expect("Iceberg's catalogs declare it");
+    /// assert_eq!(declared["idempotency-key-lifetime"], "PT24H");
+    /// # Ok::<_, semel_tower::RetentionError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`checked`](Self::checked).
+    pub fn declaration(&self) -> Result<Option<serde_json::Value>, RetentionError> {
+        let preset = self.config.preset;
+        preset.declaration(self.guard.policy().retention())
     }
 
     fn careful(guard: impl Into<Guard<S>>, policy: Policy) -> Self {
@@ -131,7 +188,21 @@ impl<S: Store> IdempotencyLayer<S> {
 
     /// The field that carries the key. `Idempotency-Key` unless set.
     pub fn with_key_header(self, name: impl IntoHeaderName) -> Self {
-        self.configured(|config| config.key_header = field(name))
+        self.configured(|config| {
+            config.key_header = field(name);
+            config.key_member = None;
+        })
+    }
+
+    /// Takes the key from this member of a body that is a JSON object, in place of a field. Such bodies
+    /// are then read whole, with a key or without; those of other media types have none.
+    pub fn with_key_member(self, name: impl Into<Box<str>>) -> Self {
+        self.configured(|config| config.key_member = Some(name.into()))
+    }
+
+    /// The methods whose keys count; keys of others are ignored. All but safe ones unless set.
+    pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.configured(|config| config.methods = Some(methods.into_iter().collect()))
     }
 
     /// Which forms of that field are accepted. [`Syntax::Lenient`] unless set.
@@ -174,6 +245,12 @@ impl<S: Store> IdempotencyLayer<S> {
     /// is the host that the request is for, also where HTTP/2 or an absolute target says it.
     pub fn with_scope_header(self, name: impl IntoHeaderName) -> Self {
         self.configured(|config| config.scope.add_header(field(name)))
+    }
+
+    /// Whether method and path belong to the scope: the same key on another route is then another
+    /// record, in place of a mismatch. They do not unless set.
+    pub fn with_scope_target(self, belongs: bool) -> Self {
+        self.configured(|config| config.scope.set_target(belongs))
     }
 
     /// Whether requests with a key but without a principal are refused with 400
@@ -223,20 +300,23 @@ impl<S: Store> IdempotencyLayer<S> {
         })
     }
 
+    /// The field that says for which host a request is, where a proxy in front puts its own into `Host`
+    /// and passes the client's on in another field, as `X-Forwarded-Host`. `Host` unless set.
+    pub fn with_host_header(self, name: impl IntoHeaderName) -> Self {
+        self.configured(|config| config.host_header = field(name))
+    }
+
     /// Makes the fingerprint, in place of [`fingerprint::of_request`](crate::fingerprint::of_request)
     /// with `Host` among its fields: for conventions that leave parts of the request out of it. What is
     /// left out may differ between retries, and the first one's counts.
     ///
     /// The host that a request is for is to be left out where one service has several names, under
-    /// which clients retry; or where a proxy in front puts its own in its place, and passes the
-    /// client's on in another field:
+    /// which clients retry:
     ///
     /// ```
-    /// # use http::header::HeaderName;
     /// # use semel_tower::{BodyForm, IdempotencyLayer, MemoryStore, fingerprint};
-    /// const ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
     /// let layer = IdempotencyLayer::new(MemoryStore::default())
-    ///     .with_fingerprint_by(|parts, body| fingerprint::of_request(parts, body, BodyForm::Json, [&ASKED]));
+    ///     .with_fingerprint_by(|parts, body| fingerprint::of_request(parts, body, BodyForm::Json, []));
     /// ```
     pub fn with_fingerprint_by(
         self,
@@ -302,7 +382,7 @@ impl<S: Store> IdempotencyLayer<S> {
 
     /// The field that marks replays. `Idempotency-Replayed` unless set.
     pub fn with_replay_header(self, name: impl IntoHeaderName) -> Self {
-        self.configured(|config| config.replay_header = field(name))
+        self.configured(|config| config.replay_header = Some(field(name)))
     }
 
     /// Fields that are kept though they belong to one transmission, for instance `Set-Cookie`.
@@ -344,6 +424,11 @@ impl<S: Store> IdempotencyLayer<S> {
     ) -> Self {
         let classify = move |error: &dyn Any| error.downcast_ref().map(&classify);
         self.configured(|config| config.error_classifier = Some(Arc::new(classify)))
+    }
+
+    /// In which words the layer gives its own answers. [`Dialect::Problem`] unless set.
+    pub fn with_dialect(self, dialect: Dialect) -> Self {
+        self.configured(|config| config.dialect = dialect)
     }
 
     /// Where the problems are described: an absolute URI to which a problem's code is appended. It makes

@@ -101,6 +101,7 @@ mod limits;
 mod operation;
 mod policy;
 pub mod precondition;
+mod preset;
 mod problem;
 mod quota;
 mod replay;
@@ -117,9 +118,10 @@ pub use future::ResponseFuture;
 pub use header::Syntax;
 pub use layer::IdempotencyLayer;
 pub use policy::{Disposition, Reply};
+pub use preset::{Dialect, Preset, RetentionError, UnknownPreset, adcp_payload_hash};
 pub use problem::{Problem, ProblemCode};
 pub use quota::{Rate, ScopeLimits};
-pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, outcome_of_response};
+pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, Replayed, outcome_of_response};
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 pub use semel::guard::observers;
 #[doc(no_inline)]

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use semel::guard::Signal;
-
-use crate::body::Body;
 
 /// Where problems are described unless the layer says otherwise.
 pub(crate) const DOCUMENTATION: &str = "https://github.com/semel-rs/semel/blob/main/docs/http.md#";
@@ -31,12 +29,16 @@ pub enum ProblemCode {
     OutcomeUnknown,
     /// 409: the outcome's retention ended, and its tombstone says so.
     Expired,
+    /// 412: the request was first sent too long ago to know whether it ran.
+    OutsideWindow,
     /// 413: the body is larger than the layer reads.
     TooLarge,
     /// 422: the key was first used with another request.
     Mismatch,
     /// 429: the scope has begun, runs or keeps as much as it may; `Retry-After` says when to ask again.
     Limit,
+    /// 501: requests of this method are not made to happen once, and this one asks for it.
+    NotSupported,
     /// 503: as much runs, or is held in memory, as may be.
     Overloaded,
     /// 503: the store cannot be asked, or could not record what happened.
@@ -47,7 +49,7 @@ pub enum ProblemCode {
 
 impl ProblemCode {
     /// Every code.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::MissingKey,
         Self::InvalidKey,
         Self::MissingPrincipal,
@@ -55,9 +57,11 @@ impl ProblemCode {
         Self::InFlight,
         Self::OutcomeUnknown,
         Self::Expired,
+        Self::OutsideWindow,
         Self::TooLarge,
         Self::Mismatch,
         Self::Limit,
+        Self::NotSupported,
         Self::Overloaded,
         Self::StoreUnavailable,
         Self::Capacity,
@@ -73,9 +77,11 @@ impl ProblemCode {
             Self::InFlight => "in-flight",
             Self::OutcomeUnknown => "outcome-unknown",
             Self::Expired => "expired",
+            Self::OutsideWindow => "outside-window",
             Self::TooLarge => "too-large",
             Self::Mismatch => "mismatch",
             Self::Limit => "limit",
+            Self::NotSupported => "not-supported",
             Self::Overloaded => "overloaded",
             Self::StoreUnavailable => "store-unavailable",
             Self::Capacity => "capacity",
@@ -86,7 +92,7 @@ impl ProblemCode {
     pub(crate) const fn refusal(self) -> Option<Signal> {
         Some(match self {
             Self::MissingKey => Signal::MissingKey,
-            Self::InvalidKey => Signal::InvalidKey,
+            Self::InvalidKey | Self::OutsideWindow | Self::NotSupported => Signal::InvalidKey,
             Self::MissingPrincipal => Signal::MissingPrincipal,
             Self::IncompleteBody => Signal::IncompleteBody,
             Self::TooLarge => Signal::TooLarge,
@@ -103,9 +109,11 @@ impl ProblemCode {
                 StatusCode::BAD_REQUEST
             }
             Self::InFlight | Self::OutcomeUnknown | Self::Expired => StatusCode::CONFLICT,
+            Self::OutsideWindow => StatusCode::PRECONDITION_FAILED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Limit => StatusCode::TOO_MANY_REQUESTS,
+            Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
             Self::Overloaded | Self::StoreUnavailable | Self::Capacity => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -122,9 +130,11 @@ impl ProblemCode {
             Self::InFlight => "The operation is still running",
             Self::OutcomeUnknown => "The outcome of the operation is not known",
             Self::Expired => "The answer to this key has expired",
+            Self::OutsideWindow => "The request was first sent too long ago",
             Self::TooLarge => "The request body is too large",
             Self::Mismatch => "The idempotency key was used with another request",
             Self::Limit => "The limit of this caller is reached",
+            Self::NotSupported => "Requests of this method are not repeatable",
             Self::Overloaded => "Too many operations are running",
             Self::StoreUnavailable => "The idempotency store is not available",
             Self::Capacity => "The idempotency store is full",
@@ -156,6 +166,10 @@ impl ProblemCode {
                 "The operation ran, and its answer is no longer kept. It is not run again with \
                  this key."
             }
+            Self::OutsideWindow => {
+                "Whether it ran is no longer known, or its date is in the future. Nothing was run; it \
+                 may have been before."
+            }
             Self::TooLarge => {
                 "A request with a key is read whole before it is run. Nothing was run."
             }
@@ -165,6 +179,9 @@ impl ProblemCode {
             Self::Limit => {
                 "This caller has begun as many operations with keys as it may, or has as many running. \
                  Nothing was run. Ask again with the same key; what was done before is still answered."
+            }
+            Self::NotSupported => {
+                "Nothing was run. Without a key the request runs, as often as it is sent."
             }
             Self::Overloaded => {
                 "No more operations with keys are begun at present. Nothing was run. Ask again with \
@@ -218,16 +235,6 @@ impl Problem {
         self.retry_after = Some(after);
         self
     }
-
-    /// The whole response. Sent whatever `Accept` says: a client that cannot read it has the status.
-    pub(crate) fn respond<R: http_body::Body>(self, base: &str) -> Response<Body<R>> {
-        let (code, after) = (self.code, self.retry_after);
-        let uri = format!("{base}{}", code.as_str());
-        let (status, title) = (code.status(), code.title());
-        let mut response = write(&uri, code.as_str(), status, title, &self.detail, after);
-        response.extensions_mut().insert(self);
-        response.map(Body::whole)
-    }
 }
 
 /// A problem as it is sent, never cached.
@@ -254,6 +261,12 @@ pub(crate) fn write(
         CONTENT_TYPE,
         HeaderValue::from_static("application/problem+json"),
     );
+    write_fields(headers, uri, retry_after);
+    response
+}
+
+/// What an answer of the layer's own carries, whatever its form.
+pub(crate) fn write_fields(headers: &mut HeaderMap, uri: &str, retry_after: Option<Duration>) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Where the URI can stand in a header field.
     if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")) {
@@ -262,11 +275,10 @@ pub(crate) fn write(
     if let Some(after) = retry_after {
         headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
     }
-    response
 }
 
 // Whole and at least one: `Retry-After` knows no fractions (RFC 9110, section 10.2.3).
-fn whole_seconds(duration: Duration) -> u64 {
+pub(crate) fn whole_seconds(duration: Duration) -> u64 {
     duration
         .as_secs()
         .saturating_add(u64::from(duration.subsec_nanos() > 0))

@@ -20,6 +20,10 @@ pub const PROTECTED: HeaderName = HeaderName::from_static("idempotency-protected
 /// [`with_replay_header`](crate::IdempotencyLayer::with_replay_header) names another.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
+/// Among the extensions of replays, whatever marks them for clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Replayed;
+
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const FALSE: HeaderValue = HeaderValue::from_static("false");
 
@@ -39,8 +43,10 @@ const NOT_KEPT: [&str; 10] = [
 const NOT_KEPT_PREFIXES: [&str; 2] = ["ratelimit-", "x-ratelimit-"];
 
 /// Removes what only the layer may say.
-pub(crate) fn strip_marks(headers: &mut HeaderMap, replay_header: &HeaderName) {
-    headers.remove(replay_header);
+pub(crate) fn strip_marks(headers: &mut HeaderMap, replay_header: Option<&HeaderName>) {
+    if let Some(name) = replay_header {
+        headers.remove(name);
+    }
     headers.remove(BODY_OMITTED);
     headers.remove(PROTECTED);
 }
@@ -151,7 +157,7 @@ fn has_body(status: StatusCode) -> bool {
 /// The response that an outcome keeps, marked as a replay. `origin` is that of the present request.
 pub(crate) fn response_of<R: HttpBody>(
     outcome: &Outcome,
-    replay_header: &HeaderName,
+    replay_header: Option<&HeaderName>,
     origin: Option<&HeaderValue>,
 ) -> Response<Body<R>> {
     let omitted = outcome.kind() == OutcomeKind::Omitted;
@@ -188,7 +194,11 @@ pub(crate) fn response_of<R: HttpBody>(
         headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);
         headers.remove(ACCESS_CONTROL_EXPOSE_HEADERS);
     }
-    headers.insert(replay_header, TRUE);
+    if let Some(name) = replay_header {
+        headers.insert(name, TRUE);
+    }
+    response.extensions_mut().insert(Replayed);
+    let headers = response.headers_mut();
     if omitted {
         headers.insert(BODY_OMITTED, TRUE);
     }
@@ -209,9 +219,11 @@ fn admits(headers: &HeaderMap, origin: Option<&HeaderValue>) -> bool {
 }
 
 /// Lets scripts of other origins read the layer's fields, where they may read the answer at all.
-pub(crate) fn expose(headers: &mut HeaderMap, replay_header: &HeaderName) {
+pub(crate) fn expose(headers: &mut HeaderMap, replay_header: Option<&HeaderName>) {
     if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
-        admit(headers, &ACCESS_CONTROL_EXPOSE_HEADERS, replay_header);
+        if let Some(name) = replay_header {
+            admit(headers, &ACCESS_CONTROL_EXPOSE_HEADERS, name);
+        }
         admit(headers, &ACCESS_CONTROL_EXPOSE_HEADERS, &RETRY_AFTER);
     }
 }

@@ -1,5 +1,6 @@
 //! Who a key belongs to.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,8 +10,8 @@ use http::request::Parts;
 use semel::Scope;
 use sha2::{Digest as _, Sha256};
 
-use crate::host;
 use crate::problem::{Problem, ProblemCode};
+use crate::{fingerprint, host};
 
 type Finder = dyn Fn(&Parts) -> Option<Scope> + Send + Sync;
 
@@ -20,6 +21,8 @@ pub(crate) struct ScopeRule {
     principal: Principal,
     /// Fields whose values are added: tenant, account, mode.
     also: Vec<HeaderName>,
+    /// Whether method and path are added, behind all else.
+    target: bool,
     required: bool,
 }
 
@@ -63,6 +66,10 @@ impl ScopeRule {
         self.required = required;
     }
 
+    pub(crate) fn set_target(&mut self, is_added: bool) {
+        self.target = is_added;
+    }
+
     /// The scope of a request.
     pub(crate) fn of(&self, parts: &Parts) -> Result<Scope, NoScope> {
         let principal = match &self.principal {
@@ -92,12 +99,39 @@ impl ScopeRule {
         if self.also.is_empty() {
             return Ok(scope);
         }
-        let mut segments: Vec<String> = scope.segments().map(str::to_owned).collect();
+        let mut segments = Vec::new();
         for name in &self.also {
             append(&mut segments, parts, name);
         }
-        Ok(Scope::new(segments))
+        Ok(joined(&scope, segments))
     }
+
+    /// A scope with method and path behind it, where they belong to it.
+    pub(crate) fn with_target(&self, scope: Scope, parts: &Parts) -> Scope {
+        if !self.target {
+            return scope;
+        }
+        let path = fingerprint::normalized(parts.uri.path()).into_owned();
+        joined(
+            &scope,
+            vec!["target".to_owned(), parts.method.to_string(), path],
+        )
+    }
+
+    /// The scope without what [`with_target`](Self::with_target) added: who asks, whatever for.
+    pub(crate) fn without_target<'a>(&self, scope: &'a Scope) -> Cow<'a, Scope> {
+        if !self.target {
+            return Cow::Borrowed(scope);
+        }
+        let segments = scope.segments();
+        let others = segments.len().saturating_sub(3);
+        Cow::Owned(Scope::new(segments.take(others)))
+    }
+}
+
+/// A scope with more segments.
+pub(crate) fn joined(scope: &Scope, more: Vec<String>) -> Scope {
+    Scope::new(scope.segments().map(str::to_owned).chain(more))
 }
 
 impl fmt::Debug for ScopeRule {
@@ -110,6 +144,7 @@ impl fmt::Debug for ScopeRule {
         f.debug_struct("ScopeRule")
             .field("principal", &principal)
             .field("also", &self.also)
+            .field("target", &self.target)
             .field("required", &self.required)
             .finish()
     }

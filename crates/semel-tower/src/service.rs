@@ -6,19 +6,23 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD};
-use http::{Method, Request, Response};
+use http::request::Parts;
+use http::{Extensions, Method, Request, Response};
 use http_body::Body as HttpBody;
 use semel::guard::{Asked, Guard, Seen, Signal};
 use semel::store::OnLost;
-use semel::{Identity, Store};
+use semel::{Identity, IdentityDigest, Scope, Store};
 use tokio::sync::oneshot;
+use tower::ServiceExt as _;
 use tower_service::Service;
 
 use crate::attempt::{OperationId, Run};
 use crate::body::{self, Body, BoxError, Read};
-use crate::config::{self, Config};
+use crate::config::{self, Config, Echo};
 use crate::future::ResponseFuture;
+use crate::limits::Bodies;
 use crate::problem::{Problem, ProblemCode};
+use crate::scope::joined;
 use crate::transact::Transactions;
 use crate::transact::Unkeyed;
 use crate::{policy, replay};
@@ -67,30 +71,36 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        if !self.config.is_protecting {
-            return ResponseFuture::direct(self.inner.call(request), None);
-        }
         if policy::is_safe(request.method()) {
             let preflight = self
                 .asks_for_key(&request)
                 .then(|| Arc::clone(&self.config));
             return ResponseFuture::direct(self.inner.call(request), preflight);
         }
-        let key = match self.config.key(request.headers()) {
+        if !self.config.protects(request.method()) {
+            return match self.config.unprotected(request.headers()) {
+                Some(problem) => self.refuse(problem),
+                None => ResponseFuture::direct(self.inner.call(request), None),
+            };
+        }
+        if self.config.key_member.is_some() && Config::may_hold_key(request.headers()) {
+            return self.call_for_body(request);
+        }
+        let key = match self.config.key_member {
+            None => self.config.key(request.headers()),
+            // No other body has such a member.
+            Some(_) => Ok(None),
+        };
+        let key = match key {
             Ok(Some(key)) => key,
+            Ok(None) if self.config.is_half_repeatable(request.headers()) => {
+                return self.refuse(self.config.missing_key());
+            }
             Ok(None) if self.requires_key(request.method()) => {
                 return self.refuse(self.config.missing_key());
             }
             Ok(None) => {
-                // No name that would have to be made: nothing is allocated here (R13).
-                let name = self.config.operation.fixed();
-                self.guard
-                    .tell(&Seen::new(Signal::Unkeyed).in_operation(name));
-                if self.transactions.is_some() {
-                    request
-                        .extensions_mut()
-                        .insert(Unkeyed(Arc::clone(&self.config)));
-                }
+                self.mark_unkeyed(request.extensions_mut());
                 return ResponseFuture::direct(self.inner.call(request), None);
             }
             Err(error) => {
@@ -102,29 +112,50 @@ where
             }
         };
         let (parts, body) = request.into_parts();
-        let identity = match self.config.identity(&parts, &body, key) {
-            Ok(identity) => identity,
+        let scope = match self.scope(&parts, &body) {
+            Ok(scope) => scope,
             Err(problem) => return self.refuse(problem),
         };
-        // The service that was polled may hold room for a call, which this request does not need
-        // before its body is there and its key claimed: it is dropped, and a clone is polled then.
-        let inner = self.inner.clone();
-        self.inner = inner.clone();
-        let once = Once {
-            inner,
-            guard: self.guard.clone(),
-            config: Arc::clone(&self.config),
-            transactions: self.transactions.clone(),
-            identity,
-        };
-        let id = *once.identity.digest();
+        let identity = self.config.identity(&parts, scope, key);
+        let once = self.taken();
         ResponseFuture::boxed(async move {
-            let mut response = once.answer(Request::from_parts(parts, body)).await?;
-            let extensions = response.extensions_mut();
-            extensions.get_or_insert_with(|| OperationId { id, attempt: None });
-            Ok(response)
+            let id = *identity.digest();
+            let config = Arc::clone(&once.config);
+            let bodies = config.limits.bodies();
+            let response = match read(&config, body, &bodies).await {
+                Ok(body) => {
+                    let echo = Echo::default();
+                    once.answer(identity, parts, body, bodies, echo).await?
+                }
+                Err(problem) => {
+                    if let Some(signal) = problem.code.refusal() {
+                        once.guard.tell(&Seen::of(&identity, signal));
+                    }
+                    config.problem(problem, &Echo::default())
+                }
+            };
+            Ok(named(response, id))
         })
     }
+}
+
+async fn read<B>(config: &Config, body: B, bodies: &Bodies) -> Result<Bytes, Problem>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    match body::read(body, config.max_request_body, bodies).await {
+        Read::Whole(body) => Ok(body),
+        Read::NoRoom => Err(Problem::new(ProblemCode::Overloaded)),
+        Read::TooLarge => Err(config.too_large()),
+        Read::Failed => Err(Problem::new(ProblemCode::IncompleteBody)),
+    }
+}
+
+fn named<R: HttpBody>(mut response: Response<Body<R>>, id: IdentityDigest) -> Response<Body<R>> {
+    let extensions = response.extensions_mut();
+    extensions.get_or_insert_with(|| OperationId { id, attempt: None });
+    response
 }
 
 impl<Inner, S: Store> Idempotency<Inner, S> {
@@ -135,12 +166,29 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
     /// Whether this is a preflight for a request with a key.
     fn asks_for_key<B>(&self, request: &Request<B>) -> bool {
         let name = self.config.key_header.as_str();
-        request.method() == Method::OPTIONS
+        self.config.is_protecting
+            && request.method() == Method::OPTIONS
             && request
                 .headers()
                 .contains_key(ACCESS_CONTROL_REQUEST_METHOD)
             && replay::tokens(request.headers(), &ACCESS_CONTROL_REQUEST_HEADERS)
                 .any(|token| token.eq_ignore_ascii_case(name))
+    }
+
+    fn scope<B: HttpBody>(&self, parts: &Parts, body: &B) -> Result<Scope, Problem> {
+        let retention = self.guard.policy().retention();
+        self.config.scope(parts, body, retention)
+    }
+
+    /// Tells of a request without a key that runs plainly.
+    fn mark_unkeyed(&self, extensions: &mut Extensions) {
+        // No name that would have to be made: nothing is allocated here (R13).
+        let name = self.config.operation.fixed();
+        self.guard
+            .tell(&Seen::new(Signal::Unkeyed).in_operation(name));
+        if self.transactions.is_some() {
+            extensions.insert(Unkeyed(Arc::clone(&self.config)));
+        }
     }
 
     // Before the body is polled: hyper then sends no `100 Continue` (RFC 9110, section 10.1.1).
@@ -150,6 +198,11 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
         R::Error: Send,
         E: Send + 'static,
     {
+        let response = self.refusal(problem, &Echo::default());
+        ResponseFuture::boxed(std::future::ready(Ok(response)))
+    }
+
+    fn refusal<R: HttpBody>(&self, problem: Problem, echo: &Echo) -> Response<Body<R>> {
         if let Some(signal) = problem.code.refusal() {
             // By a function of the request the caller would choose it, whoever that is.
             let seen = Seen::new(signal);
@@ -158,7 +211,18 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                 None => seen,
             });
         }
-        ResponseFuture::boxed(std::future::ready(Ok(self.config.problem(problem))))
+        self.config.problem(problem, echo)
+    }
+}
+
+impl<Inner: Clone, S> Idempotency<Inner, S> {
+    /// For a request that runs on its own. The service that was polled may hold room for a call, which
+    /// this request does not need before its body is there and its key claimed: it is dropped, and a
+    /// clone is polled then.
+    fn taken(&mut self) -> Self {
+        let taken = self.clone();
+        self.inner = taken.inner.clone();
+        taken
     }
 }
 
@@ -183,17 +247,12 @@ impl<Inner: std::fmt::Debug, S> std::fmt::Debug for Idempotency<Inner, S> {
     }
 }
 
-/// A request with a key.
-struct Once<Inner, S> {
-    inner: Inner,
-    guard: Guard<S>,
-    config: Arc<Config>,
-    transactions: Option<Arc<dyn Transactions<S>>>,
-    identity: Identity,
-}
-
-impl<Inner, S: Store> Once<Inner, S> {
-    async fn answer<B, R>(self, request: Request<B>) -> Result<Response<Body<R>>, Inner::Error>
+impl<Inner, S: Store> Idempotency<Inner, S> {
+    /// A request whose key is in its body, if it has one: that is read first.
+    fn call_for_body<B, R>(
+        &mut self,
+        request: Request<B>,
+    ) -> ResponseFuture<Inner::Future, R, Inner::Error>
     where
         Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
         Inner::Future: Send + 'static,
@@ -203,30 +262,67 @@ impl<Inner, S: Store> Once<Inner, S> {
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Send + 'static,
     {
+        let (mut parts, body) = request.into_parts();
+        let scope = match self.scope(&parts, &body) {
+            Ok(scope) => scope,
+            Err(problem) => return self.refuse(problem),
+        };
+        let once = self.taken();
+        ResponseFuture::boxed(async move {
+            let config = Arc::clone(&once.config);
+            let bodies = config.limits.bodies();
+            let mut echo = Echo::default();
+            let read = read(&config, body, &bodies).await.and_then(|body| {
+                let member = config.key_member.as_deref().unwrap_or_default();
+                let read = config.read(member, &body, &mut echo)?;
+                Ok((body, read))
+            });
+            let (body, read) = match read {
+                Ok(read) => read,
+                Err(problem) => return Ok(once.refusal(problem, &echo)),
+            };
+            let Some(key) = read.key else {
+                if once.requires_key(&parts.method) {
+                    return Ok(once.refusal(once.config.missing_key(), &echo));
+                }
+                once.mark_unkeyed(&mut parts.extensions);
+                let request = Request::from_parts(parts, B::from(body));
+                return Ok(once.inner.oneshot(request).await?.map(Body::inner));
+            };
+            let scope = match read.scope.is_empty() {
+                true => scope,
+                false => joined(&scope, read.scope),
+            };
+            let identity = once.config.identity(&parts, scope, key);
+            let id = *identity.digest();
+            let response = once.answer(identity, parts, body, bodies, echo).await?;
+            Ok(named(response, id))
+        })
+    }
+
+    /// The answer to a request with a key.
+    async fn answer<B, R>(
+        self,
+        identity: Identity,
+        parts: Parts,
+        body: Bytes,
+        bodies: Bodies,
+        mut echo: Echo,
+    ) -> Result<Response<Body<R>>, Inner::Error>
+    where
+        Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+        Inner::Future: Send + 'static,
+        Inner::Error: Send + 'static,
+        B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Send + 'static,
+    {
         let Self {
             inner,
             guard,
             config,
             transactions,
-            identity,
         } = self;
-        let (parts, body) = request.into_parts();
-        let bodies = config.limits.bodies();
-        let body = match body::read(body, config.max_request_body, &bodies).await {
-            Read::Whole(body) => Ok(body),
-            Read::NoRoom => Err(Problem::new(ProblemCode::Overloaded)),
-            Read::TooLarge => Err(config.too_large()),
-            Read::Failed => Err(Problem::new(ProblemCode::IncompleteBody)),
-        };
-        let body = match body {
-            Ok(body) => body,
-            Err(problem) => {
-                if let Some(signal) = problem.code.refusal() {
-                    guard.tell(&Seen::of(&identity, signal));
-                }
-                return Ok(config.problem(problem));
-            }
-        };
         let (mut client, answered) = oneshot::channel();
         let mut asked = Asked::new(identity.clone(), config.fingerprint(&parts, &body));
         if guard.policy().on_lost() == Some(OnLost::Reconcile) {
@@ -235,8 +331,9 @@ impl<Inner, S: Store> Once<Inner, S> {
         if transactions.is_some() {
             asked = asked.transaction_offered();
         }
+        echo.origin = config::origin(&parts.headers);
         let run = Run {
-            origin: config::origin(&parts.headers),
+            echo,
             guard: guard.clone(),
             config: Arc::clone(&config),
             transactions,
@@ -244,7 +341,7 @@ impl<Inner, S: Store> Once<Inner, S> {
             asked,
             bodies,
         };
-        let slot = match config.limits.slot(run.identity.scope()) {
+        let slot = match config.limits.slot(&config.limited(&run.identity)) {
             Ok(slot) => slot,
             Err(full) => return Ok(run.without_attempt(full).await),
         };
@@ -260,7 +357,10 @@ impl<Inner, S: Store> Once<Inner, S> {
         match task.await.map_err(tokio::task::JoinError::try_into_panic) {
             Err(Ok(panic)) => resume_unwind(panic),
             // The runtime is shutting down.
-            Ok(()) | Err(Err(_)) => Ok(config.problem(Problem::new(ProblemCode::OutcomeUnknown))),
+            Ok(()) | Err(Err(_)) => {
+                let problem = Problem::new(ProblemCode::OutcomeUnknown);
+                Ok(config.problem(problem, &Echo::default()))
+            }
         }
     }
 }

@@ -15,7 +15,44 @@ pub struct Key(Box<str>);
 pub struct KeyRule {
     min: usize,
     max: usize,
-    strict: bool,
+    form: Form,
+}
+
+/// What a key is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Text,
+    Token,
+    UuidV7,
+}
+
+impl Form {
+    /// Where the first byte is that it does not allow.
+    fn refused(self, text: &str) -> Option<usize> {
+        match self {
+            Self::Text => text
+                .char_indices()
+                .find(|(_, c)| c.is_control())
+                .map(|(at, _)| at),
+            Self::Token => text
+                .bytes()
+                .position(|b| !(b.is_ascii_alphanumeric() || b"_.:-".contains(&b))),
+            Self::UuidV7 => text.bytes().enumerate().position(|(at, b)| match at {
+                8 | 13 | 18 | 23 => b != b'-',
+                14 => b != b'7',
+                19 => !b"89abAB".contains(&b),
+                _ => !b.is_ascii_hexdigit(),
+            }),
+        }
+    }
+
+    const fn allowed(self) -> &'static str {
+        match self {
+            Self::Text => "all characters but control characters",
+            Self::Token => "A-Z, a-z, 0-9, '_', '.', ':' and '-'",
+            Self::UuidV7 => "those of a UUID of version 7",
+        }
+    }
 }
 
 /// Why a key was refused. Never contains the key itself (protocol rule R12).
@@ -59,14 +96,21 @@ impl KeyRule {
     pub const GENERAL: Self = Self {
         min: 1,
         max: 255,
-        strict: false,
+        form: Form::Text,
     };
 
     /// The strict pattern `^[A-Za-z0-9_.:-]{16,255}$`.
     pub const STRICT: Self = Self {
         min: 16,
         max: 255,
-        strict: true,
+        form: Form::Token,
+    };
+
+    /// A UUID of version 7 (RFC 9562), as in `0192f5a0-7c1e-7abc-8def-0123456789ab`.
+    pub const UUID_V7: Self = Self {
+        min: 36,
+        max: 36,
+        form: Form::UuidV7,
     };
 
     /// The same rule with another upper bound, in bytes. Bounds above 255 are lowered to 255.
@@ -88,21 +132,8 @@ impl KeyRule {
         if len > self.max {
             return Err(KeyError::TooLong { len, max: self.max });
         }
-        let (bad, allowed) = if self.strict {
-            (
-                text.bytes()
-                    .position(|b| !(b.is_ascii_alphanumeric() || b"_.:-".contains(&b))),
-                "A-Z, a-z, 0-9, '_', '.', ':' and '-'",
-            )
-        } else {
-            (
-                text.char_indices()
-                    .find(|(_, c)| c.is_control())
-                    .map(|(at, _)| at),
-                "all characters but control characters",
-            )
-        };
-        if let Some(at) = bad {
+        if let Some(at) = self.form.refused(text) {
+            let allowed = self.form.allowed();
             return Err(KeyError::Character { at, allowed });
         }
         if len < self.min {
@@ -182,6 +213,33 @@ mod tests {
         );
         assert!(KeyRule::STRICT.parse("0123456789abcde/").is_err());
         assert!(KeyRule::STRICT.parse("0123456789abcdeé").is_err());
+    }
+
+    #[test]
+    fn a_uuid_is_of_version_7() {
+        let rule = KeyRule::UUID_V7;
+        assert!(rule.parse("0192f5a0-7c1e-7abc-8def-0123456789ab").is_ok());
+        for (bad, error) in [
+            (
+                "8e03978e-40d5-43dd-bc93-6894a57f9324",
+                KeyError::Character {
+                    at: 14,
+                    allowed: Form::UuidV7.allowed(),
+                },
+            ),
+            (
+                "0192f5a0-7c1e-7abc-8def",
+                KeyError::TooShort { len: 23, min: 36 },
+            ),
+            (
+                "0192f5a0-7c1e-7abc-8def-0123456789abc",
+                KeyError::TooLong { len: 37, max: 36 },
+            ),
+        ] {
+            assert_eq!(rule.parse(bad), Err(error), "{bad}");
+        }
+        assert!(rule.parse("0192f5a0-7c1e-7abc-7def-0123456789ab").is_err());
+        assert!(rule.parse("0192f5a07c1e-7abc-8def--0123456789ab").is_err());
     }
 
     #[test]

@@ -6,7 +6,9 @@ use axum::response::{IntoResponse as _, Response};
 use http::{HeaderName, StatusCode};
 use semel::memory::{Limits, MemoryStore};
 use semel::store::Store as _;
-use semel_tower::{Disposition, IdempotencyLayer, Problem, ProblemCode, Rate, ScopeLimits};
+use semel_tower::{
+    Dialect, Disposition, IdempotencyLayer, Preset, Problem, ProblemCode, Rate, ScopeLimits,
+};
 use serde_json::Value;
 
 use crate::support::{Answer, App, Call, K, Memory, clocked, layer, layer_over, policy};
@@ -300,6 +302,18 @@ async fn every_problem() -> Vec<Answer> {
         .await
         .assert_first(201);
     all.push(app.send(Call::order()).await);
+
+    let oasis = layer()
+        .with_preset(Preset::Oasis)
+        .with_dialect(Dialect::Problem);
+    let app = App::orders(oasis);
+    let repeatable = |method: &str| {
+        Call::new(method.parse().unwrap(), "/orders")
+            .header("repeatability-request-id", K)
+            .header("repeatability-first-sent", "Sun, 06 Nov 1994 08:49:37 GMT")
+    };
+    all.push(app.send(repeatable("POST")).await);
+    all.push(app.send(repeatable("REPORT")).await);
     all
 }
 
@@ -321,6 +335,8 @@ async fn row_64_65_problems_are_whole_distinct_and_say_nothing_of_the_content() 
         "capacity",
         "overloaded",
         "limit",
+        "outside-window",
+        "not-supported",
     ]) {
         assert_eq!(answer.code(), code);
         let problem: Value = serde_json::from_slice(&answer.body).unwrap();

@@ -6,8 +6,10 @@
 )]
 
 mod a_header;
+mod adcp;
 mod b_scope;
 mod c_fingerprint;
+mod conventions;
 mod d_concurrency;
 mod e_replay;
 mod f_stored;
@@ -19,6 +21,7 @@ mod inner;
 mod limits;
 mod presets;
 mod principal;
+mod published;
 #[path = "../../../semel/tests/scripted/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]
 mod scripted;
