@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::headers::Rules;
+use crate::pool::Lent;
 
 /// A body in memory, or one that is passed on as it comes.
 #[derive(Debug)]
@@ -21,7 +22,6 @@ pub struct Body(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    // It can be sent again.
     Whole(Full<Bytes>),
     Stream(Stream),
 }
@@ -38,6 +38,8 @@ struct Stream {
     rules: Option<Arc<Rules>>,
     /// Held until the body is read or given up.
     room: Option<OwnedSemaphorePermit>,
+    /// Where it comes from, until it is read.
+    connection: Option<Lent>,
 }
 
 /// So many bytes prolong the time of a body by a second.
@@ -73,7 +75,18 @@ impl Body {
             progress: None,
             rules: None,
             room: None,
+            connection: None,
         }))
+    }
+
+    /// The body of an answer, with the connection that it comes from.
+    pub(crate) fn answer(body: Incoming, limit: Option<Duration>, connection: Lent) -> Self {
+        let mut body = Self::stream(body, limit);
+        match &mut body.0 {
+            Kind::Stream(stream) => stream.connection = Some(connection),
+            Kind::Whole(_) => connection.give_back(),
+        }
+        body
     }
 
     /// The same for a body that is to be there within `time`, and a second more for each
@@ -92,14 +105,6 @@ impl Body {
             stream.room = Some(room);
         }
         self
-    }
-
-    /// The same body once more, if it is in memory.
-    pub(crate) fn again(&self) -> Option<Self> {
-        match &self.0 {
-            Kind::Whole(body) => Some(Self(Kind::Whole(body.clone()))),
-            Kind::Stream(_) => None,
-        }
     }
 
     /// The same body on its way to the upstream: trailers lose what `rules` say.
@@ -172,6 +177,12 @@ impl Stream {
                 if matches!(frame, Some(Err(_))) {
                     progress.breaks();
                 }
+            }
+            // Not every reader asks again after the last piece.
+            if (frame.is_none() || self.body.is_end_stream())
+                && let Some(connection) = self.connection.take()
+            {
+                connection.give_back();
             }
             let mut frame = frame.map(|frame| frame.map_err(BodyError::from));
             if let (Some(rules), Some(Ok(frame))) = (&self.rules, &mut frame)

@@ -11,15 +11,10 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
-use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::capture_connection;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustix::io::Errno;
 use semel::guard::AttemptInfo;
 use semel_tower::Disposition;
@@ -28,13 +23,12 @@ use tower_service::Service;
 use crate::body::{Body, Progress};
 use crate::command::with_causes;
 use crate::config::Route;
-use crate::connector::{self, Connector};
+use crate::connector::ConnectError;
 use crate::headers::{self, Rules};
 use crate::metrics::Metrics;
+use crate::pool::{Lent, Pool, Pools};
 use crate::problem::Problem;
-use crate::tls::client::{Speaks, Trust};
 use crate::upgrade::{Held, Tunnel};
-use crate::upstream::{Address, Protocol};
 
 /// Who sent a request: an extension of it.
 #[derive(Debug, Clone, Copy)]
@@ -46,84 +40,22 @@ pub struct Peer(pub IpAddr);
 pub struct Proxy(Arc<Inner>);
 
 struct Inner {
-    client: Client<Connector, Body>,
-    /// For upgrades, which HTTP/2 does not have.
-    http1: Option<Client<Connector, Body>>,
-    upstream: Address,
+    pool: Arc<Pool>,
     rules: Arc<Rules>,
     silence: Option<Duration>,
     metrics: Arc<Metrics>,
-}
-
-/// How long making a connection may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections are not used again after this. A connection that the upstream closes while a request
-/// is on its way makes an outcome unknown. Common servers close idle connections after 2 s to 75 s:
-/// this stays below.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often an upstream is asked whether it is there, on a connection of HTTP/2 that is silent.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// How many fields an answer may have, and how many bytes its header. More than any client takes: an
-/// answer beyond is lost although the operation ran, so the limits are there to bound memory only.
-const MAX_FIELDS: usize = 256;
-const MAX_HEAD: usize = 256 << 10;
-
-/// The connections to all upstreams, by the HTTP that they may be used for.
-#[derive(Debug, Clone)]
-pub struct Clients {
-    any: Client<Connector, Body>,
-    http1: Client<Connector, Body>,
-    http2: Client<Connector, Body>,
-}
-
-impl Clients {
-    /// Without any connections.
-    pub fn new(trust: &Arc<Trust>) -> Self {
-        let mut builder = Client::builder(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            // Sending again is decided here, where it is known whether the body can be.
-            .retry_canceled_requests(false)
-            .set_host(false)
-            .http1_max_headers(MAX_FIELDS)
-            .http1_max_buf_size(MAX_HEAD)
-            .http2_max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
-            .http2_keep_alive_interval(PING_INTERVAL);
-        let connector = |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks);
-        Self {
-            any: builder.build(connector(Speaks::Any)),
-            http1: builder.build(connector(Speaks::Http1)),
-            http2: builder.http2_only(true).build(connector(Speaks::Any)),
-        }
-    }
-
-    fn of(&self, protocol: Protocol, preserve_host: bool) -> Client<Connector, Body> {
-        let client = match protocol {
-            Protocol::H2c => &self.http2,
-            // In HTTP/2 a `Host` must be the `:authority`, and that is the upstream's.
-            Protocol::Https if preserve_host => &self.http1,
-            Protocol::Http | Protocol::Https => &self.any,
-        };
-        client.clone()
-    }
 }
 
 impl Proxy {
     /// To the upstream of a route.
     pub(crate) fn new(
         route: &Route,
-        clients: &Clients,
+        pools: &Pools,
         rules: Arc<Rules>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let upstream = route.upstream();
-        let protocol = upstream.protocol;
         Self(Arc::new(Inner {
-            client: clients.of(protocol, route.preserve_host),
-            http1: (protocol != Protocol::H2c).then(|| clients.http1.clone()),
-            upstream,
+            pool: pools.of(route.upstream(), route.preserve_host),
             rules,
             silence: route.upstream_timeout,
             metrics,
@@ -134,7 +66,7 @@ impl Proxy {
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Proxy")
-            .field("upstream", &self.0.upstream)
+            .field("pool", &self.0.pool)
             .finish_non_exhaustive()
     }
 }
@@ -223,13 +155,12 @@ impl Inner {
             parts.headers.insert(TRANSFER_ENCODING, chunked);
         }
         let leaving = self.leaving(&mut parts, attempt.is_some());
-        parts.uri = self.target(&parts.uri);
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
         let body = body.under(&self.rules);
         let request = Request::from_parts(parts, body);
         match self.send(request, leaving.is_some()).await {
-            Ok(mut response) => {
+            Ok((mut response, connection)) => {
                 let leaves = response.status() == StatusCode::SWITCHING_PROTOCOLS;
                 let upstream = leaves.then(|| upgrade::on(&mut response));
                 let (mut parts, body) = response.into_parts();
@@ -248,7 +179,7 @@ impl Inner {
                 // An answer that is to be kept is read whole, so its silence counts; a stream
                 // without a key may be silent for as long as it likes.
                 let silence = self.silence.filter(|_| attempt.is_some());
-                Response::from_parts(parts, Body::stream(body, silence))
+                Response::from_parts(parts, Body::answer(body, silence, connection))
             }
             Err(failure) => {
                 self.metrics.upstream_failure(failure.as_str());
@@ -263,7 +194,7 @@ impl Inner {
     /// be run, and never kept.
     fn leaving(&self, parts: &mut Parts, keyed: bool) -> Option<(OnUpgrade, Option<Arc<Held>>)> {
         let client = parts.extensions.remove::<OnUpgrade>();
-        let may = !keyed && self.http1.is_some() && parts.headers.contains_key(UPGRADE);
+        let may = !keyed && self.pool.has_http1() && parts.headers.contains_key(UPGRADE);
         if let Some(client) = client.filter(|_| may) {
             return Some((client, parts.extensions.remove()));
         }
@@ -271,72 +202,32 @@ impl Inner {
         None
     }
 
-    /// Sends a request; once more where it is certain that nothing was sent and the body is still
-    /// there. It `may_leave` HTTP if it asks for that.
+    /// Sends a request; once more where nothing of it was written, because the connection was closed.
+    /// It `may_leave` HTTP if it asks for that.
     async fn send(
-        &self,
-        request: Request<Body>,
-        may_leave: bool,
-    ) -> Result<Response<Incoming>, Failure> {
-        let Some(body) = request.body().again() else {
-            return self.send_once(request, may_leave).await;
-        };
-        let (parts, first) = request.into_parts();
-        let again = Request::from_parts(parts.clone(), body);
-        let first = Request::from_parts(parts, first);
-        match self.send_once(first, may_leave).await {
-            Err(Failure::Unsent) => self.send_once(again, may_leave).await,
-            sent => sent,
-        }
-    }
-
-    async fn send_once(
         &self,
         mut request: Request<Body>,
         may_leave: bool,
-    ) -> Result<Response<Incoming>, Failure> {
-        let http1 = self.http1.as_ref().filter(|_| may_leave);
-        let client = http1.unwrap_or(&self.client);
-        let connection = capture_connection(&mut request);
-        let progress = Progress::new();
-        request.body_mut().report_to(&progress);
-        // The client takes a connection for this request, and tells `connection` so, before it
-        // hands the request over. What fails until then was not sent, whatever the error.
-        let unconnected = || connection.connection_metadata().is_none();
+    ) -> Result<(Response<Incoming>, Lent), Failure> {
         let (method, target) = (request.method().clone(), request.uri().clone());
         // The gateway's own: what a client sends by this name is removed.
         let id = request.headers().get(headers::ID).cloned();
+        let progress = Progress::new();
+        request.body_mut().report_to(&progress);
+        let mut is_sent = false;
         let sent = tokio::select! {
             biased;
-            answer = client.request(request) => match answer {
-                // 101 is an answer to those who asked for it, and other statuses have no meaning
-                // (RFC 9110, section 15). hyper reads over other 1xx.
-                Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                    Ok(answer)
-                }
-                Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
-                    let status = answer.status().as_u16();
-                    Err((Failure::Invalid, format!("answered with {status}")))
-                }
-                Ok(answer) => Ok(answer),
-                Err(error) => {
-                    let failure = match () {
-                        () if unconnected() => unconnected_for(&error),
-                        () if progress.is_broken() => Failure::ClientBody,
-                        () => kind_of(&error),
-                    };
-                    Err((failure, with_causes(&error)))
-                }
-            },
-            () = connector::gone(connection.clone()) => {
-                Err((Failure::Unanswered, "the connection ended".to_owned()))
-            }
+            sent = self.send_on(request, may_leave, &mut is_sent) => sent,
             () = progress.ceases(self.silence) => {
-                let failure = if unconnected() { Failure::Unreached } else { Failure::Silent };
-                Err((failure, "no answer in time".to_owned()))
+                Err((Failure::Silent, "no answer in time".to_owned()))
             }
         };
         sent.map_err(|(failure, why)| {
+            let failure = match failure {
+                Failure::Silent if !is_sent => Failure::Unreached,
+                Failure::Unanswered if progress.is_broken() => Failure::ClientBody,
+                failure => failure,
+            };
             let id = id.as_ref().and_then(|id| id.to_str().ok());
             let path = target.path();
             if failure == Failure::ClientBody {
@@ -348,14 +239,43 @@ impl Inner {
         })
     }
 
-    fn target(&self, uri: &Uri) -> Uri {
-        let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(self.upstream.protocol.scheme());
-        parts.authority = Some(self.upstream.authority.clone());
-        let path = uri.path_and_query().cloned();
-        parts.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
-        // With all three parts there is nothing to refuse.
-        Uri::from_parts(parts).unwrap_or_default()
+    /// Sends a request on a connection; `is_sent` as soon as a part of it may be.
+    async fn send_on(
+        &self,
+        mut request: Request<Body>,
+        may_leave: bool,
+        is_sent: &mut bool,
+    ) -> Result<(Response<Incoming>, Lent), (Failure, String)> {
+        let unconnected = |error: ConnectError| (unconnected_for(&*error), with_causes(&*error));
+        // HTTP/2 has no upgrades.
+        let lending = self.pool.lend(may_leave).await;
+        let mut connection = lending.map_err(unconnected)?;
+        *is_sent = true;
+        let mut is_again = false;
+        loop {
+            let mut error = match connection.send(request).await {
+                Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    return Ok((answer, connection));
+                }
+                // 101 is an answer to those who asked for it, and other statuses have no meaning
+                // (RFC 9110, section 15). hyper reads over other 1xx.
+                Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
+                    let status = answer.status().as_u16();
+                    return Err((Failure::Invalid, format!("answered with {status}")));
+                }
+                Ok(answer) => return Ok((answer, connection)),
+                Err(error) => error,
+            };
+            request = match error.take_message() {
+                Some(request) if !is_again => request,
+                Some(_) => return Err((Failure::Unsent, with_causes(error.error()))),
+                None => return Err((kind_of(error.error()), with_causes(error.error()))),
+            };
+            is_again = true;
+            *is_sent = false;
+            connection = self.pool.connect(may_leave).await.map_err(unconnected)?;
+            *is_sent = true;
+        }
     }
 }
 
@@ -380,26 +300,13 @@ fn unconnected_for(error: &(dyn Error + 'static)) -> Failure {
     Failure::Unreached
 }
 
-/// What an error says that came after a connection was taken for the request.
-fn kind_of(error: &legacy::Error) -> Failure {
-    if error.is_connect() {
-        return unconnected_for(error);
-    }
-    match error.source().and_then(|cause| cause.downcast_ref()) {
-        Some(error) => kind_on_connection(error),
-        None => Failure::Unanswered,
-    }
-}
-
-/// hyper says "canceled" if and only if it hands the request back because it was not begun to be
-/// written: the connection was found closed with the request still in its queue. Every other error
-/// may have come after the first byte.
-fn kind_on_connection(error: &hyper::Error) -> Failure {
+/// What an error says of a request that may have been sent: hyper hands it back where it was not begun
+/// to be written.
+fn kind_of(error: &hyper::Error) -> Failure {
     let refused = error.source().and_then(|cause| cause.downcast_ref());
-    if error.is_canceled() || refused.is_some_and(is_refusal) {
-        Failure::Unsent
-    } else {
-        Failure::Unanswered
+    match refused.is_some_and(is_refusal) {
+        true => Failure::Unsent,
+        false => Failure::Unanswered,
     }
 }
 
@@ -418,7 +325,7 @@ mod tests {
     use bytes::Bytes;
     use http::StatusCode;
     use hyper::client::conn::{http1, http2};
-    use hyper_util::rt::TokioIo;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
     use super::*;
@@ -452,7 +359,7 @@ mod tests {
         assert!(response.headers().contains_key(http::header::RETRY_AFTER));
     }
 
-    // These hold hyper to what `kind_on_connection` builds on.
+    // These hold hyper to what `send_on` builds on.
 
     #[tokio::test]
     async fn closed_with_the_request_in_the_queue_is_unsent() {
@@ -466,10 +373,9 @@ mod tests {
         assert_eq!(answer.unwrap().status(), StatusCode::OK);
         sender.ready().await.unwrap();
         // The connection is still taken to be open when the request is put into its queue.
-        let answer = sender.send_request(request());
+        let answer = sender.try_send_request(request());
         server.shutdown().await.unwrap();
-        let error = answer.await.unwrap_err();
-        assert_eq!(kind_on_connection(&error), Failure::Unsent);
+        assert!(answer.await.unwrap_err().take_message().is_some());
         connection.await.unwrap().unwrap();
         let mut sent = Vec::new();
         server.read_to_end(&mut sent).await.unwrap();
@@ -482,13 +388,14 @@ mod tests {
             let (client, mut server) = duplex(16);
             let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
             tokio::spawn(connection);
-            let (answer, ()) = tokio::join!(sender.send_request(request()), async move {
+            let (answer, ()) = tokio::join!(sender.try_send_request(request()), async move {
                 for _ in 0..read {
                     server.read_u8().await.unwrap();
                 }
             });
-            let failure = kind_on_connection(&answer.unwrap_err());
-            assert_eq!(failure, Failure::Unanswered, "after {read} bytes");
+            let mut error = answer.unwrap_err();
+            assert!(error.take_message().is_none(), "after {read} bytes");
+            assert_eq!(kind_of(error.error()), Failure::Unanswered);
         }
     }
 
@@ -518,15 +425,15 @@ mod tests {
             tokio::spawn(connection);
             let settings = frame(4, 0, &[]);
             let said = says.clone();
-            let (answer, ()) = tokio::join!(sender.send_request(request()), async move {
+            let (answer, ()) = tokio::join!(sender.try_send_request(request()), async move {
                 server.write_all(&settings).await.unwrap();
                 // The body's end, in a frame of DATA.
                 read_request(&mut server).await;
                 server.write_all(&said).await.unwrap();
                 server.flush().await.unwrap();
             });
-            let error = answer.unwrap_err();
-            assert_eq!(kind_on_connection(&error), failure, "{says:?}: {error:?}");
+            let error = answer.unwrap_err().into_error();
+            assert_eq!(kind_of(&error), failure, "{says:?}: {error:?}");
         }
     }
 }

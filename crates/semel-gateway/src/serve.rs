@@ -23,6 +23,7 @@ use tower::ServiceExt as _;
 use tower_service::Service;
 
 use crate::connection::{Usage, Used};
+use crate::cores::Cores;
 use crate::proxy::Peer;
 use crate::tls::ClientCertificate;
 use crate::tls::server::Acceptor;
@@ -78,10 +79,11 @@ impl Entry {
     }
 }
 
-/// Serves the connections of `listener`, HTTP/1 and HTTP/2 with prior knowledge or as ALPN says, until
+/// Serves the connections of `listener` on `cores`, HTTP/1 and HTTP/2 with prior knowledge or as ALPN says, until
 /// `shutdown`; then accepts no more, and returns once the requests under way are answered.
 pub async fn run<S, B>(
     listener: TcpListener,
+    cores: Cores,
     entry: Entry,
     bounds: Bounds,
     service: S,
@@ -117,12 +119,20 @@ pub async fn run<S, B>(
             accepted = accepting.next() => accepted,
             () = &mut shutdown => break,
         };
+        // It belongs to the runtime where it is used.
+        let stream = stream.into_std();
         let service = service.clone();
         let mut stopping = stop.subscribe();
         let builder = builder.clone();
         let entry = entry.clone();
-        tokio::spawn(async move {
-            let held = Held::new(room, stopping.clone());
+        let core = cores.least_loaded();
+        let load = Arc::clone(&core.load);
+        core.runtime.spawn(async move {
+            let held = Held::new(room, load, stopping.clone());
+            let stream = match stream.and_then(TcpStream::from_std) {
+                Ok(stream) => stream,
+                Err(error) => return tracing::debug!("connection: {error}"),
+            };
             let opened = tokio::select! {
                 opened = entry.open(stream) => opened,
                 _ = stopping.changed() => return,
@@ -298,7 +308,14 @@ mod tests {
             idle: Duration::from_millis(50),
         };
         let never = std::future::pending();
-        tokio::spawn(run(listener, Entry::default(), bounds, service, never));
+        tokio::spawn(run(
+            listener,
+            Cores::current(),
+            Entry::default(),
+            bounds,
+            service,
+            never,
+        ));
         let mut idle = Vec::new();
         for _ in 0..2 {
             let mut sender = open_http2(address).await;

@@ -22,7 +22,8 @@ use crate::descriptors::Shares;
 use crate::headers::{self, Rules};
 use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
-use crate::proxy::{Clients, Proxy};
+use crate::pool::Pools;
+use crate::proxy::Proxy;
 use crate::reconcile::{Endpoint, Watching};
 use crate::routing::{Handler, Router, Table};
 use crate::tls::{self, client::Trust};
@@ -34,7 +35,7 @@ use crate::wellformed::Checked;
 pub struct Stacks<S> {
     layer: IdempotencyLayer<S>,
     unkeyed: Arc<Semaphore>,
-    clients: Clients,
+    pools: Pools,
     trust: Arc<Trust>,
     metrics: Arc<Metrics>,
 }
@@ -78,7 +79,7 @@ impl<S: Store> Stacks<S> {
         Self {
             layer,
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
-            clients: Clients::new(&trust),
+            pools: Pools::new(Arc::clone(&trust)),
             trust,
             metrics,
         }
@@ -100,7 +101,7 @@ impl<S: Store> Stacks<S> {
         let handlers = config.routes.iter().map(|route| {
             let rules = Arc::new(Rules::new(&config, route)?);
             let metrics = Arc::clone(&self.metrics);
-            let proxy = Proxy::new(route, &self.clients, Arc::clone(&rules), metrics);
+            let proxy = Proxy::new(route, &self.pools, Arc::clone(&rules), metrics);
             let bounded = Bounded::new(proxy, Arc::clone(&self.unkeyed), Arc::clone(&self.metrics));
             let service = self.layer_of(route).layer(bounded);
             Ok(Handler { rules, service })

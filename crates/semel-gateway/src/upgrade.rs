@@ -15,15 +15,22 @@ use crate::metrics::Metrics;
 #[derive(Debug)]
 pub(crate) struct Held {
     _room: OwnedSemaphorePermit,
+    /// Its thread counts it.
+    _load: Arc<()>,
     /// The drain waits until it is gone.
     _stopping: watch::Receiver<()>,
     upstream: OnceLock<OwnedSemaphorePermit>,
 }
 
 impl Held {
-    pub(crate) fn new(room: OwnedSemaphorePermit, stopping: watch::Receiver<()>) -> Arc<Self> {
+    pub(crate) fn new(
+        room: OwnedSemaphorePermit,
+        load: Arc<()>,
+        stopping: watch::Receiver<()>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             _room: room,
+            _load: load,
             _stopping: stopping,
             upstream: OnceLock::new(),
         })

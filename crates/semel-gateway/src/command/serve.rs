@@ -22,6 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Limits, Route, Sources};
+use crate::cores::Cores;
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
@@ -79,6 +80,8 @@ enum Error {
     Tls(#[from] tls::Error),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
+    #[error("cannot start threads: {0}")]
+    Threads(io::Error),
     #[error("attempts still running at the end of --drain: {running}; {becomes}")]
     Unfinished { running: usize, becomes: String },
     #[error("the store did not close: {0}")]
@@ -95,9 +98,11 @@ impl Error {
         match self {
             Self::Store(error) => error.code(),
             Self::Listen { .. } | Self::Table(_) | Self::Tls(_) => MISUSED,
-            Self::Signals(_) | Self::Unfinished { .. } | Self::Unusable(_) | Self::Close(_) => {
-                FAILED
-            }
+            Self::Signals(_)
+            | Self::Threads(_)
+            | Self::Unfinished { .. }
+            | Self::Unusable(_)
+            | Self::Close(_) => FAILED,
         }
     }
 }
@@ -136,6 +141,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
     // Before anything is opened.
     let shares = share_descriptors(config);
+    let cores = Cores::start().map_err(Error::Threads)?;
     let metrics = Arc::new(Metrics::new());
     let tls = config.tls.clone();
     let tls = tls.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
@@ -181,6 +187,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     let few = Bounds::of(ADMIN_CONNECTIONS);
     tokio::spawn(serve::run(
         admin_listener,
+        Cores::current(),
         Entry::default(),
         few,
         admin,
@@ -220,7 +227,7 @@ async fn gateway(config: &Config) -> Result<(), Error> {
     }
     let bounds = Bounds::of(shares.connections);
     let entry = Entry { tls };
-    let serving = serve::run(listener, entry, bounds, service, accepting);
+    let serving = serve::run(listener, cores, entry, bounds, service, accepting);
     let mut serving = std::pin::pin!(serving);
     // Ready at the latest when the grace period ends.
     let out_of_time = async {

@@ -4,6 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use hyper_util::client::legacy::connect::{Connected, Connection};
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -27,6 +28,17 @@ impl Stream {
         match self {
             Self::Plain { .. } => false,
             Self::Tls { stream } => stream.get_ref().1.alpn_protocol() == Some(H2),
+        }
+    }
+}
+
+// For clients of hyper-util.
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        let connected = Connected::new();
+        match self.speaks_http2() {
+            true => connected.negotiated_h2(),
+            false => connected,
         }
     }
 }
