@@ -29,7 +29,7 @@ pub(crate) enum Problem {
 }
 
 impl Problem {
-    const fn parts(self) -> (StatusCode, &'static str, &'static str) {
+    pub(crate) const fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Unreachable => (
                 StatusCode::BAD_GATEWAY,
@@ -79,7 +79,7 @@ impl Problem {
         }
     }
 
-    const fn detail(self) -> &'static str {
+    pub(crate) const fn detail(self) -> &'static str {
         match self {
             Self::Unreachable => "Nothing was sent to it. Try again.",
             Self::Failed | Self::Timeout => {

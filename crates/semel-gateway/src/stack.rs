@@ -111,7 +111,7 @@ impl<S: Store> Stacks<S> {
     }
 
     /// The idempotency layer of a route.
-    fn layer_of(&self, route: &Route) -> IdempotencyLayer<S> {
+    pub(crate) fn layer_of(&self, route: &Route) -> IdempotencyLayer<S> {
         let policy = Policy::default()
             .with_lease(route.lease)
             .with_retention(Retention::new(route.ttl))

@@ -17,7 +17,12 @@ use crate::headers;
 use crate::problem::Problem;
 
 /// Says what is wrong with a request, if anything is.
-fn check(method: &Method, uri: &Uri, version: Version, headers: &HeaderMap) -> Result<(), Problem> {
+pub(crate) fn check(
+    method: &Method,
+    uri: &Uri,
+    version: Version,
+    headers: &HeaderMap,
+) -> Result<(), Problem> {
     if *method == Method::CONNECT {
         return Err(Problem::NotSupported(
             "Tunnels (CONNECT) are not supported.",

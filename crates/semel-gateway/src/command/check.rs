@@ -1,11 +1,12 @@
-//! `semel check`: checks a configuration, prints the settings, and opens the store.
+//! `semel check`: checks a configuration, prints the settings and the routes, and opens the store; or
+//! explains one request.
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
 
-use super::{MISUSED, block_on, fail};
+use super::{MISUSED, block_on, explain, fail};
 use crate::config::Sources;
 use crate::store;
 use crate::tls::client::Trust;
@@ -27,27 +28,37 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
     {
         return fail(MISUSED, format_args!("error: {error}"));
     }
-    let mut out = std::io::stdout().lock();
-    for line in sources.lines() {
-        if writeln!(out, "{line}").is_err() {
-            break;
-        }
+    if let Some(line) = flags.get_one::<String>("request") {
+        let fields = flags.get_many("header").unwrap_or_default();
+        let request = match explain::request(line, fields, &config) {
+            Ok(request) => request,
+            Err(error) => return fail(MISUSED, format_args!("error: {error}")),
+        };
+        return block_on(async {
+            print(explain::lines(&sources, config, request).await);
+            ExitCode::SUCCESS
+        });
     }
-    // Its threads must not hold the output.
-    drop(out);
+    print(sources.lines());
     if flags.get_flag("no-open") {
         return ExitCode::SUCCESS;
     }
     block_on(async {
         match store::look(&config.store).await {
             Ok(found) => {
-                let mut out = std::io::stdout().lock();
-                for line in found {
-                    writeln!(out, "store: {line}").ok();
-                }
+                print(found.into_iter().map(|line| format!("store: {line}")));
                 ExitCode::SUCCESS
             }
             Err(error) => fail(error.code(), format_args!("error: {error}")),
         }
     })
+}
+
+fn print(lines: impl IntoIterator<Item = String>) {
+    let mut out = std::io::stdout().lock();
+    for line in lines {
+        if writeln!(out, "{line}").is_err() {
+            break;
+        }
+    }
 }

@@ -26,13 +26,23 @@ pub fn command() -> Command {
         )
         .subcommand(
             Command::new("check")
-                .about("Validates a configuration, opens the store, and prints the settings")
+                .about("Validates a configuration, prints the settings and the routes, and opens the store")
                 .args(settings())
                 .arg(
                     Arg::new("no-open")
                         .long("no-open")
                         .action(ArgAction::SetTrue)
                         .help("Do not open the store: a gateway may have it open"),
+                )
+                .arg(text(
+                    "request",
+                    "'METHOD PATH'",
+                    "Say what would become of a request, in place of all that; the store is not opened",
+                ))
+                .arg(
+                    text("header", "'NAME: VALUE'", "A field of that request; may be given again")
+                        .requires("request")
+                        .action(ArgAction::Append),
                 ),
         )
         .subcommand(

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod conformance;
 pub mod demo;
+mod explain;
 pub mod line;
 pub mod migrate;
 pub mod serve;

@@ -90,6 +90,7 @@ impl Sources {
             );
         }
         let mut routes = Vec::<Route>::new();
+        let mut read = Vec::new();
         // What is wrong at the top is told first, and once.
         let top = Route {
             name: "default".to_owned(),
@@ -102,6 +103,7 @@ impl Sources {
                 ));
             }
             let all = said.over(&self.top);
+            let before = reader.errors.len();
             let mut inner = Reader {
                 said: &all,
                 errors: std::mem::take(&mut reader.errors),
@@ -115,12 +117,20 @@ impl Sources {
                         reader.error(format!("{from}: has no meaning with `protect = false`"));
                     }
                 }
+                if let Some((_, Given { from, .. })) = said.dispositions.first() {
+                    reader.error(format!("{from}: has no meaning with `protect = false`"));
+                }
             }
-            if let Some(before) = routes.iter().find(|b| b.matches.covers(&route.matches)) {
-                reader.error(format!(
-                    "{at}: is never reached: {} before it takes all its requests",
-                    before.name
-                ));
+            // What could not be read would match everything.
+            if reader.errors.len() == before {
+                let mut others = read.iter().filter_map(|nth: &usize| routes.get(*nth));
+                if let Some(other) = others.find(|other| other.matches.covers(&route.matches)) {
+                    reader.error(format!(
+                        "{at}: is never reached: {} before it takes all its requests",
+                        other.name
+                    ));
+                }
+                read.push(routes.len());
             }
             routes.push(route);
         }

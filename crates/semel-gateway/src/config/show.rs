@@ -1,7 +1,7 @@
 //! What holds, and where it comes from, for people.
 
 use super::StoreUrl;
-use super::file::{RouteSaid, route_settings};
+use super::file::route_settings;
 use super::settings::{RECONCILE, SETTINGS, Setting};
 use super::sources::{Given, Said, Sources};
 
@@ -18,12 +18,29 @@ impl Sources {
         let names = self.headers.keys();
         let names = names.map(|name| format!("{:<18} {name}: …", "reconcile.headers"));
         let top = lines.chain(dispositions(&self.top)).chain(names);
-        top.chain(self.routes.iter().flat_map(|route| self.route(route)))
+        let routes = self.routes.iter().enumerate().flat_map(|(nth, route)| {
+            let title = [String::new(), format!("{}:", route.at)];
+            title.into_iter().chain(self.route(nth))
+        });
+        let rest = match self.top.given.get("upstream") {
+            Some(_) => "all others: as at the top",
+            None => "all others: 404 no-route",
+        };
+        let rest = (!self.routes.is_empty()).then(|| [String::new(), rest.to_owned()]);
+        top.chain(routes).chain(rest.into_iter().flatten())
     }
 
-    /// What holds in a route.
-    fn route(&self, route: &RouteSaid) -> Vec<String> {
-        let all = route.said.over(&self.top);
+    /// Where the route of this number is said.
+    pub fn place(&self, nth: usize) -> &str {
+        self.routes.get(nth).map_or("all others", |route| &route.at)
+    }
+
+    /// What holds in the route of this number, and where it comes from; behind the last, for all others.
+    pub fn route(&self, nth: usize) -> Vec<String> {
+        let all = match self.routes.get(nth) {
+            Some(route) => route.said.over(&self.top),
+            None => self.top.clone(),
+        };
         let is_plain = all
             .given
             .get("protect")
@@ -31,11 +48,8 @@ impl Sources {
         let settings = route_settings().filter(|setting| !(is_plain && setting.needs_key()));
         let settings = settings.filter_map(|setting| line(setting, setting.route_key(), &all));
         let dispositions = dispositions(&all).filter(|_| !is_plain);
-        let lines = settings.chain(dispositions).map(|line| format!("  {line}"));
-        [String::new(), route.at.clone()]
-            .into_iter()
-            .chain(lines)
-            .collect()
+        let lines = settings.chain(dispositions);
+        lines.map(|line| format!("  {line}")).collect()
     }
 }
 

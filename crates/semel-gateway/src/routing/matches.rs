@@ -18,12 +18,21 @@ pub struct Matches {
 }
 
 impl Matches {
-    /// Whether a request with this host, method and reading of its path is one of these.
-    pub(crate) fn matches(&self, host: Option<&str>, path: &str, method: &Method) -> bool {
-        (self.methods.is_empty() || self.methods.contains(method))
-            && (self.paths.is_empty() || self.paths.iter().any(|ours| ours.matches(path)))
-            && (self.hosts.is_empty()
-                || host.is_some_and(|host| self.hosts.iter().any(|ours| ours.matches(host))))
+    /// Why a request with this host, method and reading of its path is none of these, unless it is one.
+    pub(crate) fn misses(
+        &self,
+        host: Option<&str>,
+        path: &str,
+        method: &Method,
+    ) -> Option<&'static str> {
+        if !self.methods.is_empty() && !self.methods.contains(method) {
+            return Some("method");
+        }
+        if !self.paths.is_empty() && !self.paths.iter().any(|ours| ours.matches(path)) {
+            return Some("path");
+        }
+        let is_ours = |host| self.hosts.iter().any(|ours| ours.matches(host));
+        (!self.hosts.is_empty() && !host.is_some_and(is_ours)).then_some("host")
     }
 
     /// Whether each request that the other one takes is one of these.
@@ -155,15 +164,14 @@ mod tests {
             ("badexample.com", false),
             ("example.com.evil", false),
         ] {
-            assert_eq!(below.matches(Some(host), "/", &Method::GET), is, "{host}");
+            let misses = below.misses(Some(host), "/", &Method::GET);
+            assert_eq!(misses, (!is).then_some("host"), "{host}");
         }
-        assert!(!below.matches(None, "/", &Method::GET));
+        assert!(below.misses(None, "/", &Method::GET).is_some());
         let exact = matches(&["Shop.example."], &[], &[]);
         for host in ["shop.example", "SHOP.example:8080", "shop.example.:443"] {
-            assert!(
-                exact.matches(Some(&host_name(host)), "/", &Method::GET),
-                "{host}"
-            );
+            let misses = exact.misses(Some(&host_name(host)), "/", &Method::GET);
+            assert_eq!(misses, None, "{host}");
         }
         assert_eq!(host_name("[2001:DB8::1]"), "[2001:db8::1]");
         assert_eq!(host_name("[2001:DB8::1]:80"), "[2001:db8::1]");

@@ -49,15 +49,27 @@ pub enum Found {
     Ambiguous,
 }
 
-/// The first route that takes a request.
-pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -> Found {
-    // The host that the upstream is told too, if it is told the client's; a field that another proxy
-    // wrote would be one that clients can write through it.
+/// The host that a request is for, as routes compare it: the one that the upstream is told too, if it is
+/// told the client's. A field that another proxy wrote would be one that clients can write through it.
+pub(crate) fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     let host = uri.authority().map(|authority| authority.as_str());
     let host = host.or_else(|| headers.get(HOST)?.to_str().ok());
-    let host = host.map(matches::host_name);
+    host.map(matches::host_name)
+}
+
+/// What servers may take a path for.
+pub(crate) fn readings(path: &str) -> impl Iterator<Item = String> {
+    path::readings(path).into_iter()
+}
+
+/// The first route that takes a request.
+pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -> Found {
+    let host = host(uri, headers);
     let first = |path: &str| {
-        let takes = |route: &Route| route.matches.matches(host.as_deref(), path, method);
+        let takes = |route: &Route| {
+            let misses = route.matches.misses(host.as_deref(), path, method);
+            misses.is_none()
+        };
         routes.iter().position(takes)
     };
     let found = |first: Option<usize>| first.map_or(Found::None, Found::Route);
@@ -68,7 +80,7 @@ pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -
     if path.len() > MOST_TO_READ {
         return Found::Ambiguous;
     }
-    let mut all = path::readings(path).into_iter().map(|path| first(&path));
+    let mut all = readings(path).map(|path| first(&path));
     match all.next() {
         Some(one) if all.all(|other| other == one) => found(one),
         _ => Found::Ambiguous,

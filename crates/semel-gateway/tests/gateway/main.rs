@@ -8,6 +8,7 @@
 
 mod admin;
 mod bodies;
+mod broken;
 mod commands;
 mod configuration;
 mod crash;

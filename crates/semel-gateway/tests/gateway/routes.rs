@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 use crate::support::{Answer, Gateway, Reaction, Recorder, Script, Shop, request, send};
 
 /// A file with these routes. `{name}` stands for an address.
-fn file(text: &str, addresses: &[(&str, SocketAddr)]) -> NamedTempFile {
+pub(crate) fn file(text: &str, addresses: &[(&str, SocketAddr)]) -> NamedTempFile {
     let mut text = text.to_owned();
     for (name, address) in addresses {
         text = text.replace(&format!("{{{name}}}"), &format!("http://{address}"));

@@ -1,0 +1,355 @@
+//! Files that are not right: each has one message of its own, which names the line, what is wrong and what
+//! is allowed.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output, Stdio};
+
+use crate::routes::file;
+
+/// A file and its message, without the path in front.
+const BROKEN: [(&str, &str); 40] = [
+    (
+        "[[routes]]\npath = \"/a\"",
+        "1: route 1: `upstream` is required in each route, or at the top for all",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nmax-bdoy = \"1KiB\"",
+        "3: route 1: there is no setting `max-bdoy`; did you mean `max-body`?",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nrequire_key = true",
+        "3: route 1: there is no setting `require_key`; did you mean `require-key`?",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nscope-header = \"X-Account\"",
+        "3: route 1: there is no setting `scope-header`; did you mean `scope`?",
+    ),
+    (
+        "upstream = \"http://a\"\nscope = \"X-Account\"",
+        "2: there is no setting `scope`; did you mean `scope-header`?",
+    ),
+    (
+        "upstream = \"http://a\"\n[[route]]\npath = \"/a\"",
+        "2: there is no setting `route`; did you mean `routes`?",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nlisten = \"127.0.0.1:80\"",
+        "3: route 1: there is no setting `listen`; known are host, path, methods, protect, upstream, service,",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nttl = \"payments\"",
+        "3: route 1: ttl: `payments` is not a duration, nor one of payment, order, email, api and webhook",
+    ),
+    (
+        "upstream = \"http://a\"\nlease = \"1s\"\n\n[[routes]]\nlease = \"1ms\"",
+        "5: route 1: lease: `1ms` is too short: a lease is 30ms at least",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\non-lost = \"maybe\"",
+        "3: route 1: on-lost: `maybe` is none of hold, retry and reconcile",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nmax-body = \"big\"",
+        "3: route 1: max-body: `big` is not a size; write it like 64KiB or 1MiB",
+    ),
+    (
+        "[[routes]]\nupstream = \"a:1\"",
+        "2: route 1: upstream: the scheme is missing; write it like http://127.0.0.1:9000",
+    ),
+    (
+        "[[routes]]\nupstream = [\"http://a\", \"http://b/c\"]",
+        "2: route 1: upstream: a path is not supported, since requests keep theirs",
+    ),
+    (
+        "[[routes]]\nupstream = \"http://127.0.0.1:8080\"",
+        "2: route 1: upstream is --listen itself, 127.0.0.1:8080: requests would come back",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nhost = \"a:80\"",
+        "3: route 1: host: `a:80` is not a host; write it like shop.example.com or *.example.com",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"v1\"",
+        "3: route 1: path: `v1` does not begin with a slash; write it like /v1/orders",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"/v1/*/lines\"",
+        "3: route 1: path: `/v1/*/lines` has a `*` that is not its last segment",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"/v1/pay-{id}\"",
+        "3: route 1: path: `/v1/pay-{id}` has a brace that is not around a whole segment",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"/v1/../x\"",
+        "3: route 1: path: `/v1/../x` has `.`, `..`, `;`, `\\` or an encoded slash",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"/v1?a=1\"",
+        "3: route 1: path: `/v1?a=1` is more than a path: queries do not count",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nmethods = [\"post\"]",
+        "3: route 1: methods: `post` is not a method; write it like POST or PATCH",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nmethod = \"POST\"",
+        "3: route 1: there is no setting `method`; did you mean `methods`?",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nmethods = [1]",
+        "3: route 1: `methods` must be a text, a number or true or false, or a list of texts",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nprotect = \"no\"",
+        "3: route 1: protect: `no` is neither true nor false",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nprotect = false\nttl = \"1h\"",
+        "4: route 1: ttl: has no meaning with `protect = false`",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nservice = \"a@b\"",
+        "3: route 1: service: `a@b` cannot name a service",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nscope = [\"X Account\"]",
+        "3: route 1: scope: `X Account` cannot be the name of a header field",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ndispositions = { 99 = \"keep\" }",
+        "3: route 1: dispositions: `99` is not a status from 200 to 599, nor 2xx to 5xx",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ndispositions = { 502 = \"retry\" }",
+        "3: route 1: dispositions: `retry` is none of keep, release and unknown",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ndispositions = 502",
+        "3: route 1: `dispositions` must be a section",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\n[[routes]]\npath = \"/a\"",
+        "3: route 2: is never reached: route 1 before it takes all its requests",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"/v1/*\"\n[[routes]]\npath = \"/v1/a\"\nmethods = \"POST\"",
+        "4: route 2: is never reached: route 1 before it takes all its requests",
+    ),
+    (
+        "upstream = \"http://a\"\nroutes = 1",
+        "2: `routes` must be sections: [[routes]]",
+    ),
+    (
+        "upstream = \"http://a\"\nroutes = [1]",
+        "2: route 1: a route must be a section: [[routes]]",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npath = \"/a\"\npath = \"/b\"",
+        "4: duplicate key",
+    ),
+    ("upstream = \"http://a\"\n[[routes]\n", "2: "),
+    (
+        "upstream = \"http://a\"\n[reconcile]\nevrey = \"1s\"",
+        "3: there is no setting `reconcile.evrey`; did you mean `reconcile.every`?",
+    ),
+    (
+        "upstream = \"http://a\"\nmax-body-memory = \"1MiB\"\n[[routes]]\nmax-body = \"2MiB\"",
+        "--max-body is more than --max-body-memory",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\non-lost = \"reconcile\"",
+        "--on-lost reconcile needs --reconciler",
+    ),
+    (
+        "[[routes]]\nupstream = \"h2c://a\"\npreserve-host = true",
+        "2: route 1: upstream: an h2c:// upstream cannot be used with --preserve-host",
+    ),
+];
+
+fn check(text: &str, flags: &[&str]) -> (String, Output) {
+    let file = file(text, &[]);
+    let path = file.path().to_str().unwrap().to_owned();
+    let output = Command::new(env!("CARGO_BIN_EXE_semel"))
+        .args(["check", "--no-open", "--config", &path])
+        .args(flags)
+        .env_clear()
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    (path, output)
+}
+
+#[test]
+fn each_broken_file_has_one_message_of_its_own() {
+    let mut messages = BTreeSet::new();
+    for (text, expected) in BROKEN {
+        let (path, output) = check(text, &[]);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(output.stdout.is_empty(), "{text}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().count(), 1, "{text}\n{said}");
+        let said = said.trim_end().strip_prefix("error: ").unwrap();
+        // What belongs to no line is about flags as well.
+        let expected = match expected.starts_with("--") {
+            true => expected.to_owned(),
+            false => format!("{path}:{expected}"),
+        };
+        assert!(said.starts_with(&expected), "{said}\nand not\n{expected}");
+        messages.insert(said.replace(&path, ""));
+    }
+    assert_eq!(messages.len(), BROKEN.len(), "{messages:#?}");
+}
+
+#[test]
+fn all_errors_of_a_file_are_told_at_once_and_in_order() {
+    let text = "ttl = \"soon\"\n[[routes]]\nleese = 1\nwait = \"x\"\n[[routes]]\npath = \"b\"\n";
+    let (path, output) = check(text, &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let starts = [
+        "3: route 1: there is",
+        "1: ttl:",
+        "2: route 1: `upstream`",
+        "4: route 1: wait:",
+        "5: route 2: `upstream`",
+        "6: route 2: path:",
+    ];
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), starts.len(), "{said}");
+    for (line, start) in lines.iter().zip(starts) {
+        assert!(
+            line.starts_with(&format!("error: {path}:{start}")),
+            "{said}"
+        );
+    }
+}
+
+/// The sample of the documentation, and what it says of requests.
+const SAMPLE: &str = include_str!("../../../../docs/gateway.md");
+
+fn sample() -> &'static str {
+    let blocks = SAMPLE.split("```toml\n").skip(1);
+    let mut blocks = blocks.map(|rest| rest.split("```").next().unwrap());
+    blocks
+        .find(|block| block.matches("[[routes]]").count() == 10)
+        .unwrap()
+}
+
+#[test]
+fn what_holds_in_each_route_is_shown_with_where_it_comes_from() {
+    let (path, output) = check(sample(), &["--wait", "1s"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let routes: Vec<&str> = text.split("\n\n").collect();
+    assert_eq!(routes.len(), 12, "{text}");
+    for (nth, route) in routes[1..11].iter().enumerate() {
+        assert!(route.starts_with(&path), "{route}");
+        assert!(
+            route.contains(&format!(": route {}:\n", nth + 1)),
+            "{route}"
+        );
+    }
+    assert_eq!(routes[11], "all others: as at the top\n");
+    let holds = |nth: usize, name: &str, value: &str| {
+        let lines = routes[nth]
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let mut lines = lines.filter(|words| words[0] == name);
+        lines.any(|words| words.join(" ").contains(value))
+    };
+    // Said by the route, by the top, by a flag, by nobody.
+    assert!(holds(2, "ttl", "payment"));
+    assert!(holds(3, "ttl", &format!("order ({path}:3: ttl)")));
+    assert!(holds(3, "wait", "1s (--wait)"));
+    assert!(holds(4, "wait", &format!("5s ({path}:29: route 4: wait)")));
+    assert!(holds(3, "lease", "30s (default)"));
+    assert!(holds(10, "dispositions", "5xx: unknown"));
+    // Nothing about keys where they are not looked at.
+    assert!(!routes[1].contains("ttl"), "{}", routes[1]);
+}
+
+#[test]
+fn a_request_is_explained() {
+    let explain = |flags: &[&str]| {
+        let (_, output) = check(sample(), flags);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(!text.contains("secret"), "{text}");
+        text
+    };
+    let key = "Idempotency-Key: 8e03978e-40d5-43dd-bc93-6894a57f9324";
+    let paying = [
+        "--request",
+        "POST /v1/payments/7",
+        "--header",
+        key,
+        "--header",
+        "X-Account: secret",
+    ];
+    let text = explain(&paying);
+    for line in [
+        "request            POST /v1/payments/7 for 127.0.0.1",
+        "not route 1        another path: any /healthz,/static/*",
+        "scope              x-account … x-forwarded-host …",
+        "operation          http@payments",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+    }
+    assert!(text.contains(
+        "\nroute              route 2: POST,PATCH /v1/payments/* to http://127.0.0.1:9001"
+    ));
+    assert!(text.contains("\n  ttl                payment  ("), "{text}");
+    let identity = |text: &str| {
+        text.rsplit_once("identity")
+            .map(|(_, id)| id.trim().to_owned())
+    };
+    assert_eq!(identity(&text).unwrap().len(), 64);
+    let other = explain(&[&paying[..5], &["X-Account: secret too"]].concat());
+    assert_ne!(identity(&text), identity(&other));
+
+    for (request, answer) in [
+        ("POST /v1/payments", "400 missing-key"),
+        (
+            "GET /v1/payments",
+            "the upstream's: there is no key to look at",
+        ),
+        ("POST /v1/%2e/payments", "400 ambiguous-path"),
+        (
+            "POST /static/a",
+            "the upstream's: keys are not looked at (protect)",
+        ),
+        ("CONNECT a:80", "501 not-supported"),
+    ] {
+        let text = explain(&["--request", request]);
+        assert!(
+            text.contains(&format!("\nanswer             {answer}")),
+            "{text}"
+        );
+    }
+    // By its host; and by what the key is refused for.
+    let text = explain(&["--request", "POST http://a.reports.example.com/x"]);
+    assert!(text.contains("\nroute              route 9: "), "{text}");
+    let text = explain(&["--request", "POST /x", "--header", "Host: mail.example.com"]);
+    assert!(text.contains("\nroute              route 6: "), "{text}");
+    let text = explain(&[
+        "--request",
+        "POST /x",
+        "--header",
+        "Idempotency-Key: secret secret \"",
+    ]);
+    assert!(text.contains("400 invalid-key"), "{text}");
+    for (request, header) in [
+        ("/x", "a: b"),
+        ("POST", "a: b"),
+        ("P@ST /", "a: b"),
+        ("POST /", "secret"),
+    ] {
+        let (_, output) = check(sample(), &["--request", request, "--header", header]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("write it like") && !said.contains("secret"),
+            "{said}"
+        );
+    }
+}
