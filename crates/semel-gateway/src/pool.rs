@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use http::header::CONNECTION;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
@@ -259,6 +260,8 @@ impl Lent {
                 sender.try_send_request(request).await
             }
             Sender::Http2(sender) => {
+                // hyper would remove what it names, and `TE` is to arrive.
+                request.headers_mut().remove(CONNECTION);
                 *request.uri_mut() = self.pool.target(path);
                 sender.try_send_request(request).await
             }

@@ -191,10 +191,11 @@ async fn an_answer_of_two_lengths_has_the_one_of_its_chunks() {
 }
 
 /// A body that is sent piece by piece.
-struct Pieces(mpsc::Receiver<Bytes>);
+pub(crate) struct Pieces(mpsc::Receiver<Bytes>);
 
 impl Pieces {
-    fn new(pieces: usize) -> Self {
+    /// So many, of 64 KiB each.
+    pub(crate) fn new(pieces: usize) -> Self {
         let (sender, receiver) = mpsc::channel(4);
         tokio::spawn(async move {
             for _ in 0..pieces {

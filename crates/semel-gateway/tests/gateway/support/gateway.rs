@@ -61,7 +61,10 @@ impl Gateway {
     }
 
     fn run(words: &[&str], directory: &Arc<TempDir>, flags: &[&str]) -> Self {
-        let program = [words, &[env!("CARGO_BIN_EXE_semel"), "serve"]].concat();
+        // `SEMEL_BIN`: another build of it.
+        let semel = std::env::var("SEMEL_BIN");
+        let semel = semel.as_deref().unwrap_or(env!("CARGO_BIN_EXE_semel"));
+        let program = [words, &[semel, "serve"]].concat();
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).env_clear().stdin(Stdio::null());
         if !flags.contains(&"--store") {
@@ -110,9 +113,18 @@ impl Gateway {
 
     /// How much memory it has, in bytes.
     pub(crate) fn resident(&self) -> usize {
+        self.memory("VmRSS:")
+    }
+
+    /// How much memory it had at most.
+    pub(crate) fn most_resident(&self) -> usize {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, name: &str) -> usize {
         let path = format!("/proc/{}/status", self.process.id());
         let status = std::fs::read_to_string(path).unwrap();
-        let size = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let size = status.lines().find_map(|line| line.strip_prefix(name));
         let size = size.unwrap().trim().strip_suffix(" kB").unwrap();
         size.parse::<usize>().unwrap() << 10
     }

@@ -4,9 +4,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -120,4 +123,20 @@ fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
     std::fs::write(&fresh, text).unwrap();
     std::fs::rename(&fresh, &path).unwrap();
     path
+}
+
+/// A connection of HTTP/2 over what is connected already.
+pub(crate) async fn http2<B>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> SendRequest<B>
+where
+    B: http_body::Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+        + Unpin
+        + Send
+        + 'static,
+{
+    let shaken = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
+    let (sender, connection) = shaken.unwrap();
+    tokio::spawn(connection);
+    sender
 }
