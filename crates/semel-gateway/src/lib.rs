@@ -21,6 +21,7 @@ pub mod metrics;
 mod pool;
 mod problem;
 pub mod proxy;
+mod proxy_protocol;
 pub mod reconcile;
 pub mod routing;
 pub mod serve;

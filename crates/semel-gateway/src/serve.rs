@@ -15,16 +15,19 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use ipnet::IpNet;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
 use tower_service::Service;
 
 use crate::connection::{Usage, Used};
 use crate::cores::Cores;
+use crate::headers;
 use crate::proxy::Peer;
+use crate::proxy_protocol;
 use crate::tls::ClientCertificate;
 use crate::tls::server::Acceptor;
 use crate::tls::stream::Stream;
@@ -35,6 +38,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// When a system asks a peer that sends nothing whether it is there, and how often then.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 const PROBE_EVERY: Duration = Duration::from_secs(15);
+/// How long a load balancer may take to say whose connection it is.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest header, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 /// How often an HTTP/2 client that is silent is asked whether it is there.
@@ -68,14 +73,33 @@ impl Bounds {
 pub struct Entry {
     /// TLS, where it is spoken.
     pub tls: Option<Arc<Acceptor>>,
+    /// The peers whose connections begin with a header of the PROXY protocol.
+    pub proxies: Arc<[IpNet]>,
+}
+
+/// A connection on which HTTP can begin.
+struct Opened {
+    stream: Stream,
+    peer: IpAddr,
+    certificate: Option<ClientCertificate>,
 }
 
 impl Entry {
-    async fn open(&self, stream: TcpStream) -> io::Result<(Stream, Option<ClientCertificate>)> {
-        match &self.tls {
-            Some(tls) => tls.accept(stream).await,
-            None => Ok((stream.into(), None)),
+    async fn open(&self, mut stream: TcpStream, mut peer: IpAddr) -> io::Result<Opened> {
+        if headers::is_trusted(peer.to_canonical(), &self.proxies) {
+            let reading = proxy_protocol::read(&mut stream);
+            let source = timeout(PROXY_TIMEOUT, reading).await??;
+            peer = source.unwrap_or(peer);
         }
+        let (stream, certificate) = match &self.tls {
+            Some(tls) => tls.accept(stream).await?,
+            None => (stream.into(), None),
+        };
+        Ok(Opened {
+            stream,
+            peer,
+            certificate,
+        })
     }
 }
 
@@ -134,10 +158,14 @@ pub async fn run<S, B>(
                 Err(error) => return tracing::debug!("connection: {error}"),
             };
             let opened = tokio::select! {
-                opened = entry.open(stream) => opened,
+                opened = entry.open(stream, peer) => opened,
                 _ = stopping.changed() => return,
             };
-            let (stream, certificate) = match opened {
+            let Opened {
+                stream,
+                peer,
+                certificate,
+            } = match opened {
                 Ok(opened) => opened,
                 Err(error) => return tracing::debug!("connection: {error}"),
             };
@@ -270,7 +298,6 @@ mod tests {
     use bytes::Bytes;
     use http_body_util::{BodyExt as _, Empty, Full};
     use hyper::client::conn::{http1, http2};
-    use tokio::time::timeout;
 
     use super::*;
 

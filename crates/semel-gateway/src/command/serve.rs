@@ -226,7 +226,14 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         tokio::spawn(certificates.run());
     }
     let bounds = Bounds::of(shares.connections);
-    let entry = Entry { tls };
+    let proxies = config
+        .trust_forwarded
+        .iter()
+        .filter(|_| config.proxy_protocol);
+    let entry = Entry {
+        tls,
+        proxies: proxies.copied().collect(),
+    };
     let serving = serve::run(listener, cores, entry, bounds, service, accepting);
     let mut serving = std::pin::pin!(serving);
     // Ready at the latest when the grace period ends.

@@ -51,6 +51,8 @@ pub struct Config {
     pub reconcile: Option<Settings>,
     /// The peers who are believed what they say of others.
     pub trust_forwarded: Vec<IpNet>,
+    /// Whether their connections begin with a header of the PROXY protocol.
+    pub proxy_protocol: bool,
     /// How much may be open, run and be held at once.
     pub limits: Limits,
     /// The names under which operators ask.

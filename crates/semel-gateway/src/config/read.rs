@@ -41,6 +41,7 @@ impl Sources {
             tls: reader.tls(),
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
             reconcile: self.reconcile(&mut reader, &routes),
+            proxy_protocol: reader.switch("proxy-protocol"),
             trust_forwarded: reader
                 .read("trust-forwarded", values::networks)
                 .unwrap_or_default(),
@@ -62,6 +63,11 @@ impl Sources {
         };
         if config.upstream_ca.is_some() && reader.errors.is_empty() && !config.asks_over_tls() {
             let message = "--upstream-ca is for https:// URLs, and there is none";
+            reader.error(message.to_owned());
+        }
+        if config.proxy_protocol && !self.top.given.contains_key("trust-forwarded") {
+            let message =
+                "--proxy-protocol needs --trust-forwarded: the addresses of the load balancers";
             reader.error(message.to_owned());
         }
         reader.done(config)

@@ -119,7 +119,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 31] = [
+pub const SETTINGS: [Setting; 32] = [
     list(
         "upstream",
         "URL",
@@ -249,6 +249,10 @@ pub const SETTINGS: [Setting; 31] = [
         "trust-forwarded",
         "ADDR[/BITS]…",
         "Peers whose X-Forwarded-* and Forwarded fields are believed; more than one with commas",
+    ),
+    switch(
+        "proxy-protocol",
+        "Connections of --trust-forwarded begin with a header of the PROXY protocol, version 1 or 2",
     ),
     switch(
         "preserve-host",

@@ -31,8 +31,8 @@ impl Proto {
 }
 
 /// Whether what this peer says of others is believed.
-pub(super) fn is_trusted(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
-    peer.is_some_and(|peer| trusted.iter().any(|net| net.contains(&peer)))
+pub(crate) fn is_trusted(peer: IpAddr, trusted: &[IpNet]) -> bool {
+    trusted.iter().any(|net| net.contains(&peer))
 }
 
 /// Says who sent a request, to which host, and how.

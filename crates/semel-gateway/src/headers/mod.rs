@@ -16,8 +16,8 @@ use semel::IdentityDigest;
 use semel::guard::AttemptInfo;
 
 use crate::config::{Config, Route};
-pub(crate) use forwarded::FORWARDED_HOST;
 use forwarded::Proto;
+pub(crate) use forwarded::{FORWARDED_HOST, is_trusted};
 use reserved::Reserved;
 
 /// Carries the fence of the attempt to the upstream.
@@ -83,7 +83,7 @@ impl Rules {
         join_cookies(headers);
         // An IPv4 client of a socket for both has an address of either kind.
         let peer = peer.map(|peer| peer.to_canonical());
-        let trusted = forwarded::is_trusted(peer, &self.trusted);
+        let trusted = peer.is_some_and(|peer| is_trusted(peer, &self.trusted));
         let host = host(headers, target);
         forwarded::write(headers, host.as_ref(), peer, trusted, self.proto);
     }

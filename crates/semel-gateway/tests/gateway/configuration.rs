@@ -375,6 +375,10 @@ fn the_files_of_tls_go_together() {
             "--tls-client-ca needs --tls-cert and --tls-key",
         ),
         (
+            &["--proxy-protocol"],
+            "--proxy-protocol needs --trust-forwarded",
+        ),
+        (
             &["--upstream-ca=/no"],
             "--upstream-ca is for https:// URLs, and there is none",
         ),

@@ -1,6 +1,9 @@
 //! What the upstream is told of clients behind another proxy. What is told of all others is in
 //! `malformed/http1/connection.cases`.
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::support::tls::Authority;
 use crate::support::{Gateway, Recorder, Shop, get, order_with, read_head, send_raw};
 
 const SAID: &str = "POST /orders HTTP/1.1\r\nhost: inner.example\r\nx-forwarded-for: 203.0.113.9\r\n\
@@ -84,4 +87,76 @@ async fn a_forwarded_host_makes_a_scope_if_its_sender_is_trusted() {
         }
         assert_eq!(shop.placed(), orders, "with {trusted} trusted");
     }
+}
+
+const FROM_A_CLIENT: &str = "PROXY TCP4 203.0.113.9 192.0.2.1 5555 80\r\n";
+
+#[tokio::test]
+async fn a_load_balancer_says_who_the_client_is() {
+    let upstream = Recorder::start().await;
+    let flags = ["--proxy-protocol", "--trust-forwarded", "127.0.0.0/8"];
+    let gateway = Gateway::start(upstream.address, &flags);
+    // The client is not the load balancer: what it says itself is not believed.
+    let mut stream = send_raw(gateway.address, &format!("{FROM_A_CLIENT}{SAID}")).await;
+    let answer = read_head(&mut stream).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    // Its own connections, to see whether the gateway is there.
+    let mut stream = send_raw(gateway.address, &format!("PROXY UNKNOWN\r\n{SAID}")).await;
+    read_head(&mut stream).await.unwrap();
+    let seen = upstream.seen();
+    assert_eq!(seen[0].values("x-forwarded-for"), ["203.0.113.9"]);
+    assert_eq!(seen[0].values("x-forwarded-proto"), ["http"]);
+    assert_eq!(
+        seen[1].values("x-forwarded-for"),
+        ["203.0.113.9, 127.0.0.1"]
+    );
+    assert_eq!(seen[1].values("x-forwarded-proto"), ["https"]);
+
+    let mut stream = send_raw(gateway.address, SAID).await;
+    assert_eq!(read_head(&mut stream).await, None);
+    assert_eq!(upstream.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn nobody_else_says_who_the_client_is() {
+    let upstream = Recorder::start().await;
+    let flags = ["--proxy-protocol", "--trust-forwarded", "192.0.2.1"];
+    let gateway = Gateway::start(upstream.address, &flags);
+    let mut stream = send_raw(gateway.address, SAID).await;
+    read_head(&mut stream).await.unwrap();
+    assert_eq!(upstream.seen()[0].values("x-forwarded-for"), ["127.0.0.1"]);
+    let mut stream = send_raw(gateway.address, &format!("{FROM_A_CLIENT}{SAID}")).await;
+    let answer = read_head(&mut stream).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert_eq!(upstream.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_load_balancer_says_who_the_client_is_before_tls() {
+    let upstream = Recorder::start().await;
+    let authority = Authority::new();
+    let directory = tempfile::tempdir().unwrap();
+    let [certificate, key] = authority.sign(&["localhost"]).files_in(directory.path());
+    let files = [
+        format!("--tls-cert={}", certificate.display()),
+        format!("--tls-key={}", key.display()),
+    ];
+    let flags = [
+        "--proxy-protocol",
+        "--trust-forwarded=127.0.0.1",
+        &files[0],
+        &files[1],
+    ];
+    let gateway = Gateway::start(upstream.address, &flags);
+    let stream = send_raw(gateway.address, FROM_A_CLIENT).await;
+    let client = authority.client(&["http/1.1"], None);
+    let name = "localhost".try_into().unwrap();
+    let mut stream = client.connect(name, stream).await.unwrap();
+    stream.write_all(SAID.as_bytes()).await.unwrap();
+    let mut begin = [0; 13];
+    stream.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 ");
+    let seen = upstream.seen();
+    assert_eq!(seen[0].values("x-forwarded-for"), ["203.0.113.9"]);
+    assert_eq!(seen[0].values("x-forwarded-proto"), ["https"]);
 }
