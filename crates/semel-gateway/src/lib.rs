@@ -23,6 +23,7 @@ mod problem;
 pub mod proxy;
 mod proxy_protocol;
 pub mod reconcile;
+mod reload;
 pub mod routing;
 pub mod serve;
 pub mod stack;

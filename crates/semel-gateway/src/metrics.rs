@@ -20,6 +20,8 @@ use crate::store::Condition;
 
 type Label = [(&'static str, &'static str); 1];
 
+const RELOADS: [&str; 2] = ["success", "failure"];
+
 /// Every metric of the gateway.
 #[derive(Debug)]
 pub struct Metrics {
@@ -32,6 +34,8 @@ pub struct Metrics {
     running: Gauge,
     unsettled: Gauge,
     purged: Counter,
+    config_reloads: Family<Label, Counter>,
+    config_current: Gauge,
     store_up: Gauge,
     store_full: Gauge,
     reconcile_questions: Family<Label, Counter>,
@@ -57,6 +61,8 @@ impl Metrics {
             running: Gauge::default(),
             unsettled: Gauge::default(),
             purged: Counter::default(),
+            config_reloads: Family::default(),
+            config_current: Gauge::default(),
             store_up: Gauge::default(),
             store_full: Gauge::default(),
             reconcile_questions: Family::default(),
@@ -111,6 +117,20 @@ impl Metrics {
             "purged_records",
             "Records removed after their retention",
             metrics.purged.clone(),
+        );
+        for result in RELOADS {
+            drop(metrics.config_reloads.get_or_create(&[("result", result)]));
+        }
+        metrics.config_current.set(1);
+        registry.register(
+            "config_reloads",
+            "How often the configuration was read again, by what became of it",
+            metrics.config_reloads.clone(),
+        );
+        registry.register(
+            "config_current",
+            "Whether the configuration that was read last is in use: 1, or 0 where it is wrong",
+            metrics.config_current.clone(),
         );
         registry.register(
             "store_up",
@@ -185,6 +205,15 @@ impl Metrics {
 
     pub(crate) fn purged(&self, records: usize) {
         self.purged.inc_by(records as u64);
+    }
+
+    /// Whether what was read is in use.
+    pub(crate) fn reloaded(&self, is_used: bool) {
+        let result = RELOADS[usize::from(!is_used)];
+        self.config_reloads
+            .get_or_create(&[("result", result)])
+            .inc();
+        self.config_current.set(i64::from(is_used));
     }
 
     pub(crate) fn store_is(&self, condition: &Condition) {

@@ -1,6 +1,5 @@
 //! `semel serve`: the gateway from start to stop.
 
-use std::collections::HashSet;
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,10 +7,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use clap::ArgMatches;
+use semel::StoreError;
 use semel::purge::Purger;
 use semel::store::{OnLost, Store};
-use semel::{Service, StoreError};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::Level;
@@ -26,6 +26,7 @@ use crate::cores::Cores;
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
+use crate::reload::Reload;
 use crate::serve::{self, Bounds, Entry};
 use crate::stack::{self, Stacks};
 use crate::store::{self, Condition, Health, Watched};
@@ -52,7 +53,7 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
     };
     log_to_stderr(config.log_json, config.log_level);
     block_on(async {
-        match gateway(&config).await {
+        match gateway(sources, &config).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) if config.log_json => {
                 tracing::error!("{error}");
@@ -127,18 +128,9 @@ fn becomes(routes: &[Route]) -> String {
     format!("their lease of {lease} is no longer renewed, and when it lapses {what}")
 }
 
-/// The services whose lost attempts are asked about.
-fn asked_about(routes: &[Route]) -> HashSet<Service> {
-    let asked = routes
-        .iter()
-        .filter(|route| route.protect && route.on_lost == OnLost::Reconcile);
-    asked
-        .map(|route| route.service.clone().unwrap_or_default())
-        .collect()
-}
-
-async fn gateway(config: &Config) -> Result<(), Error> {
+async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
+    let hangup = signal(SignalKind::hangup()).map_err(Error::Signals)?;
     // Before anything is opened.
     let shares = share_descriptors(config);
     let cores = Cores::start().map_err(Error::Threads)?;
@@ -194,11 +186,12 @@ async fn gateway(config: &Config) -> Result<(), Error> {
         never,
     ));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
-    let (_services, asked) = watch::channel(asked_about(&config.routes));
+    let (reload, services) = Reload::new(sources, stacks, Arc::clone(&table), Arc::clone(&metrics));
+    tokio::spawn(reload.run(hangup));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
         let metrics = Arc::clone(&metrics);
-        tokio::spawn(reconcile::run(guard, asked, settings, metrics))
+        tokio::spawn(reconcile::run(guard, services, settings, metrics))
     });
     let purger = Purger::new(store.clone());
     let purging = tokio::spawn(purger.run(move |purged| match purged {

@@ -28,6 +28,7 @@ use crate::tls::PemFile;
 use crate::tls::server::Files;
 use crate::upstream::{Address, Protocol};
 pub use dispositions::Dispositions;
+pub(crate) use sources::Contents;
 pub use sources::Sources;
 
 /// Everything that `semel serve` needs to know, validated.

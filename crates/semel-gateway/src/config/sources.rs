@@ -7,7 +7,7 @@ use clap::ArgMatches;
 use http::header::HeaderMap;
 
 use super::file::{File, RouteSaid};
-use super::settings::{RECONCILE, ROUTE, SETTINGS};
+use super::settings::{RECONCILE, ROUTE, Reach, SETTINGS};
 use super::values;
 
 /// Where a value comes from that nobody said.
@@ -18,6 +18,16 @@ const DEFAULT: &str = "default";
 pub(super) struct Given {
     pub(super) value: String,
     pub(super) from: String,
+}
+
+/// What a file holds, or why it cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Contents(Result<String, String>);
+
+impl Contents {
+    pub(crate) fn of(path: &str) -> Self {
+        Self(std::fs::read_to_string(path).map_err(|error| error.to_string()))
+    }
 }
 
 /// What is said in one place: for everything, or for a route.
@@ -56,6 +66,10 @@ impl Said {
 /// the file, which beats the default. What a route says holds there.
 #[derive(Debug)]
 pub struct Sources {
+    // Flags and environment, and what is wrong with them: they do not change.
+    outside: BTreeMap<&'static str, Given>,
+    outside_errors: Vec<String>,
+    file: Option<Contents>,
     pub(super) top: Said,
     pub(super) routes: Vec<RouteSaid>,
     // What is sent with every question to the reconciler.
@@ -95,19 +109,37 @@ impl Sources {
                 given.insert(setting.name, set);
             }
         }
-        let mut file = File::default();
-        if let Some(Given { value: path, from }) = given.get("config") {
-            match std::fs::read_to_string(path) {
-                Ok(text) => file = File::read(path, &text),
+        let path = given.get("config").map(|given| given.value.clone());
+        let file = path.map(|path| Contents::of(&path));
+        Self::put_together(given, errors, file)
+    }
+
+    /// The same flags and environment, with a file that changed.
+    pub(crate) fn with_file(&self, file: Option<Contents>) -> Self {
+        Self::put_together(self.outside.clone(), self.outside_errors.clone(), file)
+    }
+
+    fn put_together(
+        outside: BTreeMap<&'static str, Given>,
+        outside_errors: Vec<String>,
+        contents: Option<Contents>,
+    ) -> Self {
+        let mut errors = outside_errors.clone();
+        let mut said = File::default();
+        if let (Some(Given { value: path, from }), Some(Contents(read))) =
+            (outside.get("config"), &contents)
+        {
+            match read {
+                Ok(text) => said = File::read(path, text),
                 Err(error) => {
-                    file.is_partial = true;
+                    said.is_partial = true;
                     errors.push(format!("{from}: cannot read `{path}`: {error}"));
                 }
             }
         }
-        errors.append(&mut file.errors);
-        let mut top = file.top;
-        top.given.extend(given);
+        errors.append(&mut said.errors);
+        let mut top = said.top;
+        top.given.extend(outside.clone());
         for setting in SETTINGS.iter().chain(&ROUTE).chain(&RECONCILE) {
             if let Some(default) = setting.default {
                 top.given.entry(setting.name).or_insert_with(|| Given {
@@ -117,12 +149,53 @@ impl Sources {
             }
         }
         Self {
+            outside,
+            outside_errors,
+            file: contents,
             top,
-            routes: file.routes,
-            headers: file.headers,
+            routes: said.routes,
+            headers: said.headers,
             errors,
-            is_partial: file.is_partial,
+            is_partial: said.is_partial,
         }
+    }
+
+    /// What the file held.
+    pub(crate) fn file(&self) -> Option<&Contents> {
+        self.file.as_ref()
+    }
+
+    /// The file, if there is one.
+    pub(crate) fn path(&self) -> Option<&str> {
+        Some(&self.outside.get("config")?.value)
+    }
+
+    /// Takes back what can be said at the start only, and says so of each.
+    pub(crate) fn keep_from_start(&mut self, start: &Self) -> Vec<String> {
+        let mut kept = Vec::new();
+        let settings = SETTINGS.iter().chain(&RECONCILE);
+        for setting in settings.filter(|setting| setting.reach == Reach::Start) {
+            let given = &mut self.top.given;
+            let (now, then) = (given.get(setting.name), start.top.given.get(setting.name));
+            if now.map(|given| &given.value) == then.map(|given| &given.value) {
+                continue;
+            }
+            let said = now.filter(|given| given.from != DEFAULT).or(then);
+            let place = said.map_or(setting.name, |given| &given.from);
+            kept.push(format!(
+                "{place}: `{}` changes with a restart only",
+                setting.name
+            ));
+            match then {
+                Some(then) => drop(given.insert(setting.name, then.clone())),
+                None => drop(given.remove(setting.name)),
+            }
+        }
+        if self.headers != start.headers {
+            kept.push("`reconcile.headers` change with a restart only".to_owned());
+            self.headers = start.headers.clone();
+        }
+        kept
     }
 
     /// Whether log lines are to be JSON, as far as it can be told where something is not right.

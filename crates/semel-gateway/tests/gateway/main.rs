@@ -27,6 +27,7 @@ mod once;
 #[cfg(feature = "redis")]
 mod outage;
 mod reconcile;
+mod reload;
 mod routes;
 mod scope;
 #[cfg(feature = "sqlite")]

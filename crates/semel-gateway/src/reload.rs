@@ -1,0 +1,121 @@
+//! The configuration, read again while the gateway runs.
+//!
+//! The file is read each second, and its text compared. A watcher (`notify`) would be told sooner, and
+//! would have to follow what replaces a file: renames, the chain of symbolic links that Kubernetes swaps,
+//! file systems that tell nothing. A text is taken once it was the same twice, so that nobody's half of
+//! a file is; at SIGHUP at once.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use semel::store::OnLost;
+use semel::{Service, Store};
+use tokio::signal::unix::Signal;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval_at};
+
+use crate::config::{Contents, Route, Sources};
+use crate::metrics::Metrics;
+use crate::routing::Table;
+use crate::stack::Stacks;
+
+/// How often the file is read.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Replaces the table of routes.
+pub(crate) struct Reload<S> {
+    /// As they were at the start, which some settings keep.
+    start: Sources,
+    stacks: Stacks<S>,
+    table: Arc<ArcSwap<Table<S>>>,
+    services: watch::Sender<HashSet<Service>>,
+    metrics: Arc<Metrics>,
+}
+
+impl<S: Store> Reload<S> {
+    /// With it come the services whose lost attempts are asked about.
+    pub(crate) fn new(
+        start: Sources,
+        stacks: Stacks<S>,
+        table: Arc<ArcSwap<Table<S>>>,
+        metrics: Arc<Metrics>,
+    ) -> (Self, watch::Receiver<HashSet<Service>>) {
+        let (services, asked) = watch::channel(asked_about(&table.load().config.routes));
+        let reload = Self {
+            start,
+            stacks,
+            table,
+            services,
+            metrics,
+        };
+        (reload, asked)
+    }
+
+    /// Reads the file again when it changes and at SIGHUP, for ever.
+    pub(crate) async fn run(self, mut hangup: Signal) {
+        // A change since then counts.
+        let mut used = self.start.file().cloned();
+        let mut last = used.clone();
+        let mut look = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+        loop {
+            let is_asked = tokio::select! {
+                _ = look.tick() => false,
+                _ = hangup.recv() => true,
+            };
+            let read = self.read().await;
+            let is_new = read != used && read == last;
+            last = read;
+            if is_asked || is_new {
+                used.clone_from(&last);
+                self.take(used.clone());
+            }
+        }
+    }
+
+    async fn read(&self) -> Option<Contents> {
+        let path = self.start.path()?.to_owned();
+        let read = tokio::task::spawn_blocking(move || Contents::of(&path)).await;
+        read.ok()
+    }
+
+    /// Puts a configuration in the place of the one that holds, unless it is wrong.
+    fn take(&self, file: Option<Contents>) {
+        let mut sources = self.start.with_file(file);
+        for kept in sources.keep_from_start(&self.start) {
+            tracing::warn!("configuration: {kept}");
+        }
+        let table = sources
+            .config()
+            .map_err(|error| error.0)
+            .and_then(|config| {
+                let table = self.stacks.table(config);
+                table.map_err(|error| vec![error.to_string()])
+            });
+        self.metrics.reloaded(table.is_ok());
+        match table {
+            Ok(table) => {
+                let routes = &table.config.routes;
+                self.services.send_replace(asked_about(routes));
+                let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
+                self.table.store(Arc::new(table));
+                tracing::info!(?routes, "configuration: what was read is in use");
+            }
+            Err(errors) => {
+                for error in errors {
+                    tracing::error!("configuration: {error}");
+                }
+                tracing::error!("configuration: what was read is wrong; the old one stays in use");
+            }
+        }
+    }
+}
+
+/// The services whose lost attempts are asked about.
+fn asked_about(routes: &[Route]) -> HashSet<Service> {
+    let asks = |route: &&Route| route.protect && route.on_lost == OnLost::Reconcile;
+    let asked = routes.iter().filter(asks);
+    let services = asked.map(|route| route.service.clone().unwrap_or_default());
+    services.collect()
+}
