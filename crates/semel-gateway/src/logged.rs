@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use http::{Method, Request, Response, Uri};
-use semel_tower::{OperationId, PROTECTED, REPLAYED};
+use semel_tower::{OperationId, PROTECTED, Replayed};
 use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Level;
@@ -114,7 +114,7 @@ fn event<R>(answer: &Response<R>) -> &'static str {
         problem.code()
     } else if extensions.get::<OperationId>().is_none() {
         "passed_on"
-    } else if answer.headers().contains_key(REPLAYED) {
+    } else if extensions.get::<Replayed>().is_some() {
         "replayed"
     } else if answer.headers().contains_key(PROTECTED) {
         "unprotected"

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use semel::Store;
 use semel::guard::{Guard, Policy};
 use semel::store::Retention;
-use semel_tower::{BodyForm, IdempotencyLayer, fingerprint};
+use semel_tower::IdempotencyLayer;
 use tokio::sync::Semaphore;
 use tower::{Layer as _, ServiceBuilder};
 use tower_service::Service;
@@ -73,9 +73,7 @@ impl<S: Store> Stacks<S> {
         let layer = IdempotencyLayer::new(guard.build())
             .with_max_attempts(shares.attempts)
             .with_max_body_memory(config.limits.body_memory)
-            .with_fingerprint_by(|parts, body| {
-                fingerprint::of_request(parts, body, BodyForm::Json, [&headers::FORWARDED_HOST])
-            });
+            .with_host_header(headers::FORWARDED_HOST);
         Self {
             layer,
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
@@ -114,13 +112,17 @@ impl<S: Store> Stacks<S> {
     pub(crate) fn layer_of(&self, route: &Route) -> IdempotencyLayer<S> {
         let policy = Policy::default()
             .with_lease(route.lease)
-            .with_retention(Retention::new(route.ttl))
+            .with_retention(Retention {
+                replay: route.ttl,
+                ..route.preset.retention()
+            })
             .with_on_lost(route.on_lost)
             .with_key_required(route.require_key)
             .with_wait(route.wait);
         let layer = self
             .layer
             .clone()
+            .with_preset(route.preset)
             .with_policy(policy)
             .with_protection(route.protect)
             .with_max_request_body(route.max_body)

@@ -121,6 +121,7 @@ impl Config {
 
     /// Sets all that a convention says.
     pub(crate) fn set_preset(&mut self, preset: Preset) {
+        self.scope.remove_headers(self.convention().scope_fields);
         let convention = preset.convention();
         self.preset = preset;
         match convention.key {

@@ -62,6 +62,10 @@ impl ScopeRule {
         self.also.push(name);
     }
 
+    pub(crate) fn remove_headers(&mut self, names: &[&str]) {
+        self.also.retain(|name| !names.contains(&name.as_str()));
+    }
+
     pub(crate) fn set_required(&mut self, required: bool) {
         self.required = required;
     }

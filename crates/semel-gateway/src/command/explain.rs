@@ -175,8 +175,10 @@ fn scope(scope: &Scope, route: &Route) -> String {
     if *scope == Scope::anonymous() {
         return "anonymous: no principal".to_owned();
     }
-    let mut names: Vec<&str> = route.scope_headers.iter().map(HeaderName::as_str).collect();
-    names.extend(["authorization", "x-forwarded-host"]);
+    let of_preset: Vec<HeaderName> = route.preset.fields().collect();
+    let fields = route.scope_headers.iter().chain(&of_preset);
+    let mut names: Vec<&str> = fields.map(HeaderName::as_str).collect();
+    names.extend(["authorization", "x-forwarded-host", "target"]);
     let segments = scope.segments();
     let segments = segments.map(|text| names.iter().find(|name| **name == text).unwrap_or(&"…"));
     let mut shown: Vec<&str> = segments.copied().collect();

@@ -20,6 +20,7 @@ use http::uri::{Authority, Scheme};
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
+use semel_tower::Preset;
 use tracing::Level;
 
 use crate::reconcile::Settings;
@@ -90,6 +91,8 @@ pub struct Route {
     pub matches: Matches,
     /// The addresses of the service that they go to, at least one.
     pub upstreams: Vec<Address>,
+    /// The published convention that they follow.
+    pub preset: Preset,
     /// Whether their keys are looked at. If not, most of the rest has no meaning.
     pub protect: bool,
     /// The service that they go to; `None` where nobody said, and it is `default`.

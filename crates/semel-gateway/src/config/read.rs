@@ -1,6 +1,7 @@
 //! From what is said to a [`Config`].
 
-use semel::store::OnLost;
+use semel::store::{OnLost, Retention};
+use semel_tower::Preset;
 use tracing::Level;
 
 use super::file::RouteSaid;
@@ -235,21 +236,32 @@ impl Reader<'_> {
     }
 
     fn route(&mut self, own: [(&str, &str); 2]) -> Route {
+        let preset = self.read("preset", values::preset).unwrap_or(Preset::Ietf);
+        let protect = self.read("protect", values::boolean).unwrap_or(true);
         Route {
             name: String::new(),
+            preset,
             matches: Matches {
                 hosts: self.list("host", Host::parse),
                 paths: self.list("path", Path::parse),
                 methods: self.list("methods", method),
             },
             upstreams: self.upstreams(own),
-            protect: self.read("protect", values::boolean).unwrap_or(true),
+            protect,
             service: self
                 .read("service", values::service)
                 .filter(|_| self.said.is_said("service")),
             require_key: self.switch("require-key"),
             lease: self.read("lease", values::lease).unwrap_or_default(),
-            ttl: self.read("ttl", values::retention).unwrap_or_default(),
+            ttl: self
+                .read("ttl", |ttl| {
+                    let replay = values::retention(ttl)?;
+                    match preset.check(Retention::new(replay)) {
+                        Err(error) if protect => Err(error.to_string()),
+                        _ => Ok(replay),
+                    }
+                })
+                .unwrap_or_default(),
             wait: self.read("wait", values::duration).unwrap_or_default(),
             on_lost: self.read("on-lost", values::on_lost).unwrap_or_default(),
             max_body: self.read("max-body", values::size).unwrap_or_default(),

@@ -119,7 +119,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 32] = [
+pub const SETTINGS: [Setting; 33] = [
     list(
         "upstream",
         "URL",
@@ -160,6 +160,12 @@ pub const SETTINGS: [Setting; 32] = [
         None,
         "A TOML file with any of these settings, and with routes",
     ).at(Reach::Start),
+    setting(
+        "preset",
+        "NAME",
+        Some("ietf"),
+        "The published convention of the clients: ietf, ietf-strict, stripe-v1, stripe-v2, adcp, acp, iceberg or oasis",
+    ).at(Reach::Protected),
     switch(
         "require-key",
         "Refuse requests of unsafe methods that have no key",

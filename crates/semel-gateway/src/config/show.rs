@@ -1,9 +1,11 @@
 //! What holds, and where it comes from, for people.
 
-use super::StoreUrl;
+use semel::store::Retention;
+
 use super::file::route_settings;
 use super::settings::{RECONCILE, SETTINGS, Setting};
 use super::sources::{Given, Said, Sources};
+use super::{StoreUrl, values};
 
 impl Sources {
     /// Every setting with its value and where it comes from, then every route likewise.
@@ -17,7 +19,11 @@ impl Sources {
         // Values may be passwords.
         let names = self.headers.keys();
         let names = names.map(|name| format!("{:<18} {name}: …", "reconcile.headers"));
-        let top = lines.chain(dispositions(&self.top)).chain(names);
+        let declared = declaration(&self.top);
+        let top = lines
+            .chain(declared)
+            .chain(dispositions(&self.top))
+            .chain(names);
         let routes = self.routes.iter().enumerate().flat_map(|(nth, route)| {
             let title = [String::new(), format!("{}:", route.at)];
             title.into_iter().chain(self.route(nth))
@@ -47,8 +53,9 @@ impl Sources {
             .is_some_and(|set| set.value == "false");
         let settings = route_settings().filter(|setting| !(is_plain && setting.needs_key()));
         let settings = settings.filter_map(|setting| line(setting, setting.route_key(), &all));
-        let dispositions = dispositions(&all).filter(|_| !is_plain);
-        let lines = settings.chain(dispositions);
+        let declared = declaration(&all);
+        let more = declared.into_iter().chain(dispositions(&all));
+        let lines = settings.chain(more.filter(|_| !is_plain));
         lines.map(|line| format!("  {line}")).collect()
     }
 }
@@ -61,6 +68,17 @@ fn line(setting: &Setting, name: &str, said: &Said) -> Option<String> {
         _ => value.clone(),
     };
     Some(format!("{name:<18} {value}  ({from})"))
+}
+
+/// What the service has to declare to its clients of what holds.
+fn declaration(said: &Said) -> Option<String> {
+    let preset = values::preset(&said.given.get("preset")?.value).ok()?;
+    let replay = values::retention(&said.given.get("ttl")?.value).ok()?;
+    let declared = preset.declaration(Retention::new(replay)).ok()??;
+    Some(format!(
+        "{:<18} {declared}  (preset {preset})",
+        "to declare"
+    ))
 }
 
 fn dispositions(said: &Said) -> impl Iterator<Item = String> {

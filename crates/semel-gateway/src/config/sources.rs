@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use clap::ArgMatches;
 use http::header::HeaderMap;
+use semel_tower::Preset;
 
 use super::file::{File, RouteSaid};
 use super::settings::{RECONCILE, ROUTE, Reach, SETTINGS};
@@ -12,6 +13,8 @@ use super::values;
 
 /// Where a value comes from that nobody said.
 const DEFAULT: &str = "default";
+/// Where it comes from if a preset says it; the preset's name follows.
+const PRESET: &str = "preset ";
 
 /// Where a value comes from, as an operator would look for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,12 +56,38 @@ impl Said {
         };
         all.dispositions.retain(|(statuses, _)| !is_said(statuses));
         all.dispositions.extend(self.dispositions.iter().cloned());
+        all.follow_preset();
         all
+    }
+
+    /// What the preset says holds where nobody said otherwise.
+    fn follow_preset(&mut self) {
+        let name = self.given.get("preset").map(|set| set.value.as_str());
+        // One that there is not has its message.
+        let preset: Preset = name
+            .and_then(|name| name.parse().ok())
+            .unwrap_or(Preset::Ietf);
+        let ttl = values::hours(preset.retention().replay);
+        let key_required = preset.key_required().then(|| "true".to_owned());
+        let from = match preset {
+            Preset::Ietf => DEFAULT.to_owned(),
+            preset => format!("{PRESET}{preset}"),
+        };
+        for (name, value) in [("ttl", Some(ttl)), ("require-key", key_required)] {
+            if self.is_said(name) {
+                continue;
+            }
+            let from = from.clone();
+            match value {
+                Some(value) => self.given.insert(name, Given { value, from }),
+                None => self.given.remove(name),
+            };
+        }
     }
 
     pub(super) fn is_said(&self, name: &str) -> bool {
         let given = self.given.get(name);
-        given.is_some_and(|given| given.from != DEFAULT)
+        given.is_some_and(|given| given.from != DEFAULT && !given.from.starts_with(PRESET))
     }
 }
 
@@ -148,6 +177,7 @@ impl Sources {
                 });
             }
         }
+        top.follow_preset();
         Self {
             outside,
             outside_errors,

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
+use semel_tower::Preset;
 use tracing::Level;
 
 use crate::upstream::Address;
@@ -127,6 +128,18 @@ pub(crate) fn retention(value: &str) -> Result<Duration, String> {
         }
     };
     Ok(retention.replay)
+}
+
+/// A published convention.
+pub(crate) fn preset(value: &str) -> Result<Preset, String> {
+    value
+        .parse()
+        .map_err(|unknown| format!("`{value}`: {unknown}"))
+}
+
+/// Whole hours, as people write them.
+pub(crate) fn hours(duration: Duration) -> String {
+    format!("{}h", duration.as_secs() / 3600)
 }
 
 pub(crate) fn lease(value: &str) -> Result<Duration, String> {

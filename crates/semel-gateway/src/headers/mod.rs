@@ -45,12 +45,19 @@ impl Rules {
     /// # Errors
     /// An upstream whose name cannot stand in a field.
     pub(crate) fn new(config: &Config, route: &Route) -> Result<Self, InvalidHeaderValue> {
+        let of_preset = route.preset.fields();
+        let read: Vec<_> = route
+            .scope_headers
+            .iter()
+            .cloned()
+            .chain(of_preset)
+            .collect();
         Ok(Self {
-            end_to_end: end_to_end(&route.scope_headers),
+            end_to_end: end_to_end(&read),
             upstream: HeaderValue::from_str(route.upstream().authority.as_str())?,
             preserve_host: route.preserve_host,
             trusted: config.trust_forwarded.clone(),
-            reserved: Reserved::new(&route.scope_headers),
+            reserved: Reserved::new(&read),
             proto: match config.tls {
                 Some(_) => Proto::Https,
                 None => Proto::Http,

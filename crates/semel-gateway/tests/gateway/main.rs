@@ -11,6 +11,13 @@ mod bodies;
 mod broken;
 mod commands;
 mod configuration;
+#[path = "../../../semel-tower/tests/http/conventions/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "shared with tests that use the rest"
+)]
+mod conventions;
 mod crash;
 mod crowd;
 mod demo;
@@ -26,6 +33,7 @@ mod malformed;
 mod once;
 #[cfg(feature = "redis")]
 mod outage;
+mod presets;
 mod reconcile;
 mod reload;
 mod routes;

@@ -128,7 +128,12 @@ impl Preset {
         }
     }
 
-    pub(crate) fn declaration(self, retention: Retention) -> Result<Option<Value>, RetentionError> {
+    /// What a service has to declare to its clients if answers are replayed for this long: see
+    /// [`IdempotencyLayer::declaration`](crate::IdempotencyLayer::declaration).
+    ///
+    /// # Errors
+    /// As of [`check`](Self::check).
+    pub fn declaration(self, retention: Retention) -> Result<Option<Value>, RetentionError> {
         self.check(retention)?;
         let seconds = retention.replay.as_secs();
         Ok(match self {
