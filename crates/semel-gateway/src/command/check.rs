@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 
 use super::{MISUSED, block_on, explain, fail};
-use crate::config::Sources;
+use crate::config::{self, Sources};
 use crate::store;
 use crate::tls::client::Trust;
 use crate::tls::server::Files;
@@ -15,6 +15,10 @@ use crate::tls::server::Files;
 /// Prints every setting with its value and where it comes from, and what was found of the store; or
 /// what is wrong, on stderr.
 pub fn main(flags: &ArgMatches) -> ExitCode {
+    if flags.get_flag("schema") {
+        print([format!("{:#}", config::schema())]);
+        return ExitCode::SUCCESS;
+    }
     let sources = Sources::collect(flags, |name| std::env::var_os(name));
     let config = match sources.config() {
         Ok(config) => config,

@@ -34,6 +34,12 @@ pub fn command() -> Command {
                         .action(ArgAction::SetTrue)
                         .help("Do not open the store: a gateway may have it open"),
                 )
+                .arg(
+                    Arg::new("schema")
+                        .long("schema")
+                        .action(ArgAction::SetTrue)
+                        .help("Print a JSON Schema of the configuration file, and do nothing else"),
+                )
                 .arg(text(
                     "request",
                     "'METHOD PATH'",

@@ -7,6 +7,7 @@
 mod dispositions;
 mod file;
 mod read;
+mod schema;
 pub mod settings;
 mod show;
 mod sources;
@@ -29,6 +30,7 @@ use crate::tls::PemFile;
 use crate::tls::server::Files;
 use crate::upstream::{Address, Protocol};
 pub use dispositions::Dispositions;
+pub(crate) use schema::schema;
 pub(crate) use sources::Contents;
 pub use sources::Sources;
 

@@ -24,7 +24,7 @@ pub struct Setting {
 /// Where a setting can be said, and whether it follows the file when that changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// At the top, and read when the program starts.
+    /// At the top, and read when the program starts: unless something else is said.
     Start,
     /// At the top.
     Gateway,
@@ -96,7 +96,7 @@ const fn setting(
         default,
         help,
         list: false,
-        reach: Reach::Gateway,
+        reach: Reach::Start,
     }
 }
 
@@ -114,7 +114,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
         default: None,
         help,
         list: false,
-        reach: Reach::Gateway,
+        reach: Reach::Start,
     }
 }
 
@@ -130,24 +130,24 @@ pub const SETTINGS: [Setting; 33] = [
         "ADDR",
         Some("127.0.0.1:8080"),
         "Where clients connect; port 0 takes a free one",
-    ).at(Reach::Start),
+    ),
     setting(
         "admin",
         "ADDR",
         Some("127.0.0.1:8081"),
         "Where operators and probes connect",
-    ).at(Reach::Start),
+    ),
     list(
         "admin-host",
         "NAMES",
         "Host names that it answers to, separated by commas, besides localhost and addresses",
-    ).at(Reach::Start),
+    ),
     setting(
         "store",
         "URL",
         Some("file:./semel-data"),
         "Where records are kept: file:PATH, memory:, sqlite:PATH, postgres://…, redis://… and others",
-    ).at(Reach::Start),
+    ),
     setting(
         "service",
         "NAME",
@@ -159,7 +159,7 @@ pub const SETTINGS: [Setting; 33] = [
         "FILE",
         None,
         "A TOML file with any of these settings, and with routes",
-    ).at(Reach::Start),
+    ),
     setting(
         "preset",
         "NAME",
@@ -199,7 +199,7 @@ pub const SETTINGS: [Setting; 33] = [
         "URL",
         None,
         "The endpoint to ask about lost attempts, with --on-lost reconcile",
-    ).at(Reach::Start),
+    ),
     setting(
         "max-body",
         "SIZE",
@@ -211,25 +211,25 @@ pub const SETTINGS: [Setting; 33] = [
         "DUR",
         Some("60s"),
         "How long a request's body may take, plus a second for each 16 KiB of it; 0s: for ever",
-    ),
+    ).at(Reach::Gateway),
     setting(
         "max-body-memory",
         "SIZE",
         Some("256MiB"),
         "How many bytes of bodies are held in memory at once; 503 beyond",
-    ).at(Reach::Start),
+    ),
     setting(
         "max-attempts",
         "N",
         Some("1024"),
         "How many requests with a key run at once; 503 for new keys beyond",
-    ).at(Reach::Start),
+    ),
     setting(
         "max-connections",
         "N",
         Some("10000"),
         "How many connections clients may have open; others wait",
-    ).at(Reach::Start),
+    ),
     list(
         "scope-header",
         "NAME",
@@ -250,7 +250,7 @@ pub const SETTINGS: [Setting; 33] = [
         "FILE",
         None,
         "Who signs the certificates of https:// upstreams and reconcilers, in PEM, in place of the system's roots",
-    ).at(Reach::Start),
+    ),
     list(
         "trust-forwarded",
         "ADDR[/BITS]…",
@@ -269,43 +269,43 @@ pub const SETTINGS: [Setting; 33] = [
         "FILE",
         None,
         "The certificate for clients with its chain, in PEM: --listen speaks TLS then; with --tls-key",
-    ).at(Reach::Start),
+    ),
     setting(
         "tls-key",
         "FILE",
         None,
         "The private key of --tls-cert, in PEM",
-    ).at(Reach::Start),
+    ),
     setting(
         "tls-client-ca",
         "FILE",
         None,
         "Clients must have a certificate that one of these has signed, in PEM; with --tls-cert",
-    ).at(Reach::Start),
+    ),
     setting(
         "drain",
         "DUR",
         Some("30s"),
         "How long a stopping gateway waits for running requests",
-    ).at(Reach::Start),
+    ),
     setting(
         "drain-delay",
         "DUR",
         Some("0s"),
         "How long a stopping gateway still accepts connections, while /readyz says 503",
-    ).at(Reach::Start),
+    ),
     setting(
         "log-format",
         "text|json",
         Some("text"),
         "How log lines are written to stderr",
-    ).at(Reach::Start),
+    ),
     setting(
         "log-level",
         "LEVEL",
         Some("info"),
         "The least important lines logged: error, warn, info, debug or trace",
-    ).at(Reach::Start),
+    ),
 ];
 
 /// What only a route says.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use semel::guard::{Guard, Signal};
 use semel::memory::MemoryStore;
-use semel_gateway::config::settings::SETTINGS;
+use semel_gateway::config::settings::{Reach, SETTINGS};
 use semel_gateway::metrics::Metrics;
 
 const DOCUMENT: &str = include_str!("../../../../docs/gateway.md");
@@ -92,6 +92,51 @@ fn the_files_that_are_shown_are_accepted() {
         let said = String::from_utf8_lossy(&checked.stderr);
         assert!(checked.status.success(), "{file}\n{said}");
     }
+}
+
+#[test]
+fn the_schema_is_the_one_that_the_program_prints() {
+    let printed = std::process::Command::new(env!("CARGO_BIN_EXE_semel"))
+        .args(["check", "--schema"])
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let kept = include_str!("../../../../docs/semel.schema.json");
+    let how = "semel check --schema > docs/semel.schema.json";
+    assert!(printed == kept, "write it anew: {how}");
+    // It has what the documentation shows.
+    let schema: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let routes = &schema["properties"]["routes"]["items"]["properties"];
+    for key in [
+        "host",
+        "path",
+        "methods",
+        "protect",
+        "scope",
+        "dispositions",
+        "ttl",
+    ] {
+        assert!(routes[key].is_object(), "{key}");
+    }
+    assert!(routes["listen"].is_null());
+    assert_eq!(schema["properties"]["require-key"]["type"], "boolean");
+    assert_eq!(schema["properties"]["on-lost"]["enum"][2], "reconcile");
+    assert_eq!(schema["properties"]["drain"]["default"], "30s");
+}
+
+#[test]
+fn what_changes_with_a_restart_only_is_said() {
+    let (_, rest) = DOCUMENT
+        .split_once("These settings change with a restart only")
+        .unwrap();
+    let (listed, _) = rest.split_once("\n\n").unwrap();
+    let named: BTreeSet<&str> = listed.split('`').skip(1).step_by(2).collect();
+    let starts = SETTINGS
+        .iter()
+        .filter(|s| s.reach == Reach::Start && s.name != "config");
+    let mut expected: BTreeSet<&str> = starts.map(|setting| setting.name).collect();
+    expected.insert("[reconcile]");
+    assert_eq!(named, expected);
 }
 
 #[test]
