@@ -319,13 +319,16 @@ impl Config {
     }
 
     pub(crate) fn replay<R: HttpBody>(&self, outcome: &Outcome, echo: &Echo) -> Response<Body<R>> {
-        let mark = self.replay_header.as_ref();
-        let mut response = replay::response_of(outcome, mark, echo.origin.as_ref());
-        if self.dialect == Dialect::Adcp
-            && let Some(body) = adcp::replay(outcome, echo.context.as_deref())
-        {
+        let (mark, origin) = (self.replay_header.as_ref(), echo.origin.as_ref());
+        let is_envelope = self.dialect == Dialect::Adcp;
+        let envelope = is_envelope
+            .then(|| adcp::replay(outcome, echo.context.as_deref()))
+            .flatten();
+        let is_changed = envelope.is_some();
+        let body = envelope.or_else(|| outcome.body());
+        let mut response = replay::response_of(outcome, body, mark, origin);
+        if is_changed {
             adcp::forget_body(response.headers_mut());
-            *response.body_mut() = Body::whole(body);
         }
         self.dialect.accept(response.headers_mut());
         replay::expose(response.headers_mut(), mark);

@@ -29,6 +29,9 @@
 //! 10. Answers of the layer itself are problem details (RFC 9457) with a stable `code`, and show
 //!     neither key nor content. They stand among the response's extensions as [`Problem`].
 //!
+//! Services whose clients follow a published convention (Stripe's, AdCP, ACP, Iceberg's, OASIS) begin
+//! with a [`Preset`], which says what of this is different.
+//!
 //! # Deployment
 //!
 //! Put authentication and rate limits *outside* this layer, so that a revoked caller gets no

@@ -154,14 +154,15 @@ fn has_body(status: StatusCode) -> bool {
     !matches!(status.as_u16(), 100..=199 | 204 | 205 | 304)
 }
 
-/// The response that an outcome keeps, marked as a replay. `origin` is that of the present request.
+/// The response that an outcome keeps, marked as a replay, with this body. `origin` is that of the
+/// present request.
 pub(crate) fn response_of<R: HttpBody>(
     outcome: &Outcome,
+    body: Option<Bytes>,
     replay_header: Option<&HeaderName>,
     origin: Option<&HeaderValue>,
 ) -> Response<Body<R>> {
     let omitted = outcome.kind() == OutcomeKind::Omitted;
-    let body = outcome.body();
     let status = match StatusCode::from_u16(outcome.code()) {
         Ok(status) => status,
         // Recorded by somebody who knows no HTTP: an operator, a reconciler.

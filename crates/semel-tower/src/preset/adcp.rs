@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, ETAG};
+use http::header::CONTENT_LENGTH;
 use semel::Outcome;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -135,11 +135,9 @@ pub(crate) fn replay(outcome: &Outcome, context: Option<&RawValue>) -> Option<By
     Some(members.write())
 }
 
-/// Removes what was said of a body that is another one now.
+/// Removes what was said of a body that is another one now. An `ETag` is the created resource's.
 pub(crate) fn forget_body(headers: &mut HeaderMap) {
-    for name in [CONTENT_LENGTH, ETAG] {
-        headers.remove(name);
-    }
+    headers.remove(CONTENT_LENGTH);
     for name in ["content-digest", "content-md5", "digest", "repr-digest"] {
         headers.remove(name);
     }

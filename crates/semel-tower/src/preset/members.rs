@@ -1,5 +1,6 @@
 //! The members of a JSON object, each as it was written.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use bytes::Bytes;
@@ -13,9 +14,9 @@ impl<'a> Members<'a> {
     /// `None` where the text is no JSON object, or names a member twice.
     pub(crate) fn of(text: &'a [u8]) -> Option<Self> {
         let members: Self = serde_json::from_slice(text).ok()?;
-        let named_twice = |nth: usize, name: &String| members.0[..nth].iter().any(|m| m.0 == *name);
-        let mut all = members.0.iter().enumerate();
-        (!all.any(|(nth, (name, _))| named_twice(nth, name))).then_some(members)
+        let mut names = HashSet::with_capacity(members.0.len());
+        let are_distinct = members.0.iter().all(|(name, _)| names.insert(&**name));
+        are_distinct.then_some(members)
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&'a RawValue> {
@@ -77,7 +78,45 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
     use super::*;
+
+    /// Any JSON, nested a little.
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            ".*".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 32, 8, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+                prop::collection::hash_map(".*", inner, 0..8)
+                    .prop_map(|members| members.into_iter().collect()),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered(bytes: Vec<u8>) {
+            let _ = Members::of(&bytes);
+        }
+
+        #[test]
+        fn an_object_is_written_as_it_was_read(value in json()) {
+            let text = value.to_string();
+            let members = Members::of(text.as_bytes());
+            prop_assert_eq!(members.is_some(), value.is_object());
+            if let Some(members) = members {
+                let again: Value = serde_json::from_slice(&members.write()).unwrap();
+                prop_assert_eq!(again, value);
+            }
+        }
+    }
 
     #[test]
     fn what_is_not_changed_keeps_its_bytes() {
