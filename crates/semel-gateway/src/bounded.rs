@@ -4,17 +4,19 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http::{Request, Response, StatusCode};
+use pin_project_lite::pin_project;
 use semel::guard::{AttemptInfo, Signal};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_service::Service;
 
 use crate::body::Body;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::upgrade::Held;
+use crate::wellformed::Answer;
 
 /// A service that has so many requests without a key at most, each until its answer was read to the
 /// end, or its tunnel is closed. Beyond it: 503 `overloaded`, and nothing is sent. Attempts pass: the layer bounds them before
@@ -39,40 +41,72 @@ impl<S> Bounded<S> {
 
 impl<S> Service<Request<Body>> for Bounded<S>
 where
-    S: Service<
-            Request<Body>,
-            Response = Response<Body>,
-            Error = Infallible,
-            Future: Send + 'static,
-        >,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+    type Future = Holding<S::Future>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if request.extensions().get::<AttemptInfo>().is_some() {
-            return Box::pin(self.inner.call(request));
-        }
-        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
-            self.metrics.event(Signal::Overloaded);
-            return Box::pin(async { Ok(Problem::Overloaded.respond()) });
+        let extensions = request.extensions();
+        let is_attempt = extensions.get::<AttemptInfo>().is_some();
+        let held = extensions.get::<Arc<Held>>().cloned();
+        let room = match is_attempt {
+            true => None,
+            false => Some(Arc::clone(&self.room).try_acquire_owned()),
         };
-        let held = request.extensions().get::<Arc<Held>>().cloned();
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await?;
-            match held {
-                Some(held) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                    held.hold(room);
-                    Ok(answer)
-                }
-                _ => Ok(answer.map(|body| body.holding(room))),
+        let Ok(room) = room.transpose() else {
+            self.metrics.event(Signal::Overloaded);
+            return Holding {
+                answer: Answer::Refused {
+                    response: Some(Problem::Overloaded.respond()),
+                },
+                room: None,
+                held: None,
+            };
+        };
+        Holding {
+            answer: Answer::Passed {
+                future: self.inner.call(request),
+            },
+            room,
+            held,
+        }
+    }
+}
+
+pin_project! {
+    /// A request that holds its room.
+    pub(crate) struct Holding<F> {
+        #[pin]
+        answer: Answer<F, Body>,
+        room: Option<OwnedSemaphorePermit>,
+        held: Option<Arc<Held>>,
+    }
+}
+
+impl<F> Future for Holding<F>
+where
+    F: Future<Output = Result<Response<Body>, Infallible>>,
+{
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let answer = ready!(this.answer.poll(cx))?;
+        let Some(room) = this.room.take() else {
+            return Poll::Ready(Ok(answer));
+        };
+        Poll::Ready(Ok(match this.held.take() {
+            Some(held) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                held.hold(room);
+                answer
             }
-        })
+            _ => answer.map(|body| body.holding(room)),
+        }))
     }
 }

@@ -18,6 +18,7 @@ pub mod descriptors;
 mod headers;
 mod logged;
 pub mod metrics;
+pub mod peer;
 mod pool;
 mod problem;
 pub mod proxy;

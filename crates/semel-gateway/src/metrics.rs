@@ -21,13 +21,15 @@ use crate::store::Condition;
 type Label = [(&'static str, &'static str); 1];
 
 const RELOADS: [&str; 2] = ["success", "failure"];
+/// Classes of statuses, by their first digit; what is none of them last.
+const CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "other"];
 
 /// Every metric of the gateway.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     events: Family<Label, Counter>,
-    answers: Family<Label, Counter>,
+    answers: [Counter; CLASSES.len()],
     upstream_failures: Family<Label, Counter>,
     duration: Histogram,
     in_flight: Gauge,
@@ -53,7 +55,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("semel"),
             events: Family::default(),
-            answers: Family::default(),
+            answers: Default::default(),
             upstream_failures: Family::default(),
             // 0.5 ms to 16 s.
             duration: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
@@ -77,17 +79,17 @@ impl Metrics {
         for event in Signal::ALL {
             drop(metrics.events.get_or_create(&[("event", event.as_str())]));
         }
+        let answers = Family::<Label, Counter>::default();
+        for (class, counter) in CLASSES.iter().zip(&mut metrics.answers) {
+            *counter = answers.get_or_create(&[("status", *class)]).clone();
+        }
         let registry = &mut metrics.registry;
         registry.register(
             "events",
             "What happened to requests with keys, and to their records",
             metrics.events.clone(),
         );
-        registry.register(
-            "answers",
-            "Answers by status class",
-            metrics.answers.clone(),
-        );
+        registry.register("answers", "Answers by status class", answers);
         registry.register(
             "upstream_failures",
             "Requests that the upstream did not answer, by what is known of them",
@@ -321,16 +323,12 @@ where
         let this = self.project();
         let answer = std::task::ready!(this.inner.poll(cx));
         if let Ok(response) = &answer {
-            let class = match response.status().as_u16() {
-                100..=199 => "1xx",
-                200..=299 => "2xx",
-                300..=399 => "3xx",
-                400..=499 => "4xx",
-                500..=599 => "5xx",
-                _ => "other",
+            let class = match response.status().as_u16() / 100 {
+                digit @ 2..=5 => usize::from(digit) - 2,
+                _ => CLASSES.len() - 1,
             };
             let metrics = &this.running.metrics;
-            metrics.answers.get_or_create(&[("status", class)]).inc();
+            metrics.answers[class].inc();
             metrics
                 .duration
                 .observe(this.running.since.elapsed().as_secs_f64());

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::fmt;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -29,10 +28,6 @@ use crate::metrics::Metrics;
 use crate::pool::{Lent, Pool, Pools};
 use crate::problem::Problem;
 use crate::upgrade::{Held, Tunnel};
-
-/// Who sent a request: an extension of it.
-#[derive(Debug, Clone, Copy)]
-pub struct Peer(pub IpAddr);
 
 /// The innermost service: sends requests to the upstream. Its answers carry a [`Disposition`] where
 /// there is none of the upstream's.

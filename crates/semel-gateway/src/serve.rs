@@ -18,7 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use ipnet::IpNet;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
 use tower_service::Service;
@@ -26,7 +26,7 @@ use tower_service::Service;
 use crate::connection::{Usage, Used};
 use crate::cores::Cores;
 use crate::headers;
-use crate::proxy::Peer;
+use crate::peer::Peer;
 use crate::proxy_protocol;
 use crate::tls::ClientCertificate;
 use crate::tls::server::Acceptor;
@@ -103,14 +103,15 @@ impl Entry {
     }
 }
 
-/// Serves the connections of `listener` on `cores`, HTTP/1 and HTTP/2 with prior knowledge or as ALPN says, until
-/// `shutdown`; then accepts no more, and returns once the requests under way are answered.
+/// Serves the connections of `listener` on `cores`, HTTP/1 and HTTP/2 with prior knowledge or as ALPN
+/// says, each with the service that is `made` for its client, until `shutdown`; then accepts no more,
+/// and returns once the requests under way are answered.
 pub async fn run<S, B>(
     listener: TcpListener,
     cores: Cores,
     entry: Entry,
     bounds: Bounds,
-    service: S,
+    made: impl Fn(Peer) -> S + Clone + Send + 'static,
     shutdown: impl Future<Output = ()>,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
@@ -145,7 +146,7 @@ pub async fn run<S, B>(
         };
         // It belongs to the runtime where it is used.
         let stream = stream.into_std();
-        let service = service.clone();
+        let made = made.clone();
         let mut stopping = stop.subscribe();
         let builder = builder.clone();
         let entry = entry.clone();
@@ -169,10 +170,11 @@ pub async fn run<S, B>(
                 Ok(opened) => opened,
                 Err(error) => return tracing::debug!("connection: {error}"),
             };
+            let service = made(Peer::new(peer));
             let usage = Arc::new(Usage::new());
+            let mut ends = Ends::watch(Arc::clone(&usage), stopping, bounds.idle);
             let service = service.map_request(move |mut request: Request<_>| {
                 let extensions = request.extensions_mut();
-                extensions.insert(Peer(peer));
                 if let Some(certificate) = &certificate {
                     extensions.insert(certificate.clone());
                 }
@@ -181,29 +183,74 @@ pub async fn run<S, B>(
                 }
                 request
             });
-            let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
+            let service = TowerToHyperService::new(Used::new(service, usage));
             let io = TokioIo::new(stream);
             let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
-            let ended = async {
+            let ended = loop {
                 tokio::select! {
-                    ended = connection.as_mut() => return ended,
-                    _ = stopping.changed() => {}
-                    () = usage.idleness(bounds.idle) => {}
+                    biased;
+                    ended = connection.as_mut() => break ended,
+                    end = ends.next() => match end {
+                        End::Soon => connection.as_mut().graceful_shutdown(),
+                        End::Now => return tracing::debug!("connection: no request in time"),
+                    }
                 }
-                connection.as_mut().graceful_shutdown();
-                connection.await
             };
-            tokio::select! {
-                ended = ended => if let Err(error) = ended {
-                    tracing::debug!("connection: {error}");
-                },
-                () = usage.silence(HEAD_TIMEOUT) => tracing::debug!("connection: no request in time"),
+            if let Err(error) = ended {
+                tracing::debug!("connection: {error}");
             }
         });
     }
     drop(accepting);
     stop.send(()).ok();
     stop.closed().await;
+}
+
+/// How a connection is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// After the requests under way.
+    Soon,
+    Now,
+}
+
+/// What ends a connection, watched by a task of its own: a connection that is busy looks at one word,
+/// and at no timer.
+struct Ends(mpsc::Receiver<End>);
+
+impl Ends {
+    fn watch(usage: Arc<Usage>, mut stopping: watch::Receiver<()>, idle: Duration) -> Self {
+        let (told, ends) = mpsc::channel(2);
+        tokio::spawn(async move {
+            let soon = async {
+                tokio::select! {
+                    _ = stopping.changed() => {}
+                    () = usage.idleness(idle) => {}
+                }
+                told.send(End::Soon).await.ok();
+                std::future::pending::<()>().await;
+            };
+            let now = async {
+                usage.silence(HEAD_TIMEOUT).await;
+                told.send(End::Now).await.ok();
+            };
+            tokio::select! {
+                () = soon => {}
+                () = now => {}
+                () = told.closed() => {}
+            }
+        });
+        Self(ends)
+    }
+
+    /// The next that was told.
+    async fn next(&mut self) -> End {
+        match self.0.recv().await {
+            Some(end) => end,
+            // Whoever watches ends before the connection only when it has nothing more to tell.
+            None => std::future::pending().await,
+        }
+    }
 }
 
 struct Accepting {
@@ -340,7 +387,7 @@ mod tests {
             Cores::current(),
             Entry::default(),
             bounds,
-            service,
+            move |_| service,
             never,
         ));
         let mut idle = Vec::new();

@@ -1,27 +1,23 @@
 //! What a request passes through, from the outside in.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::header::{HOST, HeaderName, InvalidHeaderValue};
-use http::{Request, Response};
-use hyper::body::Incoming;
 use semel::Store;
 use semel::guard::{Guard, Policy};
 use semel::store::Retention;
 use semel_tower::IdempotencyLayer;
 use tokio::sync::Semaphore;
-use tower::{Layer as _, ServiceBuilder};
-use tower_service::Service;
+use tower::Layer as _;
 
-use crate::body::Body;
 use crate::bounded::Bounded;
 use crate::config::{Config, Route};
 use crate::descriptors::Shares;
 use crate::headers::{self, Rules};
 use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
+use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::proxy::Proxy;
 use crate::reconcile::{Endpoint, Watching};
@@ -156,22 +152,15 @@ fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> Idempot
     others.fold(layer, |layer, name| layer.with_scope_header(name.clone()))
 }
 
+/// All that a request passes through, for the clients of one connection.
+pub(crate) type Stack<S> = Logged<Measured<Checked<Router<S>>>>;
+
 /// The whole stack: logged, measured, checked, and then as its route says: bounded in time, made to
 /// happen once, bounded in number, forwarded.
-pub fn stack<S: Store>(
+pub(crate) fn stack<S: Store>(
     table: Arc<ArcSwap<Table<S>>>,
     metrics: Arc<Metrics>,
-) -> impl Service<
-    Request<Incoming>,
-    Response = Response<semel_tower::Body<Body>>,
-    Error = Infallible,
-    Future: Send,
-> + Clone
-+ Send
-+ use<S> {
-    ServiceBuilder::new()
-        .layer_fn(Logged::new)
-        .layer_fn(move |inner| Measured::new(inner, Arc::clone(&metrics)))
-        .layer_fn(Checked)
-        .service(Router::new(table))
+    peer: Peer,
+) -> Stack<S> {
+    Logged::new(Measured::new(Checked(Router::new(table, peer)), metrics))
 }

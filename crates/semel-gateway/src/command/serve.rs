@@ -158,7 +158,8 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     let stacks = Stacks::new(config, shares, store.clone(), trust, Arc::clone(&metrics));
     let layer = stacks.layer().clone();
     let table = Arc::new(ArcSwap::from_pointee(stacks.table(config.clone())?));
-    let service = stack::stack(Arc::clone(&table), Arc::clone(&metrics));
+    let (served, measuring) = (Arc::clone(&table), Arc::clone(&metrics));
+    let made = move |peer| stack::stack(Arc::clone(&served), Arc::clone(&measuring), peer);
 
     let (stop, stopping) = watch::channel(false);
     let admin = admin::router(Admin {
@@ -182,7 +183,7 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
         Cores::current(),
         Entry::default(),
         few,
-        admin,
+        move |_| admin.clone(),
         never,
     ));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
@@ -227,7 +228,7 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
         tls,
         proxies: proxies.copied().collect(),
     };
-    let serving = serve::run(listener, cores, entry, bounds, service, accepting);
+    let serving = serve::run(listener, cores, entry, bounds, made, accepting);
     let mut serving = std::pin::pin!(serving);
     // Ready at the latest when the grace period ends.
     let out_of_time = async {

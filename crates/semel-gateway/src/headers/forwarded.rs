@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use http::header::{Entry, FORWARDED, HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
+use crate::peer::Peer;
+
 pub(super) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Carries the host that the client asked.
 pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -30,6 +32,15 @@ impl Proto {
     }
 }
 
+/// What only trusted peers may say.
+const ALL: [HeaderName; 5] = [
+    FORWARDED,
+    FORWARDED_FOR,
+    FORWARDED_HOST,
+    FORWARDED_PORT,
+    FORWARDED_PROTO,
+];
+
 /// Whether what this peer says of others is believed.
 pub(crate) fn is_trusted(peer: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|net| net.contains(&peer))
@@ -39,26 +50,22 @@ pub(crate) fn is_trusted(peer: IpAddr, trusted: &[IpNet]) -> bool {
 pub(super) fn write(
     headers: &mut HeaderMap,
     host: Option<&HeaderValue>,
-    peer: Option<IpAddr>,
+    peer: Option<&Peer>,
     trusted: bool,
     proto: Proto,
 ) {
-    if !trusted {
-        for name in [
-            FORWARDED,
-            FORWARDED_FOR,
-            FORWARDED_HOST,
-            FORWARDED_PORT,
-            FORWARDED_PROTO,
-        ] {
+    if !trusted && headers.keys().any(|name| ALL.contains(name)) {
+        for name in &ALL {
             headers.remove(name);
         }
     }
     if let Some(peer) = peer {
-        append(headers, FORWARDED_FOR, &peer.to_string());
+        append(headers, FORWARDED_FOR, peer.field().clone());
         // Who does not use it yet gets the other fields only.
-        if headers.contains_key(FORWARDED) {
-            append(headers, FORWARDED, &element(peer, host, proto));
+        if headers.contains_key(FORWARDED)
+            && let Ok(element) = element(peer.address(), host, proto).try_into()
+        {
+            append(headers, FORWARDED, element);
         }
     }
     if let Some(host) = host {
@@ -84,14 +91,19 @@ fn element(peer: IpAddr, host: Option<&HeaderValue>, proto: Proto) -> String {
 }
 
 /// Adds a member to a list, and makes one line of it: some services read the first line only.
-fn append(headers: &mut HeaderMap, name: HeaderName, member: &str) {
-    let mut list = Vec::new();
-    for line in headers.get_all(&name) {
-        list.extend_from_slice(line.as_bytes());
-        list.extend_from_slice(b", ");
-    }
-    list.extend_from_slice(member.as_bytes());
-    if let Ok(list) = HeaderValue::try_from(list) {
+fn append(headers: &mut HeaderMap, name: HeaderName, member: HeaderValue) {
+    let lines: Vec<&[u8]> = headers
+        .get_all(&name)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    let list = match lines.is_empty() {
+        true => Ok(member),
+        false => {
+            HeaderValue::try_from([&lines[..], &[member.as_bytes()]].concat().join(&b", "[..]))
+        }
+    };
+    if let Ok(list) = list {
         headers.insert(name, list);
     }
 }

@@ -3,8 +3,6 @@
 mod forwarded;
 mod reserved;
 
-use std::net::IpAddr;
-
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT,
     HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH, InvalidHeaderValue,
@@ -16,6 +14,7 @@ use semel::IdentityDigest;
 use semel::guard::AttemptInfo;
 
 use crate::config::{Config, Route};
+use crate::peer::Peer;
 use forwarded::Proto;
 pub(crate) use forwarded::{FORWARDED_HOST, is_trusted};
 use reserved::Reserved;
@@ -27,6 +26,18 @@ pub const ID: HeaderName = HeaderName::from_static("idempotency-id");
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// The fields of one connection.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    PROXY_CONNECTION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
 
 /// How the header of a request changes on its way through the gateway.
 #[derive(Debug)]
@@ -70,7 +81,7 @@ impl Rules {
         &self,
         headers: &mut HeaderMap,
         target: Option<&Authority>,
-        peer: Option<IpAddr>,
+        peer: Option<&Peer>,
     ) {
         let trailers = wants_trailers(headers);
         let upgrade = upgrade(headers);
@@ -88,9 +99,7 @@ impl Rules {
         headers.remove(ID);
         self.reserved.remove_twins(headers);
         join_cookies(headers);
-        // An IPv4 client of a socket for both has an address of either kind.
-        let peer = peer.map(|peer| peer.to_canonical());
-        let trusted = peer.is_some_and(|peer| is_trusted(peer, &self.trusted));
+        let trusted = peer.is_some_and(|peer| is_trusted(peer.address(), &self.trusted));
         let host = host(headers, target);
         forwarded::write(headers, host.as_ref(), peer, trusted, self.proto);
     }
@@ -211,7 +220,21 @@ fn end_to_end(scope: &[HeaderName]) -> Vec<HeaderName> {
 /// Removes the fields of one connection: RFC 9110, section 7.6.1. `Connection` cannot name what is
 /// `kept`: the service would not know for whom, or under what key, it works. A sender must not do that.
 fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
+    // Most requests and answers have one of them at most: a look at each field is less than a search for each name.
+    let place = |name| HOP_BY_HOP.iter().position(|one| one == name);
+    let present = headers
+        .keys()
+        .filter_map(place)
+        .fold(0_u8, |all, nth| all | 1 << nth);
+    if present == 0 {
+        return;
+    }
     let nominated: Vec<HeaderName> = members(headers, &CONNECTION)
+        .filter(|name| {
+            !["keep-alive", "close"]
+                .iter()
+                .any(|word| name.eq_ignore_ascii_case(word))
+        })
         .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
         .filter(|name| !kept.contains(name))
         .collect();
@@ -222,17 +245,10 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        PROXY_CONNECTION,
-        TE,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ] {
-        headers.remove(name);
+    for (nth, name) in HOP_BY_HOP.iter().enumerate() {
+        if present & 1 << nth != 0 {
+            headers.remove(name);
+        }
     }
 }
 
@@ -320,7 +336,7 @@ mod tests {
     /// What becomes of fields of this peer.
     fn upstream_gets(rules: &Rules, peer: &str, fields: &[(&str, &str)]) -> Vec<String> {
         let mut headers = map(fields);
-        rules.admit(&mut headers, None, Some(peer.parse().unwrap()));
+        rules.admit(&mut headers, None, Some(&Peer::new(peer.parse().unwrap())));
         rules.to_upstream(&mut headers, None, None);
         lines(&headers)
     }
@@ -347,8 +363,8 @@ mod tests {
             ("x_account", "1"),
         ]);
         let attempt = attempt().await;
-        let peer = "::ffff:192.0.2.2".parse().unwrap();
-        rules().admit(&mut headers, None, Some(peer));
+        let peer = Peer::new("::ffff:192.0.2.2".parse().unwrap());
+        rules().admit(&mut headers, None, Some(&peer));
         rules().to_upstream(&mut headers, None, Some(&attempt));
         assert_eq!(
             lines(&headers),

@@ -25,8 +25,9 @@ use crate::body::Body;
 use crate::bounded::Bounded;
 use crate::config::{Config, Route};
 use crate::headers::Rules;
+use crate::peer::Peer;
 use crate::problem::Problem;
-use crate::proxy::{Peer, Proxy};
+use crate::proxy::Proxy;
 use crate::wellformed::Answer;
 
 pub(crate) use matches::method;
@@ -108,7 +109,7 @@ impl<S> Table<S> {
 }
 
 impl<S: Store> Table<S> {
-    fn call(&self, request: Request<Incoming>) -> Answering {
+    fn call(&self, request: Request<Incoming>, peer: &Peer) -> Answering {
         let routes = &self.config.routes;
         let found = find(routes, request.method(), request.uri(), request.headers());
         let (handler, problem) = match found {
@@ -121,8 +122,7 @@ impl<S: Store> Table<S> {
             return Answer::Refused { response };
         };
         let (mut parts, body) = request.into_parts();
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
-        rules.admit(&mut parts.headers, parts.uri.authority(), peer);
+        rules.admit(&mut parts.headers, parts.uri.authority(), Some(peer));
         let time = self.config.limits.body_time;
         let body = Body::stream_in_time(body, Some(CLIENT_SILENCE), time);
         Answer::Passed {
@@ -142,24 +142,33 @@ impl<S> fmt::Debug for Table<S> {
 type Inner = <Bounded<Proxy> as Service<Request<Body>>>::Future;
 type Answering = Answer<ResponseFuture<Inner, Body, Infallible>, semel_tower::Body<Body>>;
 
-/// Takes each request through the table that holds when it comes.
-pub(crate) struct Router<S>(Arc<ArcSwap<Table<S>>>);
+/// Takes each request of a client through the table that holds when it comes.
+pub(crate) struct Router<S> {
+    table: Arc<ArcSwap<Table<S>>>,
+    peer: Peer,
+}
 
 impl<S> Router<S> {
-    pub(crate) const fn new(table: Arc<ArcSwap<Table<S>>>) -> Self {
-        Self(table)
+    pub(crate) const fn new(table: Arc<ArcSwap<Table<S>>>, peer: Peer) -> Self {
+        Self { table, peer }
     }
 }
 
 impl<S> Clone for Router<S> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self {
+            table: Arc::clone(&self.table),
+            peer: self.peer.clone(),
+        }
     }
 }
 
 impl<S> fmt::Debug for Router<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Router").field(&self.0).finish()
+        f.debug_struct("Router")
+            .field("table", &self.table)
+            .field("peer", &self.peer)
+            .finish()
     }
 }
 
@@ -173,6 +182,6 @@ impl<S: Store> Service<Request<Incoming>> for Router<S> {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        self.0.load().call(request)
+        self.table.load().call(request, &self.peer)
     }
 }
