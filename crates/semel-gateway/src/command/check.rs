@@ -34,7 +34,8 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
     }
     if let Some(line) = flags.get_one::<String>("request") {
         let fields = flags.get_many("header").unwrap_or_default();
-        let request = match explain::request(line, fields, &config) {
+        let body = flags.get_one::<String>("body").cloned();
+        let request = match explain::request(line, fields, body, &config) {
             Ok(request) => request,
             Err(error) => return fail(MISUSED, format_args!("error: {error}")),
         };

@@ -26,8 +26,9 @@ use crate::wellformed;
 pub(super) fn request<'a>(
     line: &str,
     fields: impl Iterator<Item = &'a String>,
+    body: Option<String>,
     config: &Config,
-) -> Result<Request<()>, String> {
+) -> Result<Request<Bytes>, String> {
     let example = "write it like --request 'POST /v1/orders'";
     let (method, target) = line
         .trim()
@@ -53,7 +54,7 @@ pub(super) fn request<'a>(
             .map_or(&*config.listen, |host| host.as_str());
         headers.extend(HeaderValue::from_str(own).ok().map(|own| (HOST, own)));
     }
-    let mut request = Request::new(());
+    let mut request = Request::new(Bytes::from(body.unwrap_or_default()));
     *request.method_mut() = method;
     *request.uri_mut() = target;
     *request.headers_mut() = headers;
@@ -61,9 +62,13 @@ pub(super) fn request<'a>(
 }
 
 /// What becomes of a request, for people.
-pub(super) async fn lines(sources: &Sources, config: Config, request: Request<()>) -> Vec<String> {
+pub(super) async fn lines(
+    sources: &Sources,
+    config: Config,
+    request: Request<Bytes>,
+) -> Vec<String> {
     let mut told = Told::default();
-    let (parts, ()) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let (method, uri, headers) = (&parts.method, &parts.uri, &parts.headers);
     let host = routing::host(uri, headers);
     let shown = host.as_deref().unwrap_or("no host");
@@ -81,8 +86,8 @@ pub(super) async fn lines(sources: &Sources, config: Config, request: Request<()
             return told.0;
         }
     };
-    // One of its readings: all fall to the same route.
-    let path = routing::readings(uri.path()).next().unwrap_or_default();
+    // All its readings fall to the same route.
+    let path = routing::decoded(uri.path());
     for route in config.routes.iter().take(nth) {
         if let Some(why) = route.matches.misses(host.as_deref(), &path, method) {
             told.add(
@@ -97,7 +102,7 @@ pub(super) async fn lines(sources: &Sources, config: Config, request: Request<()
     };
     told.add("route", format!("{route}  ({})", sources.place(nth)));
     told.0.extend(sources.route(nth));
-    told.through(&config, &route, Request::from_parts(parts, ()))
+    told.through(&config, &route, Request::from_parts(parts, body))
         .await;
     told.0
 }
@@ -118,8 +123,8 @@ impl Told {
     }
 
     /// Through the layer of its route, on a store that is empty.
-    async fn through(&mut self, config: &Config, route: &Route, request: Request<()>) {
-        let (mut parts, ()) = request.into_parts();
+    async fn through(&mut self, config: &Config, route: &Route, request: Request<Bytes>) {
+        let (mut parts, body) = request.into_parts();
         let rules = match Rules::new(config, route) {
             Ok(rules) => rules,
             Err(error) => return self.add("answer", format!("none: {error}")),
@@ -140,7 +145,7 @@ impl Told {
             std::future::ready(Ok::<_, Infallible>(Response::new(Body::from(Bytes::new()))))
         });
         let layer = stacks.layer_of(route);
-        let request = Request::from_parts(parts, Body::from(Bytes::new()));
+        let request = Request::from_parts(parts, Body::from(body));
         let Ok(answer) = layer.layer(upstream).oneshot(request).await;
         layer.drain().await;
         let arrived = arrived

@@ -49,6 +49,10 @@ pub fn command() -> Command {
                     text("header", "'NAME: VALUE'", "A field of that request; may be given again")
                         .requires("request")
                         .action(ArgAction::Append),
+                )
+                .arg(
+                    text("body", "TEXT", "Its body, in which some presets look for the key")
+                        .requires("request"),
                 ),
         )
         .subcommand(

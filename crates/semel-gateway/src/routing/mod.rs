@@ -33,11 +33,12 @@ use crate::wellformed::Answer;
 pub(crate) use matches::method;
 pub use matches::{Host, Matches};
 pub use path::Path;
+pub(crate) use path::decoded;
 
 /// How long a client may be silent within a body.
 const CLIENT_SILENCE: Duration = Duration::from_secs(30);
 /// A path that servers may read in several ways is compared in each, if it has so many bytes at most.
-const MOST_TO_READ: usize = 8 << 10;
+const MOST_TO_READ: usize = 4 << 10;
 
 /// Where a request goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,14 +59,11 @@ pub(crate) fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     host.map(matches::host_name)
 }
 
-/// What servers may take a path for.
-pub(crate) fn readings(path: &str) -> impl Iterator<Item = String> {
-    path::readings(path).into_iter()
-}
-
 /// The first route that takes a request.
 pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -> Found {
-    let host = host(uri, headers);
+    // Most gateways have no use for it.
+    let names_host = routes.iter().any(|route| !route.matches.hosts.is_empty());
+    let host = names_host.then(|| host(uri, headers)).flatten();
     let first = |path: &str| {
         let takes = |route: &Route| {
             let misses = route.matches.misses(host.as_deref(), path, method);
@@ -78,10 +76,9 @@ pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -
     if path::is_plain(path) || routes.iter().all(|route| route.matches.paths.is_empty()) {
         return found(first(path));
     }
-    if path.len() > MOST_TO_READ {
-        return Found::Ambiguous;
-    }
-    let mut all = readings(path).map(|path| first(&path));
+    let all = (path.len() <= MOST_TO_READ).then(|| path::readings(path));
+    let all = all.flatten().unwrap_or_default();
+    let mut all = all.iter().map(|path| first(path));
     match all.next() {
         Some(one) if all.all(|other| other == one) => found(one),
         _ => Found::Ambiguous,

@@ -59,13 +59,13 @@ impl Path {
                 _ if segment.contains('*') => {
                     return Err(wrong("has a `*` that is not its last segment"));
                 }
-                _ => Segment::Literal(decoded(segment, KEPT)),
+                _ => Segment::Literal(decoded(segment)),
             });
         }
         // What a request can be read as in two ways can be no route's.
         let literals = segments.iter().filter_map(Segment::literal);
         for literal in literals {
-            if readings(&format!("/{literal}")).len() > 1 {
+            if readings(&format!("/{literal}")).is_none_or(|all| all.len() > 1) {
                 return Err(wrong(
                     "has `.`, `..`, `;`, `\\` or an encoded slash: servers read them in different ways",
                 ));
@@ -132,30 +132,44 @@ pub(crate) fn is_plain(path: &str) -> bool {
     !path.bytes().any(strange) && !path.contains("//") && !path.contains("/.")
 }
 
-/// What servers may take a path for. Percent-encodings are decoded in all of them; each further step is
-/// taken by some servers and not by others.
-pub(crate) fn readings(path: &str) -> BTreeSet<String> {
-    let mut readings = BTreeSet::from([decoded(path, KEPT)]);
-    let steps: [fn(&str) -> String; 6] = [
-        |path| decoded(path, b""),
-        decoded_again,
+/// What servers may take a path for; `None` if that is too much to compare. Percent-encodings are decoded
+/// in all of them. Each further step is taken by some servers and not by others, in whatever order, and
+/// decoding more than once by chains of them.
+pub(crate) fn readings(path: &str) -> Option<BTreeSet<String>> {
+    let steps: [fn(&str) -> String; 5] = [
+        |path| decoded_but(path, b""),
         |path| path.replace('\\', "/"),
         without_parameters,
         with_single_slashes,
         without_dots,
     ];
-    for step in steps {
-        let more: Vec<String> = readings.iter().map(|reading| step(reading)).collect();
-        readings.extend(more);
+    let mut readings = BTreeSet::new();
+    let mut new = vec![decoded(path)];
+    while let Some(reading) = new.pop() {
+        if readings.contains(&reading) {
+            continue;
+        }
+        new.extend(steps.map(|step| step(&reading)));
+        readings.insert(reading);
+        if readings.len() > MOST_READINGS {
+            return None;
+        }
     }
-    readings
+    Some(readings)
 }
 
+/// What people write has a handful.
+const MOST_READINGS: usize = 64;
 /// Not all servers decode these before they look for segments.
 const KEPT: &[u8] = b"/\\;%";
 
+/// A path with what all servers decode.
+pub(crate) fn decoded(path: &str) -> String {
+    decoded_but(path, KEPT)
+}
+
 /// Decodes percent-encodings, but for those of `kept`, whose digits become upper case.
-fn decoded(text: &str, kept: &[u8]) -> String {
+fn decoded_but(text: &str, kept: &[u8]) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
@@ -182,18 +196,6 @@ fn decoded(text: &str, kept: &[u8]) -> String {
 fn hex(digit: u8) -> Option<u8> {
     let value = char::from(digit).to_digit(16)?;
     u8::try_from(value).ok()
-}
-
-/// As by a chain of servers that each decode.
-fn decoded_again(path: &str) -> String {
-    let mut path = path.to_owned();
-    loop {
-        let again = decoded(&path, b"");
-        if again == path {
-            return path;
-        }
-        path = again;
-    }
 }
 
 /// Without what follows a `;` in a segment, as servlets read it.
@@ -354,9 +356,13 @@ mod tests {
             "/v1/x/..%3B/payments",
             "/v1/%252e/payments",
             "/../v1/payments",
+            // Parameters first, then what is encoded, as servlets do.
+            "/x;p%2Fq/..%2Fv1/payments",
+            "/v1;%2F/payments",
         ] {
             assert!(!is_plain(spelled), "{spelled}");
-            assert!(readings(spelled).contains("/v1/payments"), "{spelled}");
+            let all = readings(spelled).unwrap();
+            assert!(all.contains("/v1/payments"), "{spelled}");
         }
         for plain in [
             "/",
@@ -367,18 +373,16 @@ mod tests {
             "/~a/b-c_d",
         ] {
             assert!(is_plain(plain), "{plain}");
-            assert_eq!(
-                readings(plain),
-                BTreeSet::from([plain.to_owned()]),
-                "{plain}"
-            );
+            let all = BTreeSet::from([plain.to_owned()]);
+            assert_eq!(readings(plain), Some(all), "{plain}");
         }
     }
 
     #[test]
     fn bytes_that_are_no_text_are_read_too() {
         for path in ["/%", "/%2", "/%zz", "/%ff", "/%00", "/%E2%82"] {
-            assert!(!readings(path).is_empty());
+            assert!(readings(path).is_some_and(|all| !all.is_empty()));
         }
+        assert_eq!(readings(&format!("/%{}2F", "25".repeat(100))), None);
     }
 }

@@ -338,6 +338,13 @@ fn a_request_is_explained() {
         "Idempotency-Key: secret secret \"",
     ]);
     assert!(text.contains("400 invalid-key"), "{text}");
+    // Of a preset that has the key in the body.
+    let body = r#"{"idempotency_key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}"#;
+    let json = "Content-Type: application/json";
+    let flags = ["--request", "POST /x", "--header", json, "--body", body];
+    let (_, output) = check("upstream = \"http://a\"\npreset = \"adcp\"\n", &flags);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\nkey                8e03978e…\n"), "{text}");
     for (request, header) in [
         ("/x", "a: b"),
         ("POST", "a: b"),
@@ -352,4 +359,16 @@ fn a_request_is_explained() {
             "{said}"
         );
     }
+}
+
+#[test]
+fn other_commands_take_a_file_with_routes() {
+    let file = file(sample(), &[]);
+    let output = Command::new(env!("CARGO_BIN_EXE_semel"))
+        .args(["migrate", "--store", "memory:", "--config"])
+        .arg(file.path())
+        .env_clear()
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
 }

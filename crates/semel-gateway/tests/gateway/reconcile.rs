@@ -79,6 +79,10 @@ impl Endpoint {
         *self.act.lock().unwrap() = act;
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) fn questions(&self) -> Vec<Value> {
         let asked = self.asked.lock().unwrap();
         asked.iter().map(|(_, question)| question.clone()).collect()

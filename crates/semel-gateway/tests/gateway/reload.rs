@@ -14,7 +14,10 @@ use semel::{Identity, Key, Scope, Service};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
-use crate::support::{Connection, Gateway, Shop, eventually, get, order, request};
+use crate::reconcile::{Act, Endpoint};
+use crate::support::{
+    Connection, Gateway, Reaction, Script, Shop, eventually, get, order, request,
+};
 
 /// How often the configuration is replaced under load; `SEMEL_RELOADS` says otherwise.
 const RELOADS: usize = 250;
@@ -309,6 +312,66 @@ async fn what_changes_with_a_restart_only_is_told_and_stays() {
         );
         connections.insert(nth, connection);
     }
+}
+
+/// Lost attempts of every service are asked about whose route says so, also of one that came later.
+#[tokio::test]
+async fn the_lost_attempts_of_all_routes_are_asked_about() {
+    let upstream = Script::start(Reaction::Close).await;
+    let answer = serde_json::json!({"finding": "did-not-happen"});
+    let endpoint = Endpoint::open(Act::Say(answer)).await;
+    let route = |service: &str, on_lost: &str| {
+        format!(
+            "[[routes]]\npath = \"/{service}\"\nservice = \"{service}\"\non-lost = \"{on_lost}\"\n"
+        )
+    };
+    let top = format!(
+        "upstream = \"http://{}\"\n[reconcile]\nurl = \"{}\"\nevery = \"100ms\"\npause = \"50ms\"\n",
+        upstream.address,
+        endpoint.url()
+    );
+    let one = top + &route("a", "reconcile") + &route("b", "reconcile") + &route("held", "hold");
+    let place = Place::new(&one);
+    let gateway = Gateway::start_with(&place.path(), &[]);
+    let lose = async |service: &str| {
+        let path = format!("/{service}");
+        let asked = request(
+            Method::POST,
+            gateway.address,
+            &path,
+            &[("idempotency-key", service)],
+            "",
+        );
+        assert_eq!(
+            crate::support::send(asked).await.unwrap().problem(),
+            "upstream-failed"
+        );
+    };
+    let asked = || -> Vec<String> {
+        let questions = endpoint.questions();
+        let services = questions
+            .iter()
+            .map(|question| question["service"].as_str().unwrap());
+        services.map(str::to_owned).collect()
+    };
+    for service in ["held", "a", "b"] {
+        lose(service).await;
+    }
+    let knows = async |service: &str| {
+        eventually(service, async || {
+            asked().contains(&service.to_owned()).then_some(())
+        })
+        .await;
+    };
+    knows("a").await;
+    knows("b").await;
+
+    place.write(&(one + &route("later", "reconcile")));
+    gateway.hang_up();
+    reloaded(&gateway, "success", 1).await;
+    lose("later").await;
+    knows("later").await;
+    assert!(!asked().contains(&"held".to_owned()));
 }
 
 /// The end waits for what began under a table that was replaced since.
