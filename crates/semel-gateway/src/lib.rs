@@ -20,6 +20,7 @@ mod logged;
 pub mod metrics;
 pub mod peer;
 mod pool;
+pub mod principal;
 mod problem;
 pub mod proxy;
 mod proxy_protocol;

@@ -31,6 +31,7 @@ pub struct Metrics {
     events: Family<Label, Counter>,
     answers: [Counter; CLASSES.len()],
     upstream_failures: Family<Label, Counter>,
+    refused: Family<Label, Counter>,
     duration: Histogram,
     in_flight: Gauge,
     running: Gauge,
@@ -57,6 +58,7 @@ impl Metrics {
             events: Family::default(),
             answers: Default::default(),
             upstream_failures: Family::default(),
+            refused: Family::default(),
             // 0.5 ms to 16 s.
             duration: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
             in_flight: Gauge::default(),
@@ -94,6 +96,11 @@ impl Metrics {
             "upstream_failures",
             "Requests that the upstream did not answer, by what is known of them",
             metrics.upstream_failures.clone(),
+        );
+        registry.register(
+            "refused_callers",
+            "Requests with a key that were refused for who sent them, by the code of the answer",
+            metrics.refused.clone(),
         );
         registry.register(
             "request_duration_seconds",
@@ -203,6 +210,10 @@ impl Metrics {
         self.upstream_failures
             .get_or_create(&[("kind", kind)])
             .inc();
+    }
+
+    pub(crate) fn refused(&self, code: &'static str) {
+        self.refused.get_or_create(&[("code", code)]).inc();
     }
 
     pub(crate) fn purged(&self, records: usize) {

@@ -26,6 +26,14 @@ pub(crate) enum Problem {
     /// As many requests without a key are on their way to the upstream as may be, or the gateway had
     /// no descriptor, port or memory for a connection: nothing was sent.
     Overloaded,
+    /// The token that says who asks is no good, for this reason.
+    InvalidToken(&'static str),
+    /// The endpoint that is asked about callers answered 401.
+    Unauthenticated,
+    /// The endpoint that is asked about callers answered 403.
+    Forbidden,
+    /// It cannot be found out now who asks.
+    AuthUnavailable,
 }
 
 impl Problem {
@@ -71,6 +79,26 @@ impl Problem {
                 "overloaded",
                 "The gateway has no room for this request",
             ),
+            Self::InvalidToken(_) => (
+                StatusCode::UNAUTHORIZED,
+                "invalid-token",
+                "The token is not accepted",
+            ),
+            Self::Unauthenticated => (
+                StatusCode::UNAUTHORIZED,
+                "unauthenticated",
+                "The credentials are missing or not accepted",
+            ),
+            Self::Forbidden => (
+                StatusCode::FORBIDDEN,
+                "forbidden",
+                "The caller may not do this",
+            ),
+            Self::AuthUnavailable => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "auth-unavailable",
+                "It cannot be found out now who is calling",
+            ),
             Self::NotSupported(_) => (
                 StatusCode::NOT_IMPLEMENTED,
                 "not-supported",
@@ -94,7 +122,13 @@ impl Problem {
             Self::Overloaded => {
                 "Nothing was sent to the service. Try again, and with the same key if there was one."
             }
-            Self::Malformed(detail) | Self::NotSupported(detail) => detail,
+            Self::Unauthenticated | Self::Forbidden => {
+                "Nothing was run, and no earlier answer is given out."
+            }
+            Self::AuthUnavailable => "Nothing was run. Try again with the same key.",
+            Self::Malformed(detail) | Self::NotSupported(detail) | Self::InvalidToken(detail) => {
+                detail
+            }
         }
     }
 
@@ -126,7 +160,7 @@ impl Problem {
         if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")) {
             headers.insert(LINK, link);
         }
-        if self == Self::Overloaded {
+        if matches!(self, Self::Overloaded | Self::AuthUnavailable) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response.extensions_mut().insert(self);

@@ -1,6 +1,6 @@
 //! What a request passes through, from the outside in.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use http::header::{HOST, HeaderName, InvalidHeaderValue};
@@ -19,6 +19,7 @@ use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
 use crate::peer::Peer;
 use crate::pool::Pools;
+use crate::principal::{self, Principals, Verified, Verifiers};
 use crate::proxy::Proxy;
 use crate::reconcile::{Endpoint, Watching};
 use crate::routing::{Handler, Router, Table};
@@ -33,6 +34,7 @@ pub struct Stacks<S> {
     unkeyed: Arc<Semaphore>,
     pools: Pools,
     trust: Arc<Trust>,
+    verifiers: Mutex<Arc<Verifiers>>,
     metrics: Arc<Metrics>,
 }
 
@@ -45,6 +47,9 @@ pub enum Error {
     /// TLS cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::Error),
+    /// Callers cannot be verified.
+    #[error(transparent)]
+    Principal(#[from] principal::Error),
 }
 
 impl<S: Store> Stacks<S> {
@@ -75,6 +80,7 @@ impl<S: Store> Stacks<S> {
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
             pools: Pools::new(Arc::clone(&trust)),
             trust,
+            verifiers: Mutex::default(),
             metrics,
         }
     }
@@ -87,21 +93,44 @@ impl<S: Store> Stacks<S> {
     /// A configuration, made to serve.
     ///
     /// # Errors
-    /// An upstream that cannot be asked.
+    /// What cannot be known before.
     pub fn table(&self, config: Config) -> Result<Table<S>, Error> {
         if config.asks_over_tls() {
             self.trust.read()?;
         }
+        let verifiers = self.verifiers(&config)?;
         let handlers = config.routes.iter().map(|route| {
             let rules = Arc::new(Rules::new(&config, route)?);
             let metrics = Arc::clone(&self.metrics);
             let proxy = Proxy::new(route, &self.pools, Arc::clone(&rules), metrics);
             let bounded = Bounded::new(proxy, Arc::clone(&self.unkeyed), Arc::clone(&self.metrics));
-            let service = self.layer_of(route).layer(bounded);
+            let principals = Principals {
+                parts: route.principal.clone(),
+                is_required: route.require_principal,
+                verifiers: Arc::clone(&verifiers),
+                metrics: Arc::clone(&self.metrics),
+            };
+            let service = Verified {
+                inner: self.layer_of(route).layer(bounded),
+                principals: verifies(route).then(|| Arc::new(principals)),
+            };
             Ok(Handler { rules, service })
         });
-        let handlers = handlers.collect::<Result<_, InvalidHeaderValue>>()?;
+        let handlers = handlers.collect::<Result<_, Error>>()?;
         Ok(Table::new(config, handlers))
+    }
+
+    /// Those that there are, where nothing was changed about them: they know keys and answers.
+    fn verifiers(&self, config: &Config) -> Result<Arc<Verifiers>, principal::Error> {
+        let mut current = self
+            .verifiers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !current.are_for(config.jwt.as_ref(), config.auth.as_ref()) {
+            let (jwt, auth) = (config.jwt.clone(), config.auth.clone());
+            *current = Arc::new(Verifiers::open(jwt, auth, &self.trust)?);
+        }
+        Ok(Arc::clone(&current))
     }
 
     /// The idempotency layer of a route.
@@ -123,9 +152,11 @@ impl<S: Store> Stacks<S> {
             .with_protection(route.protect)
             .with_max_request_body(route.max_body)
             .with_max_response_body(route.max_body)
-            .with_principal_required(route.require_principal)
+            // Who is let in without is said by what verifies.
+            .with_principal_required(route.require_principal || verifies(route))
+            .with_scope_limits(route.scope_limits)
             .with_service(route.service.clone().unwrap_or_default());
-        let layer = scoped(layer, &route.scope_headers);
+        let layer = scoped(layer, route);
         route
             .dispositions
             .each()
@@ -135,16 +166,24 @@ impl<S: Store> Stacks<S> {
     }
 }
 
-/// The first field names the principal, the others narrow its scope. A host always does that: it says
-/// nothing of who asks. It is the one that the client asked, also behind a proxy that is trusted.
-fn scoped<S: Store>(layer: IdempotencyLayer<S>, names: &[HeaderName]) -> IdempotencyLayer<S> {
+/// Whether callers are verified before the layer sees their requests.
+fn verifies(route: &Route) -> bool {
+    route.protect && !route.principal.is_empty()
+}
+
+/// What is verified names the principal, or else the first field; other fields narrow its scope. A host
+/// always does that: it says nothing of who asks. It is the one that the client asked, also behind a
+/// proxy that is trusted.
+fn scoped<S: Store>(layer: IdempotencyLayer<S>, route: &Route) -> IdempotencyLayer<S> {
     let asked = |name: &HeaderName| match *name {
         HOST => headers::FORWARDED_HOST,
         _ => name.clone(),
     };
-    let names: Vec<HeaderName> = names.iter().map(asked).collect();
-    let principal = names.iter().find(|name| **name != headers::FORWARDED_HOST);
+    let names: Vec<HeaderName> = route.scope_headers.iter().map(asked).collect();
+    let names_caller = |name: &&HeaderName| !verifies(route) && **name != headers::FORWARDED_HOST;
+    let principal = names.iter().find(names_caller);
     let layer = match principal {
+        _ if verifies(route) => layer.with_principal_by(principal::scope_of),
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,
     };

@@ -105,7 +105,13 @@ impl ScopeRule {
         }
         let mut segments = Vec::new();
         for name in &self.also {
-            append(&mut segments, parts, name);
+            match *name {
+                AUTHORIZATION | COOKIE => {
+                    let digest = digest_of(&parts.headers, name);
+                    segments.extend(digest.segments().map(str::to_owned));
+                }
+                _ => append(&mut segments, parts, name),
+            }
         }
         Ok(joined(&scope, segments))
     }
@@ -220,4 +226,28 @@ fn digest_of(headers: &HeaderMap, name: &HeaderName) -> Scope {
     let digest: [u8; 32] = hash.finalize().into();
     let digest = semel::IdentityDigest::from_bytes(digest).to_string();
     Scope::new([name.as_str(), &digest])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_never_a_part_as_they_are() {
+        let rule = ScopeRule {
+            also: vec![AUTHORIZATION, COOKIE],
+            ..ScopeRule::default()
+        };
+        let scope_of = |token: &str| {
+            let request = http::Request::builder()
+                .header(AUTHORIZATION, token)
+                .header(COOKIE, "session=secret");
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            rule.of(&parts).unwrap()
+        };
+        let scope = scope_of("Bearer secret");
+        assert!(!format!("{scope:?}").contains("secret"), "{scope:?}");
+        assert_eq!(scope, scope_of("Bearer secret"));
+        assert_ne!(scope, scope_of("Bearer secret2"));
+    }
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD};
 use http::request::Parts;
-use http::{Extensions, Method, Request, Response};
+use http::{Extensions, HeaderMap, Method, Request, Response};
 use http_body::Body as HttpBody;
 use semel::guard::{Asked, Guard, Seen, Signal};
 use semel::store::OnLost;
@@ -48,6 +48,20 @@ impl<Inner, S> Idempotency<Inner, S> {
             config,
             transactions,
         }
+    }
+}
+
+impl<Inner, S> Idempotency<Inner, S> {
+    /// Whether a request may have a key, as far as its head says. A service outside that finds out who
+    /// asks, and leaves it for [`with_principal_by`](crate::IdempotencyLayer::with_principal_by), need
+    /// not do so for others.
+    pub fn may_have_key(&self, method: &Method, headers: &HeaderMap) -> bool {
+        !policy::is_safe(method)
+            && self.config.protects(method)
+            && match self.config.key_member {
+                Some(_) => Config::may_hold_key(headers),
+                None => headers.contains_key(&self.config.key_header),
+            }
     }
 }
 

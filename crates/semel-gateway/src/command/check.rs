@@ -32,6 +32,9 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
     {
         return fail(MISUSED, format_args!("error: {error}"));
     }
+    if let Some(Err(error)) = config.jwt.as_ref().map(|jwt| jwt.jwks.check()) {
+        return fail(MISUSED, format_args!("error: {error}"));
+    }
     if let Some(line) = flags.get_one::<String>("request") {
         let fields = flags.get_many("header").unwrap_or_default();
         let body = flags.get_one::<String>("body").cloned();

@@ -16,6 +16,7 @@ use crate::config::{Config, Route, Sources};
 use crate::descriptors::Shares;
 use crate::headers::Rules;
 use crate::metrics::Metrics;
+use crate::principal::{self, Part};
 use crate::problem::Problem;
 use crate::routing::{self, Found};
 use crate::stack::Stacks;
@@ -130,6 +131,11 @@ impl Told {
             Err(error) => return self.add("answer", format!("none: {error}")),
         };
         rules.admit(&mut parts.headers, parts.uri.authority(), None);
+        if !route.principal.is_empty() {
+            parts
+                .extensions
+                .insert(principal::stand_in(&route.principal));
+        }
         let shares = Shares {
             connections: 1,
             attempts: 1,
@@ -171,7 +177,13 @@ impl Told {
         self.add("key", format!("{}…", identity.key().hint()));
         self.add("scope", scope(identity.scope(), route));
         self.add("operation", identity.operation());
-        self.add("identity", identity.digest().to_string());
+        match route.principal.is_empty() {
+            true => self.add("identity", identity.digest().to_string()),
+            false => self.add(
+                "principal",
+                "verified when the request comes, or it is refused",
+            ),
+        }
     }
 }
 
@@ -184,6 +196,8 @@ fn scope(scope: &Scope, route: &Route) -> String {
     let fields = route.scope_headers.iter().chain(&of_preset);
     let mut names: Vec<&str> = fields.map(HeaderName::as_str).collect();
     names.extend(["authorization", "x-forwarded-host", "target"]);
+    let verified: Vec<String> = route.principal.iter().map(Part::to_string).collect();
+    names.extend(verified.iter().map(String::as_str));
     let segments = scope.segments();
     let segments = segments.map(|text| names.iter().find(|name| **name == text).unwrap_or(&"…"));
     let mut shown: Vec<&str> = segments.copied().collect();

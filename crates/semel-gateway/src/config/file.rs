@@ -6,7 +6,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{RECONCILE, ROUTE, SETTINGS, Setting};
+use super::settings::{RECONCILE, ROUTE, SECTIONS, SETTINGS, Setting};
 use super::sources::{Given, Said};
 
 /// What a file says.
@@ -29,8 +29,8 @@ pub(super) struct RouteSaid {
     pub(super) said: Said,
 }
 
-/// Sections, besides the settings.
-const SECTIONS: [&str; 3] = ["dispositions", "reconcile", "routes"];
+/// Sections that are not settings' names with a dash.
+const OTHERS: [&str; 3] = ["dispositions", "reconcile", "routes"];
 
 impl File {
     pub(super) fn read(path: &str, text: &str) -> Self {
@@ -83,9 +83,13 @@ impl Reader<'_> {
                 ("dispositions", _) => self.dispositions(&mut top, key, value),
                 ("reconcile", _) => self.reconcile(&mut top.given, key, value),
                 ("routes", _) => self.routes(key, value),
+                (section, _) if SECTIONS.contains(&section) => {
+                    self.section(&mut top.given, &SETTINGS.iter(), key, value);
+                }
                 _ => {
                     let settings = SETTINGS.iter().map(|setting| setting.name);
-                    let known = settings.filter(|name| *name != "config").chain(SECTIONS);
+                    let known = settings.filter(|name| *name != "config");
+                    let known = known.chain(SECTIONS).chain(OTHERS);
                     self.unknown(key, name, known);
                 }
             }
@@ -120,13 +124,44 @@ impl Reader<'_> {
             match settings.find(|setting| setting.route_key() == name) {
                 Some(setting) => self.set(&mut said.given, setting, name, key, value),
                 None if name == "dispositions" => self.dispositions(&mut said, key, value),
+                None if name == "limits" => {
+                    self.section(&mut said.given, &route_settings(), key, value);
+                }
                 None => {
                     let known = route_settings().map(Setting::route_key);
-                    self.unknown(key, name, known.chain(["dispositions"]));
+                    self.unknown(key, name, known.chain(["dispositions", "limits"]));
                 }
             }
         }
         said
+    }
+
+    /// A section whose keys are settings: their names begin with its own.
+    fn section(
+        &mut self,
+        given: &mut BTreeMap<&'static str, Given>,
+        settings: &(impl Iterator<Item = &'static Setting> + Clone),
+        section: &Key<'_>,
+        value: &Value<'_>,
+    ) {
+        let (start, section) = (section.span().start, section.get_ref());
+        let Some(table) = value.get_ref().as_table() else {
+            return self.error(start, &format!("`{section}` must be a section"));
+        };
+        for (key, value) in table {
+            let name = format!("{section}.{}", key.get_ref());
+            let prefix = format!("{section}-");
+            let short = |setting: &'static Setting| setting.name.strip_prefix(prefix.as_str());
+            let is_meant = |s: &&'static Setting| short(s) == Some(key.get_ref().as_ref());
+            match settings.clone().find(is_meant) {
+                Some(setting) => self.set(given, setting, &name, key, value),
+                None => {
+                    let known = settings.clone().filter_map(short);
+                    let known: Vec<_> = known.map(|key| format!("{section}.{key}")).collect();
+                    self.unknown(key, &name, known.iter().map(String::as_str));
+                }
+            }
+        }
     }
 
     fn dispositions(&mut self, said: &mut Said, key: &Key<'_>, value: &Value<'_>) {

@@ -4,6 +4,7 @@
 //! ([`file`](mod@file)), the first the strongest; `read` makes the [`Config`] of them, each value by a
 //! function of `values`.
 
+mod callers;
 mod dispositions;
 mod file;
 mod read;
@@ -16,14 +17,16 @@ pub(crate) mod values;
 use std::fmt;
 use std::time::Duration;
 
+use http::Uri;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme};
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
-use semel_tower::Preset;
+use semel_tower::{Preset, ScopeLimits};
 use tracing::Level;
 
+use crate::principal::{Auth, Jwt, Part, Source};
 use crate::reconcile::Settings;
 use crate::routing::Matches;
 use crate::tls::PemFile;
@@ -59,6 +62,10 @@ pub struct Config {
     pub proxy_protocol: bool,
     /// How much may be open, run and be held at once.
     pub limits: Limits,
+    /// How tokens are verified, where they say who callers are.
+    pub jwt: Option<Jwt>,
+    /// Whom to ask about callers.
+    pub auth: Option<Auth>,
     /// The names under which operators ask.
     pub admin_hosts: Vec<String>,
     /// How long to wait for what is running, at the end.
@@ -74,13 +81,16 @@ pub struct Config {
 impl Config {
     /// Whether something is asked over TLS.
     pub fn asks_over_tls(&self) -> bool {
-        let reconciler = self
-            .reconcile
-            .as_ref()
-            .map(|settings| settings.url.scheme());
+        let keys = self.jwt.as_ref().and_then(|jwt| match &jwt.jwks {
+            Source::Url(url) => Some(url),
+            Source::File(_) => None,
+        });
+        let reconciler = self.reconcile.as_ref().map(|settings| &settings.url);
+        let auth = self.auth.as_ref().map(|auth| &auth.url);
+        let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
         let mut upstreams = self.routes.iter().flat_map(|route| &route.upstreams);
         upstreams.any(|upstream| upstream.protocol == Protocol::Https)
-            || reconciler == Some(Some(&Scheme::HTTPS))
+            || [reconciler, auth, keys].into_iter().flatten().any(is_https)
     }
 }
 
@@ -111,10 +121,16 @@ pub struct Route {
     pub on_lost: OnLost,
     /// The largest body that is read whole, in bytes.
     pub max_body: usize,
-    /// The fields that a scope is made of: the first but `Host` names the principal.
+    /// The fields that a scope is made of: the first but `Host` names the principal, unless it is verified.
     pub scope_headers: Vec<HeaderName>,
+    /// What says who callers are, and is verified.
+    pub principal: Vec<Part>,
+    /// Whether the fields of a scope count from trusted peers only.
+    pub trusted_scope: bool,
     /// Whether requests with a key and without a principal are refused.
     pub require_principal: bool,
+    /// What each scope may use.
+    pub scope_limits: ScopeLimits,
     /// What the statuses of the upstream's answers mean, beyond the defaults.
     pub dispositions: Dispositions,
     /// How long the upstream may be silent.

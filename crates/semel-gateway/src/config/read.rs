@@ -36,17 +36,23 @@ impl Sources {
             .read("admin-host", values::host_names)
             .unwrap_or_default();
         admin_hosts.extend(admin.rsplit_once(':').map(|(host, _)| host.to_owned()));
+        // Whatever is missing here has its message among the errors.
+        let tls = reader.tls();
+        let trust_forwarded = reader
+            .read("trust-forwarded", values::networks)
+            .unwrap_or_default();
+        let asks_clients = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        reader.check_callers(&routes, !trust_forwarded.is_empty(), asks_clients);
         let config = Config {
-            // Whatever is missing here has its message among the errors.
             upstream_ca: reader.file("upstream-ca", "--upstream-ca"),
-            tls: reader.tls(),
+            tls,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
             reconcile: self.reconcile(&mut reader, &routes),
             proxy_protocol: reader.switch("proxy-protocol"),
-            trust_forwarded: reader
-                .read("trust-forwarded", values::networks)
-                .unwrap_or_default(),
+            trust_forwarded,
             limits: reader.limits(&routes),
+            jwt: reader.jwt(&routes),
+            auth: reader.auth(&routes),
             admin_hosts,
             drain: reader.read("drain", values::duration).unwrap_or_default(),
             drain_delay: reader
@@ -176,13 +182,13 @@ impl Sources {
     }
 }
 
-struct Reader<'a> {
-    said: &'a Said,
-    errors: Vec<String>,
+pub(super) struct Reader<'a> {
+    pub(super) said: &'a Said,
+    pub(super) errors: Vec<String>,
 }
 
 impl Reader<'_> {
-    fn read<T>(
+    pub(super) fn read<T>(
         &mut self,
         name: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
@@ -222,7 +228,7 @@ impl Reader<'_> {
     }
 
     /// What is wrong at the top is wrong in all routes.
-    fn error(&mut self, message: String) {
+    pub(super) fn error(&mut self, message: String) {
         if !self.errors.contains(&message) {
             self.errors.push(message);
         }
@@ -268,7 +274,12 @@ impl Reader<'_> {
             scope_headers: self
                 .read("scope-header", values::fields)
                 .unwrap_or_default(),
+            principal: self
+                .read("principal", values::principal)
+                .unwrap_or_default(),
+            trusted_scope: self.switch("trusted-scope"),
             require_principal: self.switch("require-principal"),
+            scope_limits: self.scope_limits(),
             dispositions: self.dispositions(),
             upstream_timeout: self.read("upstream-timeout", values::limit).flatten(),
             preserve_host: self.switch("preserve-host"),
@@ -279,7 +290,11 @@ impl Reader<'_> {
         self.read(name, values::boolean).unwrap_or_default()
     }
 
-    fn list<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, String>) -> Vec<T> {
+    pub(super) fn list<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Vec<T> {
         self.read(name, values::list(parse)).unwrap_or_default()
     }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::file::route_settings;
-use super::settings::{RECONCILE, SETTINGS, Setting};
+use super::settings::{RECONCILE, SECTIONS, SETTINGS, Setting};
 
 /// The schema, in draft 2020-12.
 pub(crate) fn schema() -> Value {
@@ -23,6 +23,8 @@ pub(crate) fn schema() -> Value {
     for place in [&mut top, &mut route] {
         place.insert("dispositions".to_owned(), dispositions());
     }
+    top.extend(sections(SETTINGS.iter()));
+    route.extend(sections(route_settings()));
     top.insert("reconcile".to_owned(), section(&reconcile));
     let routes = json!({"type": "array", "items": section(&route)});
     top.insert("routes".to_owned(), routes);
@@ -30,6 +32,20 @@ pub(crate) fn schema() -> Value {
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
     schema["title"] = "The configuration file of `semel serve`".into();
     schema
+}
+
+/// The sections whose keys are settings.
+fn sections(
+    settings: impl Iterator<Item = &'static Setting> + Clone,
+) -> impl Iterator<Item = (String, Value)> {
+    SECTIONS.iter().filter_map(move |name| {
+        let short = |setting: &'static Setting| {
+            let key = setting.name.strip_prefix(name)?.strip_prefix('-')?;
+            Some(property(setting, key))
+        };
+        let keys: Map<String, Value> = settings.clone().filter_map(short).collect();
+        (!keys.is_empty()).then(|| ((*name).to_owned(), section(&keys)))
+    })
 }
 
 fn section(properties: &Map<String, Value>) -> Value {
@@ -42,7 +58,11 @@ fn property(setting: &Setting, name: &str) -> (String, Value) {
         Some("N") => json!({"type": "integer", "minimum": 1}),
         Some("SIZE") => json!({"type": ["string", "integer"]}),
         Some(choice) if choice.contains('|') => {
-            json!({"enum": choice.split('|').collect::<Vec<_>>()})
+            let choice = json!({"enum": choice.split('|').collect::<Vec<_>>()});
+            match setting.list {
+                true => json!({"type": ["string", "array"], "items": choice}),
+                false => choice,
+            }
         }
         Some(_) if setting.list => {
             json!({"type": ["string", "array"], "items": {"type": "string"}})

@@ -119,7 +119,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 33] = [
+pub const SETTINGS: [Setting; 50] = [
     list(
         "upstream",
         "URL",
@@ -231,9 +231,18 @@ pub const SETTINGS: [Setting; 33] = [
         "How many connections clients may have open; others wait",
     ),
     list(
+        "principal",
+        "jwt|auth|certificate",
+        "What says who the caller is, verified by the gateway; with commas, all of them together",
+    ).at(Reach::Protected),
+    list(
         "scope-header",
         "NAME",
         "The field that names the principal, in place of a digest of Authorization; Host, and more behind a comma, narrow it",
+    ).at(Reach::Protected),
+    switch(
+        "trusted-scope",
+        "Take the fields of --scope-header from peers of --trust-forwarded only, and remove others'",
     ).at(Reach::Protected),
     switch(
         "require-principal",
@@ -306,6 +315,100 @@ pub const SETTINGS: [Setting; 33] = [
         Some("info"),
         "The least important lines logged: error, warn, info, debug or trace",
     ),
+    setting(
+        "jwt-jwks",
+        "FILE",
+        None,
+        "The keys that sign tokens, as a set of JSON Web Keys: a file, or a URL; with --principal jwt",
+    ).at(Reach::Gateway),
+    list(
+        "jwt-issuer",
+        "NAME",
+        "Who may have issued a token (iss); with --principal jwt",
+    ).at(Reach::Gateway),
+    list(
+        "jwt-audience",
+        "NAME",
+        "For whom a token has to be (aud); unless set, only tokens without an audience are accepted",
+    ).at(Reach::Gateway),
+    Setting {
+        default: Some("RS256,ES256"),
+        ..list(
+            "jwt-algorithms",
+            "NAMES",
+            "How tokens may be signed; nothing else is accepted",
+        )
+    }.at(Reach::Gateway),
+    Setting {
+        default: Some("sub"),
+        ..list(
+            "jwt-claims",
+            "NAMES",
+            "The claims that name the caller, together with the issuer: all have to be there",
+        )
+    }.at(Reach::Gateway),
+    setting(
+        "jwt-leeway",
+        "DUR",
+        Some("30s"),
+        "By how much the clocks of issuer and gateway may differ; 5 min at most",
+    ).at(Reach::Gateway),
+    setting(
+        "jwt-refresh",
+        "DUR",
+        Some("5m"),
+        "How often the keys are read again; also when a token names one that is not known",
+    ).at(Reach::Gateway),
+    setting(
+        "auth-url",
+        "URL",
+        None,
+        "The endpoint that is asked whether a caller may, before anything is run or replayed; with --principal auth",
+    ).at(Reach::Gateway),
+    Setting {
+        default: Some("authorization,cookie"),
+        ..list(
+            "auth-fields",
+            "NAMES",
+            "The fields of a request that the endpoint gets: the caller's credentials",
+        )
+    }.at(Reach::Gateway),
+    setting(
+        "auth-principal-header",
+        "NAME",
+        None,
+        "The field of its answer that names the principal, in place of a digest of --auth-fields",
+    ).at(Reach::Gateway),
+    setting(
+        "auth-cache",
+        "DUR",
+        Some("0s"),
+        "How long it is not asked the same again after it let a caller pass; 1h at most",
+    ).at(Reach::Gateway),
+    setting(
+        "auth-timeout",
+        "DUR",
+        Some("5s"),
+        "How long it may take; 503 beyond",
+    ).at(Reach::Gateway),
+    setting(
+        "limits-new-keys",
+        "N/s",
+        None,
+        "How fast a scope may begin attempts, as 50/s; 429 beyond, and replays do not count",
+    ).at(Reach::Protected),
+    setting(
+        "limits-running",
+        "N",
+        None,
+        "How many attempts of a scope may run at once; 429 beyond",
+    ).at(Reach::Protected),
+    setting(
+        "limits-kept",
+        "SIZE/h",
+        None,
+        "How many bytes of answers may be kept for a scope in some time, as 100MiB/h; 429 beyond",
+    ).at(Reach::Protected),
 ];
 
 /// What only a route says.
@@ -337,6 +440,9 @@ pub const ROUTE: [Setting; 4] = [
     }
     .at(Reach::Route),
 ];
+
+/// Sections of the file: `jwks` in `[jwt]` is the setting `jwt-jwks`.
+pub(crate) const SECTIONS: [&str; 3] = ["auth", "jwt", "limits"];
 
 /// The rest of the file's section `reconcile`, whose `url` is the setting `reconciler`.
 pub const RECONCILE: [Setting; 4] = [

@@ -8,12 +8,14 @@ use http::Uri;
 use http::header::HeaderName;
 use http::uri::Scheme;
 use ipnet::IpNet;
+use jsonwebtoken::Algorithm;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
-use semel_tower::Preset;
+use semel_tower::{Preset, Rate};
 use tracing::Level;
 
+use crate::principal::{Part, Source};
 use crate::upstream::Address;
 
 pub(crate) fn upstream(value: &str) -> Result<Address, String> {
@@ -193,10 +195,36 @@ pub(crate) fn on_lost(value: &str) -> Result<OnLost, String> {
     }
 }
 
+/// The URL of the reconciler.
+pub(crate) fn endpoint(value: &str) -> Result<Uri, String> {
+    let password = "send a field, with [reconcile.headers]";
+    url(value, "http://127.0.0.1:9100/reconcile", password)
+}
+
+/// The URL of the endpoint that is asked about callers.
+pub(crate) fn auth_url(value: &str) -> Result<Uri, String> {
+    let password = "let the endpoint trust the gateway's address";
+    url(value, "http://127.0.0.1:9000/auth", password)
+}
+
+/// Where the keys of tokens are.
+pub(crate) fn jwks(value: &str) -> Result<Source, String> {
+    if !value.contains("://") {
+        return Ok(Source::File(value.into()));
+    }
+    let password = "keys are public";
+    url(
+        value,
+        "http://127.0.0.1:9100/jwks.json or keys.json",
+        password,
+    )
+    .map(Source::Url)
+}
+
 /// The URL of an endpoint of the operator's own. The messages show nothing of it: it may hold a
 /// password.
-pub(crate) fn endpoint(value: &str) -> Result<Uri, String> {
-    let example = "write it like http://127.0.0.1:9100/reconcile";
+fn url(value: &str, example: &str, password: &str) -> Result<Uri, String> {
+    let example = format!("write it like {example}");
     let uri: Uri = value
         .parse()
         .map_err(|error| format!("not a URL ({error}); {example}"))?;
@@ -213,16 +241,145 @@ pub(crate) fn endpoint(value: &str) -> Result<Uri, String> {
         return Err(format!("the host is missing; {example}"));
     };
     if authority.as_str().contains('@') {
-        return Err(
-            "a user name or password in the URL is not supported; send a field, with \
-             [reconcile.headers]"
-                .to_owned(),
-        );
+        return Err(format!(
+            "a user name or password in the URL is not supported; {password}"
+        ));
     }
     if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
         return Err(format!("the port is not one; {example}"));
     }
     Ok(uri)
+}
+
+/// What is verified; an empty list, or `none`, takes back what is said elsewhere.
+pub(crate) fn principal(value: &str) -> Result<Vec<Part>, String> {
+    if matches!(value, "" | "none") {
+        return Ok(Vec::new());
+    }
+    let mut parts = Vec::new();
+    for name in value.split(',').map(str::trim) {
+        let part = match name {
+            "jwt" => Part::Jwt,
+            "auth" => Part::Auth,
+            "certificate" => Part::Certificate,
+            _ => {
+                return Err(format!(
+                    "`{name}` is none of jwt, auth and certificate; fields go to --scope-header"
+                ));
+            }
+        };
+        if parts.contains(&part) {
+            return Err(format!("`{part}` is named twice"));
+        }
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
+/// How a token may be signed: with a key whose public half verifies it.
+pub(crate) fn algorithm(value: &str) -> Result<Algorithm, String> {
+    match value.parse() {
+        Ok(algorithm @ (Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512)) => Err(format!(
+            "`{algorithm:?}` signs with a secret, which everybody who verifies has to know; \
+             {ALGORITHMS}"
+        )),
+        Ok(algorithm) => Ok(algorithm),
+        Err(_) => Err(format!("`{value}` is not accepted; {ALGORITHMS}")),
+    }
+}
+
+const ALGORITHMS: &str =
+    "there are RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 and EdDSA";
+
+/// A name in a list.
+pub(crate) fn name(value: &str) -> Result<String, String> {
+    match value.is_empty() {
+        true => Err("a name in it is empty".to_owned()),
+        false => Ok(value.to_owned()),
+    }
+}
+
+/// Up to five minutes: more than clocks may differ.
+pub(crate) fn leeway(value: &str) -> Result<Duration, String> {
+    at_most(value, Duration::from_mins(5))
+}
+
+/// Up to an hour.
+pub(crate) fn cache(value: &str) -> Result<Duration, String> {
+    at_most(value, Duration::from_hours(1))
+}
+
+fn at_most(value: &str, most: Duration) -> Result<Duration, String> {
+    match duration(value)? {
+        long if long > most => Err(format!(
+            "`{value}` is too long: {} at most",
+            humantime::format_duration(most)
+        )),
+        duration => Ok(duration),
+    }
+}
+
+/// A second at least.
+pub(crate) fn refresh(value: &str) -> Result<Duration, String> {
+    match duration(value)? {
+        short if short < Duration::from_secs(1) => {
+            Err(format!("`{value}` is too short: 1s at least"))
+        }
+        duration => Ok(duration),
+    }
+}
+
+/// Fields of a request that can be credentials.
+pub(crate) fn credential(value: &str) -> Result<HeaderName, String> {
+    let reserved = [
+        "connection",
+        "content-length",
+        "host",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-forwarded-host",
+        "x-original-method",
+        "x-original-uri",
+    ];
+    let name = field(value)?;
+    match reserved.contains(&name.as_str()) {
+        true => Err(format!("`{name}` cannot be a credential")),
+        false => Ok(name),
+    }
+}
+
+/// So many in some time.
+pub(crate) fn rate(value: &str) -> Result<Rate, String> {
+    let example = "write it like 50/s, 600/m or 1000/h";
+    rate_of(value, example, |amount| amount.parse().ok())
+}
+
+/// So many bytes in some time.
+pub(crate) fn byte_rate(value: &str) -> Result<Rate, String> {
+    let bytes = |amount: &str| amount.parse::<ByteSize>().ok().map(|size| size.as_u64());
+    rate_of(value, "write it like 100MiB/h or 1GiB/d", bytes)
+}
+
+fn rate_of(
+    value: &str,
+    example: &str,
+    amount: impl Fn(&str) -> Option<u64>,
+) -> Result<Rate, String> {
+    let read = || {
+        let (amount_of, per) = value.split_once('/')?;
+        let seconds = match per.trim() {
+            "s" => 1,
+            "m" | "min" => 60,
+            "h" => 60 * 60,
+            "d" => 24 * 60 * 60,
+            _ => return None,
+        };
+        let amount = amount(amount_of.trim()).filter(|amount| *amount > 0)?;
+        Some(Rate::new(amount, Duration::from_secs(seconds)))
+    };
+    read().ok_or_else(|| format!("`{value}` is not a rate; {example}"))
 }
 
 pub(crate) fn count(value: &str) -> Result<u32, String> {
@@ -238,11 +395,12 @@ pub(crate) fn service(value: &str) -> Result<Service, String> {
 
 /// Names of header fields, with commas between them.
 pub(crate) fn fields(value: &str) -> Result<Vec<HeaderName>, String> {
-    let name = |name: &str| {
-        HeaderName::from_bytes(name.trim().as_bytes())
-            .map_err(|_| format!("`{name}` cannot be the name of a header field"))
-    };
-    value.split(',').map(name).collect()
+    value.split(',').map(field).collect()
+}
+
+pub(crate) fn field(name: &str) -> Result<HeaderName, String> {
+    HeaderName::from_bytes(name.trim().as_bytes())
+        .map_err(|_| format!("`{name}` cannot be the name of a header field"))
 }
 
 /// What `parse` reads, with commas between them.

@@ -47,6 +47,8 @@ pub(crate) struct Rules {
     preserve_host: bool,
     trusted: Vec<IpNet>,
     reserved: Reserved,
+    /// What only trusted peers say.
+    of_trusted: Vec<HeaderName>,
     proto: Proto,
 }
 
@@ -63,12 +65,17 @@ impl Rules {
             .cloned()
             .chain(of_preset)
             .collect();
+        let credentials = config.auth.iter().flat_map(|auth| &auth.fields);
         Ok(Self {
-            end_to_end: end_to_end(&read),
+            end_to_end: end_to_end(read.iter().chain(credentials)),
             upstream: HeaderValue::from_str(route.upstream().authority.as_str())?,
             preserve_host: route.preserve_host,
             trusted: config.trust_forwarded.clone(),
             reserved: Reserved::new(&read),
+            of_trusted: match route.trusted_scope {
+                true => route.scope_headers.clone(),
+                false => Vec::new(),
+            },
             proto: match config.tls {
                 Some(_) => Proto::Https,
                 None => Proto::Http,
@@ -100,6 +107,10 @@ impl Rules {
         self.reserved.remove_twins(headers);
         join_cookies(headers);
         let trusted = peer.is_some_and(|peer| is_trusted(peer.address(), &self.trusted));
+        let foreign = self.of_trusted.iter().filter(|name| **name != HOST);
+        for name in foreign.filter(|_| !trusted) {
+            headers.remove(name);
+        }
         let host = host(headers, target);
         forwarded::write(headers, host.as_ref(), peer, trusted, self.proto);
     }
@@ -201,7 +212,7 @@ pub(crate) fn remove_upgrade(headers: &mut HeaderMap) {
 }
 
 /// The fields that scope, key and fingerprint are made of.
-fn end_to_end(scope: &[HeaderName]) -> Vec<HeaderName> {
+fn end_to_end<'a>(said: impl IntoIterator<Item = &'a HeaderName>) -> Vec<HeaderName> {
     let read = [
         KEY,
         AUTHORIZATION,
@@ -214,7 +225,7 @@ fn end_to_end(scope: &[HeaderName]) -> Vec<HeaderName> {
         IF_MATCH,
         IF_NONE_MATCH,
     ];
-    read.into_iter().chain(scope.iter().cloned()).collect()
+    read.into_iter().chain(said.into_iter().cloned()).collect()
 }
 
 /// Removes the fields of one connection: RFC 9110, section 7.6.1. `Connection` cannot name what is
@@ -324,7 +335,8 @@ mod tests {
 
     fn rules() -> Rules {
         Rules {
-            end_to_end: end_to_end(&[]),
+            end_to_end: end_to_end([]),
+            of_trusted: vec![HeaderName::from_static("x-account"), HOST],
             upstream: HeaderValue::from_static("127.0.0.1:9000"),
             preserve_host: false,
             trusted: vec!["10.0.0.0/24".parse().unwrap()],
@@ -383,7 +395,7 @@ mod tests {
         );
     }
 
-    const SAID: [(&str, &str); 7] = [
+    const SAID: [(&str, &str); 8] = [
         ("host", "inner.example"),
         ("forwarded", "for=203.0.113.9;proto=https"),
         ("x-forwarded-for", "203.0.113.9"),
@@ -391,6 +403,7 @@ mod tests {
         ("x-forwarded-host", "shop.example"),
         ("x-forwarded-port", "443"),
         ("x-forwarded-proto", "https"),
+        ("x-account", "a"),
     ];
 
     #[test]
@@ -413,6 +426,7 @@ mod tests {
             [
                 "forwarded: for=203.0.113.9;proto=https, for=10.0.0.1;host=\"inner.example\";proto=http",
                 "host: 127.0.0.1:9000",
+                "x-account: a",
                 "x-forwarded-for: 203.0.113.9, 10.0.0.7, 10.0.0.1",
                 "x-forwarded-host: shop.example",
                 "x-forwarded-port: 443",

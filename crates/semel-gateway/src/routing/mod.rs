@@ -26,6 +26,7 @@ use crate::bounded::Bounded;
 use crate::config::{Config, Route};
 use crate::headers::Rules;
 use crate::peer::Peer;
+use crate::principal::{self, Verified};
 use crate::problem::Problem;
 use crate::proxy::Proxy;
 use crate::wellformed::Answer;
@@ -96,7 +97,7 @@ pub struct Table<S> {
 /// What a route does with requests.
 pub(crate) struct Handler<S> {
     pub(crate) rules: Arc<Rules>,
-    pub(crate) service: Idempotency<Bounded<Proxy>, S>,
+    pub(crate) service: Verified<Idempotency<Bounded<Proxy>, S>>,
 }
 
 impl<S> Table<S> {
@@ -137,7 +138,9 @@ impl<S> fmt::Debug for Table<S> {
 }
 
 type Inner = <Bounded<Proxy> as Service<Request<Body>>>::Future;
-type Answering = Answer<ResponseFuture<Inner, Body, Infallible>, semel_tower::Body<Body>>;
+type Protected = ResponseFuture<Inner, Body, Infallible>;
+type Answering =
+    Answer<principal::Answering<Protected, semel_tower::Body<Body>>, semel_tower::Body<Body>>;
 
 /// Takes each request of a client through the table that holds when it comes.
 pub(crate) struct Router<S> {

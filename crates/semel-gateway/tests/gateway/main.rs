@@ -34,6 +34,8 @@ mod once;
 #[cfg(feature = "redis")]
 mod outage;
 mod presets;
+mod principal;
+mod quotas;
 mod reconcile;
 mod reload;
 mod routes;

@@ -219,3 +219,26 @@ async fn clients_need_a_certificate_where_one_is_asked_for() {
     }
     assert_eq!(shop.placed(), 1);
 }
+
+/// A renewed certificate names the same client, whatever HTTP it speaks.
+#[tokio::test]
+async fn a_certificate_names_the_caller() {
+    let shop = Shop::open().await;
+    let (servers, clients) = (Authority::new(), Authority::new());
+    let files = Files::of(&servers.sign(&["localhost"])).and_client_ca(&clients);
+    let flags = ["--principal", "certificate", "--require-principal"];
+    let gateway = files.start(shop.address, &flags);
+    for (uri, replay) in [
+        ("spiffe://example/a", false),
+        ("spiffe://example/a", true),
+        ("spiffe://example/b", false),
+        ("spiffe://example/b", true),
+    ] {
+        let worker = clients.sign_client("worker", uri);
+        let alpn = if replay { "h2" } else { "http/1.1" };
+        let client = servers.client(&[alpn], Some(&worker));
+        let answer = send(&gateway, &client, order("\"k\"")).await.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.is_replay()), (201, replay));
+    }
+    assert_eq!(shop.placed(), 2);
+}

@@ -111,6 +111,12 @@ impl Gateway {
         self.log.lock().unwrap().clone()
     }
 
+    /// What Prometheus would read.
+    pub(crate) async fn metrics(&self) -> String {
+        let answer = super::get(self.admin, "/metrics").await;
+        answer.text().to_owned()
+    }
+
     /// How much memory it has, in bytes.
     pub(crate) fn resident(&self) -> usize {
         self.memory("VmRSS:")
