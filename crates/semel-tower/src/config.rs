@@ -359,6 +359,15 @@ impl Config {
         }
     }
 
+    /// Lets scripts of other origins send a key, and what belongs to it.
+    pub(crate) fn allow(&self, headers: &mut HeaderMap) {
+        let first_sent = &preset::FIRST_SENT;
+        let first_sent = self.convention().first_sent.then_some(first_sent);
+        for name in [&self.key_header].into_iter().chain(first_sent) {
+            replay::allow(headers, name);
+        }
+    }
+
     /// The head of a first answer.
     pub(crate) fn first_head(&self, headers: &mut HeaderMap) {
         self.dialect.accept(headers);

@@ -11,7 +11,6 @@ use http_body::Body as HttpBody;
 
 use crate::body::Body;
 use crate::config::Config;
-use crate::replay;
 
 type Boxed<R, E> = Pin<Box<dyn Future<Output = Result<Response<Body<R>>, E>> + Send>>;
 
@@ -76,7 +75,7 @@ where
             KindProj::Direct { inner, preflight } => {
                 let mut response = ready!(inner.poll(cx))?.map(Body::inner);
                 if let Some(config) = preflight {
-                    replay::allow(response.headers_mut(), &config.key_header);
+                    config.allow(response.headers_mut());
                 }
                 Poll::Ready(Ok(response))
             }

@@ -1,5 +1,6 @@
 //! A JSON Schema of the configuration file, made from the lists that it is read by.
 
+use semel_tower::Preset;
 use serde_json::{Map, Value, json};
 
 use super::file::route_settings;
@@ -56,6 +57,9 @@ fn property(setting: &Setting, name: &str) -> (String, Value) {
     let mut property = match setting.value {
         None => json!({"type": "boolean"}),
         Some("N") => json!({"type": "integer", "minimum": 1}),
+        Some("NAME") if setting.name == "preset" => {
+            json!({"enum": Preset::ALL.map(Preset::as_str)})
+        }
         Some("SIZE") => json!({"type": ["string", "integer"]}),
         Some(choice) if choice.contains('|') => {
             let choice = json!({"enum": choice.split('|').collect::<Vec<_>>()});

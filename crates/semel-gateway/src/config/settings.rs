@@ -164,7 +164,7 @@ pub const SETTINGS: [Setting; 50] = [
         "preset",
         "NAME",
         Some("ietf"),
-        "The published convention of the clients: ietf, ietf-strict, stripe-v1, stripe-v2, adcp, acp, iceberg or oasis",
+        "The published convention that clients follow: ietf, ietf-strict, stripe-v1, stripe-v2, adcp, acp, iceberg or oasis",
     ).at(Reach::Protected),
     switch(
         "require-key",

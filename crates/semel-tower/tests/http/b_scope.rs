@@ -10,6 +10,8 @@ use semel::guard::Policy;
 use semel::{Scope, Service};
 use tower_http::cors::{Any, CorsLayer};
 
+use semel_tower::{IdempotencyLayer, Preset};
+
 use crate::support::{App, Call, Execs, K, Memory, layer, layer_over};
 
 fn as_user(token: &str) -> Call {
@@ -79,6 +81,30 @@ fn cross_origin(execs: &Execs, cors: CorsLayer) -> Router {
         .route("/orders", post(handler))
         .layer(cors)
         .layer(layer())
+}
+
+/// A key that is sent with its date needs both.
+#[tokio::test]
+async fn row_15_a_preflight_admits_what_belongs_to_the_key() {
+    let cors = CorsLayer::new()
+        .allow_origin(["https://shop.example".parse().unwrap()])
+        .allow_methods([Method::POST]);
+    let layer = IdempotencyLayer::preset(Preset::Oasis, Memory::default());
+    let app = App::routing(|_| {
+        Router::new()
+            .route("/orders", post(""))
+            .layer(cors)
+            .layer(layer)
+    });
+    let preflight = Call::new(Method::OPTIONS, "/orders")
+        .header("origin", "https://shop.example")
+        .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "repeatability-request-id");
+    let answer = app.send(preflight).await;
+    assert_eq!(
+        answer.all("access-control-allow-headers"),
+        ["repeatability-request-id", "repeatability-first-sent"]
+    );
 }
 
 #[tokio::test]

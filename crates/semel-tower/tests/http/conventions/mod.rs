@@ -3,8 +3,8 @@
 mod rows;
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
@@ -134,7 +134,7 @@ impl Row {
         }
         if key.is_some() {
             for (name, value) in self.fields {
-                set(name, value.replace("{now}", &http_date(Duration::ZERO)));
+                set(name, value.replace("{now}", &NOW));
             }
         }
         Sent {
@@ -168,6 +168,9 @@ impl Row {
         is_marked && is_same && got.status == of.status
     }
 }
+
+/// The same in all requests: a retry is sent later, and says when it was first sent.
+static NOW: LazyLock<String> = LazyLock::new(|| http_date(Duration::ZERO));
 
 /// A date so long ago, as HTTP writes it.
 pub(crate) fn http_date(ago: Duration) -> String {
