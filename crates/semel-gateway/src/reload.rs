@@ -56,20 +56,15 @@ impl<S: Store> Reload<S> {
     /// Reads the file again when it changes and at SIGHUP, for ever.
     pub(crate) async fn run(self, mut hangup: Signal) {
         // A change since then counts.
-        let mut used = self.start.file().cloned();
-        let mut last = used.clone();
+        let mut texts = Texts::new(self.start.file().cloned());
         let mut look = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
         loop {
             let is_asked = tokio::select! {
                 _ = look.tick() => false,
                 _ = hangup.recv() => true,
             };
-            let read = self.read().await;
-            let is_new = read != used && read == last;
-            last = read;
-            if is_asked || is_new {
-                used.clone_from(&last);
-                self.take(used.clone());
+            if let Some(text) = texts.next(self.read().await, is_asked) {
+                self.take(text);
             }
         }
     }
@@ -112,10 +107,59 @@ impl<S: Store> Reload<S> {
     }
 }
 
+/// The texts that were read: the one that was taken, and the last.
+struct Texts<T> {
+    taken: T,
+    last: T,
+}
+
+impl<T: Clone + PartialEq> Texts<T> {
+    fn new(first: T) -> Self {
+        let last = first.clone();
+        Self { taken: first, last }
+    }
+
+    /// What is to be taken, if anything is.
+    fn next(&mut self, read: T, is_asked: bool) -> Option<T> {
+        let is_whole = read == self.last;
+        self.last = read;
+        let is_new = is_whole && self.last != self.taken;
+        (is_asked || is_new).then(|| {
+            self.taken.clone_from(&self.last);
+            self.taken.clone()
+        })
+    }
+}
+
 /// The services whose lost attempts are asked about.
 fn asked_about(routes: &[Route]) -> HashSet<Service> {
     let asks = |route: &&Route| route.protect && route.on_lost == OnLost::Reconcile;
     let asked = routes.iter().filter(asks);
     let services = asked.map(|route| route.service.clone().unwrap_or_default());
     services.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_taken_once_it_stays_or_is_asked_for() {
+        let mut texts = Texts::new("a");
+        for (read, is_asked, taken) in [
+            ("a", false, None),
+            ("half", false, None),
+            ("whole", false, None),
+            ("whole", false, Some("whole")),
+            ("whole", false, None),
+            ("new", true, Some("new")),
+            ("new", false, None),
+            ("new", true, Some("new")),
+            ("other", false, None),
+            ("new", false, None),
+            ("new", false, None),
+        ] {
+            assert_eq!(texts.next(read, is_asked), taken, "{read}");
+        }
+    }
 }

@@ -81,6 +81,8 @@ pub fn command() -> Command {
 }
 
 const SERVE: &str = "\
+SIGHUP, or a change of the file: the configuration is read again; a wrong one changes nothing.
+
 Open files: the limit is raised to the hard one at start. Allow at least --max-connections + \
 twice --max-attempts + 1024 (LimitNOFILE in systemd, `ulimit -Hn`); with fewer, fewer connections are \
 accepted.

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tempfile::NamedTempFile;
 
 use crate::support::{Answer, Gateway, Reaction, Recorder, Script, Shop, request, send};
@@ -72,7 +74,7 @@ async fn the_first_route_that_matches_holds() {
             ("rest", rest.address),
         ],
     );
-    let gateway = Gateway::start_with(file.path(), &[]);
+    let gateway = Gateway::start_with(file.path(), &["--trust-forwarded", "127.0.0.1"]);
     let cases = [
         ("POST /v1/payments", "a", Some(&payments)),
         ("POST /v1/payments/", "a", Some(&payments)),
@@ -120,6 +122,24 @@ async fn the_first_route_that_matches_holds() {
                 assert_eq!(reached, 0, "{line}");
             }
         }
+    }
+    // In HTTP/2 the host is the target's. What another proxy wrote chooses nothing: clients can write it.
+    let stream = tokio::net::TcpStream::connect(gateway.address)
+        .await
+        .unwrap();
+    let opened = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
+    let (mut sender, connection) = opened.unwrap();
+    tokio::spawn(connection);
+    for (host, status) in [("shop.example", 200), ("other.example", 404)] {
+        let before = shop.seen().len();
+        let asked = Request::get(format!("http://{host}/orders"))
+            .header("x-forwarded-host", "shop.example")
+            .body(Full::<Bytes>::default())
+            .unwrap();
+        let answer = sender.send_request(asked).await.unwrap();
+        assert_eq!(answer.status(), status, "{host}");
+        let reached = shop.seen().len() - before;
+        assert_eq!(reached, usize::from(status == 200), "{host}");
     }
     let problem = post(&gateway, "/orders", "k").await;
     assert_eq!(problem.status, StatusCode::NOT_FOUND);
