@@ -24,9 +24,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two tries for keys that are not there: whoever sends a token can name a key that
 /// there is not.
 const PAUSE: Duration = Duration::from_secs(10);
-/// The largest set, in bytes, and how many keys of it are used.
+/// The largest set, in bytes, how many keys of it are used, and how many are tried for a token that names
+/// none.
 const MAX_SET: usize = 1 << 20;
 const MAX_KEYS: usize = 100;
+const MAX_TRIED: usize = 8;
 
 /// Where the keys are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,10 +68,13 @@ impl Known {
             _ => false,
         };
         let algorithm = jwk.common.key_algorithm.map(Algorithm::try_from);
-        (is_signing && is_usable).then_some(Self {
+        let algorithm = algorithm.transpose().ok()?;
+        let key = DecodingKey::from_jwk(jwk).ok()?;
+        let is_its_own = algorithm.is_none_or(|named| named.family() == key.family());
+        (is_signing && is_usable && is_its_own).then_some(Self {
             id: jwk.common.key_id.clone(),
-            algorithm: algorithm.transpose().ok()?,
-            key: DecodingKey::from_jwk(jwk).ok()?,
+            algorithm,
+            key,
         })
     }
 
@@ -201,6 +206,7 @@ impl Jwks {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let fitting = known.iter().flat_map(|known| known.iter());
         let fitting = fitting.filter(|known| known.fits(id, algorithm));
+        let fitting = fitting.take(MAX_TRIED);
         let found: Vec<_> = fitting.map(|known| known.key.clone()).collect();
         (!found.is_empty()).then_some(found)
     }
@@ -261,5 +267,92 @@ async fn keep_fresh(jwks: Weak<Jwks>, mut is_there: bool, refresh: Duration) {
         if !is_there {
             sleep(PAUSE.min(refresh)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+    use tokio::time::advance;
+
+    use super::*;
+
+    /// Of RFC 8037, appendix A.2.
+    fn key(id: &str) -> Value {
+        let x = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
+        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": x})
+    }
+
+    fn hold(path: &Path, keys: &[Value]) {
+        std::fs::write(path, json!({ "keys": keys }).to_string()).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_verify_a_signature_is_left_out() {
+        let with = |name: &str, value: Value| {
+            let mut key = key("k");
+            key[name] = value;
+            key
+        };
+        let set = [
+            key("a"),
+            with("use", json!("sig")),
+            with("key_ops", json!(["verify"])),
+            with("alg", json!("EdDSA")),
+            // These are not.
+            with("use", json!("enc")),
+            with("key_ops", json!(["sign"])),
+            with("alg", json!("RSA-OAEP")),
+            with("alg", json!("HS256")),
+            with("crv", json!("X25519")),
+            with("kty", json!("oct")),
+            with("x", json!("?")),
+            json!({"kty": "oct", "k": "c2VjcmV0", "kid": "a"}),
+            json!({"kty": "EC", "crv": "P-521", "x": "AA", "y": "AA"}),
+            json!(null),
+        ];
+        let known = read(json!({ "keys": set }).to_string().as_bytes()).unwrap();
+        assert_eq!(known.len(), 4, "{known:?}");
+        let fits = |id, algorithm| known.iter().filter(|k| k.fits(id, algorithm)).count();
+        assert_eq!(fits(Some("a"), Algorithm::EdDSA), 1);
+        for other in [Algorithm::RS256, Algorithm::ES256, Algorithm::HS256] {
+            assert_eq!(fits(None, other), 0, "{other:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_set_is_read_for_an_unknown_key_once_in_a_while() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("jwks.json");
+        hold(&path, &[key("1")]);
+        let source = Source::File(path.clone());
+        let day = Duration::from_hours(24);
+        let jwks = Jwks::open(&source, day, &Arc::default()).unwrap();
+        let find = async |id| {
+            let found = jwks.find(Some(id), Algorithm::EdDSA).await;
+            found.map(|keys| keys.len())
+        };
+        assert_eq!(find("1").await, Ok(1));
+        hold(&path, &[key("1"), key("2")]);
+        assert_eq!(find("2").await, Ok(1));
+        hold(&path, &[key("2"), key("3")]);
+        assert_eq!(find("3").await, Err(NoKey::Unknown));
+        assert_eq!(find("1").await, Ok(1), "it was not read");
+        advance(PAUSE).await;
+        assert_eq!(find("3").await, Ok(1));
+        assert_eq!(find("1").await, Err(NoKey::Unknown));
+        std::fs::remove_file(&path).unwrap();
+        advance(PAUSE).await;
+        assert_eq!(find("4").await, Err(NoKey::Unavailable));
+        assert_eq!(find("3").await, Ok(1));
+        // And without being asked for.
+        hold(&path, &[key("5")]);
+        advance(day).await;
+        while find("3").await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(find("5").await, Ok(1));
     }
 }

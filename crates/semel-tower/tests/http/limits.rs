@@ -420,3 +420,19 @@ async fn a_key_that_was_released_counts_again_and_what_is_kept_delays_the_next()
     app.send(with_key("new")).await.assert_first(201);
     assert_eq!(app.execs(), 4);
 }
+
+/// However many come at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_rate_is_never_exceeded() {
+    let limits = ScopeLimits::new().with_new_keys(Rate::new(10, 3600 * SECOND));
+    let app = App::orders(layer().with_scope_limits(limits));
+    let mut orders = tokio::task::JoinSet::new();
+    for n in 0..400 {
+        let (app, call) = (app.clone(), by("one", &n.to_string()));
+        orders.spawn(async move { app.send(call).await.status });
+    }
+    let answers = orders.join_all().await;
+    assert_eq!(answers.iter().filter(|status| **status == 201).count(), 10);
+    assert_eq!(answers.iter().filter(|status| **status == 429).count(), 390);
+    assert_eq!(app.execs(), 10);
+}

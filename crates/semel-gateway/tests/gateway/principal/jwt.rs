@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Method;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use rcgen::{KeyPair, RsaKeySize};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -413,4 +414,81 @@ async fn keys_in_bodies_are_no_way_around() {
     assert_eq!((other.status.as_u16(), shop.placed()), (201, 2));
     let again = ask(signer.sign(&claims("ann"))).await.unwrap();
     assert_eq!((again.status.as_u16(), shop.placed()), (201, 2));
+}
+
+#[tokio::test]
+async fn who_is_accepted_follows_the_file() {
+    let (shop, signer) = (Shop::open().await, Signer::new("one"));
+    let keys = KeyFile::of(&[&signer]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("semel.toml");
+    let write = |issuer: &str| {
+        let text = format!(
+            "upstream = \"http://{}\"\nprincipal = \"jwt\"\n\
+             [jwt]\njwks = \"{}\"\nissuer = \"{issuer}\"\naudience = \"{AUDIENCE}\"\n",
+            shop.address,
+            keys.path.display(),
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    write(super::ISSUER);
+    let gateway = Gateway::start_with(&file, &[]);
+    let old = signer.sign(&claims("ann"));
+    assert_first(&order_by(&gateway, &old).await);
+    write("https://other.example");
+    gateway.hang_up();
+    eventually("refused", || async {
+        (order_by(&gateway, &old).await.status == 401).then_some(())
+    })
+    .await;
+    let other = with(claims("ann"), &json!({"iss": "https://other.example"}));
+    assert_first(&order_by(&gateway, &signer.sign(&other)).await);
+}
+
+/// RSA and Ed25519 as well, each with the algorithm that is configured, and no other.
+#[tokio::test]
+async fn keys_of_other_kinds_sign_tokens_too() {
+    let rsa = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
+    // In 2048 bits everything stands at the same place: behind 9 bytes the modulus, which is followed by
+    // the exponent; behind 26 bytes of PKCS #8 the key.
+    let modulus = URL_SAFE_NO_PAD.encode(&rsa.public_key_raw()[9..9 + 256]);
+    let rsa_key = EncodingKey::from_rsa_der(&rsa.serialize_der()[26..]);
+    let ed = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let point = URL_SAFE_NO_PAD.encode(ed.public_key_raw());
+    let ed_key = EncodingKey::from_ed_der(&ed.serialize_der());
+    let set = json!({"keys": [
+        {"kty": "RSA", "kid": "rsa", "n": modulus, "e": "AQAB"},
+        {"kty": "OKP", "crv": "Ed25519", "kid": "ed", "x": point},
+    ]});
+    let server = KeyServer::start(Some(set.to_string())).await;
+    let signed = |key: &EncodingKey, id: &str, algorithm| {
+        let mut header = Header::new(algorithm);
+        header.kid = Some(id.to_owned());
+        encode(&header, &claims(id), key).unwrap()
+    };
+    let shop = Shop::open().await;
+    let one = ["--jwt-algorithms", "RS256"];
+    let gateway = Gateway::start(shop.address, &[&flags_for(&server.url)[..], &one].concat());
+    let good = signed(&rsa_key, "rsa", Algorithm::RS256);
+    assert_first(&order_by(&gateway, &good).await);
+    let mut others = vec![signed(&ed_key, "ed", Algorithm::EdDSA)];
+    for algorithm in [Algorithm::RS384, Algorithm::RS512, Algorithm::PS256] {
+        others.push(signed(&rsa_key, "rsa", algorithm));
+    }
+    // The modulus as a secret.
+    let secret = EncodingKey::from_secret(modulus.as_bytes());
+    let forged = signed(&secret, "rsa", Algorithm::HS256);
+    for token in others.iter().chain([&forged]) {
+        assert_refused(&order_by(&gateway, token).await, 401, "invalid-token");
+    }
+    let more = ["--jwt-algorithms", "RS384,RS512,PS256,EdDSA"];
+    let gateway = Gateway::start(shop.address, &[&flags_for(&server.url)[..], &more].concat());
+    for (nth, token) in others.iter().enumerate() {
+        let answer = order_by(&gateway, token).await;
+        // Those of the RSA key are one caller's.
+        assert_eq!((answer.status.as_u16(), answer.is_replay()), (201, nth > 1));
+    }
+    for token in [&good, &forged] {
+        assert_refused(&order_by(&gateway, token).await, 401, "invalid-token");
+    }
 }
