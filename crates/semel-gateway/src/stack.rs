@@ -1,6 +1,6 @@
 //! What a request passes through, from the outside in.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use http::header::{HOST, HeaderName, InvalidHeaderValue};
@@ -31,6 +31,9 @@ use crate::wellformed::Checked;
 #[derive(Debug)]
 pub struct Stacks<S> {
     layer: IdempotencyLayer<S>,
+    /// For each route the layer that counts what its scopes use. Those of routes that stay go on
+    /// counting.
+    counting: Mutex<Vec<(Route, IdempotencyLayer<S>)>>,
     unkeyed: Arc<Semaphore>,
     pools: Pools,
     trust: Arc<Trust>,
@@ -77,6 +80,7 @@ impl<S: Store> Stacks<S> {
             .with_host_header(headers::FORWARDED_HOST);
         Self {
             layer,
+            counting: Mutex::default(),
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
             pools: Pools::new(Arc::clone(&trust)),
             trust,
@@ -99,7 +103,9 @@ impl<S: Store> Stacks<S> {
             self.trust.read()?;
         }
         let verifiers = self.verifiers(&config)?;
-        let handlers = config.routes.iter().map(|route| {
+        let counting = config.routes.iter().map(|route| self.counting(route));
+        let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
+        let handlers = counting.iter().map(|(route, layer)| {
             let rules = Arc::new(Rules::new(&config, route)?);
             let metrics = Arc::clone(&self.metrics);
             let proxy = Proxy::new(route, &self.pools, Arc::clone(&rules), metrics);
@@ -111,12 +117,13 @@ impl<S: Store> Stacks<S> {
                 metrics: Arc::clone(&self.metrics),
             };
             let service = Verified {
-                inner: self.layer_of(route).layer(bounded),
+                inner: layer_of(route, layer).layer(bounded),
                 principals: verifies(route).then(|| Arc::new(principals)),
             };
             Ok(Handler { rules, service })
         });
         let handlers = handlers.collect::<Result<_, Error>>()?;
+        *self.known() = counting;
         Ok(Table::new(config, handlers))
     }
 
@@ -133,37 +140,57 @@ impl<S: Store> Stacks<S> {
         Ok(Arc::clone(&current))
     }
 
-    /// The idempotency layer of a route.
-    pub(crate) fn layer_of(&self, route: &Route) -> IdempotencyLayer<S> {
-        let policy = Policy::default()
-            .with_lease(route.lease)
-            .with_retention(Retention {
-                replay: route.ttl,
-                ..route.preset.retention()
-            })
-            .with_on_lost(route.on_lost)
-            .with_key_required(route.require_key)
-            .with_wait(route.wait);
-        let layer = self
-            .layer
-            .clone()
-            .with_preset(route.preset)
-            .with_policy(policy)
-            .with_protection(route.protect)
-            .with_max_request_body(route.max_body)
-            .with_max_response_body(route.max_body)
-            // Who is let in without is said by what verifies.
-            .with_principal_required(route.require_principal || verifies(route))
-            .with_scope_limits(route.scope_limits)
-            .with_service(route.service.clone().unwrap_or_default());
-        let layer = scoped(layer, route);
-        route
-            .dispositions
-            .each()
-            .fold(layer, |layer, (status, disposition)| {
-                layer.with_disposition(status, disposition)
-            })
+    /// The layer that counts what the scopes of a route use: the one that there is, if its limits are the
+    /// same.
+    fn counting(&self, route: &Route) -> IdempotencyLayer<S> {
+        let is_same = |other: &Route| {
+            other.matches == route.matches
+                && other.service == route.service
+                && other.scope_limits == route.scope_limits
+        };
+        let known = self.known();
+        let known = known.iter().find(|(other, _)| is_same(other));
+        let new = || self.layer.clone().with_scope_limits(route.scope_limits);
+        known.map_or_else(new, |(_, layer)| layer.clone())
     }
+
+    fn known(&self) -> MutexGuard<'_, Vec<(Route, IdempotencyLayer<S>)>> {
+        let known = self.counting.lock();
+        known.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The idempotency layer of a route, from one that shares store and limits.
+pub(crate) fn layer_of<S: Store>(
+    route: &Route,
+    layer: &IdempotencyLayer<S>,
+) -> IdempotencyLayer<S> {
+    let policy = Policy::default()
+        .with_lease(route.lease)
+        .with_retention(Retention {
+            replay: route.ttl,
+            ..route.preset.retention()
+        })
+        .with_on_lost(route.on_lost)
+        .with_key_required(route.require_key)
+        .with_wait(route.wait);
+    let layer = layer
+        .clone()
+        .with_preset(route.preset)
+        .with_policy(policy)
+        .with_protection(route.protect)
+        .with_max_request_body(route.max_body)
+        .with_max_response_body(route.max_body)
+        // Who is let in without is said by what verifies.
+        .with_principal_required(route.require_principal || verifies(route))
+        .with_service(route.service.clone().unwrap_or_default());
+    let layer = scoped(layer, route);
+    route
+        .dispositions
+        .each()
+        .fold(layer, |layer, (status, disposition)| {
+            layer.with_disposition(status, disposition)
+        })
 }
 
 /// Whether callers are verified before the layer sees their requests.

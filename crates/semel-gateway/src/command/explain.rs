@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 use crate::principal::{self, Part};
 use crate::problem::Problem;
 use crate::routing::{self, Found};
-use crate::stack::Stacks;
+use crate::stack::{self, Stacks};
 use crate::tls::client::Trust;
 use crate::wellformed;
 
@@ -150,7 +150,7 @@ impl Told {
             *arrival.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
             std::future::ready(Ok::<_, Infallible>(Response::new(Body::from(Bytes::new()))))
         });
-        let layer = stacks.layer_of(route);
+        let layer = stack::layer_of(route, stacks.layer());
         let request = Request::from_parts(parts, Body::from(body));
         let Ok(answer) = layer.layer(upstream).oneshot(request).await;
         layer.drain().await;

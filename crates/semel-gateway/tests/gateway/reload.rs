@@ -314,6 +314,33 @@ async fn what_changes_with_a_restart_only_is_told_and_stays() {
     }
 }
 
+/// What a caller has used stays used on a route that stays, whatever else changes.
+#[tokio::test]
+async fn limits_per_caller_are_counted_on() {
+    let shop = Shop::open().await;
+    let text = |limit: u32, ttl: &str| {
+        format!(
+            "upstream = \"http://{}\"\nttl = \"{ttl}\"\nlimits-new-keys = \"{limit}/d\"\n",
+            shop.address
+        )
+    };
+    let place = Place::new(&text(2, "1h"));
+    let gateway = Gateway::start_with(&place.path(), &["--store", "memory:"]);
+    for key in ["a", "b"] {
+        assert!(order(gateway.address, key).await.status.is_success());
+    }
+    assert_eq!(order(gateway.address, "c").await.problem(), "limit");
+    place.write(&text(2, "2h"));
+    gateway.hang_up();
+    reloaded(&gateway, "success", 1).await;
+    assert_eq!(order(gateway.address, "c").await.problem(), "limit");
+    // Another limit is counted anew.
+    place.write(&text(3, "2h"));
+    gateway.hang_up();
+    reloaded(&gateway, "success", 2).await;
+    assert!(order(gateway.address, "c").await.status.is_success());
+}
+
 /// Lost attempts of every service are asked about whose route says so, also of one that came later.
 #[tokio::test]
 async fn the_lost_attempts_of_all_routes_are_asked_about() {
