@@ -16,6 +16,7 @@ use semel_tower::IdempotencyLayer;
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
+use crate::pool::Pools;
 use crate::store::{Condition, Health, PROBE_TIMEOUT};
 
 /// What the operators' listener looks at.
@@ -26,6 +27,8 @@ pub struct Admin<S> {
     pub metrics: Arc<Metrics>,
     /// What is known of the store.
     pub health: Arc<Health>,
+    /// The connections to upstreams.
+    pub pools: Arc<Pools>,
     /// Whether the gateway is stopping.
     pub stopping: watch::Receiver<bool>,
     /// The names under which it may be asked, besides `localhost` and addresses.
@@ -95,6 +98,14 @@ async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, Str
         Condition::Full(reason) => format!("ready, no room for new keys: {reason}\n"),
         Condition::Up => "ready\n".to_owned(),
     };
+    // Replays need no upstream, and other gateways would not reach it either.
+    let conditions = admin.pools.conditions().into_iter();
+    let down = conditions.filter_map(|(upstream, is_up)| (!is_up).then_some(upstream));
+    let down = down.collect::<Vec<_>>().join(", ");
+    let ready = match down.is_empty() {
+        true => ready,
+        false => format!("{ready}upstreams that are down: {down}\n"),
+    };
     let store = admin.layer.guard().store();
     match tokio::time::timeout(PROBE_TIMEOUT, store.probe()).await {
         Ok(Ok(_)) => (StatusCode::OK, ready),
@@ -104,7 +115,7 @@ async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, Str
 }
 
 async fn metrics<S: Store>(State(admin): State<Arc<Admin<S>>>) -> impl IntoResponse {
-    let text = admin.metrics.text(admin.layer.guard());
+    let text = admin.metrics.text(admin.layer.guard(), &admin.pools);
     // The format that Prometheus asks for first, and that prometheus-client writes.
     let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, format)], text)
@@ -124,8 +135,9 @@ mod tests {
         let (_stop, stopping) = watch::channel(false);
         let admin = State(Arc::new(Admin {
             layer: IdempotencyLayer::new(Guard::from(MemoryStore::default())),
-            metrics,
+            metrics: Arc::clone(&metrics),
             health: Arc::clone(&health),
+            pools: Arc::new(Pools::new(Arc::default(), Arc::clone(&metrics))),
             stopping,
             hosts: Vec::new(),
         }));

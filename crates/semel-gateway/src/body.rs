@@ -107,6 +107,14 @@ impl Body {
         self
     }
 
+    /// The same body once more, if it is in memory.
+    pub(crate) fn again(&self) -> Option<Self> {
+        match &self.0 {
+            Kind::Whole(body) => Some(Self(Kind::Whole(body.clone()))),
+            Kind::Stream(_) => None,
+        }
+    }
+
     /// The same body on its way to the upstream: trailers lose what `rules` say.
     pub(crate) fn under(mut self, rules: &Arc<Rules>) -> Self {
         if let Kind::Stream(stream) = &mut self.0 {

@@ -10,6 +10,7 @@ use http::Uri;
 use http::uri::Scheme;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
+use rustix::io::Errno;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -93,4 +94,24 @@ async fn shake_hands(
     let name = ServerName::try_from(host.trim_matches(['[', ']']))?.to_owned();
     let stream = TlsConnector::from(config).connect(name, stream).await?;
     Ok(tokio_rustls::TlsStream::from(stream).into())
+}
+
+/// Whether the gateway itself had no descriptor, port or memory for a connection: no fault of the upstream.
+pub(crate) fn is_starved(error: &(dyn StdError + 'static)) -> bool {
+    let starved = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::ADDRNOTAVAIL,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+    ];
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let system = error.downcast_ref().and_then(Errno::from_io_error);
+        if system.is_some_and(|error| starved.contains(&error)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }

@@ -19,7 +19,7 @@ mod headers;
 mod logged;
 pub mod metrics;
 pub mod peer;
-mod pool;
+pub mod pool;
 pub mod principal;
 mod problem;
 pub mod proxy;

@@ -16,9 +16,13 @@ use semel::guard::{Guard, Signal, Tally};
 use tokio::time::Instant;
 use tower_service::Service;
 
+use crate::pool::Pools;
 use crate::store::Condition;
+use crate::upstream::Address;
 
 type Label = [(&'static str, &'static str); 1];
+/// The configuration says how many there are.
+type ByAddress = [(&'static str, String); 1];
 
 const RELOADS: [&str; 2] = ["success", "failure"];
 /// Classes of statuses, by their first digit; what is none of them last.
@@ -32,6 +36,8 @@ pub struct Metrics {
     answers: [Counter; CLASSES.len()],
     upstream_failures: Family<Label, Counter>,
     refused: Family<Label, Counter>,
+    upstream_up: Family<ByAddress, Gauge>,
+    upstream_unreached: Family<ByAddress, Counter>,
     duration: Histogram,
     in_flight: Gauge,
     running: Gauge,
@@ -59,6 +65,8 @@ impl Metrics {
             answers: Default::default(),
             upstream_failures: Family::default(),
             refused: Family::default(),
+            upstream_up: Family::default(),
+            upstream_unreached: Family::default(),
             // 0.5 ms to 16 s.
             duration: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
             in_flight: Gauge::default(),
@@ -101,6 +109,16 @@ impl Metrics {
             "refused_callers",
             "Requests with a key that were refused for who sent them, by the code of the answer",
             metrics.refused.clone(),
+        );
+        registry.register(
+            "upstream_up",
+            "Whether an address of an upstream can be used: 1, or 0",
+            metrics.upstream_up.clone(),
+        );
+        registry.register(
+            "upstream_unreached",
+            "Connections to an address of an upstream that were not made",
+            metrics.upstream_unreached.clone(),
         );
         registry.register(
             "request_duration_seconds",
@@ -190,7 +208,13 @@ impl Metrics {
     }
 
     /// The whole text, as Prometheus reads it.
-    pub fn text<S: Store>(&self, guard: &Guard<S>) -> String {
+    pub fn text<S: Store>(&self, guard: &Guard<S>, pools: &Pools) -> String {
+        // Those that are in no configuration any more are gone.
+        self.upstream_up.clear();
+        for (upstream, is_up) in pools.conditions() {
+            let gauge = self.upstream_up.get_or_create(&[("upstream", upstream)]);
+            gauge.set(i64::from(is_up));
+        }
         self.running.set(number(guard.running()));
         self.unsettled.set(number(guard.unsettled()));
         let mut text = String::new();
@@ -214,6 +238,11 @@ impl Metrics {
 
     pub(crate) fn refused(&self, code: &'static str) {
         self.refused.get_or_create(&[("code", code)]).inc();
+    }
+
+    pub(crate) fn upstream_unreached(&self, address: &Address) {
+        let by = [("upstream", address.to_string())];
+        self.upstream_unreached.get_or_create(&by).inc();
     }
 
     pub(crate) fn purged(&self, records: usize) {

@@ -3,25 +3,31 @@
 //! A connection is used on the thread that made it only. hyper can leave a request for ever in the queue
 //! of a connection that ends at the same moment (its issue 4122): on one thread there is no such moment.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::error::Error as _;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use http::header::CONNECTION;
+use bytes::Bytes;
+use http::header::{CONNECTION, HOST, HeaderValue, InvalidHeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
-use http::{Request, Response, Uri};
+use http::{Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tokio::time::Instant;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
 
 use crate::body::Body;
-use crate::connector::{ConnectError, Connector};
+use crate::command::with_causes;
+use crate::config::Route;
+use crate::connector::{self, ConnectError, Connector};
 use crate::cores;
+use crate::metrics::Metrics;
 use crate::tls::client::{Speaks, Trust};
-use crate::upstream::{Address, Protocol};
+use crate::upstream::{Address, Busy, Health, Protocol, Upstreams};
 
 /// How long making a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,6 +37,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often an upstream is asked whether it is there, on a connection of HTTP/2 that is silent.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// How often upstreams are asked whether they can be used, and how long an answer may take.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many fields an answer may have, and how many bytes its header. More than any client takes: an
 /// answer beyond is lost although the operation ran, so the limits are there to bound memory only. More
 /// than 100 fields cost an allocation for each answer, a tenth of the gateway's work: an answer is worth it.
@@ -39,32 +48,89 @@ const MAX_HEAD: u32 = 256 << 10;
 
 /// The connections to all upstreams, for whatever routes lead there.
 #[derive(Debug)]
-pub(crate) struct Pools {
+pub struct Pools {
     trust: Arc<Trust>,
+    metrics: Arc<Metrics>,
     pools: Mutex<HashMap<Way, Weak<Pool>>>,
 }
 
-/// An upstream, and whether it gets the client's `Host`.
-type Way = (Address, bool);
+/// An upstream, and what routes say of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Way {
+    upstream: Address,
+    /// Whether it gets the client's `Host`.
+    preserves_host: bool,
+    /// The path that says whether it can be used.
+    check: Option<PathAndQuery>,
+}
 
 impl Pools {
     /// Without any connections.
-    pub(crate) fn new(trust: Arc<Trust>) -> Self {
+    pub fn new(trust: Arc<Trust>, metrics: Arc<Metrics>) -> Self {
         let pools = Mutex::default();
-        Self { trust, pools }
+        Self {
+            trust,
+            metrics,
+            pools,
+        }
     }
 
-    /// The connections to `upstream`.
-    pub(crate) fn of(&self, upstream: Address, preserves_host: bool) -> Arc<Pool> {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The connections to the upstreams of a route.
+    ///
+    /// # Errors
+    /// A name that cannot stand in a header field.
+    pub(crate) fn of(&self, route: &Route) -> Result<Upstreams, InvalidHeaderValue> {
+        let pools = route.upstreams.iter().map(|upstream| {
+            self.one(Way {
+                upstream: upstream.clone(),
+                preserves_host: route.preserve_host,
+                check: route.upstream_health.clone(),
+            })
+        });
+        Ok(Upstreams::new(pools.collect::<Result<_, _>>()?))
+    }
+
+    fn one(&self, way: Way) -> Result<Arc<Pool>, InvalidHeaderValue> {
+        let mut pools = self.pools();
         pools.retain(|_, pool| pool.strong_count() > 0);
-        let way = (upstream, preserves_host);
         if let Some(pool) = pools.get(&way).and_then(Weak::upgrade) {
-            return pool;
+            return Ok(pool);
         }
-        let pool = Arc::new(Pool::new(&way, &self.trust));
+        let pool = Arc::new(Pool::new(&way, &self.trust, Arc::clone(&self.metrics))?);
         pools.insert(way, Arc::downgrade(&pool));
-        pool
+        Ok(pool)
+    }
+
+    fn pools(&self) -> MutexGuard<'_, HashMap<Way, Weak<Pool>>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> Vec<Arc<Pool>> {
+        self.pools().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// All addresses, and whether they are up.
+    pub(crate) fn conditions(&self) -> BTreeMap<String, bool> {
+        let mut conditions = BTreeMap::new();
+        for pool in self.all() {
+            let name = pool.upstream().to_string();
+            *conditions.entry(name).or_insert(true) &= pool.health.is_up();
+        }
+        conditions
+    }
+
+    /// Asks all upstreams that have a path for it whether they can be used, for ever.
+    pub async fn check(&self) {
+        loop {
+            tokio::time::sleep(CHECK_EVERY).await;
+            let mut checks = JoinSet::new();
+            for pool in self.all() {
+                if let Some(path) = pool.check.clone() {
+                    checks.spawn(async move { pool.check(path).await });
+                }
+            }
+            checks.join_all().await;
+        }
     }
 }
 
@@ -72,7 +138,11 @@ impl Pools {
 pub(crate) struct Pool {
     any: Connector,
     http1: Connector,
-    upstream: Address,
+    health: Health,
+    /// Unless the client's is there.
+    host: HeaderValue,
+    preserves_host: bool,
+    check: Option<PathAndQuery>,
     shelves: Box<[Mutex<Shelf>]>,
 }
 
@@ -94,24 +164,60 @@ enum Sender {
 }
 
 impl Pool {
-    fn new((upstream, preserves_host): &Way, trust: &Arc<Trust>) -> Self {
+    fn new(
+        way: &Way,
+        trust: &Arc<Trust>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, InvalidHeaderValue> {
         let connector = |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks);
-        Self {
+        Ok(Self {
             // In HTTP/2 a `Host` must be the `:authority`, and that is the upstream's.
-            any: connector(if *preserves_host {
+            any: connector(if way.preserves_host {
                 Speaks::Http1
             } else {
                 Speaks::Any
             }),
             http1: connector(Speaks::Http1),
-            upstream: upstream.clone(),
+            health: Health::new(&way.upstream, metrics),
+            host: HeaderValue::from_str(way.upstream.authority.as_str())?,
+            preserves_host: way.preserves_host,
+            check: way.check.clone(),
             shelves: (0..cores::places()).map(|_| Mutex::default()).collect(),
+        })
+    }
+
+    pub(crate) const fn health(&self) -> &Health {
+        &self.health
+    }
+
+    const fn upstream(&self) -> &Address {
+        self.health.address()
+    }
+
+    async fn check(self: &Arc<Self>, path: PathAndQuery) {
+        let asked = timeout(CHECK_TIMEOUT, self.ask(path)).await;
+        match asked.unwrap_or_else(|_| Err("no answer in time".into())) {
+            Ok(status) => {
+                let is_good = status.is_success() || status.is_redirection();
+                self.health.checked(is_good, &format!("answered {status}"));
+            }
+            Err(error) => self.health.checked(false, &with_causes(&*error)),
         }
+    }
+
+    async fn ask(self: &Arc<Self>, path: PathAndQuery) -> Result<StatusCode, ConnectError> {
+        let mut request = Request::new(Body::from(Bytes::new()));
+        *request.uri_mut() = Uri::from(path);
+        let name = HeaderValue::from_static("semel");
+        request.headers_mut().insert(USER_AGENT, name);
+        let mut connection = self.connect(false).await?;
+        let answer = connection.send(request).await;
+        Ok(answer.map_err(|failed| failed.error)?.status())
     }
 
     /// Whether the upstream can be asked in HTTP/1.
     pub(crate) fn has_http1(&self) -> bool {
-        self.upstream.protocol != Protocol::H2c
+        self.upstream().protocol != Protocol::H2c
     }
 
     /// A connection that is there already, or else a new one; of HTTP/1 only, where asked.
@@ -125,6 +231,16 @@ impl Pool {
 
     /// A new connection; of HTTP/1, where asked.
     pub(crate) async fn connect(self: &Arc<Self>, http1: bool) -> Result<Lent, ConnectError> {
+        let made = self.make(http1).await;
+        match &made {
+            Ok(_) => self.health.reached(),
+            Err(error) if connector::is_starved(&**error) => {}
+            Err(_) => self.health.unreached(),
+        }
+        made
+    }
+
+    async fn make(self: &Arc<Self>, http1: bool) -> Result<Lent, ConnectError> {
         let connector = if http1 { &self.http1 } else { &self.any };
         let target = self.target(PathAndQuery::from_static("/"));
         let stream = connector.clone().oneshot(target).await?;
@@ -150,13 +266,17 @@ impl Pool {
 
     fn lent(self: &Arc<Self>, sender: Sender) -> Lent {
         let pool = Arc::clone(self);
-        Lent { sender, pool }
+        Lent {
+            sender,
+            pool,
+            busy: None,
+        }
     }
 
     fn target(&self, path: PathAndQuery) -> Uri {
         let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(self.upstream.protocol.scheme());
-        parts.authority = Some(self.upstream.authority.clone());
+        parts.scheme = Some(self.upstream().protocol.scheme());
+        parts.authority = Some(self.upstream().authority.clone());
         parts.path_and_query = Some(path);
         // With all three parts there is nothing to refuse.
         Uri::from_parts(parts).unwrap_or_default()
@@ -233,7 +353,7 @@ impl Shelf {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
-            .field("upstream", &self.upstream)
+            .field("upstream", self.upstream())
             .finish_non_exhaustive()
     }
 }
@@ -244,27 +364,52 @@ impl fmt::Debug for Pool {
 pub(crate) struct Lent {
     sender: Sender,
     pool: Arc<Pool>,
+    /// Held until the answer was read.
+    busy: Option<Busy>,
 }
 
 impl Lent {
-    /// Sends a request to the path of its target. An error with the request in it says that none of it
-    /// was written.
+    /// The same connection, which counts as in use.
+    pub(crate) fn counted(self, busy: Option<Busy>) -> Self {
+        Self { busy, ..self }
+    }
+
+    /// Another connection in place of this one, which turned out to be closed.
+    pub(crate) async fn renewed(self, http1: bool) -> Result<Self, ConnectError> {
+        Ok(self.pool.connect(http1).await?.counted(self.busy))
+    }
+
+    /// Sends a request to the path of its target.
     pub(crate) async fn send(
         &mut self,
         mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+    ) -> Result<Response<Incoming>, NotAnswered> {
         let path = request.uri().path_and_query().cloned();
         let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        if !self.pool.preserves_host || !request.headers().contains_key(HOST) {
+            request.headers_mut().insert(HOST, self.pool.host.clone());
+        }
         match &mut self.sender {
             Sender::Http1(sender) => {
                 *request.uri_mut() = Uri::from(path);
-                sender.try_send_request(request).await
+                let sent = sender.try_send_request(request).await;
+                sent.map_err(NotAnswered::from)
             }
             Sender::Http2(sender) => {
                 // hyper would remove what it names, and `TE` is to arrive.
                 request.headers_mut().remove(CONNECTION);
                 *request.uri_mut() = self.pool.target(path);
-                sender.try_send_request(request).await
+                let (parts, body) = request.into_parts();
+                let again = body.again();
+                let again = again.map(|body| Request::from_parts(parts.clone(), body));
+                let request = Request::from_parts(parts, body);
+                let sent = sender.try_send_request(request).await;
+                sent.map_err(|error| {
+                    let error = NotAnswered::from(error);
+                    let again = again.filter(|_| is_refused(&error.error));
+                    let unsent = error.unsent.or(again);
+                    NotAnswered { unsent, ..error }
+                })
             }
         }
     }
@@ -276,4 +421,35 @@ impl Lent {
             self.pool.keep(|shelf| shelf.idle.push((now, sender)));
         }
     }
+}
+
+/// Why a request has no answer.
+pub(crate) struct NotAnswered {
+    pub(crate) error: hyper::Error,
+    /// The request, if nothing was done with it: none of it was written, or the upstream says so.
+    pub(crate) unsent: Option<Request<Body>>,
+}
+
+impl From<TrySendError<Request<Body>>> for NotAnswered {
+    fn from(mut error: TrySendError<Request<Body>>) -> Self {
+        let unsent = error.take_message();
+        let error = error.into_error();
+        Self { error, unsent }
+    }
+}
+
+/// Whether an upstream of HTTP/2 says that it did nothing with a request (RFC 9113, section 8.7): by
+/// `REFUSED_STREAM`, or by a GOAWAY whose last stream is an earlier one. After an error of its own
+/// (a GOAWAY with another code than `NO_ERROR`) nobody should count on what it says.
+pub(crate) fn is_refused(error: &hyper::Error) -> bool {
+    let Some(error) = error
+        .source()
+        .and_then(|cause| cause.downcast_ref::<h2::Error>())
+    else {
+        return false;
+    };
+    let reason = error.reason();
+    let is_refused = error.is_reset() && reason == Some(h2::Reason::REFUSED_STREAM);
+    let is_later = error.is_go_away() && reason == Some(h2::Reason::NO_ERROR);
+    error.is_remote() && (is_refused || is_later)
 }

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::header::{HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
-use rustix::io::Errno;
 use semel::guard::AttemptInfo;
 use semel_tower::Disposition;
 use tower_service::Service;
@@ -22,12 +21,13 @@ use tower_service::Service;
 use crate::body::{Body, Progress};
 use crate::command::with_causes;
 use crate::config::Route;
-use crate::connector::ConnectError;
+use crate::connector;
 use crate::headers::{self, Rules};
 use crate::metrics::Metrics;
-use crate::pool::{Lent, Pool, Pools};
+use crate::pool::{self, Lent, NotAnswered, Pools};
 use crate::problem::Problem;
 use crate::upgrade::{Held, Tunnel};
+use crate::upstream::Upstreams;
 
 /// The innermost service: sends requests to the upstream. Its answers carry a [`Disposition`] where
 /// there is none of the upstream's.
@@ -35,33 +35,36 @@ use crate::upgrade::{Held, Tunnel};
 pub struct Proxy(Arc<Inner>);
 
 struct Inner {
-    pool: Arc<Pool>,
+    upstreams: Upstreams,
     rules: Arc<Rules>,
     silence: Option<Duration>,
     metrics: Arc<Metrics>,
 }
 
 impl Proxy {
-    /// To the upstream of a route.
+    /// To the upstreams of a route.
+    ///
+    /// # Errors
+    /// One whose name cannot stand in a header field.
     pub(crate) fn new(
         route: &Route,
         pools: &Pools,
         rules: Arc<Rules>,
         metrics: Arc<Metrics>,
-    ) -> Self {
-        Self(Arc::new(Inner {
-            pool: pools.of(route.upstream(), route.preserve_host),
+    ) -> Result<Self, InvalidHeaderValue> {
+        Ok(Self(Arc::new(Inner {
+            upstreams: pools.of(route)?,
             rules,
             silence: route.upstream_timeout,
             metrics,
-        }))
+        })))
     }
 }
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Proxy")
-            .field("pool", &self.0.pool)
+            .field("upstreams", &self.0.upstreams)
             .finish_non_exhaustive()
     }
 }
@@ -189,7 +192,7 @@ impl Inner {
     /// be run, and never kept.
     fn leaving(&self, parts: &mut Parts, keyed: bool) -> Option<(OnUpgrade, Option<Arc<Held>>)> {
         let client = parts.extensions.remove::<OnUpgrade>();
-        let may = !keyed && self.pool.has_http1() && parts.headers.contains_key(UPGRADE);
+        let may = !keyed && self.upstreams.has_http1() && parts.headers.contains_key(UPGRADE);
         if let Some(client) = client.filter(|_| may) {
             return Some((client, parts.extensions.remove()));
         }
@@ -241,14 +244,11 @@ impl Inner {
         may_leave: bool,
         is_sent: &mut bool,
     ) -> Result<(Response<Incoming>, Lent), (Failure, String)> {
-        let unconnected = |error: ConnectError| (unconnected_for(&*error), with_causes(&*error));
-        // HTTP/2 has no upgrades.
-        let lending = self.pool.lend(may_leave).await;
-        let mut connection = lending.map_err(unconnected)?;
+        let mut connection = self.lend(may_leave).await?;
         *is_sent = true;
         let mut is_again = false;
         loop {
-            let mut error = match connection.send(request).await {
+            let NotAnswered { error, unsent } = match connection.send(request).await {
                 Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
                     return Ok((answer, connection));
                 }
@@ -261,58 +261,57 @@ impl Inner {
                 Ok(answer) => return Ok((answer, connection)),
                 Err(error) => error,
             };
-            request = match error.take_message() {
+            request = match unsent {
                 Some(request) if !is_again => request,
-                Some(_) => return Err((Failure::Unsent, with_causes(error.error()))),
-                None => return Err((kind_of(error.error()), with_causes(error.error()))),
+                Some(_) => return Err((Failure::Unsent, with_causes(&error))),
+                None => return Err((kind_of(&error), with_causes(&error))),
             };
             is_again = true;
             *is_sent = false;
-            connection = self.pool.connect(may_leave).await.map_err(unconnected)?;
+            connection = match connection.renewed(may_leave).await {
+                Ok(renewed) => renewed,
+                Err(_) if self.upstreams.are_several() => self.lend(may_leave).await?,
+                Err(error) => return Err((unconnected_for(&*error), with_causes(&*error))),
+            };
             *is_sent = true;
         }
+    }
+
+    /// A connection to one of the addresses: to the next where none is made to the first, because then
+    /// nothing was sent.
+    async fn lend(&self, http1: bool) -> Result<Lent, (Failure, String)> {
+        let mut tried = Vec::new();
+        let mut failed = (Failure::Unreached, "there is no upstream".to_owned());
+        while let Some((pool, busy)) = self.upstreams.choose(http1, &tried) {
+            match pool.lend(http1).await {
+                Ok(connection) => return Ok(connection.counted(busy)),
+                Err(error) => failed = (unconnected_for(&*error), with_causes(&*error)),
+            }
+            if failed.0 == Failure::Starved {
+                break;
+            }
+            tracing::debug!(upstream = %pool.health().address(), "upstream: {}", failed.1);
+            tried.push(pool);
+        }
+        Err(failed)
     }
 }
 
 /// What an error says that came before there was a connection for the request.
 fn unconnected_for(error: &(dyn Error + 'static)) -> Failure {
-    // No fault of the upstream.
-    let starved = [
-        Errno::MFILE,
-        Errno::NFILE,
-        Errno::ADDRNOTAVAIL,
-        Errno::NOBUFS,
-        Errno::NOMEM,
-    ];
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let system = error.downcast_ref().and_then(Errno::from_io_error);
-        if system.is_some_and(|error| starved.contains(&error)) {
-            return Failure::Starved;
-        }
-        cause = error.source();
+    match connector::is_starved(error) {
+        true => Failure::Starved,
+        false => Failure::Unreached,
     }
-    Failure::Unreached
 }
 
 /// What an error says of a request that may have been sent: hyper hands it back where it was not begun
 /// to be written.
 fn kind_of(error: &hyper::Error) -> Failure {
-    let refused = error.source().and_then(|cause| cause.downcast_ref());
-    match refused.is_some_and(is_refusal) {
+    match pool::is_refused(error) {
         true => Failure::Unsent,
         false => Failure::Unanswered,
     }
-}
-
-/// Whether an upstream of HTTP/2 says that it did nothing with a request (RFC 9113, section 8.7): by
-/// `REFUSED_STREAM`, or by a GOAWAY whose last stream is an earlier one. After an error of its own
-/// (a GOAWAY with another code than `NO_ERROR`) nobody should count on what it says.
-fn is_refusal(error: &h2::Error) -> bool {
-    let reason = error.reason();
-    let is_refused = error.is_reset() && reason == Some(h2::Reason::REFUSED_STREAM);
-    let is_later = error.is_go_away() && reason == Some(h2::Reason::NO_ERROR);
-    error.is_remote() && (is_refused || is_later)
 }
 
 #[cfg(test)]
@@ -321,6 +320,7 @@ mod tests {
     use http::StatusCode;
     use hyper::client::conn::{http1, http2};
     use hyper_util::rt::{TokioExecutor, TokioIo};
+    use rustix::io::Errno;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
     use super::*;

@@ -35,7 +35,7 @@ pub struct Stacks<S> {
     /// counting.
     counting: Mutex<Vec<(Route, IdempotencyLayer<S>)>>,
     unkeyed: Arc<Semaphore>,
-    pools: Pools,
+    pools: Arc<Pools>,
     trust: Arc<Trust>,
     verifiers: Mutex<Arc<Verifiers>>,
     metrics: Arc<Metrics>,
@@ -82,7 +82,7 @@ impl<S: Store> Stacks<S> {
             layer,
             counting: Mutex::default(),
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
-            pools: Pools::new(Arc::clone(&trust)),
+            pools: Arc::new(Pools::new(Arc::clone(&trust), Arc::clone(&metrics))),
             trust,
             verifiers: Mutex::default(),
             metrics,
@@ -92,6 +92,11 @@ impl<S: Store> Stacks<S> {
     /// The layer that those of all routes are made from: it drains them all.
     pub const fn layer(&self) -> &IdempotencyLayer<S> {
         &self.layer
+    }
+
+    /// The connections to upstreams.
+    pub fn pools(&self) -> Arc<Pools> {
+        Arc::clone(&self.pools)
     }
 
     /// A configuration, made to serve.
@@ -106,9 +111,9 @@ impl<S: Store> Stacks<S> {
         let counting = config.routes.iter().map(|route| self.counting(route));
         let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
         let handlers = counting.iter().map(|(route, layer)| {
-            let rules = Arc::new(Rules::new(&config, route)?);
+            let rules = Arc::new(Rules::new(&config, route));
             let metrics = Arc::clone(&self.metrics);
-            let proxy = Proxy::new(route, &self.pools, Arc::clone(&rules), metrics);
+            let proxy = Proxy::new(route, &self.pools, Arc::clone(&rules), metrics)?;
             let bounded = Bounded::new(proxy, Arc::clone(&self.unkeyed), Arc::clone(&self.metrics));
             let principals = Principals {
                 parts: route.principal.clone(),

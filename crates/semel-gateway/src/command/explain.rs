@@ -126,10 +126,7 @@ impl Told {
     /// Through the layer of its route, on a store that is empty.
     async fn through(&mut self, config: &Config, route: &Route, request: Request<Bytes>) {
         let (mut parts, body) = request.into_parts();
-        let rules = match Rules::new(config, route) {
-            Ok(rules) => rules,
-            Err(error) => return self.add("answer", format!("none: {error}")),
-        };
+        let rules = Rules::new(config, route);
         rules.admit(&mut parts.headers, parts.uri.authority(), None);
         if !route.principal.is_empty() {
             parts

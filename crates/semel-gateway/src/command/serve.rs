@@ -166,6 +166,7 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
         layer: layer.clone(),
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
+        pools: stacks.pools(),
         stopping,
         hosts: config.admin_hosts.clone(),
     });
@@ -187,6 +188,8 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
         never,
     ));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
+    let pools = stacks.pools();
+    tokio::spawn(async move { pools.check().await });
     let (reload, services) = Reload::new(sources, stacks, Arc::clone(&table), Arc::clone(&metrics));
     tokio::spawn(reload.run(hangup));
     let reconciling = config.reconcile.clone().map(|settings| {

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use http::Uri;
 use http::header::HeaderName;
-use http::uri::{Authority, Scheme};
+use http::uri::{PathAndQuery, Scheme};
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
@@ -133,6 +133,8 @@ pub struct Route {
     pub scope_limits: ScopeLimits,
     /// What the statuses of the upstream's answers mean, beyond the defaults.
     pub dispositions: Dispositions,
+    /// The path that says whether an upstream can be used.
+    pub upstream_health: Option<PathAndQuery>,
     /// How long the upstream may be silent.
     pub upstream_timeout: Option<Duration>,
     /// Whether the upstream gets the client's `Host`.
@@ -142,18 +144,9 @@ pub struct Route {
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, matches, .. } = self;
-        write!(f, "{name}: {matches} to {}", self.upstream())
-    }
-}
-
-impl Route {
-    /// The first upstream.
-    pub fn upstream(&self) -> Address {
-        let first = self.upstreams.first().cloned();
-        first.unwrap_or_else(|| Address {
-            protocol: Protocol::Http,
-            authority: Authority::from_static("missing"),
-        })
+        let upstreams = self.upstreams.iter().map(Address::to_string);
+        let upstreams = upstreams.collect::<Vec<_>>().join(", ");
+        write!(f, "{name}: {matches} to {upstreams}")
     }
 }
 

@@ -281,6 +281,7 @@ impl Reader<'_> {
             require_principal: self.switch("require-principal"),
             scope_limits: self.scope_limits(),
             dispositions: self.dispositions(),
+            upstream_health: self.read("upstream-health", values::path),
             upstream_timeout: self.read("upstream-timeout", values::limit).flatten(),
             preserve_host: self.switch("preserve-host"),
         }
@@ -310,6 +311,10 @@ impl Reader<'_> {
                     "{from} is {flag} itself, {address}: requests would come back to the gateway"
                 ));
             }
+        }
+        let twice = |(nth, one): (usize, &Address)| upstreams[..nth].contains(one);
+        if upstreams.iter().enumerate().any(twice) {
+            self.error(format!("{from}: an upstream is there twice"));
         }
         let is_http2 = |upstream: &Address| upstream.protocol == Protocol::H2c;
         if upstreams.iter().any(is_http2) && self.switch("preserve-host") {

@@ -119,7 +119,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 50] = [
+pub const SETTINGS: [Setting; 51] = [
     list(
         "upstream",
         "URL",
@@ -255,6 +255,13 @@ pub const SETTINGS: [Setting; 50] = [
         "How long the upstream may be silent; 504 beyond; 0s: for ever",
     ).at(Reach::Route),
     setting(
+        "upstream-health",
+        "PATH",
+        None,
+        "The path that upstreams are asked every 2 s whether they can be used, as in /healthz",
+    )
+    .at(Reach::Route),
+    setting(
         "upstream-ca",
         "FILE",
         None,
@@ -268,7 +275,7 @@ pub const SETTINGS: [Setting; 50] = [
     switch(
         "proxy-protocol",
         "Connections of --trust-forwarded begin with a header of the PROXY protocol, version 1 or 2",
-    ),
+    ).at(Reach::Start),
     switch(
         "preserve-host",
         "Send the client's Host to the upstream, in place of the upstream's",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use http::Uri;
 use http::header::HeaderName;
-use http::uri::Scheme;
+use http::uri::{PathAndQuery, Scheme};
 use ipnet::IpNet;
 use jsonwebtoken::Algorithm;
 use semel::Service;
@@ -20,6 +20,12 @@ use crate::upstream::Address;
 
 pub(crate) fn upstream(value: &str) -> Result<Address, String> {
     value.parse()
+}
+
+/// The path of a request, perhaps with a query.
+pub(crate) fn path(value: &str) -> Result<PathAndQuery, String> {
+    let path = value.starts_with('/').then(|| value.parse().ok()).flatten();
+    path.ok_or_else(|| format!("`{value}` is not a path; write it like /healthz"))
 }
 
 pub(crate) fn address(value: &str) -> Result<String, String> {

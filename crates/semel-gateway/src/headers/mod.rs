@@ -5,8 +5,8 @@ mod reserved;
 
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT,
-    HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH, InvalidHeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
 use ipnet::IpNet;
@@ -43,7 +43,6 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 #[derive(Debug)]
 pub(crate) struct Rules {
     end_to_end: Vec<HeaderName>,
-    upstream: HeaderValue,
     preserve_host: bool,
     trusted: Vec<IpNet>,
     reserved: Reserved,
@@ -54,10 +53,7 @@ pub(crate) struct Rules {
 
 impl Rules {
     /// As a route of the configuration says.
-    ///
-    /// # Errors
-    /// An upstream whose name cannot stand in a field.
-    pub(crate) fn new(config: &Config, route: &Route) -> Result<Self, InvalidHeaderValue> {
+    pub(crate) fn new(config: &Config, route: &Route) -> Self {
         let of_preset = route.preset.fields();
         let read: Vec<_> = route
             .scope_headers
@@ -66,9 +62,8 @@ impl Rules {
             .chain(of_preset)
             .collect();
         let credentials = config.auth.iter().flat_map(|auth| &auth.fields);
-        Ok(Self {
+        Self {
             end_to_end: end_to_end(read.iter().chain(credentials)),
-            upstream: HeaderValue::from_str(route.upstream().authority.as_str())?,
             preserve_host: route.preserve_host,
             trusted: config.trust_forwarded.clone(),
             reserved: Reserved::new(&read),
@@ -80,7 +75,7 @@ impl Rules {
                 Some(_) => Proto::Https,
                 None => Proto::Http,
             },
-        })
+        }
     }
 
     /// Takes from a client's header what is none of the client's to say, before anybody reads it.
@@ -126,8 +121,11 @@ impl Rules {
             headers.insert(FENCE, HeaderValue::from(attempt.fence.0));
             headers.insert(ID, id(&attempt.id));
         }
-        let preserved = host(headers, target).filter(|_| self.preserve_host);
-        headers.insert(HOST, preserved.unwrap_or_else(|| self.upstream.clone()));
+        // Whoever knows the address sets another.
+        match host(headers, target).filter(|_| self.preserve_host) {
+            Some(host) => headers.insert(HOST, host),
+            None => headers.remove(HOST),
+        };
     }
 
     /// Makes a client's trailers the ones that the upstream gets.
@@ -337,7 +335,6 @@ mod tests {
         Rules {
             end_to_end: end_to_end([]),
             of_trusted: vec![HeaderName::from_static("x-account"), HOST],
-            upstream: HeaderValue::from_static("127.0.0.1:9000"),
             preserve_host: false,
             trusted: vec!["10.0.0.0/24".parse().unwrap()],
             reserved: Reserved::new(&[HeaderName::from_static("x-account")]),
@@ -383,7 +380,6 @@ mod tests {
             [
                 "connection: te",
                 "cookie: a=1; session=2",
-                "host: 127.0.0.1:9000",
                 &format!("idempotency-fence: {}", attempt.fence),
                 &format!("idempotency-id: {}", attempt.id),
                 "idempotency-key: \"k\"",
@@ -411,7 +407,6 @@ mod tests {
         assert_eq!(
             upstream_gets(&rules(), "10.0.1.1", &SAID),
             [
-                "host: 127.0.0.1:9000",
                 "x-forwarded-for: 10.0.1.1",
                 "x-forwarded-host: inner.example",
                 "x-forwarded-proto: http",
@@ -425,7 +420,6 @@ mod tests {
             upstream_gets(&rules(), "10.0.0.1", &SAID),
             [
                 "forwarded: for=203.0.113.9;proto=https, for=10.0.0.1;host=\"inner.example\";proto=http",
-                "host: 127.0.0.1:9000",
                 "x-account: a",
                 "x-forwarded-for: 203.0.113.9, 10.0.0.7, 10.0.0.1",
                 "x-forwarded-host: shop.example",
@@ -437,7 +431,6 @@ mod tests {
         assert_eq!(
             upstream_gets(&rules(), "10.0.0.1", &SAID[..1]),
             [
-                "host: 127.0.0.1:9000",
                 "x-forwarded-for: 10.0.0.1",
                 "x-forwarded-host: inner.example",
                 "x-forwarded-proto: http",
@@ -462,7 +455,7 @@ mod tests {
         assert_eq!(got[0], "host: inner.example");
         // HTTP/1.0 may have none.
         let got = upstream_gets(&rules, "192.0.2.1", &[]);
-        assert_eq!(got[0], "host: 127.0.0.1:9000");
+        assert_eq!(got[0], "x-forwarded-for: 192.0.2.1");
     }
 
     #[test]

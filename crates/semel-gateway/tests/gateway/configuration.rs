@@ -401,6 +401,14 @@ fn upstreams_that_speak_http2_or_tls_have_their_own_errors() {
             "--upstream-ca: cannot read `/no`: ",
         ),
         (
+            &["--upstream=http://a,http://b", "--upstream=http://a"],
+            "--upstream: an upstream is there twice",
+        ),
+        (
+            &["--upstream=http://a", "--upstream-health=healthz"],
+            "--upstream-health: `healthz` is not a path; write it like /healthz",
+        ),
+        (
             &["--upstream=h2c://a", "--preserve-host"],
             "--upstream: an h2c:// upstream cannot be used with --preserve-host",
         ),

@@ -1,11 +1,13 @@
 //! `docs/gateway.md` says what the program says.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use semel::guard::{Guard, Signal};
 use semel::memory::MemoryStore;
 use semel_gateway::config::settings::{Reach, SETTINGS};
 use semel_gateway::metrics::Metrics;
+use semel_gateway::pool::Pools;
 
 const DOCUMENT: &str = include_str!("../../../../docs/gateway.md");
 
@@ -42,7 +44,9 @@ fn every_setting_is_described_as_it_is() {
 /// Rules that name a metric or an event that is not there never fire.
 #[test]
 fn the_rules_for_alerts_name_metrics_that_exist() {
-    let metrics = Metrics::new().text(&Guard::from(MemoryStore::default()));
+    let metrics = Arc::new(Metrics::new());
+    let pools = Pools::new(Arc::default(), Arc::clone(&metrics));
+    let metrics = metrics.text(&Guard::from(MemoryStore::default()), &pools);
     let page = include_str!("../../../../docs/observability.md");
     let (_, rules) = page.split_once("```yaml").unwrap();
     let (rules, _) = rules.split_once("```").unwrap();

@@ -50,4 +50,5 @@ mod support;
 mod tls;
 mod tunnels;
 mod upstream;
+mod upstreams;
 mod wire;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::Body;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -26,7 +27,9 @@ pub(crate) struct Served {
 impl Served {
     /// Answers every request with 201 and `ok`.
     pub(crate) async fn start(tls: Option<TlsAcceptor>) -> Self {
-        Self::start_with(tls, async |_| {
+        Self::start_with(tls, async |request| {
+            // Who answers before has to close the connection.
+            request.into_body().collect().await.unwrap();
             let answer = Response::builder().status(StatusCode::CREATED);
             answer.body(Body::from("ok")).unwrap()
         })
@@ -41,6 +44,17 @@ impl Served {
         F: Future<Output = Response<Body>> + Send + 'static,
     {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_on(listener, tls, answer)
+    }
+
+    pub(crate) fn start_on<F>(
+        listener: TcpListener,
+        tls: Option<TlsAcceptor>,
+        answer: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
         let address = listener.local_addr().unwrap();
         let seen = Arc::<Mutex<Vec<Parts>>>::default();
         let record = Arc::clone(&seen);
