@@ -123,7 +123,7 @@ impl<S: Store> Stacks<S> {
             };
             let service = Verified {
                 inner: layer_of(route, layer).layer(bounded),
-                principals: verifies(route).then(|| Arc::new(principals)),
+                principals: route.verifies().then(|| Arc::new(principals)),
             };
             Ok(Handler { rules, service })
         });
@@ -187,7 +187,7 @@ pub(crate) fn layer_of<S: Store>(
         .with_max_request_body(route.max_body)
         .with_max_response_body(route.max_body)
         // Who is let in without is said by what verifies.
-        .with_principal_required(route.require_principal || verifies(route))
+        .with_principal_required(route.require_principal || route.names_caller())
         .with_service(route.service.clone().unwrap_or_default());
     let layer = scoped(layer, route);
     route
@@ -196,11 +196,6 @@ pub(crate) fn layer_of<S: Store>(
         .fold(layer, |layer, (status, disposition)| {
             layer.with_disposition(status, disposition)
         })
-}
-
-/// Whether callers are verified before the layer sees their requests.
-fn verifies(route: &Route) -> bool {
-    route.protect && !route.principal.is_empty()
 }
 
 /// What is verified names the principal, or else the first field; other fields narrow its scope. A host
@@ -212,10 +207,11 @@ fn scoped<S: Store>(layer: IdempotencyLayer<S>, route: &Route) -> IdempotencyLay
         _ => name.clone(),
     };
     let names: Vec<HeaderName> = route.scope_headers.iter().map(asked).collect();
-    let names_caller = |name: &&HeaderName| !verifies(route) && **name != headers::FORWARDED_HOST;
+    let names_caller =
+        |name: &&HeaderName| !route.names_caller() && **name != headers::FORWARDED_HOST;
     let principal = names.iter().find(names_caller);
     let layer = match principal {
-        _ if verifies(route) => layer.with_principal_by(principal::scope_of),
+        _ if route.names_caller() => layer.with_principal_by(principal::scope_of),
         Some(name) => layer.with_principal_header(name.clone()),
         None => layer,
     };

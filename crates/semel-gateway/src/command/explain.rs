@@ -128,7 +128,7 @@ impl Told {
         let (mut parts, body) = request.into_parts();
         let rules = Rules::new(config, route);
         rules.admit(&mut parts.headers, parts.uri.authority(), None);
-        if !route.principal.is_empty() {
+        if route.names_caller() {
             parts
                 .extensions
                 .insert(principal::stand_in(&route.principal));
@@ -174,12 +174,14 @@ impl Told {
         self.add("key", format!("{}…", identity.key().hint()));
         self.add("scope", scope(identity.scope(), route));
         self.add("operation", identity.operation());
-        match route.principal.is_empty() {
-            true => self.add("identity", identity.digest().to_string()),
-            false => self.add(
+        if !route.names_caller() {
+            self.add("identity", identity.digest().to_string());
+        }
+        if route.verifies() {
+            self.add(
                 "principal",
                 "verified when the request comes, or it is refused",
-            ),
+            );
         }
     }
 }

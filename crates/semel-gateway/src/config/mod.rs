@@ -125,6 +125,8 @@ pub struct Route {
     pub scope_headers: Vec<HeaderName>,
     /// What says who callers are, and is verified.
     pub principal: Vec<Part>,
+    /// Whether [`Part::Auth`] names those whom it lets pass.
+    pub auth_names: bool,
     /// Whether the fields of a scope count from trusted peers only.
     pub trusted_scope: bool,
     /// Whether requests with a key and without a principal are refused.
@@ -147,6 +149,19 @@ impl fmt::Display for Route {
         let upstreams = self.upstreams.iter().map(Address::to_string);
         let upstreams = upstreams.collect::<Vec<_>>().join(", ");
         write!(f, "{name}: {matches} to {upstreams}")
+    }
+}
+
+impl Route {
+    /// Whether something is verified of callers before the layer sees their requests.
+    pub fn verifies(&self) -> bool {
+        self.protect && !self.principal.is_empty()
+    }
+
+    /// Whether the principal comes from what is verified.
+    pub fn names_caller(&self) -> bool {
+        let names = |part: &Part| *part != Part::Auth || self.auth_names;
+        self.protect && self.principal.iter().any(names)
     }
 }
 

@@ -277,6 +277,7 @@ impl Reader<'_> {
             principal: self
                 .read("principal", values::principal)
                 .unwrap_or_default(),
+            auth_names: self.said.given.contains_key("auth-principal-header"),
             trusted_scope: self.switch("trusted-scope"),
             require_principal: self.switch("require-principal"),
             scope_limits: self.scope_limits(),

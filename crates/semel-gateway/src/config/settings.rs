@@ -384,7 +384,7 @@ pub const SETTINGS: [Setting; 51] = [
         "auth-principal-header",
         "NAME",
         None,
-        "The field of its answer that names the principal, in place of a digest of --auth-fields",
+        "The field of its answer that names the principal; unless set it only lets pass or not",
     ).at(Reach::Gateway),
     setting(
         "auth-cache",

@@ -8,7 +8,6 @@ use std::time::Duration;
 use http::header::{HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use http::{StatusCode, Uri, request};
 use quick_cache::sync::Cache;
-use semel::IdentityDigest;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -40,7 +39,7 @@ pub struct Settings {
     pub timeout: Duration,
     /// How long it is not asked the same again after it let a caller pass.
     pub cache: Duration,
-    /// The field of its answer that names the principal. Unless set: a digest of the credentials.
+    /// The field of its answer that names the principal. Unless set it names nobody, and only lets pass.
     pub principal_header: Option<HeaderName>,
     /// The fields of a request that are its credentials.
     pub fields: Vec<HeaderName>,
@@ -53,7 +52,7 @@ pub(super) struct Endpoint {
     settings: Settings,
     client: Get,
     room: Semaphore,
-    passed: Cache<[u8; 32], (Instant, Arc<Named>)>,
+    passed: Cache<[u8; 32], (Instant, Option<Arc<str>>)>,
 }
 
 impl Endpoint {
@@ -66,14 +65,24 @@ impl Endpoint {
         }
     }
 
+    /// Whether it names whom it lets pass.
+    pub(super) const fn names(&self) -> bool {
+        self.settings.principal_header.is_some()
+    }
+
     /// Who a caller is, if it may pass.
     pub(super) async fn ask(&self, request: &request::Parts) -> Result<Named, Refusal> {
+        let name = self.name(request).await?;
+        Ok(name.map(|name| vec![name.to_string()]))
+    }
+
+    async fn name(&self, request: &request::Parts) -> Result<Option<Arc<str>>, Refusal> {
         let question = self.question(request);
         let digest = digest(&question);
-        if let Some((until, named)) = self.passed.get(&digest)
+        if let Some((until, name)) = self.passed.get(&digest)
             && Instant::now() < until
         {
-            return Ok((*named).clone());
+            return Ok(name);
         }
         // Counted from before it is asked: what is revoked from then on holds after `cache` at most.
         let until = Instant::now() + self.settings.cache;
@@ -82,8 +91,8 @@ impl Endpoint {
             Refusal::unavailable()
         })?;
         let (status, headers) = answer;
-        let named = match status {
-            status if status.is_success() => self.named(request, &headers)?,
+        let name = match status {
+            status if status.is_success() => self.named(&headers)?,
             StatusCode::UNAUTHORIZED => return Err(refusal(Problem::Unauthenticated, &headers)),
             StatusCode::FORBIDDEN => return Err(refusal(Problem::Forbidden, &headers)),
             status => {
@@ -92,9 +101,9 @@ impl Endpoint {
             }
         };
         if !self.settings.cache.is_zero() {
-            self.passed.insert(digest, (until, Arc::new(named.clone())));
+            self.passed.insert(digest, (until, name.clone()));
         }
-        Ok(named)
+        Ok(name)
     }
 
     /// All that the endpoint is told: its answer can depend on nothing else.
@@ -136,20 +145,14 @@ impl Endpoint {
     }
 
     /// Whom a caller that may pass is said to be.
-    fn named(&self, request: &request::Parts, answer: &HeaderMap) -> Result<Named, Refusal> {
+    fn named(&self, answer: &HeaderMap) -> Result<Option<Arc<str>>, Refusal> {
         let Some(field) = &self.settings.principal_header else {
-            let credentials = self.credentials(request);
-            let is_blank = |value: &HeaderValue| value.as_bytes().trim_ascii().is_empty();
-            let is_sent = credentials.iter().any(|(_, value)| !is_blank(value));
-            let name = IdentityDigest::from_bytes(digest(&credentials)).to_string();
-            return Ok(is_sent.then_some(vec![name]));
+            return Ok(None);
         };
         let mut names = answer.get_all(field).iter();
         let name = names.next().and_then(|name| name.to_str().ok());
         match (name.map(str::trim), names.next()) {
-            (Some(name), None) if (1..=MAX_NAME).contains(&name.len()) => {
-                Ok(Some(vec![name.to_owned()]))
-            }
+            (Some(name), None) if (1..=MAX_NAME).contains(&name.len()) => Ok(Some(name.into())),
             _ => {
                 tracing::warn!(
                     "auth-principal-header: the answer does not have one `{field}` that names \

@@ -20,7 +20,7 @@ use crate::command::with_causes;
 use crate::tls::client::Trust;
 
 /// How long a set may take to come.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two tries for keys that are not there: whoever sends a token can name a key that
 /// there is not.
 const PAUSE: Duration = Duration::from_secs(10);

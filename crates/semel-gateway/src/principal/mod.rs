@@ -171,7 +171,11 @@ impl Principals {
                     None => None,
                 },
                 Part::Auth => match &self.verifiers.endpoint {
-                    Some(endpoint) => endpoint.ask(request).await?,
+                    Some(endpoint) if endpoint.names() => endpoint.ask(request).await?,
+                    Some(endpoint) => {
+                        endpoint.ask(request).await?;
+                        continue;
+                    }
                     None => None,
                 },
                 Part::Certificate => certificate(request),
@@ -190,6 +194,8 @@ impl Principals {
             }
         }
         Ok(match (found, missing) {
+            // The layer's to find: nobody here names anybody.
+            (0, 0) => None,
             (_, 1..) if self.is_required => None,
             (0, _) => Some(Principal(Scope::anonymous())),
             // Who brought something keeps to themselves, also without the rest.

@@ -79,7 +79,12 @@ async fn answer(State(endpoint): State<Endpoint>, request: Request) -> Response 
 const NAMED: [&str; 2] = ["--auth-principal-header", "X-User"];
 
 fn flags<'a>(url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    [&["--principal", "auth", "--auth-url", url][..], more].concat()
+    let asked = ["--principal", "auth", "--auth-url", url];
+    let patient = ["--auth-timeout", "60s"];
+    match more.contains(&"--auth-timeout") {
+        true => [&asked[..], more].concat(),
+        false => [&asked[..], &patient, more].concat(),
+    }
 }
 
 #[tokio::test]
@@ -174,33 +179,41 @@ async fn it_is_told_what_is_asked_and_by_whom_and_nothing_else() {
     }
 }
 
+/// It lets pass or not; the principal is what it is without it.
 #[tokio::test]
-async fn without_a_name_the_credentials_are_the_caller() {
+async fn an_endpoint_may_name_nobody() {
     let (shop, (endpoint, url)) = (Shop::open().await, Endpoint::start().await);
-    let more = [
-        "--auth-fields",
-        "Authorization,X-Tenant",
-        "--require-principal",
-    ];
-    let gateway = Gateway::start(shop.address, &flags(&url, &more));
-    endpoint.say("Bearer 1", Says::Passes("ann"));
-    endpoint.say("Bearer 2", Says::Passes("ann"));
-    endpoint.say("", Says::Passes("nobody"));
-    let ask = |credentials: &'static str, tenant: &'static str| {
+    let gateway = Gateway::start(shop.address, &flags(&url, &["--require-principal"]));
+    for credentials in ["Bearer 1", "Bearer 2", "Digest nc=1", ""] {
+        endpoint.say(credentials, Says::Passes("ann"));
+    }
+    for credentials in ["Bearer 1", "Bearer 2"] {
+        assert_first(&order_as(&gateway, credentials).await);
+        assert_replay(&order_as(&gateway, credentials).await);
+    }
+    for differing in ["Digest nc=1", ""] {
+        let refused = order_as(&gateway, differing).await;
+        assert_refused(&refused, 400, "missing-principal");
+    }
+    endpoint.say("Bearer 1", Says::Answers(403));
+    assert_refused(&order_as(&gateway, "Bearer 1").await, 403, "forbidden");
+    assert_eq!(shop.placed(), 2);
+
+    let by_field = ["--scope-header", "X-Account"];
+    let gateway = Gateway::start(shop.address, &flags(&url, &by_field));
+    let ask = |credentials: &'static str, account: &'static str| {
         let headers = [
             ("idempotency-key", "\"k\""),
             ("authorization", credentials),
-            ("x-tenant", tenant),
+            ("x-account", account),
         ];
         let address = gateway.address;
         async move { order_with(address, &headers).await }
     };
-    for (credentials, tenant) in [("Bearer 1", "a"), ("Bearer 1", "b"), ("Bearer 2", "a")] {
-        assert_first(&ask(credentials, tenant).await);
-        assert_replay(&ask(credentials, tenant).await);
-    }
-    assert_refused(&ask("", "").await, 400, "missing-principal");
-    assert_eq!(shop.placed(), 3);
+    assert_first(&ask("Bearer 2", "a").await);
+    assert_replay(&ask("Digest nc=1", "a").await);
+    assert_first(&ask("Bearer 2", "b").await);
+    assert_refused(&ask("Bearer 1", "a").await, 403, "forbidden");
 }
 
 #[tokio::test]
