@@ -18,6 +18,7 @@ pub mod descriptors;
 mod headers;
 mod logged;
 pub mod metrics;
+mod observe;
 pub mod peer;
 pub mod pool;
 pub mod principal;

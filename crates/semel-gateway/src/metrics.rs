@@ -33,6 +33,7 @@ const CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "other"];
 pub struct Metrics {
     registry: Registry,
     events: Family<Label, Counter>,
+    observed: Family<Label, Counter>,
     answers: [Counter; CLASSES.len()],
     upstream_failures: Family<Label, Counter>,
     refused: Family<Label, Counter>,
@@ -62,6 +63,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("semel"),
             events: Family::default(),
+            observed: Family::default(),
             answers: Default::default(),
             upstream_failures: Family::default(),
             refused: Family::default(),
@@ -88,6 +90,7 @@ impl Metrics {
         // A counter that is there from the start can be told from one that was lost.
         for event in Signal::ALL {
             drop(metrics.events.get_or_create(&[("event", event.as_str())]));
+            drop(metrics.observed.get_or_create(&[("event", event.as_str())]));
         }
         let answers = Family::<Label, Counter>::default();
         for (class, counter) in CLASSES.iter().zip(&mut metrics.answers) {
@@ -98,6 +101,11 @@ impl Metrics {
             "events",
             "What happened to requests with keys, and to their records",
             metrics.events.clone(),
+        );
+        registry.register(
+            "observed",
+            "What would have become of requests that are only observed (--mode observe)",
+            metrics.observed.clone(),
         );
         registry.register("answers", "Answers by status class", answers);
         registry.register(
@@ -228,6 +236,11 @@ impl Metrics {
         self.events
             .get_or_create(&[("event", signal.as_str())])
             .inc();
+    }
+
+    pub(crate) fn observed(&self, signal: Signal) {
+        let label = [("event", signal.as_str())];
+        self.observed.get_or_create(&label).inc();
     }
 
     pub(crate) fn upstream_failure(&self, kind: &'static str) {

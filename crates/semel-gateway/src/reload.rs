@@ -34,7 +34,7 @@ pub(crate) struct Reload<S> {
     metrics: Arc<Metrics>,
 }
 
-impl<S: Store> Reload<S> {
+impl<S: Store + Clone> Reload<S> {
     /// With it come the services whose lost attempts are asked about.
     pub(crate) fn new(
         start: Sources,

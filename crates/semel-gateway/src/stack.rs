@@ -7,7 +7,7 @@ use http::header::{HOST, HeaderName, InvalidHeaderValue};
 use semel::Store;
 use semel::guard::{Guard, Policy};
 use semel::store::Retention;
-use semel_tower::IdempotencyLayer;
+use semel_tower::{IdempotencyLayer, Mode};
 use tokio::sync::Semaphore;
 use tower::Layer as _;
 
@@ -17,6 +17,7 @@ use crate::descriptors::Shares;
 use crate::headers::{self, Rules};
 use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
+use crate::observe::Observing;
 use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::principal::{self, Principals, Verified, Verifiers};
@@ -31,6 +32,8 @@ use crate::wellformed::Checked;
 #[derive(Debug)]
 pub struct Stacks<S> {
     layer: IdempotencyLayer<S>,
+    /// The same for routes that are only observed.
+    observing: IdempotencyLayer<S>,
     /// For each route the layer that counts what its scopes use. Those of routes that stay go on
     /// counting.
     counting: Mutex<Vec<(Route, IdempotencyLayer<S>)>>,
@@ -55,7 +58,7 @@ pub enum Error {
     Principal(#[from] principal::Error),
 }
 
-impl<S: Store> Stacks<S> {
+impl<S: Store + Clone> Stacks<S> {
     /// As the configuration says at start.
     pub fn new(
         config: &Config,
@@ -64,6 +67,9 @@ impl<S: Store> Stacks<S> {
         trust: Arc<Trust>,
         metrics: Arc<Metrics>,
     ) -> Self {
+        let observing = Guard::builder(store.clone())
+            .observer(Arc::new(Observing(Arc::clone(&metrics))))
+            .build();
         let mut guard = Guard::builder(store).observer(Arc::new(Watching(Arc::clone(&metrics))));
         if let Some(settings) = &config.reconcile {
             let sizes = config.routes.iter().map(|route| route.max_body);
@@ -74,12 +80,15 @@ impl<S: Store> Stacks<S> {
                 .reconciler(Arc::new(endpoint))
                 .reconcile_options(settings.in_line());
         }
-        let layer = IdempotencyLayer::new(guard.build())
-            .with_max_attempts(shares.attempts)
-            .with_max_body_memory(config.limits.body_memory)
-            .with_host_header(headers::FORWARDED_HOST);
+        let layer = |guard| {
+            IdempotencyLayer::new(guard)
+                .with_max_attempts(shares.attempts)
+                .with_max_body_memory(config.limits.body_memory)
+                .with_host_header(headers::FORWARDED_HOST)
+        };
         Self {
-            layer,
+            layer: layer(guard.build()),
+            observing: layer(observing),
             counting: Mutex::default(),
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
             pools: Arc::new(Pools::new(Arc::clone(&trust), Arc::clone(&metrics))),
@@ -89,9 +98,14 @@ impl<S: Store> Stacks<S> {
         }
     }
 
-    /// The layer that those of all routes are made from: it drains them all.
+    /// The layer that those of all routes are made from that enforce: it drains them all.
     pub const fn layer(&self) -> &IdempotencyLayer<S> {
         &self.layer
+    }
+
+    /// The same for routes that only observe.
+    pub(crate) const fn observing(&self) -> &IdempotencyLayer<S> {
+        &self.observing
     }
 
     /// The connections to upstreams.
@@ -118,6 +132,7 @@ impl<S: Store> Stacks<S> {
             let principals = Principals {
                 parts: route.principal.clone(),
                 is_required: route.require_principal,
+                only_observes: route.mode == Mode::Observe,
                 verifiers: Arc::clone(&verifiers),
                 metrics: Arc::clone(&self.metrics),
             };
@@ -150,12 +165,17 @@ impl<S: Store> Stacks<S> {
     fn counting(&self, route: &Route) -> IdempotencyLayer<S> {
         let is_same = |other: &Route| {
             other.matches == route.matches
+                && other.mode == route.mode
                 && other.service == route.service
                 && other.scope_limits == route.scope_limits
         };
         let known = self.known();
         let known = known.iter().find(|(other, _)| is_same(other));
-        let new = || self.layer.clone().with_scope_limits(route.scope_limits);
+        let layer = match route.mode {
+            Mode::Observe => &self.observing,
+            _ => &self.layer,
+        };
+        let new = || layer.clone().with_scope_limits(route.scope_limits);
         known.map_or_else(new, |(_, layer)| layer.clone())
     }
 
@@ -183,7 +203,7 @@ pub(crate) fn layer_of<S: Store>(
         .clone()
         .with_preset(route.preset)
         .with_policy(policy)
-        .with_protection(route.protect)
+        .with_mode(if route.protect { route.mode } else { Mode::Off })
         .with_max_request_body(route.max_body)
         .with_max_response_body(route.max_body)
         // Who is let in without is said by what verifies.

@@ -19,6 +19,7 @@ use crate::body::Body;
 use crate::fingerprint::{self, BodyForm};
 use crate::header::{self, HeaderError, Syntax};
 use crate::limits::Limits;
+use crate::observe::Mode;
 use crate::operation::OperationRule;
 use crate::policy::{self, Disposition, Reply};
 use crate::preset::members::Members;
@@ -33,7 +34,7 @@ pub(crate) type Fingerprinter = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + S
 
 #[derive(Clone)]
 pub(crate) struct Config {
-    pub(crate) is_protecting: bool,
+    pub(crate) mode: Mode,
     /// What holds that is not set on its own.
     pub(crate) preset: Preset,
     pub(crate) key_header: HeaderName,
@@ -84,7 +85,7 @@ const MIB: usize = 1 << 20;
 impl Default for Config {
     fn default() -> Self {
         Self {
-            is_protecting: true,
+            mode: Mode::default(),
             preset: Preset::Ietf,
             key_header: HeaderName::from_static("idempotency-key"),
             key_member: None,
@@ -153,7 +154,7 @@ impl Config {
     /// Whether a key counts in a request of this method. `is_safe` methods never reach this.
     pub(crate) fn protects(&self, method: &Method) -> bool {
         let methods = self.methods.as_ref();
-        self.is_protecting && methods.is_none_or(|methods| methods.contains(method))
+        self.mode != Mode::Off && methods.is_none_or(|methods| methods.contains(method))
     }
 
     /// What to say to a request with a key whose method is not protected: nothing, where it runs.
@@ -193,7 +194,11 @@ impl Config {
 
     pub(crate) fn identity(&self, parts: &Parts, scope: Scope, key: Key) -> Identity {
         let scope = self.scope.with_target(scope, parts);
-        Identity::new(scope, &self.operation.of(parts), key)
+        let operation = self.operation.of(parts);
+        match self.mode {
+            Mode::Observe => Identity::new(scope, &format!("{operation} (observed)"), key),
+            Mode::Enforce | Mode::Off => Identity::new(scope, &operation, key),
+        }
     }
 
     /// Whose limits count for a request.

@@ -16,6 +16,7 @@ use tower_layer::Layer;
 use crate::config::Config;
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
+use crate::observe::Mode;
 use crate::policy::{Disposition, Reply};
 use crate::preset::{Dialect, Preset, RetentionError};
 use crate::quota::ScopeLimits;
@@ -181,9 +182,10 @@ impl<S: Store> IdempotencyLayer<S> {
         self
     }
 
-    /// Whether keys are looked at. If not, every request goes past the layer. `true` unless set.
-    pub fn with_protection(self, protects: bool) -> Self {
-        self.configured(|config| config.is_protecting = protects)
+    /// Whether the layer enforces, only observes, or lets everything go past.
+    /// [`Mode::Enforce`] unless set.
+    pub fn with_mode(self, mode: Mode) -> Self {
+        self.configured(|config| config.mode = mode)
     }
 
     /// The field that carries the key. `Idempotency-Key` unless set.

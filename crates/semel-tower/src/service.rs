@@ -21,6 +21,7 @@ use crate::body::{self, Body, BoxError, Read};
 use crate::config::{self, Config, Echo};
 use crate::future::ResponseFuture;
 use crate::limits::Bodies;
+use crate::observe::Mode;
 use crate::problem::{Problem, ProblemCode};
 use crate::scope::joined;
 use crate::transact::Transactions;
@@ -29,9 +30,9 @@ use crate::{policy, replay};
 
 /// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) makes.
 pub struct Idempotency<Inner, S> {
-    inner: Inner,
-    guard: Guard<S>,
-    config: Arc<Config>,
+    pub(crate) inner: Inner,
+    pub(crate) guard: Guard<S>,
+    pub(crate) config: Arc<Config>,
     transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
@@ -93,9 +94,12 @@ where
         }
         if !self.config.protects(request.method()) {
             return match self.config.unprotected(request.headers()) {
-                Some(problem) => self.refuse(problem),
-                None => ResponseFuture::direct(self.inner.call(request), None),
+                Some(problem) if self.config.mode != Mode::Observe => self.refuse(problem),
+                _ => ResponseFuture::direct(self.inner.call(request), None),
             };
+        }
+        if self.config.mode == Mode::Observe {
+            return self.observe(request);
         }
         if self.config.key_member.is_some() && Config::may_hold_key(request.headers()) {
             return self.call_for_body(request);
@@ -180,7 +184,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
     /// Whether this is a preflight for a request with a key.
     fn asks_for_key<B>(&self, request: &Request<B>) -> bool {
         let name = self.config.key_header.as_str();
-        self.config.is_protecting
+        self.config.mode == Mode::Enforce
             && request.method() == Method::OPTIONS
             && request
                 .headers()
@@ -189,7 +193,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                 .any(|token| token.eq_ignore_ascii_case(name))
     }
 
-    fn scope<B: HttpBody>(&self, parts: &Parts, body: &B) -> Result<Scope, Problem> {
+    pub(crate) fn scope<B: HttpBody>(&self, parts: &Parts, body: &B) -> Result<Scope, Problem> {
         let retention = self.guard.policy().retention();
         self.config.scope(parts, body, retention)
     }
@@ -233,7 +237,7 @@ impl<Inner: Clone, S> Idempotency<Inner, S> {
     /// For a request that runs on its own. The service that was polled may hold room for a call, which
     /// this request does not need before its body is there and its key claimed: it is dropped, and a
     /// clone is polled then.
-    fn taken(&mut self) -> Self {
+    pub(crate) fn taken(&mut self) -> Self {
         let taken = self.clone();
         self.inner = taken.inner.clone();
         taken

@@ -9,6 +9,7 @@ use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, Uri, Version};
 use semel::memory::MemoryStore;
 use semel::{Identity, Scope};
+use semel_tower::Mode;
 use tower::{Layer as _, ServiceExt as _};
 
 use crate::body::Body;
@@ -139,7 +140,13 @@ impl Told {
             unkeyed: 1,
         };
         let (trust, metrics) = (Arc::new(Trust::default()), Arc::new(Metrics::new()));
-        let stacks = Stacks::new(config, shares, MemoryStore::default(), trust, metrics);
+        let stacks = Stacks::new(
+            config,
+            shares,
+            Arc::new(MemoryStore::default()),
+            trust,
+            metrics,
+        );
         let arrived: Arc<Mutex<Option<Option<Identity>>>> = Arc::default();
         let arrival = Arc::clone(&arrived);
         let upstream = tower::service_fn(move |request: Request<Body>| {
@@ -147,7 +154,12 @@ impl Told {
             *arrival.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
             std::future::ready(Ok::<_, Infallible>(Response::new(Body::from(Bytes::new()))))
         });
-        let layer = stack::layer_of(route, stacks.layer());
+        // What is observed is what would be enforced.
+        let enforced = Route {
+            mode: Mode::Enforce,
+            ..route.clone()
+        };
+        let layer = stack::layer_of(&enforced, stacks.layer());
         let request = Request::from_parts(parts, Body::from(body));
         let Ok(answer) = layer.layer(upstream).oneshot(request).await;
         layer.drain().await;

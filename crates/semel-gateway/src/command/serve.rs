@@ -156,7 +156,7 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
     let store = Watched::new(opened.clone(), Arc::clone(&health));
     let stacks = Stacks::new(config, shares, store.clone(), trust, Arc::clone(&metrics));
-    let layer = stacks.layer().clone();
+    let (layer, observing) = (stacks.layer().clone(), stacks.observing().clone());
     let table = Arc::new(ArcSwap::from_pointee(stacks.table(config.clone())?));
     let (served, measuring) = (Arc::clone(&table), Arc::clone(&metrics));
     let made = move |peer| stack::stack(Arc::clone(&served), Arc::clone(&measuring), peer);
@@ -242,7 +242,10 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     };
     let mut out_of_time = std::pin::pin!(out_of_time);
     let finished = tokio::select! {
-        () = async { serving.as_mut().await; layer.drain().await } => true,
+        () = async {
+            serving.as_mut().await;
+            tokio::join!(layer.drain(), observing.drain());
+        } => true,
         () = &mut out_of_time => false,
     };
     purging.abort();

@@ -23,7 +23,7 @@ use http::uri::{PathAndQuery, Scheme};
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
-use semel_tower::{Preset, ScopeLimits};
+use semel_tower::{Mode, Preset, ScopeLimits};
 use tracing::Level;
 
 use crate::principal::{Auth, Jwt, Part, Source};
@@ -107,6 +107,8 @@ pub struct Route {
     pub preset: Preset,
     /// Whether their keys are looked at. If not, most of the rest has no meaning.
     pub protect: bool,
+    /// Whether operations are made to happen once, or only observed.
+    pub mode: Mode,
     /// The service that they go to; `None` where nobody said, and it is `default`.
     pub service: Option<Service>,
     /// Whether unsafe requests without a key are refused.

@@ -254,6 +254,7 @@ impl Reader<'_> {
             },
             upstreams: self.upstreams(own),
             protect,
+            mode: self.read("mode", values::mode).unwrap_or_default(),
             service: self
                 .read("service", values::service)
                 .filter(|_| self.said.is_said("service")),

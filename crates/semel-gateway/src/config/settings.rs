@@ -119,7 +119,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 51] = [
+pub const SETTINGS: [Setting; 52] = [
     list(
         "upstream",
         "URL",
@@ -165,6 +165,12 @@ pub const SETTINGS: [Setting; 51] = [
         "NAME",
         Some("ietf"),
         "The published convention that clients follow: ietf, ietf-strict, stripe-v1, stripe-v2, adcp, acp, iceberg or oasis",
+    ).at(Reach::Protected),
+    setting(
+        "mode",
+        "enforce|observe",
+        Some("enforce"),
+        "Whether operations are made to happen once, or requests only observed: nothing is refused, replayed or changed",
     ).at(Reach::Protected),
     switch(
         "require-key",

@@ -12,7 +12,7 @@ use jsonwebtoken::Algorithm;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
-use semel_tower::{Preset, Rate};
+use semel_tower::{Mode, Preset, Rate};
 use tracing::Level;
 
 use crate::principal::{Part, Source};
@@ -190,6 +190,14 @@ pub(crate) fn host_names(value: &str) -> Result<Vec<String>, String> {
             )),
         })
         .collect()
+}
+
+pub(crate) fn mode(value: &str) -> Result<Mode, String> {
+    match value {
+        "enforce" => Ok(Mode::Enforce),
+        "observe" => Ok(Mode::Observe),
+        _ => Err(format!("`{value}` is neither enforce nor observe")),
+    }
 }
 
 pub(crate) fn on_lost(value: &str) -> Result<OnLost, String> {

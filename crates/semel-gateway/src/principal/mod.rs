@@ -155,6 +155,8 @@ pub(crate) struct Principals {
     pub(crate) parts: Vec<Part>,
     /// Whether all of it has to be there.
     pub(crate) is_required: bool,
+    /// Whether nobody is refused.
+    pub(crate) only_observes: bool,
     pub(crate) verifiers: Arc<Verifiers>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -261,6 +263,8 @@ where
             let (mut parts, body) = request.into_parts();
             let principal = match principals.find(&parts).await {
                 Ok(principal) => principal,
+                // The layer counts it among the requests without a principal.
+                Err(_) if principals.only_observes => None,
                 Err(refusal) => {
                     principals.metrics.refused(refusal.problem.code());
                     return Ok(refusal.respond());

@@ -30,6 +30,7 @@ mod lifecycle;
 mod limits;
 mod log;
 mod malformed;
+mod observe;
 mod once;
 #[cfg(feature = "redis")]
 mod outage;

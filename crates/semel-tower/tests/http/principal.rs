@@ -2,6 +2,8 @@
 
 use http::header::AUTHORIZATION;
 
+use semel_tower::Mode;
+
 use crate::support::{App, Call, layer};
 
 fn with(credentials: &str) -> Call {
@@ -125,7 +127,7 @@ async fn row_19_an_empty_principal_is_none() {
 /// Nothing of a request is looked at: neither its key, nor whose it is.
 #[tokio::test]
 async fn a_layer_that_does_not_protect_lets_everything_pass() {
-    let layer = layer().with_protection(false).with_principal_required(true);
+    let layer = layer().with_mode(Mode::Off).with_principal_required(true);
     let app = App::orders(layer);
     for call in [Call::order(), Call::order(), with("Digest nc=1")] {
         app.send(call).await.assert_first(201);
