@@ -17,6 +17,8 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::pool::Pools;
+use crate::principal::REFUSALS;
+use crate::proxy::Failure;
 use crate::store::Condition;
 use crate::upstream::Address;
 
@@ -91,6 +93,13 @@ impl Metrics {
         for event in Signal::ALL {
             drop(metrics.events.get_or_create(&[("event", event.as_str())]));
             drop(metrics.observed.get_or_create(&[("event", event.as_str())]));
+        }
+        for failure in Failure::ALL {
+            let label = [("kind", failure.as_str())];
+            drop(metrics.upstream_failures.get_or_create(&label));
+        }
+        for code in REFUSALS {
+            drop(metrics.refused.get_or_create(&[("code", code)]));
         }
         let answers = Family::<Label, Counter>::default();
         for (class, counter) in CLASSES.iter().zip(&mut metrics.answers) {

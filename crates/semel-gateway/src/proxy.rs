@@ -105,6 +105,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Unreached,
+        Self::Starved,
+        Self::Unsent,
+        Self::ClientBody,
+        Self::Unanswered,
+        Self::Invalid,
+        Self::Silent,
+    ];
+
     /// The name in metrics and logs.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {

@@ -57,6 +57,14 @@ impl fmt::Display for Part {
 #[error("jwt-jwks: {0}")]
 pub struct Error(String);
 
+/// The codes of the answers to callers who are not let through.
+pub(crate) const REFUSALS: [&str; 4] = [
+    "invalid-token",
+    "unauthenticated",
+    "forbidden",
+    "auth-unavailable",
+];
+
 /// Whose the key of a request is: an extension of it.
 #[derive(Debug, Clone)]
 struct Principal(Scope);
