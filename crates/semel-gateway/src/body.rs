@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Version;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -30,6 +31,7 @@ enum Kind {
 #[derive(Debug)]
 struct Stream {
     body: Incoming,
+    is_http2: bool,
     limit: Option<Duration>,
     silence: Option<Pin<Box<Sleep>>>,
     /// When all of it is to be there; later with every piece that comes.
@@ -37,7 +39,7 @@ struct Stream {
     progress: Option<Progress>,
     rules: Option<Arc<Rules>>,
     /// Held until the body is read or given up.
-    room: Option<OwnedSemaphorePermit>,
+    room: Option<Arc<OwnedSemaphorePermit>>,
     /// Where it comes from, until it is read.
     connection: Option<Lent>,
 }
@@ -59,16 +61,21 @@ pub enum BodyError {
     /// The sender was silent for too long.
     #[error(transparent)]
     Stalled(#[from] Stalled),
+    /// The sender took its request back, or gave up its answer, without an error.
+    #[error("the body was given up before its end")]
+    GivenUp,
 }
 
 impl Body {
-    /// A body that comes from elsewhere. Nobody waits longer than `limit` for its next piece.
-    pub fn stream(body: Incoming, limit: Option<Duration>) -> Self {
+    /// A body that comes from elsewhere, in this version of HTTP. Nobody waits longer than `limit` for its
+    /// next piece.
+    pub fn stream(body: Incoming, version: Version, limit: Option<Duration>) -> Self {
         if body.is_end_stream() {
             return Self::from(Bytes::new());
         }
         Self(Kind::Stream(Stream {
             body,
+            is_http2: version == Version::HTTP_2,
             limit,
             silence: None,
             due: None,
@@ -80,8 +87,13 @@ impl Body {
     }
 
     /// The body of an answer, with the connection that it comes from.
-    pub(crate) fn answer(body: Incoming, limit: Option<Duration>, connection: Lent) -> Self {
-        let mut body = Self::stream(body, limit);
+    pub(crate) fn answer(
+        body: Incoming,
+        version: Version,
+        limit: Option<Duration>,
+        connection: Lent,
+    ) -> Self {
+        let mut body = Self::stream(body, version, limit);
         match &mut body.0 {
             Kind::Stream(stream) => stream.connection = Some(connection),
             Kind::Whole(_) => connection.give_back(),
@@ -91,8 +103,13 @@ impl Body {
 
     /// The same for a body that is to be there within `time`, and a second more for each
     /// 16 KiB that came.
-    pub fn stream_in_time(body: Incoming, limit: Option<Duration>, time: Option<Duration>) -> Self {
-        let mut body = Self::stream(body, limit);
+    pub fn stream_in_time(
+        body: Incoming,
+        version: Version,
+        limit: Option<Duration>,
+        time: Option<Duration>,
+    ) -> Self {
+        let mut body = Self::stream(body, version, limit);
         if let Kind::Stream(stream) = &mut body.0 {
             stream.due = time.map(|time| Instant::now() + time);
         }
@@ -100,7 +117,7 @@ impl Body {
     }
 
     /// The same body, which holds `room` until it was read or is given up.
-    pub(crate) fn holding(mut self, room: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn holding(mut self, room: Arc<OwnedSemaphorePermit>) -> Self {
         if let Kind::Stream(stream) = &mut self.0 {
             stream.room = Some(room);
         }
@@ -175,6 +192,13 @@ impl Stream {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             self.silence = None;
+            // hyper takes a stream that is reset with `NO_ERROR` for one that ended.
+            if frame.is_none() && self.is_http2 && !self.body.is_end_stream() {
+                if let Some(progress) = &self.progress {
+                    progress.breaks();
+                }
+                return Poll::Ready(Some(Err(BodyError::GivenUp)));
+            }
             if let (Some(due), Some(Ok(frame))) = (&mut self.due, &frame) {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);

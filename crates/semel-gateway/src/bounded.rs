@@ -69,6 +69,12 @@ where
                 held: None,
             };
         };
+        // Also until the request's body was passed on: an answer may come before that.
+        let room = room.map(Arc::new);
+        let request = match &room {
+            Some(room) => request.map(|body| body.holding(Arc::clone(room))),
+            None => request,
+        };
         Holding {
             answer: Answer::Passed {
                 future: self.inner.call(request),
@@ -84,7 +90,7 @@ pin_project! {
     pub(crate) struct Holding<F> {
         #[pin]
         answer: Answer<F, Body>,
-        room: Option<OwnedSemaphorePermit>,
+        room: Option<Arc<OwnedSemaphorePermit>>,
         held: Option<Arc<Held>>,
     }
 }

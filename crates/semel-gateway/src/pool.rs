@@ -45,6 +45,13 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// than 100 fields cost an allocation for each answer, a tenth of the gateway's work: an answer is worth it.
 const MAX_FIELDS: usize = 256;
 const MAX_HEAD: u32 = 256 << 10;
+/// How many requests a connection of HTTP/2 takes at once: as many as RFC 9113 (section 6.5.2) wants an
+/// upstream to allow at least. hyper would let others wait there without a word.
+const MAX_STREAMS: usize = 100;
+/// How much of an answer may be on its way that its client does not take yet; and of all answers of a
+/// connection, as much as there can be: those who take nothing hinder no others.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 
 /// The connections to all upstreams, for whatever routes lead there.
 #[derive(Debug)]
@@ -129,7 +136,7 @@ impl Pools {
                     checks.spawn(async move { pool.check(path).await });
                 }
             }
-            checks.join_all().await;
+            while checks.join_next().await.is_some() {}
         }
     }
 }
@@ -151,16 +158,27 @@ pub(crate) struct Pool {
 struct Shelf {
     // In the order in which they were put here.
     idle: Vec<(Instant, http1::SendRequest<Body>)>,
-    // One for all requests, and when it was last taken.
-    shared: Option<(Instant, http2::SendRequest<Body>)>,
+    // Of HTTP/2.
+    shared: Vec<Shared>,
     // Whether somebody looks after what nobody takes.
     is_swept: bool,
+}
+
+/// A connection for several requests.
+struct Shared {
+    taken: Instant,
+    sender: http2::SendRequest<Body>,
+    // Each of them has a clone.
+    load: Arc<()>,
 }
 
 #[derive(Debug)]
 enum Sender {
     Http1(http1::SendRequest<Body>),
-    Http2(http2::SendRequest<Body>),
+    Http2 {
+        sender: http2::SendRequest<Body>,
+        _load: Arc<()>,
+    },
 }
 
 impl Pool {
@@ -231,7 +249,9 @@ impl Pool {
 
     /// A new connection; of HTTP/1, where asked.
     pub(crate) async fn connect(self: &Arc<Self>, http1: bool) -> Result<Lent, ConnectError> {
-        let made = self.make(http1).await;
+        // With the look-up of the name, and what is said before the first request.
+        let made = timeout(CONNECT_TIMEOUT, self.make(http1)).await;
+        let made = made.unwrap_or_else(|late| Err(late.into()));
         match &made {
             Ok(_) => self.health.reached(),
             Err(error) if connector::is_starved(&**error) => {}
@@ -248,12 +268,21 @@ impl Pool {
             let (sender, connection) = http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
                 .keep_alive_interval(PING_INTERVAL)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
                 .max_header_list_size(MAX_HEAD)
                 .handshake(stream)
                 .await?;
             tokio::spawn(told(connection));
-            self.keep(|shelf| shelf.shared = Some((Instant::now(), sender.clone())));
-            return Ok(self.lent(Sender::Http2(sender)));
+            let (taken, load) = (Instant::now(), Arc::default());
+            let mut shared = Shared {
+                taken,
+                sender,
+                load,
+            };
+            let sender = shared.lend();
+            self.keep(|shelf| shelf.shared.push(shared));
+            return Ok(self.lent(sender));
         }
         let (sender, connection) = http1::Builder::new()
             .max_headers(MAX_FIELDS)
@@ -315,14 +344,31 @@ async fn told(connection: impl Future<Output = hyper::Result<()>>) {
     }
 }
 
+impl Shared {
+    fn lend(&mut self) -> Sender {
+        self.taken = Instant::now();
+        Sender::Http2 {
+            sender: self.sender.clone(),
+            _load: Arc::clone(&self.load),
+        }
+    }
+
+    fn under_way(&self) -> usize {
+        Arc::strong_count(&self.load) - 1
+    }
+}
+
 impl Shelf {
     fn take(&mut self, http1: bool) -> Option<Sender> {
-        if !http1
-            && let Some((used, sender)) = &mut self.shared
-            && sender.is_ready()
-        {
-            *used = Instant::now();
-            return Some(Sender::Http2(sender.clone()));
+        if !http1 {
+            self.shared.retain(|shared| !shared.sender.is_closed());
+            let free = self
+                .shared
+                .iter_mut()
+                .filter(|shared| shared.under_way() < MAX_STREAMS);
+            if let Some(shared) = free.min_by_key(|shared| shared.under_way()) {
+                return Some(shared.lend());
+            }
         }
         // The one that was used last: others may be about to be closed.
         while let Some((since, sender)) = self.idle.pop() {
@@ -344,8 +390,9 @@ impl Shelf {
         let old = |since: &Instant| since.elapsed() >= IDLE_TIMEOUT;
         let unused = self.idle.partition_point(|(since, _)| old(since));
         self.idle.drain(..unused);
-        self.shared.take_if(|(used, _)| old(used));
-        self.is_swept = !self.idle.is_empty() || self.shared.is_some();
+        self.shared
+            .retain(|shared| !old(&shared.taken) || shared.under_way() > 0);
+        self.is_swept = !self.idle.is_empty() || !self.shared.is_empty();
         !self.is_swept
     }
 }
@@ -395,7 +442,7 @@ impl Lent {
                 let sent = sender.try_send_request(request).await;
                 sent.map_err(NotAnswered::from)
             }
-            Sender::Http2(sender) => {
+            Sender::Http2 { sender, .. } => {
                 // hyper would remove what it names, and `TE` is to arrive.
                 request.headers_mut().remove(CONNECTION);
                 *request.uri_mut() = self.pool.target(path);

@@ -182,12 +182,12 @@ impl Inner {
                     tokio::spawn(tunnel.run(Arc::clone(&self.metrics)));
                 }
                 // The gateway's, not the upstream's: else hyper answers as HTTP/1.0, and closes.
-                parts.version = Version::HTTP_11;
+                let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
                 parts.extensions.clear();
                 // An answer that is to be kept is read whole, so its silence counts; a stream
                 // without a key may be silent for as long as it likes.
                 let silence = self.silence.filter(|_| attempt.is_some());
-                Response::from_parts(parts, Body::answer(body, silence, connection))
+                Response::from_parts(parts, Body::answer(body, version, silence, connection))
             }
             Err(failure) => {
                 self.metrics.upstream_failure(failure.as_str());
@@ -214,28 +214,14 @@ impl Inner {
     /// It `may_leave` HTTP if it asks for that.
     async fn send(
         &self,
-        mut request: Request<Body>,
+        request: Request<Body>,
         may_leave: bool,
     ) -> Result<(Response<Incoming>, Lent), Failure> {
         let (method, target) = (request.method().clone(), request.uri().clone());
         // The gateway's own: what a client sends by this name is removed.
         let id = request.headers().get(headers::ID).cloned();
-        let progress = Progress::new();
-        request.body_mut().report_to(&progress);
-        let mut is_sent = false;
-        let sent = tokio::select! {
-            biased;
-            sent = self.send_on(request, may_leave, &mut is_sent) => sent,
-            () = progress.ceases(self.silence) => {
-                Err((Failure::Silent, "no answer in time".to_owned()))
-            }
-        };
+        let sent = self.send_on(request, may_leave).await;
         sent.map_err(|(failure, why)| {
-            let failure = match failure {
-                Failure::Silent if !is_sent => Failure::Unreached,
-                Failure::Unanswered if progress.is_broken() => Failure::ClientBody,
-                failure => failure,
-            };
             let id = id.as_ref().and_then(|id| id.to_str().ok());
             let path = target.path();
             if failure == Failure::ClientBody {
@@ -247,18 +233,25 @@ impl Inner {
         })
     }
 
-    /// Sends a request on a connection; `is_sent` as soon as a part of it may be.
     async fn send_on(
         &self,
         mut request: Request<Body>,
         may_leave: bool,
-        is_sent: &mut bool,
     ) -> Result<(Response<Incoming>, Lent), (Failure, String)> {
         let mut connection = self.lend(may_leave).await?;
-        *is_sent = true;
         let mut is_again = false;
         loop {
-            let NotAnswered { error, unsent } = match connection.send(request).await {
+            // Connecting has a limit of its own.
+            let progress = Progress::new();
+            request.body_mut().report_to(&progress);
+            let sent = tokio::select! {
+                biased;
+                sent = connection.send(request) => sent,
+                () = progress.ceases(self.silence) => {
+                    return Err((Failure::Silent, "no answer in time".to_owned()));
+                }
+            };
+            let NotAnswered { error, unsent } = match sent {
                 Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
                     return Ok((answer, connection));
                 }
@@ -274,16 +267,20 @@ impl Inner {
             request = match unsent {
                 Some(request) if !is_again => request,
                 Some(_) => return Err((Failure::Unsent, with_causes(&error))),
-                None => return Err((kind_of(&error), with_causes(&error))),
+                None => {
+                    let failure = match kind_of(&error) {
+                        Failure::Unanswered if progress.is_broken() => Failure::ClientBody,
+                        failure => failure,
+                    };
+                    return Err((failure, with_causes(&error)));
+                }
             };
             is_again = true;
-            *is_sent = false;
             connection = match connection.renewed(may_leave).await {
                 Ok(renewed) => renewed,
                 Err(_) if self.upstreams.are_several() => self.lend(may_leave).await?,
                 Err(error) => return Err((unconnected_for(&*error), with_causes(&*error))),
             };
-            *is_sent = true;
         }
     }
 

@@ -10,6 +10,8 @@ use tokio::net::TcpStream;
 /// The begin of version 1, and its longest line.
 const TEXT: &[u8] = b"PROXY";
 const MAX_LINE: usize = 107;
+/// Whoever it is would count as the load balancer, which is trusted.
+const NO_ADDRESS: &str = "names no address";
 /// The longest header of version 2, which may have fields of its own.
 const MAX_HEADER: usize = 4 << 10;
 
@@ -55,7 +57,7 @@ fn parse(bytes: &[u8]) -> io::Result<Option<(usize, Option<IpAddr>)>> {
         _ if header.command == v2::Command::Local => None,
         v2::Addresses::IPv4(ends) => Some(ends.source_address.into()),
         v2::Addresses::IPv6(ends) => Some(ends.source_address.into()),
-        v2::Addresses::Unspecified | v2::Addresses::Unix(_) => None,
+        v2::Addresses::Unspecified | v2::Addresses::Unix(_) => return Err(invalid(NO_ADDRESS)),
     };
     Ok(Some((header.len(), source)))
 }
@@ -73,7 +75,7 @@ fn parse_text(bytes: &[u8]) -> io::Result<Option<(usize, Option<IpAddr>)>> {
         .map_err(|error| invalid(&error.to_string()))?
         .addresses
     {
-        v1::Addresses::Unknown => None,
+        v1::Addresses::Unknown => return Err(invalid(NO_ADDRESS)),
         v1::Addresses::Tcp4(ends) => Some(ends.source_address.into()),
         v1::Addresses::Tcp6(ends) => Some(ends.source_address.into()),
     };
@@ -141,7 +143,6 @@ mod tests {
         for (header, source) in [
             (V1.to_vec(), Some("203.0.113.9")),
             (tcp6.to_vec(), Some("2001:db8::9")),
-            (b"PROXY UNKNOWN\r\n".to_vec(), None),
             (version2(1, 0x11, &ipv4), Some("203.0.113.9")),
             (version2(1, 0x11, &with_field), Some("203.0.113.9")),
             (version2(1, 0x21, &ipv6), Some("2001:db8::9")),
@@ -165,6 +166,8 @@ mod tests {
             &b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..],
             b"PROXY TCP4 203.0.113.9 192.0.2.1 5555\r\n",
             b"PROXY TCP4 nobody 192.0.2.1 5555 443\r\n",
+            b"PROXY UNKNOWN\r\n",
+            &version2(1, 0, &[]),
             b"PROXY TCP4 203.0.1",
             b"",
             &V1.repeat(3)[..20],

@@ -19,7 +19,7 @@ pub(crate) struct Held {
     _load: Arc<()>,
     /// The drain waits until it is gone.
     _stopping: watch::Receiver<()>,
-    upstream: OnceLock<OwnedSemaphorePermit>,
+    upstream: OnceLock<Arc<OwnedSemaphorePermit>>,
 }
 
 impl Held {
@@ -37,7 +37,7 @@ impl Held {
     }
 
     /// Holds the room of the connection to the upstream as well.
-    pub(crate) fn hold(&self, room: OwnedSemaphorePermit) {
+    pub(crate) fn hold(&self, room: Arc<OwnedSemaphorePermit>) {
         // A connection becomes a tunnel once.
         self.upstream.set(room).ok();
     }

@@ -264,7 +264,7 @@ impl Config {
         let convention = self.convention();
         match (&self.fingerprinter, convention.content) {
             (Some(make), _) => make(parts, body),
-            (None, Content::Body) => fingerprint::of_body(parts, body),
+            (None, Content::Body) => fingerprint::of_body(parts, body, &self.host_header),
             (None, Content::Adcp) => fingerprint::of_adcp(parts, body, &self.host_header),
             (None, Content::Request) => {
                 let first_sent = &preset::FIRST_SENT;

@@ -59,11 +59,12 @@ pub fn of_request<'a>(
     content(builder, body, form == BodyForm::Json && is_json).finish()
 }
 
-/// The fingerprint of a body alone, as JSON where it is some, and of the query.
-pub(crate) fn of_body(parts: &Parts, body: &[u8]) -> Fingerprint {
+/// The fingerprint of a body, as JSON where it is some, of the query, and of the host. The path belongs to
+/// the scope.
+pub(crate) fn of_body(parts: &Parts, body: &[u8], host: &HeaderName) -> Fingerprint {
     let query = normalized(parts.uri.query().unwrap_or_default());
     let builder = Fingerprint::builder().part("query", query.as_bytes());
-    content(builder, body, true).finish()
+    content(field(builder, parts, host), body, true).finish()
 }
 
 /// The fingerprint of an AdCP task: what the request is for, and its payload.

@@ -82,7 +82,8 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             ..
         } = self.taken();
         ResponseFuture::boxed(async move {
-            let bodies = looked.bodies;
+            // Counted until the request is answered and looked at.
+            let bodies = Arc::new(looked.bodies);
             // Room for it was taken before.
             let unbounded = Limits::default().bodies();
             let read = body::read(body, config.max_request_body, &unbounded).await;
@@ -96,9 +97,10 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                     let policy = guard.policy();
                     let policy = policy.with_wait(Duration::ZERO).with_on_lost(OnLost::Retry);
                     let observing = observed(guard.with_policy(policy), asked, answered);
+                    let held = Arc::clone(&bodies);
                     guard.spawn(async move {
                         observing.await;
-                        drop(bodies);
+                        drop(held);
                     });
                 }
                 Ok(None) => {
@@ -125,6 +127,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                     return Err(error);
                 }
             };
+            drop(bodies);
             Ok(answer)
         })
     }
@@ -202,10 +205,12 @@ async fn observed<S: Store>(
     };
     let settled = match answered.await {
         Ok(Disposition::Release) => held.release().await,
-        Ok(Disposition::Unknown) => held.mark_unknown().await,
         Ok(Disposition::KeepFailure) => held.complete(&Outcome::failure(b"")).await,
-        // A client that goes away does not stop an attempt (protocol rule R11).
-        Ok(Disposition::KeepSuccess) | Err(_) => held.complete(&Outcome::success(b"")).await,
+        // What would be unknown would not run again either, and needs nobody who resolves it here. A client
+        // that goes away does not stop an attempt (protocol rule R11).
+        Ok(Disposition::KeepSuccess | Disposition::Unknown) | Err(_) => {
+            held.complete(&Outcome::success(b"")).await
+        }
     };
     // What the store did not take the guard goes on with, and tells.
     drop(settled);

@@ -258,7 +258,7 @@ async fn keep_fresh(jwks: Weak<Jwks>, mut is_there: bool, refresh: Duration) {
         };
         let mut tried = jwks.tried.lock().await;
         // Unless a request was first.
-        if is_there || jwks.is_empty() {
+        if is_there || tried.has_failed || jwks.is_empty() {
             jwks.refresh(&mut tried).await;
         }
         is_there = !tried.has_failed;
@@ -354,5 +354,19 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(find("5").await, Ok(1));
+        // Also after it could not be read.
+        std::fs::remove_file(&path).unwrap();
+        advance(day).await;
+        while !jwks.tried.lock().await.has_failed {
+            tokio::task::yield_now().await;
+        }
+        hold(&path, &[key("6")]);
+        for _ in 0..100_000 {
+            advance(PAUSE).await;
+            if find("5").await.is_err() {
+                return;
+            }
+        }
+        panic!("it was not read again");
     }
 }

@@ -14,11 +14,13 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HeaderValue, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
 use http::{Request, Response, request};
 use semel_tower::{Idempotency, Scope};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::metrics::Metrics;
@@ -56,6 +58,9 @@ impl fmt::Display for Part {
 #[derive(Debug, thiserror::Error)]
 #[error("jwt-jwks: {0}")]
 pub struct Error(String);
+
+/// How long a request that is only observed waits for its caller to be verified.
+const OBSERVED_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The codes of the answers to callers who are not let through.
 pub(crate) const REFUSALS: [&str; 4] = [
@@ -207,6 +212,13 @@ impl Principals {
             // The layer's to find: nobody here names anybody.
             (0, 0) => None,
             (_, 1..) if self.is_required => None,
+            // Who brings credentials that name nobody here is not one of those who bring none.
+            (0, _)
+                if self.parts.contains(&Part::Jwt)
+                    && request.headers.contains_key(AUTHORIZATION) =>
+            {
+                return Err(Refusal::token("The scheme of Authorization is not Bearer."));
+            }
             (0, _) => Some(Principal(Scope::anonymous())),
             // Who brought something keeps to themselves, also without the rest.
             _ => Some(Principal(Scope::new(segments))),
@@ -269,10 +281,16 @@ where
         let mut inner = std::mem::replace(&mut self.inner, inner);
         let verified = Box::pin(async move {
             let (mut parts, body) = request.into_parts();
-            let principal = match principals.find(&parts).await {
+            let found = match principals.only_observes {
+                false => principals.find(&parts).await,
+                // Who cannot be verified, or not in time, counts as a request without a principal.
+                true => match timeout(OBSERVED_TIMEOUT, principals.find(&parts)).await {
+                    Ok(Ok(found)) => Ok(found),
+                    Ok(Err(_)) | Err(_) => Ok(None),
+                },
+            };
+            let principal = match found {
                 Ok(principal) => principal,
-                // The layer counts it among the requests without a principal.
-                Err(_) if principals.only_observes => None,
                 Err(refusal) => {
                     principals.metrics.refused(refusal.problem.code());
                     return Ok(refusal.respond());

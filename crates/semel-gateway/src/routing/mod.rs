@@ -122,7 +122,7 @@ impl<S: Store> Table<S> {
         let (mut parts, body) = request.into_parts();
         rules.admit(&mut parts.headers, parts.uri.authority(), Some(peer));
         let time = self.config.limits.body_time;
-        let body = Body::stream_in_time(body, Some(CLIENT_SILENCE), time);
+        let body = Body::stream_in_time(body, parts.version, Some(CLIENT_SILENCE), time);
         Answer::Passed {
             future: service.clone().call(Request::from_parts(parts, body)),
         }

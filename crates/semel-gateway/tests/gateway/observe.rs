@@ -203,8 +203,14 @@ async fn what_was_observed_means_nothing_to_a_gateway_that_enforces() {
 #[tokio::test]
 async fn nobody_is_refused_who_cannot_be_verified() {
     let upstream = serve(Arc::default()).await;
-    let nobody = ["--principal", "auth", "--auth-url", "http://127.0.0.1:1/"];
-    let gateway = Gateway::start(upstream, &[&["--mode", "observe"], &nobody[..]].concat());
+    let auth = [
+        "--auth-url",
+        "http://127.0.0.1:1/",
+        "--auth-principal-header",
+        "x-user",
+    ];
+    let flags = [&["--mode", "observe", "--principal", "auth"], &auth[..]].concat();
+    let gateway = Gateway::start(upstream, &flags);
     let all = [sent("key", "a body"), sent("key", "a body")];
     for (status, ..) in answers(gateway.address, &all).await {
         assert_eq!(status, StatusCode::CREATED);
