@@ -68,7 +68,8 @@ impl Sources {
             admin,
             routes,
         };
-        if config.upstream_ca.is_some() && reader.errors.is_empty() && !config.asks_over_tls() {
+        let is_unused = config.upstream_ca.is_some() && !config.asks_over_tls();
+        if is_unused && !self.has_kept && reader.errors.is_empty() {
             let message = "--upstream-ca is for https:// URLs, and there is none";
             reader.error(message.to_owned());
         }
@@ -166,7 +167,7 @@ impl Sources {
                  http://127.0.0.1:9100/reconcile"
                     .to_owned(),
             ),
-            (false, true) if reader.errors.is_empty() => {
+            (false, true) if !self.has_kept && reader.errors.is_empty() => {
                 reader.error("--reconciler is asked with --on-lost reconcile only".to_owned());
             }
             _ => {}

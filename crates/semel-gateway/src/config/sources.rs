@@ -107,6 +107,8 @@ pub struct Sources {
     pub(super) errors: Vec<String>,
     // A file could not be read: what is missing may be in it.
     pub(super) is_partial: bool,
+    // Settings of the start are in it, which nothing may need any more.
+    pub(super) has_kept: bool,
 }
 
 impl Sources {
@@ -187,6 +189,7 @@ impl Sources {
             headers: said.headers,
             errors,
             is_partial: said.is_partial,
+            has_kept: false,
         }
     }
 
@@ -225,6 +228,7 @@ impl Sources {
             kept.push("`reconcile.headers` change with a restart only".to_owned());
             self.headers = start.headers.clone();
         }
+        self.has_kept = !kept.is_empty();
         kept
     }
 

@@ -16,10 +16,12 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::support::{Gateway, Reaction, Script, Shop, order, read_head, request, send, send_raw};
+use crate::support::{
+    Gateway, Reaction, Recorder, Script, Shop, order, read_head, request, send, send_raw,
+};
 
 const KEY: (&str, &str) = ("idempotency-key", "\"k\"");
 
@@ -218,4 +220,37 @@ impl http_body::Body for Pieces {
             .poll_recv(cx)
             .map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
+}
+
+/// A stream that is reset with `NO_ERROR` looks like one that ended.
+#[tokio::test]
+async fn a_body_that_is_given_up_over_http2_is_not_taken_for_whole() {
+    let upstream = Recorder::start().await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let driving = tokio::spawn(connection);
+    for key in [Some("key"), None] {
+        let request = Request::post("http://localhost/orders");
+        let request = match key {
+            Some(key) => request.header("idempotency-key", key),
+            None => request,
+        };
+        let mut ready = sender.clone().ready().await.unwrap();
+        let (answer, mut body) = ready
+            .send_request(request.body(()).unwrap(), false)
+            .unwrap();
+        body.send_data("amount=10".into(), false).unwrap();
+        // It is on its way before the reset takes back what is not.
+        ready.ready().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        body.send_reset(h2::Reason::NO_ERROR);
+        assert!(answer.await.is_err());
+    }
+    // With the same key it runs for the first time.
+    assert_eq!(order(gateway.address, "key").await.status, 200);
+    let whole = upstream.seen().into_iter().filter(|seen| seen.complete);
+    let bodies: Vec<_> = whole.map(|seen| seen.body).collect();
+    assert_eq!(bodies, [b"{\"item\":1}"]);
+    driving.abort();
 }

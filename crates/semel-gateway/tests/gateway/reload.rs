@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::reconcile::{Act, Endpoint};
 use crate::support::{
-    Connection, Gateway, Reaction, Script, Shop, eventually, get, order, request,
+    Connection, Gateway, Reaction, Script, Shop, eventually, get, order, request, send,
 };
 
 /// How often the configuration is replaced under load; `SEMEL_RELOADS` says otherwise.
@@ -312,6 +312,21 @@ async fn what_changes_with_a_restart_only_is_told_and_stays() {
         );
         connections.insert(nth, connection);
     }
+}
+
+/// Whom to ask is said at the start; that nobody has to be asked any more is no mistake.
+#[tokio::test]
+async fn a_reconciler_that_no_route_needs_any_more_is_left() {
+    let shop = Shop::open().await;
+    let upstream = format!("upstream = \"http://{}\"\n", shop.address);
+    let asking = "on-lost = \"reconcile\"\nreconciler = \"http://127.0.0.1:1/\"\n";
+    let place = Place::new(&format!("{upstream}{asking}"));
+    let gateway = Gateway::start_with(&place.path(), &[]);
+    place.write(&format!("{upstream}require-key = true\n"));
+    gateway.hang_up();
+    reloaded(&gateway, "success", 1).await;
+    let asked = request(Method::POST, gateway.address, "/orders", &[], "{}");
+    assert_eq!(send(asked).await.unwrap().problem(), "missing-key");
 }
 
 /// What a caller has used stays used on a route that stays, whatever else changes.

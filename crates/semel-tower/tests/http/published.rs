@@ -349,3 +349,20 @@ async fn row_80_limits_count_for_all_paths_of_a_caller() {
         assert_eq!(row.says(&second), (429, code.to_owned()));
     }
 }
+
+/// Another host is another service, also where a path has keys of its own.
+#[tokio::test]
+async fn no_convention_answers_for_another_host() {
+    for row in &ROWS {
+        let preset = row.preset.parse().unwrap();
+        let system = Layered::new(IdempotencyLayer::preset(preset, Memory::default()));
+        let at = async |host: &str| {
+            let mut sent = row.post("/orders", 1, 1);
+            sent.fields.push(("host".into(), host.into()));
+            system.send(sent).await.status
+        };
+        let answers = [at("a.example").await, at("b.example").await];
+        assert_eq!(answers[0], 201, "{}", row.preset);
+        assert_ne!(answers[1], 201, "{}", row.preset);
+    }
+}
