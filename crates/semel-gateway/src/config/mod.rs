@@ -1,7 +1,7 @@
-//! What `semel serve` is told, validated: [`Config`].
+//! What `semel serve` is told, validated: `Config`.
 //!
-//! [`settings`] is the one list of what can be set. [`sources`] collects flags, environment and file
-//! ([`file`](mod@file)), the first the strongest; `read` makes the [`Config`] of them, each value by a
+//! `settings` is the one list of what can be set. `sources` collects flags, environment and file
+//! (`file`), the first the strongest; `read` makes the `Config` of them, each value by a
 //! function of `values`.
 
 mod callers;

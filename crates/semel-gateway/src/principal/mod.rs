@@ -1,8 +1,8 @@
 //! Who a key belongs to, verified before the idempotency layer looks at the request: so a caller whose
 //! access was revoked does not get a stored answer either.
 //!
-//! [`Verified`] makes a [`Principal`] of what the configuration names, and puts it among the request's
-//! extensions, or answers itself. The layer takes it from there ([`scope_of`]), and narrows it by fields.
+//! `Verified` makes a `Principal` of what the configuration names, and puts it among the request's
+//! extensions, or answers itself. The layer takes it from there (`scope_of`), and narrows it by fields.
 
 mod endpoint;
 mod get;

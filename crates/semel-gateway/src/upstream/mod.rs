@@ -1,5 +1,5 @@
-//! Where requests go: addresses, which of them can be used ([`health`]), and which gets a request
-//! ([`choice`]).
+//! Where requests go: addresses, which of them can be used (`health`), and which gets a request
+//! (`choice`).
 
 mod address;
 mod choice;
