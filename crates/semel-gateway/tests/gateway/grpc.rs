@@ -13,7 +13,7 @@ use hyper::client::conn::http2::SendRequest;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::tls::{Authority, connect, http2};
+use crate::support::tls::{Authority, connect, gateway_between, http2};
 use crate::support::{Gateway, Served};
 
 const MESSAGE: Bytes = Bytes::from_static(b"\0\0\0\0\x05apple");
@@ -98,17 +98,7 @@ async fn a_call_runs_once_with_tls_on_both_sides() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let upstream = service(Some(signed.server(&["h2"])), 0).await;
-    let directory = tempfile::tempdir().unwrap();
-    let [certificate, key] = signed.files_in(directory.path());
-    let ca = authority.file_in(directory.path());
-    let flags = [
-        format!("--upstream=https://localhost:{}", upstream.address.port()),
-        format!("--upstream-ca={}", ca.display()),
-        format!("--tls-cert={}", certificate.display()),
-        format!("--tls-key={}", key.display()),
-    ];
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let gateway = Gateway::start(upstream.address, &flags);
+    let gateway = gateway_between(&authority, &signed, upstream.address);
     let client = authority.client(&["h2"], None);
     let stream = connect(gateway.address, &client).await.unwrap();
     calls_run_once(&upstream, &mut http2(stream).await).await;

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use tokio::time::{sleep, timeout};
 
 use crate::bodies::Pieces;
-use crate::support::tls::{Authority, connect, http2};
+use crate::support::tls::{Authority, connect, gateway_between, http2};
 use crate::support::{Gateway, PATIENCE, Served};
 
 const PIECE: usize = 64 << 10;
@@ -110,17 +110,7 @@ async fn streams_pass_in_little_memory_over_tls_and_http2() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let upstream = Served::start_with(Some(signed.server(&["h2"])), answer).await;
-    let directory = tempfile::tempdir().unwrap();
-    let [certificate, key] = signed.files_in(directory.path());
-    let ca = authority.file_in(directory.path());
-    let flags = [
-        format!("--upstream=https://localhost:{}", upstream.address.port()),
-        format!("--upstream-ca={}", ca.display()),
-        format!("--tls-cert={}", certificate.display()),
-        format!("--tls-key={}", key.display()),
-    ];
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let gateway = Gateway::start(upstream.address, &flags);
+    let gateway = gateway_between(&authority, &signed, upstream.address);
     let client = authority.client(&["h2"], None);
     let stream = connect(gateway.address, &client).await.unwrap();
     let sender = http2(stream).await;

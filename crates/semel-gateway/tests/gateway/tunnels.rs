@@ -8,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::support::tls::{Authority, connect};
+use crate::support::tls::{Authority, connect, gateway_between};
 use crate::support::{Gateway, PATIENCE, Served, eventually, get, order, read_head, send_raw};
 
 const ASKS: &str = "GET /chat HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket, h2c\r\n\
@@ -149,17 +149,7 @@ async fn an_upgrade_passes_through_tls_on_both_sides() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let upstream = parrot(Some(signed.server(&["h2", "http/1.1"]))).await;
-    let directory = tempfile::tempdir().unwrap();
-    let [certificate, key] = signed.files_in(directory.path());
-    let ca = authority.file_in(directory.path());
-    let flags = [
-        format!("--upstream=https://localhost:{}", upstream.address.port()),
-        format!("--upstream-ca={}", ca.display()),
-        format!("--tls-cert={}", certificate.display()),
-        format!("--tls-key={}", key.display()),
-    ];
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let gateway = Gateway::start(upstream.address, &flags);
+    let gateway = gateway_between(&authority, &signed, upstream.address);
     let client = authority.client(&["http/1.1"], None);
     let mut stream = connect(gateway.address, &client).await.unwrap();
     stream.write_all(ASKS.as_bytes()).await.unwrap();

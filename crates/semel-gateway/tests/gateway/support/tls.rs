@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::Gateway;
+
 /// Who signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -21,6 +23,25 @@ pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 pub(crate) struct Signed {
     pub(crate) certificate: rcgen::Certificate,
     key: KeyPair,
+}
+
+/// A gateway that speaks TLS to its clients, as `signed`, and to the upstream, trusting `authority`.
+pub(crate) fn gateway_between(
+    authority: &Authority,
+    signed: &Signed,
+    upstream: SocketAddr,
+) -> Gateway {
+    let directory = Arc::new(tempfile::tempdir().unwrap());
+    let [certificate, key] = signed.files_in(directory.path());
+    let ca = authority.file_in(directory.path());
+    let flags = [
+        format!("--upstream=https://localhost:{}", upstream.port()),
+        format!("--upstream-ca={}", ca.display()),
+        format!("--tls-cert={}", certificate.display()),
+        format!("--tls-key={}", key.display()),
+    ];
+    // The gateway's own folder lasts as long as it does.
+    Gateway::start_in(&directory, upstream, &flags.each_ref().map(String::as_str))
 }
 
 impl Authority {
