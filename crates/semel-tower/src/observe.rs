@@ -179,10 +179,7 @@ fn asked(
         None => (scope, key),
         Some(member) => {
             let read = config.read(member, body, &mut Echo::default())?;
-            let scope = match read.scope.is_empty() {
-                true => scope,
-                false => joined(&scope, read.scope),
-            };
+            let scope = joined(scope, read.scope);
             (scope, read.key)
         }
     };

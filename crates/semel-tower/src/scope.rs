@@ -100,9 +100,6 @@ impl ScopeRule {
             None if self.required => return Err(NoScope::Missing),
             None => Scope::anonymous(),
         };
-        if self.also.is_empty() {
-            return Ok(scope);
-        }
         let mut segments = Vec::new();
         for name in &self.also {
             match *name {
@@ -113,7 +110,7 @@ impl ScopeRule {
                 _ => append(&mut segments, parts, name),
             }
         }
-        Ok(joined(&scope, segments))
+        Ok(joined(scope, segments))
     }
 
     /// A scope with method and path behind it, where they belong to it.
@@ -123,7 +120,7 @@ impl ScopeRule {
         }
         let path = fingerprint::normalized(parts.uri.path()).into_owned();
         joined(
-            &scope,
+            scope,
             vec!["target".to_owned(), parts.method.to_string(), path],
         )
     }
@@ -139,8 +136,11 @@ impl ScopeRule {
     }
 }
 
-/// A scope with more segments.
-pub(crate) fn joined(scope: &Scope, more: Vec<String>) -> Scope {
+/// A scope with more segments, if there are any.
+pub(crate) fn joined(scope: Scope, more: Vec<String>) -> Scope {
+    if more.is_empty() {
+        return scope;
+    }
     Scope::new(scope.segments().map(str::to_owned).chain(more))
 }
 

@@ -307,10 +307,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                 let request = Request::from_parts(parts, B::from(body));
                 return Ok(once.inner.oneshot(request).await?.map(Body::inner));
             };
-            let scope = match read.scope.is_empty() {
-                true => scope,
-                false => joined(&scope, read.scope),
-            };
+            let scope = joined(scope, read.scope);
             let identity = once.config.identity(&parts, scope, key);
             let id = *identity.digest();
             let response = once.answer(identity, parts, body, bodies, echo).await?;
