@@ -1,6 +1,6 @@
 //! What a request passes through, from the outside in.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use http::header::{HOST, HeaderName, InvalidHeaderValue};
@@ -34,14 +34,21 @@ pub struct Stacks<S> {
     layer: IdempotencyLayer<S>,
     /// The same for routes that are only observed.
     observing: IdempotencyLayer<S>,
-    /// For each route the layer that counts what its scopes use. Those of routes that stay go on
-    /// counting.
-    counting: Mutex<Vec<(Route, IdempotencyLayer<S>)>>,
+    kept: Mutex<Kept<S>>,
     unkeyed: Arc<Semaphore>,
     pools: Arc<Pools>,
     trust: Arc<Trust>,
-    verifiers: Mutex<Arc<Verifiers>>,
     metrics: Arc<Metrics>,
+}
+
+/// What the table that holds now hands on to the next one.
+#[derive(Debug)]
+struct Kept<S> {
+    /// For each route the layer that counts what its scopes use. Those of routes that stay go on
+    /// counting.
+    counting: Vec<(Route, IdempotencyLayer<S>)>,
+    /// What verifies callers: with the keys and answers that it knows.
+    verifiers: Verifiers,
 }
 
 /// Why requests could not be served as a configuration says.
@@ -89,11 +96,13 @@ impl<S: Store + Clone> Stacks<S> {
         Self {
             layer: layer(guard.build()),
             observing: layer(observing),
-            counting: Mutex::default(),
+            kept: Mutex::new(Kept {
+                counting: Vec::new(),
+                verifiers: Verifiers::default(),
+            }),
             unkeyed: Arc::new(Semaphore::new(shares.unkeyed.min(Semaphore::MAX_PERMITS))),
             pools: Arc::new(Pools::new(Arc::clone(&trust), Arc::clone(&metrics))),
             trust,
-            verifiers: Mutex::default(),
             metrics,
         }
     }
@@ -121,8 +130,13 @@ impl<S: Store + Clone> Stacks<S> {
         if config.asks_over_tls() {
             self.trust.read()?;
         }
-        let verifiers = self.verifiers(&config)?;
-        let counting = config.routes.iter().map(|route| self.counting(route));
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (jwt, auth) = (config.jwt.as_ref(), config.auth.as_ref());
+        let verifiers = kept.verifiers.with(jwt, auth, &self.trust)?;
+        let counting = config
+            .routes
+            .iter()
+            .map(|route| self.counting(&kept, route));
         let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
         let handlers = counting.iter().map(|(route, layer)| {
             let rules = Arc::new(Rules::new(&config, route));
@@ -133,7 +147,7 @@ impl<S: Store + Clone> Stacks<S> {
                 parts: route.principal.clone(),
                 is_required: route.require_principal,
                 only_observes: route.mode == Mode::Observe,
-                verifiers: Arc::clone(&verifiers),
+                verifiers: verifiers.clone(),
                 metrics: Arc::clone(&self.metrics),
             };
             let service = Verified {
@@ -143,45 +157,30 @@ impl<S: Store + Clone> Stacks<S> {
             Ok(Handler { rules, service })
         });
         let handlers = handlers.collect::<Result<_, Error>>()?;
-        *self.known() = counting;
+        *kept = Kept {
+            counting,
+            verifiers,
+        };
+        drop(kept);
         Ok(Table::new(config, handlers))
-    }
-
-    /// Those that there are, where nothing was changed about them: they know keys and answers.
-    fn verifiers(&self, config: &Config) -> Result<Arc<Verifiers>, principal::Error> {
-        let mut current = self
-            .verifiers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if !current.are_for(config.jwt.as_ref(), config.auth.as_ref()) {
-            let (jwt, auth) = (config.jwt.clone(), config.auth.clone());
-            *current = Arc::new(Verifiers::open(jwt, auth, &self.trust)?);
-        }
-        Ok(Arc::clone(&current))
     }
 
     /// The layer that counts what the scopes of a route use: the one that there is, if its limits are the
     /// same.
-    fn counting(&self, route: &Route) -> IdempotencyLayer<S> {
+    fn counting(&self, kept: &Kept<S>, route: &Route) -> IdempotencyLayer<S> {
         let is_same = |other: &Route| {
             other.matches == route.matches
                 && other.mode == route.mode
                 && other.service == route.service
                 && other.scope_limits == route.scope_limits
         };
-        let known = self.known();
-        let known = known.iter().find(|(other, _)| is_same(other));
+        let known = kept.counting.iter().find(|(other, _)| is_same(other));
         let layer = match route.mode {
             Mode::Observe => &self.observing,
             _ => &self.layer,
         };
         let new = || layer.clone().with_scope_limits(route.scope_limits);
         known.map_or_else(new, |(_, layer)| layer.clone())
-    }
-
-    fn known(&self) -> MutexGuard<'_, Vec<(Route, IdempotencyLayer<S>)>> {
-        let known = self.counting.lock();
-        known.unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -65,6 +65,10 @@ impl Endpoint {
         }
     }
 
+    pub(super) const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Whether it names whom it lets pass.
     pub(super) const fn names(&self) -> bool {
         self.settings.principal_header.is_some()

@@ -46,6 +46,22 @@ impl Tokens {
         })
     }
 
+    /// With the same keys, if these settings name the same place for them.
+    pub(super) fn with(&self, settings: &Settings, trust: &Arc<Trust>) -> Result<Self, Error> {
+        let known = &self.settings;
+        if (&settings.jwks, settings.refresh) != (&known.jwks, known.refresh) {
+            return Self::open(settings, trust);
+        }
+        Ok(Self {
+            jwks: Arc::clone(&self.jwks),
+            settings: settings.clone(),
+        })
+    }
+
+    pub(super) const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Issuer and claims of the token that a request brings: what stays the same when it is refreshed.
     pub(super) async fn claims_of(&self, headers: &HeaderMap) -> Result<Named, Refusal> {
         let Some(token) = bearer(headers)? else {

@@ -123,41 +123,45 @@ impl Refusal {
 type Named = Option<Vec<String>>;
 
 /// What verifies callers, for all routes.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Verifiers {
-    jwt: Option<Jwt>,
-    auth: Option<Auth>,
-    tokens: Option<Tokens>,
-    endpoint: Option<Endpoint>,
+    tokens: Option<Arc<Tokens>>,
+    endpoint: Option<Arc<Endpoint>>,
 }
 
 impl Verifiers {
-    /// Reads the keys of tokens if they are in a file; from a URL they are fetched in the background.
+    /// Those for other settings. What these leave as it is goes on, with the keys and answers that it knows.
+    /// The keys of tokens are read here if they are in a file; from a URL they are fetched in the background.
     ///
     /// # Errors
     /// A file that cannot be read, or holds no key of use.
-    pub fn open(jwt: Option<Jwt>, auth: Option<Auth>, trust: &Arc<Trust>) -> Result<Self, Error> {
-        let tokens = jwt.as_ref().map(|jwt| Tokens::open(jwt, trust));
+    pub fn with(
+        &self,
+        jwt: Option<&Jwt>,
+        auth: Option<&Auth>,
+        trust: &Arc<Trust>,
+    ) -> Result<Self, Error> {
+        let tokens = jwt.map(|jwt| match &self.tokens {
+            Some(tokens) => tokens.with(jwt, trust),
+            None => Tokens::open(jwt, trust),
+        });
+        let endpoint = auth.map(|auth| match &self.endpoint {
+            Some(endpoint) if endpoint.settings() == auth => Arc::clone(endpoint),
+            _ => Arc::new(Endpoint::new(auth, trust)),
+        });
         Ok(Self {
-            tokens: tokens.transpose()?,
-            endpoint: auth.as_ref().map(|auth| Endpoint::new(auth, trust)),
-            jwt,
-            auth,
+            tokens: tokens.transpose()?.map(Arc::new),
+            endpoint,
         })
-    }
-
-    /// Whether they verify as these settings say.
-    pub fn are_for(&self, jwt: Option<&Jwt>, auth: Option<&Auth>) -> bool {
-        self.jwt.as_ref() == jwt && self.auth.as_ref() == auth
     }
 }
 
 impl fmt::Debug for Verifiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifiers")
-            .field("jwt", &self.jwt)
-            .field("auth", &self.auth)
-            .finish_non_exhaustive()
+            .field("jwt", &self.tokens.as_ref().map(|tokens| tokens.settings()))
+            .field("auth", &self.endpoint.as_ref().map(|it| it.settings()))
+            .finish()
     }
 }
 
@@ -170,7 +174,7 @@ pub(crate) struct Principals {
     pub(crate) is_required: bool,
     /// Whether nobody is refused.
     pub(crate) only_observes: bool,
-    pub(crate) verifiers: Arc<Verifiers>,
+    pub(crate) verifiers: Verifiers,
     pub(crate) metrics: Arc<Metrics>,
 }
 

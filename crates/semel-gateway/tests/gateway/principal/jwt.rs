@@ -445,6 +445,36 @@ async fn who_is_accepted_follows_the_file() {
     assert_first(&order_by(&gateway, &signer.sign(&other)).await);
 }
 
+#[tokio::test]
+async fn a_change_of_the_file_forgets_no_keys() {
+    let (shop, signer) = (Shop::open().await, Signer::new("one"));
+    let keys = KeyServer::start(Some(jwks(&[&signer]))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("semel.toml");
+    let write = |issuers: &[&str]| {
+        let text = format!(
+            "upstream = \"http://{}\"\nprincipal = \"jwt\"\n\
+             [jwt]\njwks = \"{}\"\nissuer = {issuers:?}\naudience = \"{AUDIENCE}\"\n",
+            shop.address, keys.url,
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    write(&[super::ISSUER]);
+    let gateway = Gateway::start_with(&file, &[]);
+    assert_first(&order_by(&gateway, &signer.sign(&claims("ann"))).await);
+    *keys.set.lock().unwrap() = None;
+    let other = "https://other.example";
+    write(&[super::ISSUER, other]);
+    gateway.hang_up();
+    let token = signer.sign(&with(claims("ann"), &json!({"iss": other})));
+    let first = eventually("the new issuer's token is accepted", || async {
+        let answer = order_by(&gateway, &token).await;
+        (answer.status != 401).then_some(answer)
+    })
+    .await;
+    assert_first(&first);
+}
+
 /// RSA and Ed25519 as well, each with the algorithm that is configured, and no other.
 #[tokio::test]
 async fn keys_of_other_kinds_sign_tokens_too() {
