@@ -1,0 +1,3 @@
+//! A client that retries without doing things twice.
+
+pub mod decide;
