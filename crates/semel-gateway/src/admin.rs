@@ -10,13 +10,15 @@ use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{any, get};
 use semel::store::Store;
 use semel_tower::IdempotencyLayer;
 use tokio::sync::watch;
 
+use crate::access::Gate;
 use crate::metrics::Metrics;
 use crate::pool::Pools;
+use crate::refused::{Code, Refused};
 use crate::store::{Condition, Health, PROBE_TIMEOUT};
 
 /// What the operators' listener looks at.
@@ -29,6 +31,8 @@ pub struct Admin<S> {
     pub health: Arc<Health>,
     /// The connections to upstreams.
     pub pools: Arc<Pools>,
+    /// Who may come in, where not everybody may.
+    pub gate: Arc<Gate>,
     /// Whether the gateway is stopping.
     pub stopping: watch::Receiver<bool>,
     /// The names under which it may be asked, besides `localhost` and addresses.
@@ -38,7 +42,16 @@ pub struct Admin<S> {
 /// The routes of the operators' listener.
 pub fn router<S: Store>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
+    // What only those may use whom the gate lets in.
+    let guarded = Router::new()
+        .route("/api/v1/{*path}", any(nothing))
+        .route("/v1/{*path}", any(nothing))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&admin),
+            admitted::<S>,
+        ));
     Router::new()
+        .merge(guarded)
         .route("/healthz", get(|| async { "up\n" }))
         .route("/readyz", get(ready::<S>))
         .route("/metrics", get(metrics::<S>))
@@ -47,6 +60,26 @@ pub fn router<S: Store>(admin: Admin<S>) -> Router {
             known_host::<S>,
         ))
         .with_state(admin)
+}
+
+async fn nothing() -> Refused {
+    Refused::new(Code::NotFound, "No such path. See /openapi.json.")
+}
+
+/// Finds out who calls, and tells those behind: a [`Caller`](crate::access::Caller) among the extensions.
+async fn admitted<S: Store>(
+    State(admin): State<Arc<Admin<S>>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match admin.gate.admit(&parts) {
+        Ok(caller) => {
+            parts.extensions.insert(caller);
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(refused) => refused.into_response(),
+    }
 }
 
 /// Refuses requests for a name that is not this listener's. Otherwise a web page could read it from an
@@ -127,6 +160,7 @@ mod tests {
     use semel::memory::MemoryStore;
 
     use super::*;
+    use crate::access::Access;
 
     #[tokio::test]
     async fn a_store_that_answers_and_takes_nothing_is_not_ready() {
@@ -138,6 +172,7 @@ mod tests {
             metrics: Arc::clone(&metrics),
             health: Arc::clone(&health),
             pools: Arc::new(Pools::new(Arc::default(), Arc::clone(&metrics))),
+            gate: Arc::new(Gate::new(Access::default(), true)),
             stopping,
             hosts: Vec::new(),
         }));

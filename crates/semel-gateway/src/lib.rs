@@ -6,6 +6,11 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "roles and rights are asked for next")
+)]
+pub mod access;
 pub mod admin;
 pub mod body;
 mod bounded;
@@ -26,6 +31,8 @@ mod problem;
 pub mod proxy;
 mod proxy_protocol;
 pub mod reconcile;
+#[expect(dead_code, reason = "the interfaces that answer so come next")]
+mod refused;
 mod reload;
 pub mod routing;
 pub mod serve;

@@ -16,6 +16,7 @@ use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval_at};
 
+use crate::access::{Access, Gate};
 use crate::config::{Contents, Route, Sources};
 use crate::metrics::Metrics;
 use crate::routing::Table;
@@ -31,6 +32,7 @@ pub(crate) struct Reload<S> {
     stacks: Stacks<S>,
     table: Arc<ArcSwap<Table<S>>>,
     services: watch::Sender<HashSet<Service>>,
+    gate: Arc<Gate>,
     metrics: Arc<Metrics>,
 }
 
@@ -40,6 +42,7 @@ impl<S: Store + Clone> Reload<S> {
         start: Sources,
         stacks: Stacks<S>,
         table: Arc<ArcSwap<Table<S>>>,
+        gate: Arc<Gate>,
         metrics: Arc<Metrics>,
     ) -> (Self, watch::Receiver<HashSet<Service>>) {
         let (services, asked) = watch::channel(asked_about(&table.load().config.routes));
@@ -48,6 +51,7 @@ impl<S: Store + Clone> Reload<S> {
             stacks,
             table,
             services,
+            gate,
             metrics,
         };
         (reload, asked)
@@ -85,15 +89,19 @@ impl<S: Store + Clone> Reload<S> {
             .config()
             .map_err(|error| error.0)
             .and_then(|config| {
+                let access =
+                    Access::open(&config.tokens).map_err(|error| vec![error.to_string()])?;
                 let table = self.stacks.table(config);
-                table.map_err(|error| vec![error.to_string()])
+                let table = table.map_err(|error| vec![error.to_string()])?;
+                Ok((table, access))
             });
         self.metrics.reloaded(table.is_ok());
         match table {
-            Ok(table) => {
+            Ok((table, access)) => {
                 let routes = &table.config.routes;
                 self.services.send_replace(asked_about(routes));
                 let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
+                self.gate.set(access);
                 self.table.store(Arc::new(table));
                 tracing::info!(?routes, "configuration: what was read is in use");
             }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 
 use super::{MISUSED, block_on, explain, fail};
+use crate::access::Access;
 use crate::config::{self, Sources};
 use crate::store;
 use crate::tls::client::Trust;
@@ -25,6 +26,9 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         Err(error) => return fail(MISUSED, error),
     };
     if let Some(Err(error)) = config.tls.as_ref().map(Files::check) {
+        return fail(MISUSED, format_args!("error: {error}"));
+    }
+    if let Err(error) = Access::open(&config.tokens) {
         return fail(MISUSED, format_args!("error: {error}"));
     }
     if config.asks_over_tls()

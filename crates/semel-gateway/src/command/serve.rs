@@ -20,6 +20,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
+use crate::access::{self, Access, Gate};
 use crate::admin::{self, Admin};
 use crate::config::{Config, Limits, Route, Sources};
 use crate::cores::Cores;
@@ -79,6 +80,8 @@ enum Error {
     Table(#[from] stack::Error),
     #[error(transparent)]
     Tls(#[from] tls::Error),
+    #[error(transparent)]
+    Access(#[from] access::Error),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
     #[error("cannot start threads: {0}")]
@@ -98,7 +101,7 @@ impl Error {
     const fn code(&self) -> u8 {
         match self {
             Self::Store(error) => error.code(),
-            Self::Listen { .. } | Self::Table(_) | Self::Tls(_) => MISUSED,
+            Self::Listen { .. } | Self::Table(_) | Self::Tls(_) | Self::Access(_) => MISUSED,
             Self::Signals(_)
             | Self::Threads(_)
             | Self::Unfinished { .. }
@@ -142,6 +145,7 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     if config.asks_over_tls() {
         trust.read()?;
     }
+    let access = Access::open(&config.tokens)?;
     let opened = store::open(&config.store).await?;
     let is_nameless = |route: &Route| route.protect && route.service.is_none();
     if config.routes.iter().any(is_nameless) && config.store.can_be_shared() {
@@ -161,12 +165,22 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     let (served, measuring) = (Arc::clone(&table), Arc::clone(&metrics));
     let made = move |peer| stack::stack(Arc::clone(&served), Arc::clone(&measuring), peer);
 
+    let is_local = admin_listener.local_addr();
+    let is_local = is_local.is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let gate = Arc::new(Gate::new(access, is_local));
+    if gate.asks() && !is_local {
+        tracing::warn!(
+            "--admin is not on a loopback address and speaks no TLS: tokens cross the network as they are"
+        );
+    }
+
     let (stop, stopping) = watch::channel(false);
     let admin = admin::router(Admin {
         layer: layer.clone(),
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
         pools: stacks.pools(),
+        gate: Arc::clone(&gate),
         stopping,
         hosts: config.admin_hosts.clone(),
     });
@@ -190,7 +204,13 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let pools = stacks.pools();
     tokio::spawn(async move { pools.check().await });
-    let (reload, services) = Reload::new(sources, stacks, Arc::clone(&table), Arc::clone(&metrics));
+    let (reload, services) = Reload::new(
+        sources,
+        stacks,
+        Arc::clone(&table),
+        gate,
+        Arc::clone(&metrics),
+    );
     tokio::spawn(reload.run(hangup));
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();

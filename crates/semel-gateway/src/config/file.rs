@@ -6,14 +6,15 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{RECONCILE, ROUTE, SECTIONS, SETTINGS, Setting};
+use super::settings::{RECONCILE, ROUTE, SECTIONS, SETTINGS, Setting, TOKEN};
 use super::sources::{Given, Said};
 
 /// What a file says.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) top: Said,
-    pub(super) routes: Vec<RouteSaid>,
+    pub(super) routes: Vec<SectionSaid>,
+    pub(super) tokens: Vec<SectionSaid>,
     /// What is sent with every question to the reconciler.
     pub(super) headers: HeaderMap,
     pub(super) errors: Vec<String>,
@@ -21,23 +22,23 @@ pub(super) struct File {
     pub(super) is_partial: bool,
 }
 
-/// What a route says.
+/// What a route says, or a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RouteSaid {
+pub(super) struct SectionSaid {
     /// Which one, and where it begins.
     pub(super) at: String,
     pub(super) said: Said,
 }
 
 /// Sections that are not settings' names with a dash.
-const OTHERS: [&str; 3] = ["dispositions", "reconcile", "routes"];
+const OTHERS: [&str; 4] = ["dispositions", "reconcile", "routes", "tokens"];
 
 impl File {
     pub(super) fn read(path: &str, text: &str) -> Self {
         let mut reader = Reader {
             path,
             text,
-            route: String::new(),
+            within: String::new(),
             file: Self::default(),
             errors: Vec::new(),
         };
@@ -61,7 +62,7 @@ struct Reader<'a> {
     path: &'a str,
     text: &'a str,
     /// `route 3: `, within one.
-    route: String,
+    within: String,
     file: File,
     /// With the places where they are.
     errors: Vec<(usize, String)>,
@@ -82,7 +83,12 @@ impl Reader<'_> {
                 (_, Some(setting)) => self.set(&mut top.given, setting, name, key, value),
                 ("dispositions", _) => self.dispositions(&mut top, key, value),
                 ("reconcile", _) => self.reconcile(&mut top.given, key, value),
-                ("routes", _) => self.routes(key, value),
+                ("routes", _) => {
+                    self.file.routes = self.sections("route", key, value, Self::route);
+                }
+                ("tokens", _) => {
+                    self.file.tokens = self.sections("token", key, value, Self::token);
+                }
                 (section, _) if SECTIONS.contains(&section) => {
                     self.section(&mut top.given, &SETTINGS.iter(), key, value);
                 }
@@ -97,23 +103,49 @@ impl Reader<'_> {
         self.file.top = top;
     }
 
-    fn routes(&mut self, key: &Key<'_>, value: &Value<'_>) {
-        let Some(routes) = value.get_ref().as_array() else {
-            return self.error(key.span().start, "`routes` must be sections: [[routes]]");
+    /// The sections of an array, each as it is read by `read`.
+    fn sections(
+        &mut self,
+        what: &str,
+        key: &Key<'_>,
+        value: &Value<'_>,
+        read: impl Fn(&mut Self, &DeTable<'_>) -> Said,
+    ) -> Vec<SectionSaid> {
+        let mut all = Vec::new();
+        let Some(sections) = value.get_ref().as_array() else {
+            let message = format!("`{what}s` must be sections: [[{what}s]]");
+            self.error(key.span().start, &message);
+            return all;
         };
-        for (nth, route) in routes.iter().enumerate() {
-            let start = route.span().start;
-            self.route = format!("route {}: ", nth + 1);
-            match route.get_ref().as_table() {
+        for (nth, section) in sections.iter().enumerate() {
+            let (start, nth) = (section.span().start, nth + 1);
+            self.within = format!("{what} {nth}: ");
+            match section.get_ref().as_table() {
                 Some(table) => {
-                    let at = format!("{}:{}: route {}", self.path, self.line(start), nth + 1);
-                    let said = self.route(table);
-                    self.file.routes.push(RouteSaid { at, said });
+                    let at = format!("{}:{}: {what} {nth}", self.path, self.line(start));
+                    let said = read(self, table);
+                    all.push(SectionSaid { at, said });
                 }
-                None => self.error(start, "a route must be a section: [[routes]]"),
+                None => {
+                    let message = format!("a {what} must be a section: [[{what}s]]");
+                    self.error(start, &message);
+                }
             }
         }
-        self.route.clear();
+        self.within.clear();
+        all
+    }
+
+    fn token(&mut self, table: &DeTable<'_>) -> Said {
+        let mut said = Said::default();
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            match TOKEN.iter().find(|setting| setting.name == name) {
+                Some(setting) => self.set(&mut said.given, setting, name, key, value),
+                None => self.unknown(key, name, TOKEN.iter().map(|setting| setting.name)),
+            }
+        }
+        said
     }
 
     fn route(&mut self, table: &DeTable<'_>) -> Said {
@@ -296,8 +328,8 @@ impl Reader<'_> {
 
     /// Where something stands, as an operator would look for it.
     fn place(&self, start: usize, name: &str) -> String {
-        let (line, route) = (self.line(start), &self.route);
-        format!("{}:{line}: {route}{name}", self.path)
+        let (line, within) = (self.line(start), &self.within);
+        format!("{}:{line}: {within}{name}", self.path)
     }
 
     fn error(&mut self, start: usize, message: &str) {

@@ -12,6 +12,7 @@ mod schema;
 pub mod settings;
 mod show;
 mod sources;
+mod tokens;
 pub(crate) mod values;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use semel::store::OnLost;
 use semel_tower::{Mode, Preset, ScopeLimits};
 use tracing::Level;
 
+use crate::access::Token;
 use crate::principal::{Auth, Jwt, Part, Source};
 use crate::reconcile::Settings;
 use crate::routing::Matches;
@@ -68,6 +70,8 @@ pub struct Config {
     pub auth: Option<Auth>,
     /// The names under which operators ask.
     pub admin_hosts: Vec<String>,
+    /// Who may use the operators' interfaces, and for what.
+    pub tokens: Vec<Token>,
     /// How long to wait for what is running, at the end.
     pub drain: Duration,
     /// How long connections are accepted after the signal to stop.

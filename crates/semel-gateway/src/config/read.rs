@@ -4,7 +4,7 @@ use semel::store::{OnLost, Retention};
 use semel_tower::Preset;
 use tracing::Level;
 
-use super::file::RouteSaid;
+use super::file::SectionSaid;
 use super::sources::{Given, Said, Sources};
 use super::{Config, ConfigError, Dispositions, Limits, Route, StoreUrl, values};
 use crate::reconcile::Settings;
@@ -54,6 +54,7 @@ impl Sources {
             jwt: reader.jwt(&routes),
             auth: reader.auth(&routes),
             admin_hosts,
+            tokens: reader.tokens(&self.tokens),
             drain: reader.read("drain", values::duration).unwrap_or_default(),
             drain_delay: reader
                 .read("drain-delay", values::duration)
@@ -110,7 +111,7 @@ impl Sources {
             name: "default".to_owned(),
             ..reader.route(own)
         };
-        for RouteSaid { at, said } in &self.routes {
+        for SectionSaid { at, said } in &self.routes {
             if !has_upstream && !said.given.contains_key("upstream") {
                 reader.error(format!(
                     "{at}: `upstream` is required in each route, or at the top for all"

@@ -4,7 +4,7 @@ use semel_tower::Preset;
 use serde_json::{Map, Value, json};
 
 use super::file::route_settings;
-use super::settings::{RECONCILE, SECTIONS, SETTINGS, Setting};
+use super::settings::{RECONCILE, SECTIONS, SETTINGS, Setting, TOKEN};
 
 /// The schema, in draft 2020-12.
 pub(crate) fn schema() -> Value {
@@ -29,6 +29,9 @@ pub(crate) fn schema() -> Value {
     top.insert("reconcile".to_owned(), section(&reconcile));
     let routes = json!({"type": "array", "items": section(&route)});
     top.insert("routes".to_owned(), routes);
+    let token = TOKEN.iter().map(|setting| property(setting, setting.name));
+    let tokens = json!({"type": "array", "items": section(&token.collect())});
+    top.insert("tokens".to_owned(), tokens);
     let mut schema = section(&top);
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
     schema["title"] = "The configuration file of `semel serve`".into();

@@ -454,6 +454,39 @@ pub const ROUTE: [Setting; 4] = [
     .at(Reach::Route),
 ];
 
+/// What a token says, in a section `tokens`.
+pub(crate) const TOKEN: [Setting; 5] = [
+    setting(
+        "name",
+        "NAME",
+        None,
+        "Who has the token: for the audit, and the user of HTTP basic authentication",
+    ),
+    setting(
+        "sha256",
+        "DIGEST",
+        None,
+        "The SHA-256 of the token, in hexadecimal digits",
+    ),
+    setting(
+        "token-file",
+        "FILE",
+        None,
+        "A file with the token, in place of its digest",
+    ),
+    setting(
+        "role",
+        "read-only|operator|admin",
+        None,
+        "What it is good for in the operators' interface; admin: for everything",
+    ),
+    list(
+        "claims",
+        "SERVICE/OPERATION",
+        "The operations that may be claimed with it; `*` stands for any text",
+    ),
+];
+
 /// Sections of the file: `jwks` in `[jwt]` is the setting `jwt-jwks`.
 pub(crate) const SECTIONS: [&str; 3] = ["auth", "jwt", "limits"];
 

@@ -24,6 +24,14 @@ impl Sources {
             .chain(declared)
             .chain(dispositions(&self.top))
             .chain(names);
+        let tokens = self.tokens.iter().filter_map(|token| {
+            let said = |name| token.said.given.get(name).map(|set| set.value.as_str());
+            let role = said("role").into_iter().map(str::to_owned);
+            let claims = said("claims").map(|claims| format!("claims {claims}"));
+            let rights = role.chain(claims).collect::<Vec<_>>().join(", ");
+            let (name, at) = (said("name")?, &token.at);
+            Some(format!("{:<18} {name}: {rights}  ({at})", "tokens"))
+        });
         let routes = self.routes.iter().enumerate().flat_map(|(nth, route)| {
             let title = [String::new(), format!("{}:", route.at)];
             title.into_iter().chain(self.route(nth))
@@ -33,7 +41,9 @@ impl Sources {
             None => "all others: 404 no-route",
         };
         let rest = (!self.routes.is_empty()).then(|| [String::new(), rest.to_owned()]);
-        top.chain(routes).chain(rest.into_iter().flatten())
+        top.chain(tokens)
+            .chain(routes)
+            .chain(rest.into_iter().flatten())
     }
 
     /// Where the route of this number is said.

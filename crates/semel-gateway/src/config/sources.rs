@@ -7,7 +7,7 @@ use clap::ArgMatches;
 use http::header::HeaderMap;
 use semel_tower::Preset;
 
-use super::file::{File, RouteSaid};
+use super::file::{File, SectionSaid};
 use super::settings::{RECONCILE, ROUTE, Reach, SETTINGS};
 use super::values;
 
@@ -100,7 +100,8 @@ pub struct Sources {
     outside_errors: Vec<String>,
     file: Option<Contents>,
     pub(super) top: Said,
-    pub(super) routes: Vec<RouteSaid>,
+    pub(super) routes: Vec<SectionSaid>,
+    pub(super) tokens: Vec<SectionSaid>,
     // What is sent with every question to the reconciler.
     pub(super) headers: HeaderMap,
     // What is wrong with them before they are understood.
@@ -186,6 +187,7 @@ impl Sources {
             file: contents,
             top,
             routes: said.routes,
+            tokens: said.tokens,
             headers: said.headers,
             errors,
             is_partial: said.is_partial,

@@ -313,6 +313,17 @@ pub(crate) fn name(value: &str) -> Result<String, String> {
     }
 }
 
+/// A name that HTTP basic authentication can carry, and a line of the audit.
+pub(crate) fn token_name(value: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_graphic() && c != ':';
+    match (1..=64).contains(&value.len()) && value.chars().all(is_plain) {
+        true => Ok(value.to_owned()),
+        false => Err(format!(
+            "`{value}` cannot name a token: 1 to 64 visible ASCII characters but `:`"
+        )),
+    }
+}
+
 /// Up to five minutes: more than clocks may differ.
 pub(crate) fn leeway(value: &str) -> Result<Duration, String> {
     at_most(value, Duration::from_mins(5))

@@ -603,3 +603,73 @@ async fn an_address_in_use_is_said_so() {
         assert!(message.contains(&expected), "{message}");
     }
 }
+
+#[test]
+fn a_token_that_is_no_good_has_a_clear_message() {
+    let digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    for (token, message) in [
+        (String::new(), "token 1: `name` is required"),
+        (
+            "name = \"a\"\nrole = \"admin\"".to_owned(),
+            "token 1: `sha256` or `token-file` is required",
+        ),
+        (
+            format!("name = \"a\"\nsha256 = \"{digest}\""),
+            "token 1: it is good for nothing",
+        ),
+        (
+            format!("name = \"a\"\nsha256 = \"{digest}\"\ntoken-file = \"b\"\nrole = \"admin\""),
+            "`sha256` and `token-file`: one of them is enough",
+        ),
+        (
+            "name = \"a\"\nsha256 = \"my-secret\"\nrole = \"admin\"".to_owned(),
+            "token 1: sha256: is not the SHA-256 of a token: 64 hexadecimal digits",
+        ),
+        (
+            format!("name = \"a\"\nsha256 = \"{digest}\"\nrole = \"root\""),
+            "role: `root` is not one of read-only, operator and admin",
+        ),
+        (
+            format!("name = \"a\"\nsha256 = \"{digest}\"\nclaims = [\"settle\"]"),
+            "claims: `settle` names no operations; write SERVICE/OPERATION",
+        ),
+        (
+            "name = \"a:b\"".to_owned(),
+            "name: `a:b` cannot name a token: 1 to 64 visible ASCII characters but `:`",
+        ),
+        (
+            "name = \"a\"\nclaim = \"a/b\"".to_owned(),
+            "there is no setting `claim`; did you mean `claims`?",
+        ),
+        (
+            "name = \"a\"\ntoken-file = \"/nowhere/a\"\nrole = \"admin\"".to_owned(),
+            "token-file: cannot read `/nowhere/a`",
+        ),
+    ] {
+        let file = file(&format!(
+            "upstream = \"http://127.0.0.1:9\"\n[[tokens]]\n{token}\n"
+        ));
+        let messages = errors(&["--config", file.path().to_str().unwrap()], &[]);
+        let found = messages.iter().any(|found| found.contains(message));
+        assert!(found, "{message}: {messages:?}");
+        assert!(!messages.iter().any(|found| found.contains("my-secret")));
+    }
+}
+
+#[test]
+fn tokens_are_shown_without_their_secrets() {
+    let digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let file = file(&format!(
+        "upstream = \"http://127.0.0.1:9\"\n[[tokens]]\nname = \"a\"\nsha256 = \"{digest}\"\n\
+         role = \"operator\"\nclaims = [\"default/settle-*\", \"orders/*\"]\n"
+    ));
+    let flags = ["--no-open", "--config", file.path().to_str().unwrap()];
+    let output = semel("check", &flags, &[]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("a: operator, claims default/settle-*,orders/*"),
+        "{text}"
+    );
+    assert!(!text.contains(digest), "{text}");
+}

@@ -6,6 +6,7 @@
     reason = "measurements are for whoever runs the test"
 )]
 
+mod access;
 mod admin;
 mod bodies;
 mod broken;

@@ -70,8 +70,11 @@ impl Gateway {
         if !flags.contains(&"--store") {
             command.args(["--store", &store_in(directory.path())]);
         }
+        if !flags.contains(&"--admin") {
+            command.args(["--admin", "127.0.0.1:0"]);
+        }
         let mut process = command
-            .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args(["--listen", "127.0.0.1:0"])
             .args(["--log-format", "json"])
             .args(flags)
             .stderr(Stdio::piped())
