@@ -126,7 +126,7 @@ pub use policy::{Disposition, Reply};
 pub use preset::{Dialect, Preset, RetentionError, UnknownPreset, adcp_payload_hash};
 pub use problem::{Problem, ProblemCode};
 pub use quota::{Rate, ScopeLimits};
-pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, Replayed, outcome_of_response};
+pub use replay::{BODY_OMITTED, PROTECTED, REPLAYED, Replayed, TraceParent, outcome_of_response};
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 pub use semel::guard::observers;
 #[doc(no_inline)]

@@ -24,6 +24,12 @@ pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed")
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Replayed;
 
+/// Among the extensions of an answer of the inner service: the trace and the span in which it was made, as the
+/// field `traceparent` has them (W3C Trace Context). It is kept with the answer, is among the extensions of
+/// each replay, so that a replay's trace can be linked to the first one, and is never sent to clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceParent(pub HeaderValue);
+
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const FALSE: HeaderValue = HeaderValue::from_static("false");
 
@@ -95,6 +101,9 @@ pub(crate) fn outcome_of(
             outcome = outcome.field(&format!("{TRAILER_MARK}{name}"), value.as_bytes());
         }
     }
+    if let Some(TraceParent(made_in)) = parts.extensions.get() {
+        outcome = outcome.field(TRACE_PARENT, made_in.as_bytes());
+    }
     for (name, value) in &parts.headers {
         if is_kept(name, allowed) && !nominated.iter().any(|n| n == name) {
             outcome = outcome.field(name.as_str(), value.as_bytes());
@@ -108,6 +117,8 @@ pub(crate) fn outcome_of(
 
 /// Before the name of a field behind the body. No field's name has a colon in it.
 const TRAILER_MARK: &str = "trailer:";
+/// The name under which a [`TraceParent`] is kept.
+const TRACE_PARENT: &str = "trace:parent";
 /// The most bytes of trailers that are kept with an answer.
 const MOST_TRAILERS: usize = 8 << 10;
 
@@ -170,7 +181,12 @@ pub(crate) fn response_of<R: HttpBody>(
         Err(_) => StatusCode::NO_CONTENT,
     };
     let (mut head, mut trailers) = (HeaderMap::new(), HeaderMap::new());
+    let mut made_in = None;
     for (name, value) in outcome.fields() {
+        if name == TRACE_PARENT {
+            made_in = HeaderValue::from_bytes(value).ok().map(TraceParent);
+            continue;
+        }
         let (fields, name) = match name.strip_prefix(TRAILER_MARK) {
             Some(name) => (&mut trailers, name),
             None if omitted && describes_body(name) => continue,
@@ -198,7 +214,11 @@ pub(crate) fn response_of<R: HttpBody>(
     if let Some(name) = replay_header {
         headers.insert(name, TRUE);
     }
-    response.extensions_mut().insert(Replayed);
+    let extensions = response.extensions_mut();
+    extensions.insert(Replayed);
+    if let Some(made_in) = made_in {
+        extensions.insert(made_in);
+    }
     let headers = response.headers_mut();
     if omitted {
         headers.insert(BODY_OMITTED, TRUE);
