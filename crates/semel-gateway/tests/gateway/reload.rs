@@ -288,7 +288,6 @@ async fn what_changes_with_a_restart_only_is_told_and_stays() {
     ));
     gateway.hang_up();
     reloaded(&gateway, "success", 1).await;
-    let log = gateway.log();
     for (line, name) in [
         (2, "max-attempts"),
         (3, "max-connections"),
@@ -299,7 +298,10 @@ async fn what_changes_with_a_restart_only_is_told_and_stays() {
             "configuration: {}:{line}: {name}: `{name}` changes with a restart only",
             path.display()
         );
-        assert!(log.contains(&message), "{message} in {log}");
+        eventually(&message, async || {
+            gateway.log().contains(&message).then_some(())
+        })
+        .await;
     }
     // The rest of it holds, and more than one connection is open.
     let mut connections = BTreeMap::new();
