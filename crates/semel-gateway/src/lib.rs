@@ -38,6 +38,7 @@ pub mod routing;
 pub mod serve;
 pub mod stack;
 pub mod store;
+pub mod telemetry;
 pub mod tls;
 mod upgrade;
 pub mod upstream;

@@ -24,11 +24,25 @@ use crate::upstream::Address;
 
 type Label = [(&'static str, &'static str); 1];
 /// The configuration says how many there are.
+type ByRoute = [(&'static str, String); 2];
+type ByEvent = [(&'static str, String); 3];
+/// The configuration says how many there are.
 type ByAddress = [(&'static str, String); 1];
 
 const RELOADS: [&str; 2] = ["success", "failure"];
+const SPANS: [&str; 2] = ["sent", "dropped"];
 /// Classes of statuses, by their first digit; what is none of them last.
 const CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "other"];
+
+/// What becomes of most requests. Other events of a route are there once they happened.
+const FREQUENT: [&str; 6] = [
+    "ran",
+    "replayed",
+    "passed_on",
+    "in-flight",
+    "mismatch",
+    "outcome-unknown",
+];
 
 /// Every metric of the gateway.
 #[derive(Debug)]
@@ -37,6 +51,9 @@ pub struct Metrics {
     events: Family<Label, Counter>,
     observed: Family<Label, Counter>,
     answers: [Counter; CLASSES.len()],
+    requests: Family<ByEvent, Counter>,
+    upstream_time: Family<ByRoute, Histogram, fn() -> Histogram>,
+    spans: Family<Label, Counter>,
     upstream_failures: Family<Label, Counter>,
     refused: Family<Label, Counter>,
     upstream_up: Family<ByAddress, Gauge>,
@@ -67,12 +84,14 @@ impl Metrics {
             events: Family::default(),
             observed: Family::default(),
             answers: Default::default(),
+            requests: Family::default(),
+            upstream_time: Family::new_with_constructor(durations),
+            spans: Family::default(),
             upstream_failures: Family::default(),
             refused: Family::default(),
             upstream_up: Family::default(),
             upstream_unreached: Family::default(),
-            // 0.5 ms to 16 s.
-            duration: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
+            duration: durations(),
             in_flight: Gauge::default(),
             running: Gauge::default(),
             unsettled: Gauge::default(),
@@ -82,7 +101,7 @@ impl Metrics {
             store_up: Gauge::default(),
             store_full: Gauge::default(),
             reconcile_questions: Family::default(),
-            reconcile_time: Histogram::new(exponential_buckets(0.000_5, 2.0, 16)),
+            reconcile_time: durations(),
             reconcile_pending: Gauge::default(),
             reconcile_given_up: Gauge::default(),
             tunnels: Gauge::default(),
@@ -117,6 +136,24 @@ impl Metrics {
             metrics.observed.clone(),
         );
         registry.register("answers", "Answers by status class", answers);
+        registry.register(
+            "requests",
+            "Requests by route, and what became of them",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "upstream_duration_seconds",
+            "Time from a request's way to the upstream to the header of its answer, by route",
+            metrics.upstream_time.clone(),
+        );
+        for result in SPANS {
+            drop(metrics.spans.get_or_create(&[("result", result)]));
+        }
+        registry.register(
+            "spans",
+            "Spans that the collector of traces took, or did not",
+            metrics.spans.clone(),
+        );
         registry.register(
             "upstream_failures",
             "Requests that the upstream did not answer, by what is known of them",
@@ -252,6 +289,26 @@ impl Metrics {
         self.observed.get_or_create(&label).inc();
     }
 
+    /// What is counted and timed of the requests of a route.
+    pub(crate) fn of_route(&self, route: &str, operation: &str) -> RouteMetrics {
+        let labels = [route, operation].map(str::to_owned);
+        let of = |event: &&str| self.requests.get_or_create_owned(&by_event(&labels, event));
+        let [route, operation] = labels.clone();
+        let by_route = [("route", route), ("operation", operation)];
+        RouteMetrics {
+            frequent: FREQUENT.each_ref().map(of),
+            upstream_time: self.upstream_time.get_or_create_owned(&by_route),
+            requests: self.requests.clone(),
+            labels,
+        }
+    }
+
+    pub(crate) fn spans(&self, count: usize, are_sent: bool) {
+        let result = SPANS[usize::from(!are_sent)];
+        let counter = self.spans.get_or_create(&[("result", result)]);
+        counter.inc_by(count as u64);
+    }
+
     pub(crate) fn upstream_failure(&self, kind: &'static str) {
         self.upstream_failures
             .get_or_create(&[("kind", kind)])
@@ -317,6 +374,47 @@ impl Metrics {
         self.reconcile_pending.set(number(tally.pending));
         self.reconcile_given_up.set(number(tally.given_up));
     }
+}
+
+/// What is counted and timed of the requests of one route. The handles are kept, so that a request looks
+/// nothing up.
+#[derive(Debug)]
+pub(crate) struct RouteMetrics {
+    frequent: [Counter; FREQUENT.len()],
+    upstream_time: Histogram,
+    requests: Family<ByEvent, Counter>,
+    labels: [String; 2],
+}
+
+impl RouteMetrics {
+    /// This became of a request.
+    pub(crate) fn request(&self, event: &'static str) {
+        match FREQUENT.iter().position(|known| *known == event) {
+            Some(nth) => self.frequent[nth].inc(),
+            None => self
+                .requests
+                .get_or_create(&by_event(&self.labels, event))
+                .inc(),
+        };
+    }
+
+    /// The upstream answered.
+    pub(crate) fn upstream_answered(&self, took: Duration) {
+        self.upstream_time.observe(took.as_secs_f64());
+    }
+}
+
+fn by_event([route, operation]: &[String; 2], event: &str) -> ByEvent {
+    [
+        ("route", route.clone()),
+        ("operation", operation.clone()),
+        ("event", event.to_owned()),
+    ]
+}
+
+/// 0.5 ms to 16 s.
+fn durations() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_5, 2.0, 16))
 }
 
 fn number(count: usize) -> i64 {

@@ -15,17 +15,21 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
 use semel::guard::AttemptInfo;
-use semel_tower::Disposition;
+use semel_tower::{Disposition, TraceParent};
+use tokio::time::Instant;
 use tower_service::Service;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use crate::body::{Body, Progress};
 use crate::command::with_causes;
 use crate::config::Route;
 use crate::connector;
 use crate::headers::{self, Rules};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RouteMetrics};
 use crate::pool::{self, Lent, NotAnswered, Pools};
 use crate::problem::Problem;
+use crate::telemetry::{self, SPANS, Told};
 use crate::upgrade::{Held, Tunnel};
 use crate::upstream::Upstreams;
 
@@ -39,6 +43,8 @@ struct Inner {
     rules: Arc<Rules>,
     silence: Option<Duration>,
     metrics: Arc<Metrics>,
+    counted: Arc<RouteMetrics>,
+    has_spans: bool,
 }
 
 impl Proxy {
@@ -51,12 +57,16 @@ impl Proxy {
         pools: &Pools,
         rules: Arc<Rules>,
         metrics: Arc<Metrics>,
+        counted: Arc<RouteMetrics>,
+        has_spans: bool,
     ) -> Result<Self, InvalidHeaderValue> {
         Ok(Self(Arc::new(Inner {
             upstreams: pools.of(route)?,
             rules,
             silence: route.upstream_timeout,
             metrics,
+            counted,
+            has_spans,
         })))
     }
 }
@@ -164,11 +174,24 @@ impl Inner {
         }
         let leaving = self.leaving(&mut parts, attempt.is_some());
         parts.version = Version::HTTP_11;
+        let told = parts.extensions.remove::<Arc<Told>>();
         parts.extensions.clear();
+        let (here, span) = match self.has_spans {
+            true => (Span::current(), self.span(&mut parts)),
+            false => (Span::none(), Span::none()),
+        };
         let body = body.under(&self.rules);
         let request = Request::from_parts(parts, body);
-        match self.send(request, leaving.is_some()).await {
+        let began = Instant::now();
+        let sent = self.send(request, leaving.is_some());
+        match sent.instrument(span.clone()).await {
             Ok((mut response, connection)) => {
+                let took = began.elapsed();
+                self.counted.upstream_answered(took);
+                if let Some(told) = told {
+                    told.upstream.set(took).ok();
+                }
+                span.record("http.response.status_code", response.status().as_u16());
                 let leaves = response.status() == StatusCode::SWITCHING_PROTOCOLS;
                 let upstream = leaves.then(|| upgrade::on(&mut response));
                 let (mut parts, body) = response.into_parts();
@@ -184,6 +207,9 @@ impl Inner {
                 // The gateway's, not the upstream's: else hyper answers as HTTP/1.0, and closes.
                 let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
                 parts.extensions.clear();
+                if let Some(this) = telemetry::as_parent(&here) {
+                    parts.extensions.insert(TraceParent(this));
+                }
                 // An answer that is to be kept is read whole, so its silence counts; a stream
                 // without a key may be silent for as long as it likes.
                 let silence = self.silence.filter(|_| attempt.is_some());
@@ -191,11 +217,30 @@ impl Inner {
             }
             Err(failure) => {
                 self.metrics.upstream_failure(failure.as_str());
+                span.record("otel.status_code", "ERROR");
+                span.record("error.type", failure.as_str());
                 let mut response = failure.problem().respond();
                 response.extensions_mut().insert(failure.disposition());
                 response
             }
         }
+    }
+
+    /// The span of the upstream's call, which the upstream goes on below.
+    fn span(&self, parts: &mut Parts) -> Span {
+        let span = tracing::info_span!(
+            target: SPANS,
+            "upstream",
+            otel.kind = "client",
+            otel.name = parts.method.as_str(),
+            otel.status_code = Empty,
+            http.request.method = parts.method.as_str(),
+            http.response.status_code = Empty,
+            url.path = parts.uri.path(),
+            error.type = Empty,
+        );
+        telemetry::pass_on(&span, &mut parts.headers);
+        span
     }
 
     /// The client's end of a request that may leave HTTP. With a key it may not: what passes then would

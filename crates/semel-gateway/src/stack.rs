@@ -22,7 +22,7 @@ use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::principal::{self, Principals, Verified, Verifiers};
 use crate::proxy::Proxy;
-use crate::reconcile::{Endpoint, Watching};
+use crate::reconcile::{Endpoint, OPERATION, Watching};
 use crate::routing::{Handler, Router, Table};
 use crate::tls::{self, client::Trust};
 use crate::wellformed::Checked;
@@ -39,6 +39,7 @@ pub struct Stacks<S> {
     pools: Arc<Pools>,
     trust: Arc<Trust>,
     metrics: Arc<Metrics>,
+    has_spans: bool,
 }
 
 /// What the table that holds now hands on to the next one.
@@ -104,6 +105,7 @@ impl<S: Store + Clone> Stacks<S> {
             pools: Arc::new(Pools::new(Arc::clone(&trust), Arc::clone(&metrics))),
             trust,
             metrics,
+            has_spans: config.collector.is_some(),
         }
     }
 
@@ -140,8 +142,20 @@ impl<S: Store + Clone> Stacks<S> {
         let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
         let handlers = counting.iter().map(|(route, layer)| {
             let rules = Arc::new(Rules::new(&config, route));
-            let metrics = Arc::clone(&self.metrics);
-            let proxy = Proxy::new(route, &self.pools, Arc::clone(&rules), metrics)?;
+            let service = route.service.clone().unwrap_or_default();
+            let operation = match route.protect {
+                true => service.operation(OPERATION),
+                false => "".into(),
+            };
+            let counted = Arc::new(self.metrics.of_route(&route.label, &operation));
+            let proxy = Proxy::new(
+                route,
+                &self.pools,
+                Arc::clone(&rules),
+                Arc::clone(&self.metrics),
+                Arc::clone(&counted),
+                self.has_spans,
+            )?;
             let bounded = Bounded::new(proxy, Arc::clone(&self.unkeyed), Arc::clone(&self.metrics));
             let principals = Principals {
                 parts: route.principal.clone(),
@@ -154,7 +168,12 @@ impl<S: Store + Clone> Stacks<S> {
                 inner: layer_of(route, layer).layer(bounded),
                 principals: route.verifies().then(|| Arc::new(principals)),
             };
-            Ok(Handler { rules, service })
+            Ok(Handler {
+                name: route.label.as_str().into(),
+                metrics: counted,
+                rules,
+                service,
+            })
         });
         let handlers = handlers.collect::<Result<_, Error>>()?;
         *kept = Kept {
@@ -162,7 +181,8 @@ impl<S: Store + Clone> Stacks<S> {
             verifiers,
         };
         drop(kept);
-        Ok(Table::new(config, handlers))
+        let unrouted = Arc::new(self.metrics.of_route("", ""));
+        Ok(Table::new(config, unrouted, handlers))
     }
 
     /// The layer that counts what the scopes of a route use: the one that there is, if its limits are the
@@ -247,6 +267,8 @@ pub(crate) fn stack<S: Store>(
     table: Arc<ArcSwap<Table<S>>>,
     metrics: Arc<Metrics>,
     peer: Peer,
+    has_spans: bool,
 ) -> Stack<S> {
-    Logged::new(Measured::new(Checked(Router::new(table, peer)), metrics))
+    let measured = Measured::new(Checked(Router::new(table, peer)), metrics);
+    Logged::new(measured, has_spans)
 }

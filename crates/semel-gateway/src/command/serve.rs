@@ -14,9 +14,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
-use tracing::Level;
+use tracing::{Level, Subscriber};
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
@@ -31,6 +33,7 @@ use crate::reload::Reload;
 use crate::serve::{self, Bounds, Entry};
 use crate::stack::{self, Stacks};
 use crate::store::{self, Condition, Health, Watched};
+use crate::telemetry::{self, ACCESS, SPANS, Traces};
 use crate::tls::{self, client::Trust, server::Acceptor};
 
 /// How long the store may take to close.
@@ -44,7 +47,7 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
     let config = match sources.config() {
         Ok(config) => config,
         Err(error) if sources.log_json() => {
-            log_to_stderr(true, Level::INFO);
+            log_to_stderr(true, Level::INFO, false, None);
             for message in error.0 {
                 tracing::error!("{message}");
             }
@@ -52,9 +55,8 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         }
         Err(error) => return fail(MISUSED, error),
     };
-    log_to_stderr(config.log_json, config.log_level);
     block_on(async {
-        match gateway(sources, &config).await {
+        match serve(sources, &config).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) if config.log_json => {
                 tracing::error!("{error}");
@@ -82,6 +84,8 @@ enum Error {
     Tls(#[from] tls::Error),
     #[error(transparent)]
     Access(#[from] access::Error),
+    #[error(transparent)]
+    Traces(#[from] telemetry::Error),
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
     #[error("cannot start threads: {0}")]
@@ -101,7 +105,11 @@ impl Error {
     const fn code(&self) -> u8 {
         match self {
             Self::Store(error) => error.code(),
-            Self::Listen { .. } | Self::Table(_) | Self::Tls(_) | Self::Access(_) => MISUSED,
+            Self::Listen { .. }
+            | Self::Table(_)
+            | Self::Tls(_)
+            | Self::Access(_)
+            | Self::Traces(_) => MISUSED,
             Self::Signals(_)
             | Self::Threads(_)
             | Self::Unfinished { .. }
@@ -131,17 +139,36 @@ fn becomes(routes: &[Route]) -> String {
     format!("their lease of {lease} is no longer renewed, and when it lapses {what}")
 }
 
-async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
+/// The gateway, and what it tells of itself.
+async fn serve(sources: Sources, config: &Config) -> Result<(), Error> {
+    let metrics = Arc::new(Metrics::new());
+    let trust = Arc::new(Trust::new(config.upstream_ca.clone()));
+    let open = |url| Traces::open(url, Arc::clone(&trust), Arc::clone(&metrics));
+    let traces = config.collector.as_ref().map(open).transpose();
+    let spans = traces.as_ref().ok().and_then(Option::as_ref);
+    log_to_stderr(config.log_json, config.log_level, config.access_log, spans);
+    let traces = traces?;
+    let ended = gateway(sources, config, trust, metrics).await;
+    if let Some(traces) = traces {
+        traces.end().await;
+    }
+    ended
+}
+
+async fn gateway(
+    sources: Sources,
+    config: &Config,
+    trust: Arc<Trust>,
+    metrics: Arc<Metrics>,
+) -> Result<(), Error> {
     let stopped = stop_signal().map_err(Error::Signals)?;
     let hangup = signal(SignalKind::hangup()).map_err(Error::Signals)?;
     // Before anything is opened.
     let shares = share_descriptors(config);
     let cores = Cores::start().map_err(Error::Threads)?;
-    let metrics = Arc::new(Metrics::new());
     let tls = config.tls.clone();
     let tls = tls.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
     let (tls, certificates) = tls.transpose()?.unzip();
-    let trust = Arc::new(Trust::new(config.upstream_ca.clone()));
     if config.asks_over_tls() {
         trust.read()?;
     }
@@ -158,12 +185,16 @@ async fn gateway(sources: Sources, config: &Config) -> Result<(), Error> {
     let admin_listener = bind("--admin", &config.admin).await?;
 
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
-    let store = Watched::new(opened.clone(), Arc::clone(&health));
+    let has_spans = config.collector.is_some();
+    let store = Watched::new(opened.clone(), Arc::clone(&health), has_spans);
     let stacks = Stacks::new(config, shares, store.clone(), trust, Arc::clone(&metrics));
     let (layer, observing) = (stacks.layer().clone(), stacks.observing().clone());
     let table = Arc::new(ArcSwap::from_pointee(stacks.table(config.clone())?));
     let (served, measuring) = (Arc::clone(&table), Arc::clone(&metrics));
-    let made = move |peer| stack::stack(Arc::clone(&served), Arc::clone(&measuring), peer);
+    let made = move |peer| {
+        let (table, metrics) = (Arc::clone(&served), Arc::clone(&measuring));
+        stack::stack(table, metrics, peer, has_spans)
+    };
 
     let is_local = admin_listener.local_addr();
     let is_local = is_local.is_ok_and(|address| address.ip().to_canonical().is_loopback());
@@ -340,18 +371,40 @@ fn address_of(listener: &TcpListener) -> String {
 
 /// Lines of this project at the level asked for, warnings of others: what libraries say at lower
 /// levels may hold header fields, and keys are among them (protocol rule R12).
-fn log_to_stderr(json: bool, level: Level) {
+fn log_to_stderr(json: bool, level: Level, access: bool, spans: Option<&Traces>) {
     let level = LevelFilter::from_level(level);
+    let access = match access || level >= LevelFilter::DEBUG {
+        true => LevelFilter::INFO,
+        false => LevelFilter::OFF,
+    };
     let targets = Targets::new()
         .with_default(level.min(LevelFilter::WARN))
-        .with_target("semel", level);
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
-    let registry = tracing_subscriber::registry().with(targets);
-    let set = if json {
-        registry.with(lines.json().flatten_event(true)).try_init()
-    } else {
-        registry.with(lines.with_ansi(false)).try_init()
+        .with_target("semel", level)
+        .with_target(ACCESS, access)
+        .with_target(SPANS, LevelFilter::OFF);
+    let registry = tracing_subscriber::registry();
+    let set = match spans {
+        // A filter for all costs a line that nobody wants the least.
+        None => registry.with(targets).with(lines(json)).try_init(),
+        Some(traces) => {
+            let spans = Targets::new().with_target(SPANS, LevelFilter::INFO);
+            registry
+                .with(lines(json).with_filter(targets))
+                .with(traces.layer().with_filter(spans))
+                .try_init()
+        }
     };
     // A process that embeds the gateway may log already.
     drop(set);
+}
+
+fn lines<S>(json: bool) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    match json {
+        true => lines.json().flatten_event(true).boxed(),
+        false => lines.with_ansi(false).boxed(),
+    }
 }

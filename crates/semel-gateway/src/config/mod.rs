@@ -76,6 +76,10 @@ pub struct Config {
     pub drain: Duration,
     /// How long connections are accepted after the signal to stop.
     pub drain_delay: Duration,
+    /// Where traces go, if anywhere.
+    pub collector: Option<Uri>,
+    /// Whether there is a log line for each request.
+    pub access_log: bool,
     /// Whether log lines are JSON.
     pub log_json: bool,
     /// The least important lines logged.
@@ -94,7 +98,10 @@ impl Config {
         let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
         let mut upstreams = self.routes.iter().flat_map(|route| &route.upstreams);
         upstreams.any(|upstream| upstream.protocol == Protocol::Https)
-            || [reconciler, auth, keys].into_iter().flatten().any(is_https)
+            || [reconciler, auth, keys, self.collector.as_ref()]
+                .into_iter()
+                .flatten()
+                .any(is_https)
     }
 }
 
@@ -103,6 +110,8 @@ impl Config {
 pub struct Route {
     /// What people call it: `route 3`, or `default`.
     pub name: String,
+    /// What it is called in metrics, log and traces.
+    pub label: String,
     /// The requests that it takes.
     pub matches: Matches,
     /// The addresses of the service that they go to, at least one.

@@ -1,5 +1,6 @@
 //! From what is said to a [`Config`].
 
+use http::Uri;
 use semel::store::{OnLost, Retention};
 use semel_tower::Preset;
 use tracing::Level;
@@ -9,6 +10,7 @@ use super::sources::{Given, Said, Sources};
 use super::{Config, ConfigError, Dispositions, Limits, Route, StoreUrl, values};
 use crate::reconcile::Settings;
 use crate::routing::{Host, Matches, Path, method};
+use crate::telemetry;
 use crate::tls::PemFile;
 use crate::tls::server::Files;
 use crate::upstream::{Address, Protocol};
@@ -59,6 +61,8 @@ impl Sources {
             drain_delay: reader
                 .read("drain-delay", values::duration)
                 .unwrap_or_default(),
+            collector: reader.collector(),
+            access_log: reader.switch("access-log"),
             log_json: reader
                 .read("log-format", values::log_format)
                 .unwrap_or_default(),
@@ -109,6 +113,7 @@ impl Sources {
         // What is wrong at the top is told first, and once.
         let top = Route {
             name: "default".to_owned(),
+            label: "default".to_owned(),
             ..reader.route(own)
         };
         for SectionSaid { at, said } in &self.routes {
@@ -126,6 +131,12 @@ impl Sources {
             let mut route = inner.route(own);
             reader.errors = inner.errors;
             route.name = format!("route {}", routes.len() + 1);
+            if let Some(other) = routes.iter().find(|other| other.label == route.label) {
+                reader.error(format!(
+                    "{at}: {} is called `{}` as well",
+                    other.name, route.label
+                ));
+            }
             if !route.protect {
                 for setting in super::file::route_settings().filter(|s| s.needs_key()) {
                     if let Some(Given { from, .. }) = said.given.get(setting.name) {
@@ -205,6 +216,13 @@ impl Reader<'_> {
         }
     }
 
+    /// The URL that traces go to.
+    fn collector(&mut self) -> Option<Uri> {
+        let given = self.said.given.get("otlp-endpoint")?;
+        let is_whole = given.from == telemetry::OF_TRACES;
+        self.read("otlp-endpoint", |url| values::collector(url, is_whole))
+    }
+
     fn file(&mut self, name: &'static str, flag: &'static str) -> Option<PemFile> {
         self.read(name, |path| Ok(PemFile::new(flag, path)))
     }
@@ -246,14 +264,17 @@ impl Reader<'_> {
     fn route(&mut self, own: [(&str, &str); 2]) -> Route {
         let preset = self.read("preset", values::preset).unwrap_or(Preset::Ietf);
         let protect = self.read("protect", values::boolean).unwrap_or(true);
+        let matches = Matches {
+            hosts: self.list("host", Host::parse),
+            paths: self.list("path", Path::parse),
+            methods: self.list("methods", method),
+        };
+        let label = self.read("name", values::label);
         Route {
             name: String::new(),
+            label: label.unwrap_or_else(|| matches.to_string()),
             preset,
-            matches: Matches {
-                hosts: self.list("host", Host::parse),
-                paths: self.list("path", Path::parse),
-                methods: self.list("methods", method),
-            },
+            matches,
             upstreams: self.upstreams(own),
             protect,
             mode: self.read("mode", values::mode).unwrap_or_default(),

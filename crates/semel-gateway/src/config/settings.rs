@@ -3,6 +3,8 @@
 use clap::Arg;
 use clap::builder::ArgAction;
 
+use crate::telemetry::ENDPOINTS;
+
 /// Something that an operator can set: the flag `--name`, the variable `SEMEL_NAME` and the key
 /// `name` of the configuration file.
 #[derive(Debug)]
@@ -62,6 +64,14 @@ impl Setting {
         format!("SEMEL_{}", self.name.to_uppercase().replace('-', "_"))
     }
 
+    /// What else in the environment says it, where the variable is not set: names that others have given it.
+    pub(crate) const fn other_variables(&self) -> &'static [&'static str] {
+        match self.name.as_bytes() {
+            b"otlp-endpoint" => &ENDPOINTS,
+            _ => &[],
+        }
+    }
+
     pub(crate) fn arg(&self) -> Arg {
         let mut help = self.help.to_owned();
         if let Some(default) = self.default {
@@ -119,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 52] = [
+pub const SETTINGS: [Setting; 54] = [
     list(
         "upstream",
         "URL",
@@ -328,6 +338,13 @@ pub const SETTINGS: [Setting; 52] = [
         Some("info"),
         "The least important lines logged: error, warn, info, debug or trace",
     ),
+    switch("access-log", "Log a line for each request, at whatever --log-level"),
+    setting(
+        "otlp-endpoint",
+        "URL",
+        None,
+        "The collector that traces go to by OTLP over HTTP, as http://127.0.0.1:4318; unless set, OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
     setting(
         "jwt-jwks",
         "FILE",
@@ -425,7 +442,14 @@ pub const SETTINGS: [Setting; 52] = [
 ];
 
 /// What only a route says.
-pub const ROUTE: [Setting; 4] = [
+pub const ROUTE: [Setting; 5] = [
+    setting(
+        "name",
+        "NAME",
+        None,
+        "What it is called in metrics, log and traces; its methods, hosts and paths unless set",
+    )
+    .at(Reach::Route),
     list(
         "host",
         "NAME",

@@ -74,7 +74,7 @@ fn line(setting: &Setting, name: &str, said: &Said) -> Option<String> {
     let Given { value, from } = said.given.get(setting.name)?;
     let value = match setting.name {
         "store" => StoreUrl(value.clone()).to_string(),
-        "reconciler" | "jwt-jwks" | "auth-url" => without_query(value),
+        "reconciler" | "jwt-jwks" | "auth-url" | "otlp-endpoint" => without_query(value),
         _ => value.clone(),
     };
     Some(format!("{name:<18} {value}  ({from})"))

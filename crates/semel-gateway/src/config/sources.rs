@@ -10,6 +10,7 @@ use semel_tower::Preset;
 use super::file::{File, SectionSaid};
 use super::settings::{RECONCILE, ROUTE, Reach, SETTINGS};
 use super::values;
+use crate::telemetry::IS_DISABLED;
 
 /// Where a value comes from that nobody said.
 const DEFAULT: &str = "default";
@@ -119,6 +120,7 @@ impl Sources {
     pub fn collect(flags: &ArgMatches, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let mut given = BTreeMap::new();
         let mut errors = Vec::new();
+        let is_disabled = variable(IS_DISABLED).is_some_and(|said| said == "true");
         for setting in &SETTINGS {
             let name = setting.variable();
             // Some subcommands have some of the flags only.
@@ -128,7 +130,15 @@ impl Sources {
                 from: format!("--{}", setting.name),
             });
             let set = flag.or_else(|| {
-                let value = variable(&name).filter(|value| !value.is_empty())?;
+                let others = setting.other_variables().iter();
+                let others = others
+                    .filter(|_| !is_disabled)
+                    .map(|name| (*name).to_owned());
+                let mut names = std::iter::once(name).chain(others);
+                let (name, value) = names.find_map(|name| {
+                    let value = variable(&name).filter(|value| !value.is_empty())?;
+                    Some((name, value))
+                })?;
                 match value.into_string() {
                     Ok(value) => Some(Given { value, from: name }),
                     Err(_) => {

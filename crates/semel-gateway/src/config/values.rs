@@ -235,6 +235,34 @@ pub(crate) fn jwks(value: &str) -> Result<Source, String> {
     .map(Source::Url)
 }
 
+/// Where a collector takes traces: below its URL, unless that is `whole`.
+pub(crate) fn collector(value: &str, is_whole: bool) -> Result<Uri, String> {
+    let password = "send a field, with OTEL_EXPORTER_OTLP_HEADERS";
+    let base = url(value, "http://127.0.0.1:4318", password)?;
+    if is_whole {
+        return Ok(base);
+    }
+    if base.query().is_some() {
+        return Err("a query has no place in it: /v1/traces is added".to_owned());
+    }
+    let below = format!("{}/v1/traces", value.trim_end_matches('/'));
+    below
+        .parse()
+        .map_err(|error| format!("not a URL ({error})"))
+}
+
+/// What something is called in metrics.
+pub(crate) fn label(value: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    match value.chars().all(allowed) && (1..=64).contains(&value.len()) {
+        true if value == "default" => Err("`default` is what no route takes".to_owned()),
+        true => Ok(value.to_owned()),
+        false => Err(format!(
+            "`{value}` is not a name; it has 1 to 64 ASCII letters, digits, `.`, `_` and `-`"
+        )),
+    }
+}
+
 /// The URL of an endpoint of the operator's own. The messages show nothing of it: it may hold a
 /// password.
 fn url(value: &str, example: &str, password: &str) -> Result<Uri, String> {

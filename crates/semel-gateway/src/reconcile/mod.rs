@@ -31,7 +31,7 @@ use crate::metrics::Metrics;
 use crate::tls::client::{Speaks, Trust};
 
 /// What every request of the gateway is claimed as; the layer's name for it.
-const OPERATION: &str = "http";
+pub(crate) const OPERATION: &str = "http";
 /// How long making a connection may take; less where a question may take less.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a request asks before it is answered `outcome-unknown`.

@@ -9,8 +9,9 @@ mod path;
 
 use std::convert::Infallible;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -25,10 +26,13 @@ use crate::body::Body;
 use crate::bounded::Bounded;
 use crate::config::{Config, Route};
 use crate::headers::Rules;
+use crate::logged::{self, CLIENT_GONE};
+use crate::metrics::RouteMetrics;
 use crate::peer::Peer;
 use crate::principal::{self, Verified};
 use crate::problem::Problem;
 use crate::proxy::Proxy;
+use crate::telemetry::Told;
 use crate::wellformed::Answer;
 
 pub(crate) use matches::method;
@@ -90,24 +94,37 @@ pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -
 pub struct Table<S> {
     /// What it is made of.
     pub config: Config,
+    /// What is counted of requests that no route takes.
+    unrouted: Arc<RouteMetrics>,
     // As many as the configuration has.
     handlers: Vec<Handler<S>>,
 }
 
 /// What a route does with requests.
 pub(crate) struct Handler<S> {
+    /// What it is called.
+    pub(crate) name: Arc<str>,
+    pub(crate) metrics: Arc<RouteMetrics>,
     pub(crate) rules: Arc<Rules>,
     pub(crate) service: Verified<Idempotency<Bounded<Proxy>, S>>,
 }
 
 impl<S> Table<S> {
-    pub(crate) const fn new(config: Config, handlers: Vec<Handler<S>>) -> Self {
-        Self { config, handlers }
+    pub(crate) const fn new(
+        config: Config,
+        unrouted: Arc<RouteMetrics>,
+        handlers: Vec<Handler<S>>,
+    ) -> Self {
+        Self {
+            config,
+            unrouted,
+            handlers,
+        }
     }
 }
 
 impl<S: Store> Table<S> {
-    fn call(&self, request: Request<Incoming>, peer: &Peer) -> Answering {
+    fn call(&self, request: Request<Incoming>, peer: &Peer) -> Counted {
         let routes = &self.config.routes;
         let found = find(routes, request.method(), request.uri(), request.headers());
         let (handler, problem) = match found {
@@ -115,16 +132,25 @@ impl<S: Store> Table<S> {
             Found::None => (None, Problem::NoRoute),
             Found::Ambiguous => (None, Problem::AmbiguousPath),
         };
-        let Some(Handler { rules, service }) = handler else {
+        let Some(handler) = handler else {
             let response = Some(problem.respond());
-            return Answer::Refused { response };
+            return Counted {
+                answer: Answer::Refused { response },
+                counting: Counting(Some(Arc::clone(&self.unrouted))),
+            };
         };
         let (mut parts, body) = request.into_parts();
+        if let Some(told) = parts.extensions.get::<Arc<Told>>() {
+            told.route.set(Arc::clone(&handler.name)).ok();
+        }
+        let Handler { rules, service, .. } = handler;
         rules.admit(&mut parts.headers, parts.uri.authority(), Some(peer));
         let time = self.config.limits.body_time;
         let body = Body::stream_in_time(body, parts.version, Some(CLIENT_SILENCE), time);
-        Answer::Passed {
-            future: service.clone().call(Request::from_parts(parts, body)),
+        let future = service.clone().call(Request::from_parts(parts, body));
+        Counted {
+            answer: Answer::Passed { future },
+            counting: Counting(Some(Arc::clone(&handler.metrics))),
         }
     }
 }
@@ -141,6 +167,39 @@ type Inner = <Bounded<Proxy> as Service<Request<Body>>>::Future;
 type Protected = ResponseFuture<Inner, Body, Infallible>;
 type Answering =
     Answer<principal::Answering<Protected, semel_tower::Body<Body>>, semel_tower::Body<Body>>;
+
+pin_project_lite::pin_project! {
+    /// The answer of a route, which is counted there.
+    pub(crate) struct Counted {
+        #[pin]
+        answer: Answering,
+        counting: Counting,
+    }
+}
+
+impl Future for Counted {
+    type Output = <Answering as Future>::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let answer = ready!(this.answer.poll(cx))?;
+        if let Some(metrics) = this.counting.0.take() {
+            metrics.request(logged::event(&answer));
+        }
+        Poll::Ready(Ok(answer))
+    }
+}
+
+/// Where a request is to be counted, until it is.
+struct Counting(Option<Arc<RouteMetrics>>);
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0.take() {
+            metrics.request(CLIENT_GONE);
+        }
+    }
+}
 
 /// Takes each request of a client through the table that holds when it comes.
 pub(crate) struct Router<S> {
@@ -175,7 +234,7 @@ impl<S> fmt::Debug for Router<S> {
 impl<S: Store> Service<Request<Incoming>> for Router<S> {
     type Response = Response<semel_tower::Body<Body>>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = Counted;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))

@@ -1,7 +1,10 @@
 //! The operators' listener.
 
+use http::Method;
+
+use crate::routes::file;
 use crate::support::{
-    Gateway, Reaction, Script, Shop, get, order, order_with, read_head, send_raw,
+    Gateway, Reaction, Script, Shop, get, order, order_with, read_head, request, send, send_raw,
 };
 
 fn value(text: &str, series: &str) -> f64 {
@@ -36,6 +39,60 @@ async fn it_says_that_it_is_up_and_ready() {
             .text()
             .starts_with("GET /healthz")
     );
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_route() {
+    let shop = Shop::open().await;
+    let broken = Script::start(Reaction::Close).await;
+    let text = r#"
+        upstream = "{shop}"
+        [[routes]]
+        name = "payments"
+        path = "/payments/*"
+        upstream = "{broken}"
+        service = "payments"
+        [[routes]]
+        path = "/pages/*"
+        protect = false
+    "#;
+    let file = file(text, &[("shop", shop.address), ("broken", broken.address)]);
+    let gateway = Gateway::start_with(file.path(), &[]);
+    let key = [("idempotency-key", "k")];
+    for path in [
+        "/payments/1",
+        "/payments/1",
+        "/orders",
+        "/orders",
+        "/pages/1",
+        "/payments/../x",
+    ] {
+        let request = request(Method::POST, gateway.address, path, &key, "{}");
+        send(request).await.unwrap();
+    }
+    let metrics = gateway.metrics().await;
+    let labels = |route, operation| format!("route=\"{route}\",operation=\"{operation}\"");
+    let (payments, pages) = (
+        labels("payments", "http@payments"),
+        labels("any /pages/*", ""),
+    );
+    let (rest, none) = (labels("default", "http"), labels("", ""));
+    for (labels, event, count) in [
+        (&payments, "upstream-failed", 1.0),
+        (&payments, "outcome-unknown", 1.0),
+        (&payments, "ran", 0.0),
+        (&rest, "ran", 1.0),
+        (&rest, "replayed", 1.0),
+        (&pages, "passed_on", 1.0),
+        (&none, "ambiguous-path", 1.0),
+    ] {
+        let series = format!("semel_requests_total{{{labels},event=\"{event}\"}}");
+        assert_eq!(value(&metrics, &series), count, "{series}");
+    }
+    for (labels, count) in [(&payments, 0.0), (&rest, 1.0), (&pages, 1.0)] {
+        let series = format!("semel_upstream_duration_seconds_count{{{labels}}}");
+        assert_eq!(value(&metrics, &series), count, "{series}");
+    }
 }
 
 /// A page whose name is made to resolve to this address reads nothing (DNS rebinding).

@@ -48,13 +48,28 @@ fn hold(metrics: &str, expressions: &str) -> (usize, usize) {
         let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
         assert!(metrics.contains(&format!("# TYPE {family} ")), "{name}");
     }
-    let selectors = expressions.split("{event=").skip(1);
-    let events = selectors.flat_map(|rest| rest.split('"').nth(1).unwrap().split('|'));
-    let events: Vec<&str> = events.collect();
+    let events_of = |metric: &str| -> Vec<&str> {
+        let selector = format!("{metric}{{event=");
+        let selectors = expressions.split(&selector).skip(1);
+        let events = selectors.flat_map(|rest| rest.split('"').nth(1).unwrap().split('|'));
+        events.collect()
+    };
+    let events = [
+        events_of("semel_events_total"),
+        events_of("semel_observed_total"),
+    ]
+    .concat();
     for event in &events {
         let line = format!("semel_events_total{{event=\"{event}\"}}");
         assert!(metrics.contains(&line), "{event}");
     }
+    for code in events_of("semel_requests_total") {
+        assert!(DOCUMENT.contains(&format!("\n| `{code}` |")), "{code}");
+    }
+    assert_eq!(
+        expressions.matches("{event=").count(),
+        expressions.matches("_total{event=").count()
+    );
     (named.len(), events.len())
 }
 
@@ -68,11 +83,16 @@ async fn metrics() -> String {
 #[tokio::test]
 async fn the_rules_for_alerts_name_metrics_that_exist() {
     let page = include_str!("../../../../docs/observability.md");
-    let (_, rules) = page.split_once("```yaml").unwrap();
-    let (rules, _) = rules.split_once("```").unwrap();
+    let rules = include_str!("../../../../docs/semel.alerts.yaml");
+    let alerts = rules
+        .lines()
+        .filter_map(|line| line.split_once("- alert: "));
+    for (_, alert) in alerts {
+        assert!(page.contains(&format!("`{alert}`")), "{alert}");
+    }
     let expressions = rules.lines().filter(|line| !line.trim().starts_with('#'));
     let (metrics, events) = hold(&metrics().await, &expressions.collect::<String>());
-    assert_eq!(metrics, 5);
+    assert_eq!(metrics, 7);
     assert!(events > 8, "{events}");
     for event in Signal::ALL {
         let name = event.as_str();
@@ -90,7 +110,7 @@ async fn the_dashboard_names_metrics_that_exist() {
         .map(|target| target["expr"].as_str().unwrap())
         .collect();
     let (metrics, events) = hold(&metrics().await, &expressions.join("\n"));
-    assert!(metrics >= 17, "{metrics}");
+    assert!(metrics >= 20, "{metrics}");
     assert!(events >= 15, "{events}");
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use crate::routes::file;
 use crate::support::{Gateway, Reaction, Script, Shop, eventually, get, order_with, send_raw};
 
 /// The lines about requests.
@@ -74,11 +75,53 @@ async fn a_line_says_what_happened_and_of_which_operation() {
     assert_eq!(*of["method"], "POST");
     assert_eq!(*of["path"], "/orders");
     assert_eq!(*of["status"], 201);
-    assert!(lines[0]["ms"].is_u64());
+    assert!(lines[0]["ms"].as_f64().unwrap() > 0.0);
     assert_eq!(lines[4]["path"], "/orders/1");
     let id = lines[0]["id"].as_str().unwrap();
     assert_eq!((id.len(), &lines[1]["id"]), (64, &lines[0]["id"]));
     assert!(lines[3]["id"].is_null());
+    assert!(!gateway.log().contains("secret"), "{}", gateway.log());
+}
+
+/// With what others call the request, unless that is its key.
+#[tokio::test]
+async fn the_access_log_is_on_by_a_setting() {
+    let shop = Shop::open().await;
+    let text = r#"
+        access-log = true
+        [[routes]]
+        name = "orders"
+        path = "/orders/*"
+        upstream = "{shop}"
+        [[routes]]
+        path = "/plain/*"
+        upstream = "{shop}"
+        protect = false
+    "#;
+    let file = file(text, &[("shop", shop.address)]);
+    let gateway = Gateway::start_with(file.path(), &[]);
+    let secret = ("idempotency-key", "secret-key");
+    for id in ["7f3a", "secret-key"] {
+        order_with(gateway.address, &[secret, ("x-request-id", id)]).await;
+    }
+    get(gateway.address, "/plain/page").await;
+    get(gateway.address, "/nowhere").await;
+    let lines = eventually("the lines", async || {
+        Some(lines(&gateway)).filter(|lines| lines.len() == 4)
+    })
+    .await;
+    let of = |name: &str| -> Vec<&Value> { lines.iter().map(|line| &line[name]).collect() };
+    let null = &Value::Null;
+    assert_eq!(of("event"), ["ran", "replayed", "passed_on", "no-route"]);
+    let routes = ["orders", "orders", "any /plain/*"].map(Value::from);
+    assert_eq!(of("route"), [&routes[0], &routes[1], &routes[2], null]);
+    let id = &Value::from("7f3a");
+    assert_eq!(of("request_id"), [id, null, null, null]);
+    assert_eq!(of("attempt"), [&Value::from(1), null, null, null]);
+    assert_eq!(of("trace_id"), [null; 4]);
+    for (line, is_sent) in lines.iter().zip([true, false, true, false]) {
+        assert_eq!(line["upstream_ms"].is_number(), is_sent, "{line}");
+    }
     assert!(!gateway.log().contains("secret"), "{}", gateway.log());
 }
 

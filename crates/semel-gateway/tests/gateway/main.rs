@@ -50,6 +50,7 @@ mod stores;
 mod streams;
 mod support;
 mod tls;
+mod traces;
 mod tunnels;
 mod upstream;
 mod upstreams;
