@@ -78,6 +78,7 @@ pub fn command() -> Command {
                 ),
         )
         .subcommand(demo())
+        .subcommands(super::run::commands())
 }
 
 const SERVE: &str = "\

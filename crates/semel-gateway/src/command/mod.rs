@@ -6,6 +6,7 @@ pub mod demo;
 mod explain;
 pub mod line;
 pub mod migrate;
+pub mod run;
 pub mod serve;
 
 use std::fmt::Display;

@@ -41,6 +41,7 @@ mod quotas;
 mod reconcile;
 mod reload;
 mod routes;
+mod run;
 mod scope;
 #[cfg(feature = "sqlite")]
 mod services;

@@ -1,0 +1,500 @@
+//! `semel run`: a command once per key, for cron and CI.
+//!
+//! The library's guard claims, renews and records; here is what the work is: a process with its signals
+//! and its output. `docs/run.md` describes it for users.
+
+mod exits;
+mod kept;
+mod output;
+mod process;
+mod report;
+pub mod settings;
+
+use std::fs::OpenOptions;
+use std::future::pending;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::pin::pin;
+use std::process::{ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use clap::{ArgMatches, Command};
+use rustix::fs::Mode;
+use rustix::process::Signal;
+use semel::guard::{
+    Asked, AttemptInfo, Begin, Guard, Held, Observer, Seen, Settled, Settlement, Signal as Event,
+};
+use semel::store::{Entry, OnLost, Refusal, Store as _};
+use semel::{AnyStore, StateKind, StoreError, Timestamp};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::{block_on, with_causes};
+use crate::store;
+use exits::{Ended, Meaning};
+use kept::{Kept, Output};
+use output::Copying;
+use process::{Group, Running};
+use report::{MISUSED, Report, Result, say};
+use settings::{Place, Settings};
+
+pub use process::{KEEPER, keep};
+
+const HELP: &str = "\
+The command's own exit status is passed on, and replayed. Those of semel run: 112 the command line or a \
+setting is wrong; 113 the store cannot be used; 114 another run is in flight; 115 unknown: a run was \
+lost, or the command was killed; 116 the key was used with another command; 117 it ran, and its outcome \
+is no longer kept; 118 the claim was lost while the command ran; 119 the outcome could not be recorded; \
+120 the command could not be started; 121 the command itself ended with one of these.";
+
+/// How long a store is told again and again what became of a run (R14).
+const PATIENCE: Duration = Duration::from_mins(5);
+/// How many expired records a run removes, and how long that may take.
+const PURGED: usize = 256;
+const PURGE_WITHIN: Duration = Duration::from_secs(2);
+
+/// The command line of `semel run`, and of the process that it starts to keep a group.
+pub(super) fn commands() -> [Command; 2] {
+    [settings::command(), process::keeper()]
+}
+
+/// A command line that could not be read.
+pub fn misused(error: &clap::Error) -> ExitCode {
+    error.print().ok();
+    ExitCode::from(MISUSED)
+}
+
+/// Runs the command, or replays it. `mode`: the umask that the command is to have.
+pub fn main(flags: &ArgMatches, mode: Mode) -> ExitCode {
+    let settings = Settings::read(flags, |name| std::env::var_os(name)).and_then(|settings| {
+        let Some(file) = &settings.report else {
+            return Ok(settings);
+        };
+        let open = OpenOptions::new().append(true).create(true).open(file);
+        match open {
+            Ok(_) => Ok(settings),
+            Err(error) => Err(vec![format!("--report: `{}`: {error}", file.display())]),
+        }
+    });
+    match settings {
+        Ok(settings) => block_on(async move {
+            let report = run(&settings, mode).await;
+            ExitCode::from(report.tell(settings.report.as_deref()))
+        }),
+        Err(errors) => {
+            errors.iter().for_each(|error| say(error));
+            ExitCode::from(MISUSED)
+        }
+    }
+}
+
+type Signals = UnboundedReceiver<Signal>;
+
+async fn run(settings: &Settings, mode: Mode) -> Report {
+    let id = *settings.identity.digest();
+    let not_run =
+        |why: String| Report::new(Result::Unavailable, id).because(format!("not run: {why}"));
+    let mut signals = match process::signals() {
+        Ok(signals) => signals,
+        Err(error) => return not_run(format!("cannot listen for signals: {error}")),
+    };
+    let store = tokio::select! {
+        opened = open(&settings.place) => match opened {
+            Ok(store) => store,
+            Err(error) => return not_run(with_causes(&error)),
+        },
+        signal = signals.recv() => return not_run(stopped_by(signal)),
+    };
+    let ends = Arc::new(Ends::default());
+    let guard = Guard::builder(store)
+        .policy(settings.policy)
+        .observer(Arc::clone(&ends) as _)
+        .build();
+    let asked = Asked::new(settings.identity.clone(), settings.fingerprint);
+    let begin = tokio::select! {
+        begin = guard.begin(&asked) => begin.map_err(|error| with_causes(&error)),
+        signal = signals.recv() => Err(stopped_by(signal)),
+    };
+    let report = match begin {
+        Ok(Begin::Acquired(held)) => {
+            let attempt = Attempt {
+                settings,
+                guard: &guard,
+                ends: &ends,
+                signals,
+            };
+            attempt.run(held, mode).await
+        }
+        Ok(Begin::Completed(outcome)) => replay(&Kept::of(&outcome), id),
+        Ok(begin) => refused(begin, settings, guard.store()).await,
+        Err(why) => not_run(why),
+    };
+    // What could not be recorded in minutes is not waited for again.
+    if report.result != Result::NotRecorded {
+        guard.close().await.ok();
+    }
+    report
+}
+
+async fn open(place: &Place) -> std::result::Result<AnyStore, store::Error> {
+    match place {
+        Place::Store(url) => store::open(url).await,
+    }
+}
+
+fn stopped_by(signal: Option<Signal>) -> String {
+    let number = signal.map_or(0, Signal::as_raw);
+    format!("stopped by signal {number} before the start")
+}
+
+/// Gives the output again, as it was.
+fn replay(kept: &Kept, id: semel::IdentityDigest) -> Report {
+    if let Some(Output { stdout, stderr }) = &kept.output {
+        // Whoever does not read it gets the status all the same.
+        let mut out = io::stdout();
+        out.write_all(stdout).and_then(|()| out.flush()).ok();
+        io::stderr().write_all(stderr).ok();
+    }
+    let report = Report {
+        ended: Some(Ended::Status(kept.code)),
+        is_omitted: Some(kept.output.is_none()),
+        ..Report::new(Result::Replayed, id)
+    };
+    match kept.output {
+        Some(_) => report,
+        None => report.because(
+            "done by an earlier run, whose output was too large to keep: this is its exit status alone",
+        ),
+    }
+}
+
+/// Why nothing is run, with what is known of the run that is in the way.
+async fn refused(begin: Begin<AnyStore>, settings: &Settings, store: &AnyStore) -> Report {
+    let id = *settings.identity.digest();
+    let (result, why) = match begin {
+        Begin::InFlight { .. } => (Result::InFlight, "another run with this key is in flight"),
+        Begin::Mismatch => (
+            Result::Mismatch,
+            "this key was used with another command. Use a new key for new work; if only words of the command \
+             line differ that do not matter, say with --fingerprint what does",
+        ),
+        Begin::Expired => (
+            Result::Expired,
+            "a run with this key is done, and its outcome is no longer kept",
+        ),
+        // A call with a key, under a policy that refuses without the store, has no other answer.
+        _ => (
+            Result::Unknown,
+            "a run with this key was lost: it may have had its effect, and nobody knows. Find out, then resolve \
+             the record, or run it once with --on-lost retry if that is harmless",
+        ),
+    };
+    let mut report = Report::new(result, id);
+    let mut why = format!("not run: {why}");
+    if matches!(result, Result::InFlight | Result::Unknown)
+        && let Ok(Some(Entry { record, .. })) = store.get(&id).await
+    {
+        let (attempt, fence) = (record.attempt, record.token.fence);
+        report.attempt = Some(attempt);
+        report.fence = Some(fence);
+        let since = rfc3339(record.claimed_at);
+        why += &format!(" (begun {since}, attempt {attempt}, fence {fence}, id {id})");
+    }
+    if result == Result::InFlight {
+        why += match settings.policy.wait() {
+            Duration::ZERO => "; --wait DUR waits for its outcome",
+            _ => "; --wait is over",
+        };
+    }
+    report.because(why)
+}
+
+fn rfc3339(at: Timestamp) -> impl std::fmt::Display {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(at.as_micros()))
+}
+
+/// How the attempt ended for the store, of which the guard tells its observer alone when that is late.
+#[derive(Default)]
+struct Ends(Mutex<Option<Event>>);
+
+impl Observer for Ends {
+    fn on_event(&self, seen: &Seen<'_>) {
+        use Event::{Completed, MarkedUnknown, Omitted, Released, Stale};
+        if matches!(
+            seen.signal,
+            Completed | Omitted | Released | MarkedUnknown | Stale
+        ) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen.signal);
+        }
+    }
+}
+
+impl Ends {
+    fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn get(&self) -> Option<Event> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run that this process has the claim for.
+struct Attempt<'a> {
+    settings: &'a Settings,
+    guard: &'a Guard<AnyStore>,
+    ends: &'a Ends,
+    signals: Signals,
+}
+
+/// How the command ended, and what it left.
+struct End {
+    ended: io::Result<Ended>,
+    output: Option<Output>,
+    /// It was stopped, because another run may have taken over.
+    is_lost: bool,
+}
+
+impl Attempt<'_> {
+    async fn run(mut self, mut held: Held<AnyStore>, mode: Mode) -> Report {
+        let info = held.info();
+        let report = Report {
+            fence: Some(info.fence),
+            attempt: Some(info.number),
+            ..Report::new(Result::Ran, info.id)
+        };
+        let started = self.start(&info, mode);
+        let (group, command) = match started {
+            Ok(started) => started,
+            Err((result, why)) => {
+                let released = held.release().await;
+                let why = match released {
+                    Ok(_) => why,
+                    Err(error) => format!("{why}; and the key was not given back: {error}"),
+                };
+                let report = Report { result, ..report };
+                return report.because(format!("not run: {why}"));
+            }
+        };
+        let end = self.attend(&info, &group, command).await;
+        group.leave();
+        self.settle(held, end, report).await
+    }
+
+    /// Starts the command; or says why nothing was run.
+    fn start(
+        &self,
+        info: &AttemptInfo,
+        mode: Mode,
+    ) -> std::result::Result<(Group, Running), (Result, String)> {
+        let not_started = |error: io::Error| {
+            let program = self.settings.command.first().cloned().unwrap_or_default();
+            let why = format!("cannot start `{}`: {error}", program.display());
+            (Result::NotStarted, why)
+        };
+        let group = Group::start(self.grace()).map_err(not_started)?;
+        // This process may have been paused since the claim.
+        if !info.still_held() {
+            let why = "the claim was lost before the start".to_owned();
+            return Err((Result::Unavailable, why));
+        }
+        let variables = [
+            ("SEMEL_ID", info.id.to_string()),
+            ("SEMEL_FENCE", info.fence.to_string()),
+            ("SEMEL_ATTEMPT", info.number.to_string()),
+        ];
+        // In a group of its own it would be stopped when it reads from a terminal.
+        let stdin = match io::stdin().is_terminal() {
+            true => Stdio::null(),
+            false => Stdio::inherit(),
+        };
+        let command = &self.settings.command;
+        let started = group.spawn(command, variables, stdin, mode);
+        let command = started.map_err(not_started)?;
+        Ok((group, command))
+    }
+
+    /// How long processes have to end that were told to: with what is left of a lease, which was renewed
+    /// a third of it ago, they are gone before it is over.
+    fn grace(&self) -> Duration {
+        self.settings.lease / 3
+    }
+
+    /// Passes on output and signals until the command ends.
+    async fn attend(&mut self, info: &AttemptInfo, group: &Group, command: Running) -> End {
+        let Running {
+            mut child,
+            stdout,
+            stderr,
+        } = command;
+        let copying = Copying::start(stdout, stderr, self.settings.max_output);
+        let mut exit = tokio::task::spawn_blocking(move || child.wait());
+        let mut lost = pin!(lost(info, self.guard.store(), self.settings));
+        let mut kill_at = None;
+        let ended = loop {
+            tokio::select! {
+                ended = &mut exit => break ended.unwrap_or_else(|error| Err(io::Error::other(error))),
+                Some(signal) = self.signals.recv() => group.signal(signal),
+                () = &mut lost, if kill_at.is_none() => {
+                    say("the claim was lost, another run may have begun: stopping the command");
+                    group.signal(Signal::TERM);
+                    kill_at = Some(Instant::now() + self.grace());
+                }
+                () = at(kill_at) => {
+                    group.signal(Signal::KILL);
+                    kill_at = Some(Instant::now() + self.grace());
+                }
+            }
+        };
+        // What it started may still write, or never close what it does not use.
+        tokio::select! {
+            () = copying.closed() => {}
+            () = sleep(self.grace()) => {}
+            _ = self.signals.recv() => {}
+        }
+        End {
+            ended: ended.map(Ended::from),
+            output: copying.end().await,
+            is_lost: kill_at.is_some(),
+        }
+    }
+
+    /// Records the end, and says what that makes of the key.
+    async fn settle(mut self, held: Held<AnyStore>, end: End, report: Report) -> Report {
+        let (ended, how) = match end.ended {
+            Ok(ended @ Ended::Status(status)) => {
+                (Some(ended), format!("ended with status {status}"))
+            }
+            Ok(ended @ Ended::Signal(signal)) => {
+                (Some(ended), format!("was killed by signal {signal}"))
+            }
+            Err(error) => (
+                None,
+                format!("ended in a way that the system did not tell ({error})"),
+            ),
+        };
+        let on_exit = &self.settings.on_exit;
+        let meaning = ended.map_or(Meaning::Unknown, |ended| on_exit.meaning(ended));
+        let mut is_omitted = end.output.is_none();
+        let settlement = match meaning {
+            Meaning::Keep => {
+                let code = ended.map_or(0, Ended::code);
+                let output = end.output;
+                Settlement::Complete(Kept { code, output }.to_outcome(), None)
+            }
+            Meaning::Release => Settlement::Release,
+            Meaning::Unknown => Settlement::Unknown,
+        };
+        self.ends.clear();
+        let settled = match held.settle(settlement).await {
+            Err(error) if error.is_retryable() => self.insist(error).await,
+            settled => settled,
+        };
+        let report = Report { ended, ..report };
+        match settled {
+            Ok(Settled::Applied) => {}
+            Ok(Settled::Omitted) => is_omitted = true,
+            Ok(Settled::Refused(refusal)) => {
+                let report = Report {
+                    result: Result::Lost,
+                    ..report
+                };
+                return report.because(format!(
+                    "the claim was lost while the command ran: {refusal}. The command {how}, which is not recorded"
+                ));
+            }
+            Err(error) => {
+                let report = Report {
+                    result: Result::NotRecorded,
+                    ..report
+                };
+                return report.because(format!(
+                    "the command {how}, and that could not be recorded: {}. After the lease its outcome counts \
+                     as unknown",
+                    with_causes(&error)
+                ));
+            }
+        }
+        self.purge().await;
+        let report = Report {
+            recorded: Some(meaning),
+            ..report
+        };
+        if end.is_lost {
+            let report = Report {
+                result: Result::Lost,
+                ..report
+            };
+            return report.because(format!(
+                "the claim was lost while the command ran, which {how}"
+            ));
+        }
+        match meaning {
+            Meaning::Keep if is_omitted => Report { is_omitted: Some(true), ..report }.because(
+                "the command's output is too large to keep (see --max-output): a replay has its exit status alone",
+            ),
+            Meaning::Keep => Report { is_omitted: Some(false), ..report },
+            Meaning::Release => report,
+            Meaning::Unknown => Report { result: Result::Unknown, ..report }.because(format!(
+                "the command {how}: it may have had its effect, and nobody knows. The key is held until somebody \
+                 resolves it (id {})",
+                self.settings.identity.digest()
+            )),
+        }
+    }
+
+    /// Waits until the store takes what the guard tells it again and again.
+    async fn insist(&mut self, error: StoreError) -> std::result::Result<Settled, StoreError> {
+        say(&format!(
+            "the outcome is not recorded yet: {}; trying again for {}, or until a signal",
+            with_causes(&error),
+            humantime::format_duration(PATIENCE)
+        ));
+        let end = Instant::now() + PATIENCE;
+        while self.guard.unsettled() > 0 {
+            tokio::select! {
+                () = sleep(Duration::from_millis(100)) => {}
+                () = sleep_until(end) => return Err(error),
+                _ = self.signals.recv() => return Err(error),
+            }
+        }
+        match self.ends.get() {
+            Some(Event::Stale) => Ok(Settled::Refused(Refusal::Superseded)),
+            Some(Event::Omitted) => Ok(Settled::Omitted),
+            Some(_) => Ok(Settled::Applied),
+            None => Err(error),
+        }
+    }
+
+    /// Removes some of what is past its retention: no other process may do so.
+    async fn purge(&self) {
+        let purged = self.guard.store().purge(PURGED);
+        timeout(PURGE_WITHIN, purged).await.ok();
+    }
+}
+
+/// Returns once the command has to stop. Under `hold` no other run begins while the record stands as it
+/// is, whether or not it could be renewed.
+async fn lost(info: &AttemptInfo, store: &AnyStore, settings: &Settings) {
+    loop {
+        info.lost().await;
+        if settings.on_lost == OnLost::Retry {
+            return;
+        }
+        if let Ok(found) = store.get(&info.id).await {
+            let ours = found.filter(|entry| entry.record.token.fence == info.fence);
+            let state = ours.map(|entry| entry.record.state.kind());
+            if !matches!(state, Some(StateKind::InFlight | StateKind::Unknown)) {
+                return;
+            }
+        }
+        sleep(settings.lease / 3).await;
+    }
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => pending().await,
+    }
+}
