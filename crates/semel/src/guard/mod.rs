@@ -214,9 +214,15 @@ impl<S: Store> Guard<S> {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        // A runtime moves what it is given about ten times: of a large one, only its address.
+        const LARGE: usize = 1 << 10;
         #[cfg(feature = "tracing")]
         let work = tracing::Instrument::in_current_span(work);
-        self.shared.tasks.spawn(work)
+        if size_of::<F>() > LARGE {
+            self.shared.tasks.spawn(Box::pin(work))
+        } else {
+            self.shared.tasks.spawn(work)
+        }
     }
 
     /// How many tasks of [`spawn`](Self::spawn) are running.
