@@ -2,13 +2,17 @@
 //! an answer only its status and where it ends.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rustls::pki_types::ServerName;
 use semel_bench_load::key;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio_rustls::TlsConnector;
 
 /// Connections, each with one request at a time.
 const CONNECTIONS: usize = 32;
@@ -28,28 +32,41 @@ pub(crate) enum Keys {
 /// Every key that this process makes is its own, on every server.
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1_000_000);
 
+/// A server, and how it is asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    address: SocketAddr,
+    tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+impl Target {
+    pub(crate) const fn plain(address: SocketAddr) -> Self {
+        Self { address, tls: None }
+    }
+
+    pub(crate) const fn tls(address: SocketAddr, trusted: Arc<rustls::ClientConfig>) -> Self {
+        Self {
+            address,
+            tls: Some(trusted),
+        }
+    }
+}
+
 /// Requests per second of 32 connections that stay open.
-pub(crate) fn rate(server: SocketAddr, keys: Keys, time: Duration) -> Result<f64> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
+pub(crate) fn rate(server: &Target, keys: Keys, time: Duration) -> Result<f64> {
+    runtime()?.block_on(async {
         let mut connections = Vec::new();
         for index in 0..CONNECTIONS {
-            let mut connection = Connection::open(server).await?;
-            // The first use of a key that will be repeated, and a warm connection.
-            connection.ask(keys, index).await?;
-            connections.push(connection);
+            connections.push(Connection::open(server, keys, index).await?);
         }
         let started = Instant::now();
         let running: Vec<_> = connections
             .into_iter()
-            .enumerate()
-            .map(|(index, mut connection)| {
+            .map(|mut connection| {
                 tokio::spawn(async move {
                     let mut answers = 0_u64;
                     while started.elapsed() < time {
-                        connection.ask(keys, index).await?;
+                        connection.ask().await?;
                         answers += 1;
                     }
                     anyhow::Ok(answers)
@@ -64,39 +81,94 @@ pub(crate) fn rate(server: SocketAddr, keys: Keys, time: Duration) -> Result<f64
     })
 }
 
+/// How long requests without a key take that come at `per_second`, on 32 connections in turn. A thread for
+/// each connection: a runtime's timer would let all that are due within a millisecond go at once.
+pub(crate) fn latencies(server: &Target, per_second: f64, time: Duration) -> Result<Vec<Duration>> {
+    let pause = Duration::from_secs_f64(CONNECTIONS as f64 / per_second);
+    let started = Instant::now() + Duration::from_millis(100);
+    let connection = |index: usize| -> Result<Vec<Duration>> {
+        let runtime = runtime()?;
+        let mut connection = runtime.block_on(Connection::open(server, Keys::Absent, index))?;
+        let mut due = started + pause.mul_f64(index as f64 / CONNECTIONS as f64);
+        let mut took = Vec::new();
+        while due < started + time {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let sent = Instant::now();
+            runtime.block_on(connection.ask())?;
+            took.push(sent.elapsed());
+            due += pause;
+        }
+        Ok(took)
+    };
+    std::thread::scope(|scope| {
+        let connection = &connection;
+        let running = (0..CONNECTIONS).map(|index| scope.spawn(move || connection(index)));
+        let running: Vec<_> = running.collect();
+        let mut all = Vec::new();
+        for thread in running {
+            all.extend(thread.join().expect("a client")?);
+        }
+        Ok(all)
+    })
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
 struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
+    keys: Keys,
+    index: usize,
     request: Vec<u8>,
     answer: Vec<u8>,
 }
 
 impl Connection {
-    async fn open(server: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect(server).await?;
+    /// One that is warm, and whose key was used, if it is one that will be repeated.
+    async fn open(server: &Target, keys: Keys, index: usize) -> Result<Self> {
+        let stream = TcpStream::connect(server.address).await?;
         stream.set_nodelay(true)?;
-        Ok(Self {
+        let stream: Box<dyn Stream> = match &server.tls {
+            None => Box::new(stream),
+            Some(trusted) => {
+                let name = ServerName::try_from("localhost")?;
+                let connector = TlsConnector::from(Arc::clone(trusted));
+                Box::new(connector.connect(name, stream).await?)
+            }
+        };
+        let mut connection = Self {
             stream,
+            keys,
+            index,
             request: Vec::new(),
             answer: Vec::new(),
-        })
+        };
+        connection.ask().await?;
+        Ok(connection)
     }
 
-    async fn ask(&mut self, keys: Keys, connection: usize) -> Result<()> {
+    async fn ask(&mut self) -> Result<()> {
         use std::io::Write as _;
         self.request.clear();
         self.request.extend_from_slice(
             b"POST /orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n",
         );
-        let number = match keys {
+        let number = match self.keys {
             Keys::Absent => None,
             Keys::Fresh => Some(NEXT_KEY.fetch_add(1, Ordering::Relaxed)),
-            Keys::Repeated => Some(connection),
+            Keys::Repeated => Some(self.index),
         };
         if let Some(number) = number {
             write!(self.request, "idempotency-key: \"{}\"\r\n", key(number))?;
         }
         write!(self.request, "content-length: {}\r\n\r\n{BODY}", BODY.len())?;
         self.stream.write_all(&self.request).await?;
+        self.stream.flush().await?;
         self.answer.clear();
         loop {
             if self.stream.read_buf(&mut self.answer).await? == 0 {

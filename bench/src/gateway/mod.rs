@@ -1,0 +1,125 @@
+//! The gateway beside other proxies, in front of the same upstream.
+
+mod proxies;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use semel_bench_report::{Goal, Measurement};
+
+use crate::client::{Keys, Target, latencies, rate};
+use crate::disk;
+use crate::run::{Run, progress};
+use crate::server::{Application, Server};
+use proxies::{Certificate, Proxies};
+
+/// What is measured, what it is compared with, and what is hoped for.
+const RATES: [(&str, &str, Option<Goal>); 8] = [
+    ("unkeyed", "nginx", Some(Goal::RatioAtLeast(0.95))),
+    ("unkeyed", "haproxy", None),
+    ("unkeyed-tls", "nginx-tls", Some(Goal::RatioAtLeast(0.9))),
+    ("unkeyed-tls", "haproxy-tls", None),
+    ("replay", "nginx-cache", Some(Goal::RatioAtLeast(0.8))),
+    ("replay", "unkeyed", None),
+    ("fresh", "unkeyed", None),
+    ("fresh-in-memory", "unkeyed", Some(Goal::RatioAtLeast(0.75))),
+];
+
+/// A percentile of the time that a proxy adds at half of nginx's rate, and the most that ours may be of
+/// nginx's.
+const LATENCIES: [(&str, f64, f64); 2] = [("p50", 0.50, 1.1), ("p99", 0.99, 1.5)];
+
+pub(crate) fn measure(run: &Run) -> Result<()> {
+    let rates: Vec<_> = RATES
+        .into_iter()
+        .map(|(measured, other, goal)| {
+            let name = format!("gateway/{measured}/beside-{other}");
+            (name, measured, other, goal)
+        })
+        .filter(|(name, ..)| run.wants(name))
+        .collect();
+    let percentiles: Vec<_> = LATENCIES
+        .into_iter()
+        .map(|(name, part, goal)| (format!("gateway/added-{name}/beside-nginx"), part, goal))
+        .filter(|(name, ..)| run.wants(name))
+        .collect();
+    if rates.is_empty() && percentiles.is_empty() {
+        return Ok(());
+    }
+    let directory = disk::directory()?;
+    let upstream = Server::start(Application::Plain)?;
+    let certificate = Certificate::make(directory.path())?;
+    let proxies = Proxies::start(directory.path(), upstream.address, &certificate)?;
+    measure_rates(run, &proxies, &rates)?;
+    if !percentiles.is_empty() {
+        let direct = Target::plain(upstream.address);
+        measure_latencies(run, &proxies, &direct, &percentiles)?;
+    }
+    Ok(())
+}
+
+type Row = (String, &'static str, &'static str, Option<Goal>);
+
+fn measure_rates(run: &Run, proxies: &Proxies, rows: &[Row]) -> Result<()> {
+    let mut rates = BTreeMap::new();
+    for (_, measured, other, _) in rows {
+        rates.insert(*measured, Vec::new());
+        rates.insert(*other, Vec::new());
+    }
+    for round in 1..=run.rounds() {
+        progress(format_args!("gateway: round {round}"));
+        for (name, rates) in &mut rates {
+            let (target, keys) = proxies.load(name)?;
+            rates.push(rate(&target, keys, run.turn())?);
+        }
+    }
+    let of = |name| rates.get(name).context("a load that was measured");
+    for (name, measured, other, goal) in rows {
+        let described = match *other {
+            "unkeyed" => "the gateway, requests without a key".to_owned(),
+            other => other.replacen('-', ", ", 1),
+        };
+        Measurement::new(name, "requests/s", of(measured)?.clone())
+            .against(&described, of(other)?)
+            .goal(*goal)
+            .print();
+    }
+    Ok(())
+}
+
+fn measure_latencies(
+    run: &Run,
+    proxies: &Proxies,
+    direct: &Target,
+    percentiles: &[(String, f64, f64)],
+) -> Result<()> {
+    let (nginx, _) = proxies.load("nginx")?;
+    let (semel, _) = proxies.load("unkeyed")?;
+    let full = rate(&nginx, Keys::Absent, run.turn())?;
+    let mut rounds = Vec::new();
+    for round in 1..=run.rounds() {
+        progress(format_args!("gateway: latency, round {round}"));
+        let sorted = |target: &Target| -> Result<Vec<Duration>> {
+            let mut all = latencies(target, full / 2.0, run.turn())?;
+            all.sort_unstable();
+            Ok(all)
+        };
+        rounds.push([sorted(&semel)?, sorted(&nginx)?, sorted(direct)?]);
+    }
+    for (name, part, goal) in percentiles {
+        let at = |sorted: &[Duration]| -> f64 {
+            let place = (sorted.len() as f64 * part) as usize;
+            sorted[place.min(sorted.len() - 1)].as_secs_f64() * 1e6
+        };
+        let added = |proxy: usize| -> Vec<f64> {
+            let rounds = rounds.iter();
+            rounds.map(|it| at(&it[proxy]) - at(&it[2])).collect()
+        };
+        Measurement::new(name, "µs", added(0))
+            .against("nginx", &added(1))
+            .goal(Goal::RatioAtMost(*goal))
+            .print();
+    }
+    Ok(())
+}
