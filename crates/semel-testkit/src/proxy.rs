@@ -26,6 +26,8 @@ pub enum Fault {
     CutAnswers,
     /// Requests go on; half of the next piece of an answer goes on, and then the connection is cut.
     HalveAnswers,
+    /// Requests go on, and once more on a connection of their own, whose answer nobody gets.
+    Duplicate,
     /// Connections are cut, and new ones as soon as they are made.
     Refuse,
 }
@@ -34,7 +36,7 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, Default)]
 struct Now {
     fault: Fault,
-    // With the next answer it is over.
+    // With the next answer it is over; of `Duplicate` with the next request.
     once: bool,
 }
 
@@ -115,7 +117,7 @@ impl Proxy {
         }
     }
 
-    /// This goes wrong with the next answer, and with no other.
+    /// This goes wrong with the next answer (or request, to duplicate it), and with no other.
     pub fn once(&self, fault: Fault) {
         let once = true;
         self.shared.fault.send_replace(Now { fault, once });
@@ -149,13 +151,19 @@ impl Proxy {
 }
 
 impl Shared {
-    /// The fault, for the answer that came first.
-    fn take(&self) -> Fault {
+    /// The fault, for the piece that came first of those that it is for.
+    fn take(&self, way: Way) -> Fault {
         let mut taken = Fault::None;
         self.fault.send_if_modified(|now| {
-            taken = now.fault;
-            if now.once {
-                *now = Now::default();
+            let of = if now.fault == Fault::Duplicate {
+                Way::Request
+            } else {
+                Way::Answer
+            };
+            if !now.once {
+                taken = now.fault;
+            } else if way == of {
+                taken = std::mem::take(now).fault;
             }
             false
         });
@@ -197,9 +205,18 @@ async fn connection(client: TcpStream, target: SocketAddr, shared: &Shared) -> s
     let answered = AtomicBool::new(true);
     // Either side's end ends both: what a broken connection looks like.
     tokio::select! {
-        done = forward(from_client, to_server, Way::Request, &answered, shared) => done,
-        done = forward(from_server, to_client, Way::Answer, &answered, shared) => done,
+        done = forward(from_client, to_server, target, Way::Request, &answered, shared) => done,
+        done = forward(from_server, to_client, target, Way::Answer, &answered, shared) => done,
     }
+}
+
+/// Sends this, and drops what is answered.
+async fn send(target: SocketAddr, data: Vec<u8>) -> std::io::Result<()> {
+    let mut server = TcpStream::connect(target).await?;
+    server.write_all(&data).await?;
+    let mut dropped = [0; 1024];
+    while server.read(&mut dropped).await? > 0 {}
+    Ok(())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -211,6 +228,7 @@ enum Way {
 async fn forward(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
+    target: SocketAddr,
     way: Way,
     answered: &AtomicBool,
     shared: &Shared,
@@ -241,18 +259,30 @@ async fn forward(
             .wait_for(|now| !hole(now))
             .await
             .map_or_else(|_| Now::default(), |now| *now);
-        let now = match way {
-            Way::Answer if now.once => shared.take(),
-            Way::Request if now.once => Fault::None,
-            Way::Answer | Way::Request => now.fault,
+        let now = if now.once {
+            shared.take(way)
+        } else {
+            now.fault
         };
-        if now != Fault::None && (way == Way::Answer || matches!(now, Fault::Delay(_))) {
+        let of_requests = matches!(now, Fault::Delay(_) | Fault::Duplicate);
+        let of_answers = now != Fault::Duplicate;
+        if now != Fault::None
+            && (if way == Way::Answer {
+                of_answers
+            } else {
+                of_requests
+            })
+        {
             shared.hits.fetch_add(1, Ordering::SeqCst);
         }
         let data = &buffer[..read];
         match (now, way) {
             (Fault::Delay(time), _) => {
                 tokio::time::sleep(time).await;
+                to.write_all(data).await?;
+            }
+            (Fault::Duplicate, Way::Request) => {
+                tokio::spawn(send(target, data.to_vec()));
                 to.write_all(data).await?;
             }
             (Fault::SwallowAnswers, Way::Answer) => {}

@@ -122,6 +122,18 @@ fn a_fault_that_happens_once_meets_one_answer() {
 }
 
 #[test]
+fn a_request_that_is_duplicated_comes_twice_and_is_answered_once() {
+    let (server, lines) = echo();
+    let proxy = Proxy::start(server).unwrap();
+    let mut client = Client::connect(&proxy);
+    proxy.once(Fault::Duplicate);
+    assert_eq!(client.ask("1\n").unwrap(), "1\n");
+    assert_eq!(client.ask("2\n").unwrap(), "2\n");
+    wait_for(|| lines.load(Ordering::SeqCst) == 3);
+    assert_eq!((proxy.hits(), proxy.round_trips()), (1, 2));
+}
+
+#[test]
 fn a_blackhole_keeps_what_was_sent() {
     let (server, lines) = echo();
     let proxy = Proxy::start(server).unwrap();

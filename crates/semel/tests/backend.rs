@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use semel::backend::{Backend, Read, Recorded, Row, Scan};
 use semel::record::StateKind;
 use semel::store::{
-    Claim, ClaimRequest, Durability, Fenced, ListQuery, Nonce, Probe, Result, Retention, Waited,
+    Claim, ClaimRequest, Durability, Fenced, ListQuery, Nonce, OnLost, Probe, Result, Retention,
+    Waited,
 };
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, Store, StoreErrorKind,
@@ -123,11 +124,12 @@ fn identity(number: usize) -> Identity {
 }
 
 fn request() -> ClaimRequest {
-    ClaimRequest::new(
-        Nonce::random().unwrap(),
-        Fingerprint::of(b"apples"),
-        Duration::from_secs(60),
-    )
+    ClaimRequest {
+        nonce: Nonce::random().unwrap(),
+        fingerprint: Fingerprint::of(b"apples"),
+        lease: Duration::from_secs(60),
+        on_lost: OnLost::Hold,
+    }
 }
 
 async fn completed(store: &Recorded<Fake>, number: usize) {

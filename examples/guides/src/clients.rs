@@ -1,119 +1,111 @@
 //! `docs/clients.md`.
 
-use std::time::Duration;
+use std::error::Error as StdError;
 
-use tokio::time::{Instant, sleep};
+use http::Request;
+use http::header::CONTENT_TYPE;
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
+use semel_client::{Error, Intent, Outbox, Retry};
 
-/// What came back, in whatever HTTP client is used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Reply {
-    status: u16,
-    /// The member `code` of a body of type `application/problem+json`.
-    code: Option<&'static str>,
-    /// `Retry-After`, in seconds.
-    retry_after: Option<u64>,
+struct Biller {
+    client: ClientWithMiddleware,
+    outbox: Outbox,
+    charges: String,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Next {
-    /// This is the answer to the operation.
-    Answer,
-    /// Ask again with the same key.
-    Again,
-    /// Asking again changes nothing: report it.
-    Stop,
-}
-
-/// `None`: the connection broke, or nothing came in time.
-fn next(reply: Option<&Reply>) -> Next {
-    let Some(reply) = reply else {
-        return Next::Again;
-    };
-    match (reply.code, reply.status) {
-        (Some("outcome-unknown" | "mismatch" | "expired"), _) => Next::Stop,
-        (Some("in-flight" | "incomplete-body"), _) => Next::Again,
-        (_, 408 | 425 | 429 | 500..) => Next::Again,
-        (Some(_), _) => Next::Stop,
-        _ => Next::Answer,
+impl Biller {
+    async fn start(charges: String, directory: &str) -> Result<Self, Box<dyn StdError>> {
+        // Credentials belong here: the outbox keeps none. One `Retry` for each service.
+        let plain = reqwest::Client::builder().build()?;
+        let client = ClientBuilder::new(plain).with(Retry::new()).build();
+        let outbox = Outbox::open(directory).await?;
+        let biller = Self {
+            client,
+            outbox,
+            charges,
+        };
+        // What the process before this one has begun.
+        for intent in biller.outbox.pending() {
+            if let Err(error) = biller.settle(&intent).await {
+                println!("{}: {error}", intent.name());
+            }
+        }
+        Ok(biller)
     }
-}
 
-async fn send_until_answered(
-    key: &str,
-    patience: Duration,
-    send: impl AsyncFn(&str) -> Option<Reply>,
-    jitter: impl Fn() -> f64,
-) -> Option<Reply> {
-    let end = Instant::now() + patience;
-    let mut longest = Duration::from_millis(500);
-    loop {
-        let reply = send(key).await;
-        if next(reply.as_ref()) != Next::Again {
-            return reply;
+    async fn charge(&self, invoice: &str, cents: u32) -> Result<(), Box<dyn StdError>> {
+        let charge = |_: &_| {
+            Request::post(&self.charges)
+                .header(CONTENT_TYPE, "application/json")
+                .body(format!(r#"{{"invoice": "{invoice}", "cents": {cents}}}"#))
+        };
+        // On disk, with its key, before anything is sent.
+        let name = format!("{invoice}/charge");
+        let intent = self.outbox.begin(&name, charge).await?;
+        self.settle(&intent).await
+    }
+
+    async fn settle(&self, intent: &Intent) -> Result<(), Box<dyn StdError>> {
+        match intent.send(&self.client).await {
+            Ok(answer) => {
+                println!("{}: {}", intent.name(), answer.status());
+                // The answer was put to use; only now the intent is over.
+                Ok(intent.finish().await?)
+            }
+            // It stays in the outbox, and its key with it.
+            Err(error) if Error::of(&error).is_some_and(Error::is_unknown) => {
+                println!("{}: somebody has to look", intent.name());
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
         }
-        // Full jitter: anywhere between nothing and the longest pause, which doubles.
-        let asked_for = reply
-            .as_ref()
-            .and_then(|reply| reply.retry_after)
-            .unwrap_or(0);
-        let pause = Duration::from_secs(asked_for) + longest.mul_f64(jitter());
-        if Instant::now() + pause > end {
-            return reply;
-        }
-        sleep(pause).await;
-        longest = (longest * 2).min(Duration::from_secs(20));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::Router;
+    use axum::routing::post;
+    use semel::memory::MemoryStore;
+    use semel_tower::IdempotencyLayer;
+    use tokio::net::TcpListener;
 
     use super::*;
 
-    const fn problem(status: u16, code: &'static str, retry_after: Option<u64>) -> Option<Reply> {
-        Some(Reply {
-            status,
-            code: Some(code),
-            retry_after,
-        })
-    }
+    #[tokio::test]
+    async fn what_was_begun_is_charged_once() {
+        let charged = Arc::new(AtomicUsize::new(0));
+        let count = charged.clone();
+        let charge = post(async move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            "charged"
+        });
+        let layer = IdempotencyLayer::new(MemoryStore::default());
+        let app = Router::new().route("/charges", charge.layer(layer));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let charges = format!("http://{}/charges", listener.local_addr().unwrap());
+        tokio::spawn(async { axum::serve(listener, app).await.unwrap() });
 
-    const CREATED: Option<Reply> = Some(Reply {
-        status: 201,
-        code: None,
-        retry_after: None,
-    });
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("outbox").display().to_string();
+        let biller = Biller::start(charges.clone(), &directory).await.unwrap();
+        let request = |_: &_| Request::post(&charges).body("300");
+        let begun = biller
+            .outbox
+            .begin("invoice-4711/charge", request)
+            .await
+            .unwrap();
+        // Sent, and the process died before it knew.
+        begun.send(&biller.client).await.unwrap();
+        drop((begun, biller));
 
-    async fn asked(replies: &[Option<Reply>]) -> (Option<Reply>, usize) {
-        let sent = RefCell::new(0);
-        let send = async |key: &str| {
-            assert_eq!(key, "order-4711");
-            *sent.borrow_mut() += 1;
-            replies[(*sent.borrow() - 1).min(replies.len() - 1)].clone()
-        };
-        let patience = Duration::from_mins(2);
-        let reply = send_until_answered("order-4711", patience, send, || 0.5).await;
-        (reply, sent.into_inner())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_same_key_until_there_is_an_answer() {
-        let in_flight = problem(409, "in-flight", Some(1));
-        assert_eq!(asked(&[None, in_flight, CREATED]).await, (CREATED, 3));
-        let unknown = problem(409, "outcome-unknown", None);
-        assert_eq!(asked(&[None, unknown.clone()]).await, (unknown, 2));
-        let mismatch = problem(422, "mismatch", None);
-        assert_eq!(asked(std::slice::from_ref(&mismatch)).await, (mismatch, 1));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn it_asks_no_earlier_than_told_and_gives_up() {
-        let started = Instant::now();
-        let full = problem(503, "capacity", Some(30));
-        let (reply, sent) = asked(std::slice::from_ref(&full)).await;
-        assert_eq!(reply, full);
-        assert!(sent <= 5, "{sent}");
-        assert!(started.elapsed() <= Duration::from_mins(2));
+        let biller = Biller::start(charges, &directory).await.unwrap();
+        assert!(biller.outbox.pending().is_empty());
+        assert_eq!(charged.load(Ordering::SeqCst), 1);
+        biller.charge("invoice-4712", 500).await.unwrap();
+        assert_eq!(charged.load(Ordering::SeqCst), 2);
     }
 }

@@ -402,9 +402,9 @@ const fn name(change: &Change) -> &'static str {
 
 impl Store for Wire {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let (identity, request) = (identity.clone(), request.clone());
+        let (identity, request) = (identity.clone(), *request);
         self.send("claim", move |server| {
-            let (identity, request) = (identity.clone(), request.clone());
+            let identity = identity.clone();
             async move { server.claim(&identity, request).await }
         })
         .await

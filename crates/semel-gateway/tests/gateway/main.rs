@@ -10,6 +10,7 @@ mod access;
 mod admin;
 mod bodies;
 mod broken;
+mod clients;
 mod commands;
 mod configuration;
 #[path = "../../../semel-tower/tests/http/conventions/mod.rs"]

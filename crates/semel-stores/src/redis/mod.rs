@@ -132,7 +132,6 @@ impl Store for RedisStore {
                         inner.listener.channel().as_bytes(),
                         inner.touch(),
                         Progress::BARE_BYTES.to_string().as_bytes(),
-                        request.note.as_text().as_bytes(),
                     ],
                     lasting: true,
                 },

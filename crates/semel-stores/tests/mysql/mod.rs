@@ -75,8 +75,12 @@ fn identity(key: &str) -> Identity {
 }
 
 fn request(lease: Duration, on_lost: OnLost) -> ClaimRequest {
-    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"request"), lease)
-        .with_on_lost(on_lost)
+    ClaimRequest {
+        nonce: Nonce::random().unwrap(),
+        fingerprint: Fingerprint::of(b"request"),
+        lease,
+        on_lost,
+    }
 }
 
 const LONG: Duration = Duration::from_secs(60);

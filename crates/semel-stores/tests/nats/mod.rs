@@ -40,8 +40,12 @@ fn identity(name: &str) -> Identity {
 }
 
 fn request(lease: Duration) -> ClaimRequest {
-    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"request"), lease)
-        .with_on_lost(OnLost::Retry)
+    ClaimRequest {
+        nonce: Nonce::random().unwrap(),
+        fingerprint: Fingerprint::of(b"request"),
+        lease,
+        on_lost: OnLost::Retry,
+    }
 }
 
 /// The URL of a server, with another bucket.

@@ -14,7 +14,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, Retention, StoreExt as _, Token};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+};
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, Store as _, StoreError,
     StoreErrorKind,
@@ -44,7 +46,12 @@ fn identity(key: &str) -> Identity {
 }
 
 fn request() -> ClaimRequest {
-    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"payload"), LEASE)
+    ClaimRequest {
+        nonce: Nonce::random().unwrap(),
+        fingerprint: Fingerprint::of(b"payload"),
+        lease: LEASE,
+        on_lost: OnLost::Hold,
+    }
 }
 
 fn outcome() -> Outcome {

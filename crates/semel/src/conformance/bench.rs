@@ -345,11 +345,12 @@ impl Attempt {
 
 /// A claim under a new nonce, for a long time.
 pub(super) fn request() -> Result<ClaimRequest, Failure> {
-    Ok(ClaimRequest::new(
-        Nonce::random()?,
-        Fingerprint::of(b"the request"),
-        LONG,
-    ))
+    Ok(ClaimRequest {
+        nonce: Nonce::random()?,
+        fingerprint: Fingerprint::of(b"the request"),
+        lease: LONG,
+        on_lost: OnLost::Hold,
+    })
 }
 
 /// A name that nobody else has.

@@ -40,7 +40,6 @@ mod identity;
 mod lease;
 mod listing;
 pub mod model;
-mod note;
 mod races;
 mod release;
 mod resolve;
@@ -200,7 +199,6 @@ const GROUPS: &[&[Case]] = &[
     unknown::CASES,
     resolve::CASES,
     steps::CASES,
-    note::CASES,
     tokens::CASES,
     expiry::CASES,
     listing::CASES,
