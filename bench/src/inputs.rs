@@ -17,10 +17,5 @@ pub(crate) fn outcome(index: usize) -> Outcome {
 
 /// A claim with a nonce of its own, as every attempt makes one.
 pub(crate) fn request(fingerprint: Fingerprint) -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().expect("the system has randomness"),
-        fingerprint,
-        lease: Duration::from_secs(30),
-        on_lost: OnLost::Hold,
-    }
+    ClaimRequest::new(Nonce::random().expect("the system has randomness"), fingerprint, Duration::from_secs(30))
 }

@@ -7,7 +7,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use semel::store::{Fence, Nonce, Token};
-use semel::{Fingerprint, Identity, IdentityDigest, Outcome, Progress, Record, State, Timestamp};
+use semel::{
+    Fingerprint, Identity, IdentityDigest, Note, Outcome, Progress, Record, State, Timestamp,
+};
 
 // As many as `MemoryStore` has when it is large: one for each first byte of a digest.
 const SHARDS: usize = 256;
@@ -112,5 +114,6 @@ const fn in_flight(fingerprint: Fingerprint) -> Record {
         settled_at: None,
         resolved: None,
         progress: Progress::EMPTY,
+        note: Note::EMPTY,
     }
 }

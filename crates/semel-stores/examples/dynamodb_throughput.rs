@@ -8,9 +8,7 @@ mod measure {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{
-        Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store as _, StoreExt as _,
-    };
+    use semel::store::{Claim, ClaimRequest, Fenced, Nonce, Retention, Store as _, StoreExt as _};
     use semel::{AnyStore, Fingerprint, Identity, Key, Outcome, Scope};
     use semel_stores::{OpenOptions, open};
 
@@ -22,12 +20,11 @@ mod measure {
     }
 
     async fn claim(store: &AnyStore, identity: &Identity) -> Result<Claim> {
-        let request = ClaimRequest {
-            nonce: Nonce::random()?,
-            fingerprint: Fingerprint::of(b"request"),
-            lease: Duration::from_secs(30),
-            on_lost: OnLost::Hold,
-        };
+        let request = ClaimRequest::new(
+            Nonce::random()?,
+            Fingerprint::of(b"request"),
+            Duration::from_secs(30),
+        );
         Ok(store.claim(identity, &request).await?)
     }
 

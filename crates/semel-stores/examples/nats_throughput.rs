@@ -13,7 +13,7 @@ mod nats {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, StoreExt as _};
+    use semel::store::{Claim, ClaimRequest, Nonce, Retention, StoreExt as _};
     use semel::{Fingerprint, Identity, Key, Outcome, OutcomeKind, Scope, Store};
     use semel_stores::{NatsOptions, NatsStore, Schema};
 
@@ -64,12 +64,11 @@ mod nats {
     }
 
     fn request() -> ClaimRequest {
-        ClaimRequest {
-            nonce: Nonce::random().expect("random bytes"),
-            fingerprint: Fingerprint::of(b"request"),
-            lease: Duration::from_secs(30),
-            on_lost: OnLost::Hold,
-        }
+        ClaimRequest::new(
+            Nonce::random().expect("random bytes"),
+            Fingerprint::of(b"request"),
+            Duration::from_secs(30),
+        )
     }
 
     fn outcome() -> Outcome {

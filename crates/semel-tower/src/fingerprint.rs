@@ -108,13 +108,17 @@ fn content(builder: FingerprintBuilder, body: &[u8], is_json: bool) -> Fingerpri
     }
 }
 
-pub(crate) fn media_type(headers: &HeaderMap) -> Option<Vec<u8>> {
+pub(crate) fn media_type(headers: &HeaderMap) -> Option<Cow<'_, [u8]>> {
     let mut values = headers.get_all(CONTENT_TYPE).iter();
     let value = values.next()?.as_bytes();
     let essence = value.split(|b| *b == b';').next().unwrap_or_default();
-    let mut media_type = essence.trim_ascii().to_ascii_lowercase();
+    let mut media_type = Cow::Borrowed(essence.trim_ascii());
+    if media_type.iter().any(u8::is_ascii_uppercase) {
+        media_type.to_mut().make_ascii_lowercase();
+    }
     for more in values {
         // Not valid, and never equal to a request that is.
+        let media_type = media_type.to_mut();
         media_type.push(b',');
         media_type.extend_from_slice(more.as_bytes());
     }

@@ -1,6 +1,6 @@
 //! Canonical JSON (RFC 8785) for fingerprints, only where it loses nothing.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The canonical form of a JSON text (RFC 8785), or `None` where the text is to be taken byte for
 /// byte instead.
@@ -12,9 +12,64 @@ use serde_json::Value;
 /// `9007199254740993` into `9007199254740992`.
 pub fn canonical(text: &[u8]) -> Option<Vec<u8>> {
     let value = parse(text, Digits::Kept)?;
-    // With serde_json's `arbitrary_precision` unified in by some other crate, numbers beyond a
-    // double are found only here.
-    serde_json_canonicalizer::to_vec(&value).ok()
+    // Whitespace is what it may lose most; numbers alone can become longer.
+    let mut out = Vec::with_capacity(text.len());
+    write(&value, &mut out)?;
+    Some(out)
+}
+
+/// The canonical form of a value; `None` where a number is beyond a double.
+pub(crate) fn to_canonical(value: &Value) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    write(value, &mut out)?;
+    Some(out)
+}
+
+/// RFC 8785, section 3.2. serde_json escapes strings as it says (section 3.2.2.2), and `ryu_js` writes
+/// doubles as ECMAScript does (section 3.2.2.3).
+fn write(value: &Value, out: &mut Vec<u8>) -> Option<()> {
+    match value {
+        Value::Array(items) => {
+            out.push(b'[');
+            for (nth, item) in items.iter().enumerate() {
+                if nth > 0 {
+                    out.push(b',');
+                }
+                write(item, out)?;
+            }
+            out.push(b']');
+        }
+        Value::Object(members) => write_object(members, out)?,
+        Value::Number(number) => {
+            // With serde_json's `arbitrary_precision` unified in by some other crate, numbers beyond a
+            // double are found only here.
+            let double = number.as_f64().filter(|double| double.is_finite())?;
+            let mut text = ryu_js::Buffer::new();
+            out.extend_from_slice(text.format_finite(double).as_bytes());
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {
+            serde_json::to_writer(out, value).ok()?
+        }
+    }
+    Some(())
+}
+
+fn write_object(members: &Map<String, Value>, out: &mut Vec<u8>) -> Option<()> {
+    let mut members: Vec<_> = members.iter().collect();
+    // By UTF-16 (section 3.2.3). serde_json sorts by code points, which is the same but for a few, unless
+    // some other crate turned on its `preserve_order`.
+    members.sort_by(|(one, _), (other, _)| one.encode_utf16().cmp(other.encode_utf16()));
+    out.push(b'{');
+    for (nth, (name, value)) in members.into_iter().enumerate() {
+        if nth > 0 {
+            out.push(b',');
+        }
+        serde_json::to_writer(&mut *out, name).ok()?;
+        out.push(b':');
+        write(value, out)?;
+    }
+    out.push(b'}');
+    Some(())
 }
 
 /// What becomes of numbers whose digits a double does not keep.
@@ -77,12 +132,14 @@ fn string_end(text: &[u8], start: usize) -> usize {
 
 /// Whether the double nearest to a number, in its shortest form, says what the number says.
 fn keeps_digits(literal: &str) -> bool {
+    // Every integer of so few digits is a double.
+    if literal.len() <= 15 && literal.bytes().all(|b| b.is_ascii_digit()) {
+        return true;
+    }
     let Ok(double) = literal.parse::<f64>() else {
         return false;
     };
-    let is_short = literal.len() <= 15 && literal.bytes().all(|b| b.is_ascii_digit());
-    // Every integer of so few digits is a double.
-    is_short || double.is_finite() && Decimal::of(literal) == Decimal::of(&format!("{double:e}"))
+    double.is_finite() && Decimal::of(literal) == Decimal::of(&format!("{double:e}"))
 }
 
 /// A decimal number as its significant digits, times a power of ten. The sign is left out: both
@@ -253,7 +310,33 @@ mod tests {
         (mantissa.starts_with('-'), significant, exponent)
     }
 
+    /// Any JSON, nested a little, with names that UTF-8 and UTF-16 sort in two ways.
+    fn values() -> impl Strategy<Value = Value> {
+        let text = || "[\u{0}-\u{1f}a-c\"\\\\/\u{7f}é\u{e000}-\u{ffff}\u{10000}-\u{10ffff}]{0,4}";
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            text().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 6, move |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                proptest::collection::btree_map(text(), inner, 0..6)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
     proptest! {
+        #[test]
+        fn the_form_is_what_another_writer_makes_of_it(value in values()) {
+            let other = serde_json_canonicalizer::to_vec(&value).unwrap();
+            prop_assert_eq!(to_canonical(&value), Some(other));
+        }
+
         #[test]
         fn any_bytes_are_answered(bytes: Vec<u8>) {
             let _ = canonical(&bytes);

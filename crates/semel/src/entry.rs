@@ -1,28 +1,33 @@
 //! The versioned byte form of an [`Entry`], for stores that keep a record as one value.
 //!
-//! # Byte form, version 2
+//! # Byte form, version 3
 //!
-//! All numbers are big-endian. One version byte `1`; the identity's digest (32); state (1: `1` in
+//! All numbers are big-endian. One version byte; the identity's digest (32); state (1: `1` in
 //! flight, `2` unknown, `3` completed, `4` released); fingerprint (33); fence (8); nonce (16);
 //! attempt (4); created, claimed, lease until, settled (`0` for none), expires, purge (8 each, µs);
-//! number of scope segments (4) and each as text; operation and key hint as text; `0`, or `1` and a
-//! resolution (who and why as text, when as 8 bytes, the attempt's fence as 8, the states before and
-//! after as 1 each); the finished steps' byte form behind a 4-byte length; the outcome's own byte
-//! form, if completed, takes all that is left. Text has a 4-byte length in front.
+//! number of scope segments (4) and each as text; operation and key hint as text; the latest
+//! resolution and the note in their text forms, empty for none; the finished steps' byte form behind
+//! a 4-byte length; the outcome's own byte form, if completed, takes all that is left. Text has a
+//! 4-byte length in front.
 //!
-//! Version 1 has no finished steps, and a resolution ends with its time. It is read as well: the
-//! fence is then taken to be the one before the record's, the states unknown and the record's own.
+//! Versions 1 and 2 were never released, and are not read.
+//!
+//! # Text form of a resolution
+//!
+//! When (µs), the attempt's fence, the states before and after, and by whom and why, each with its
+//! length in bytes: `1795276359000000 1795276300000000 unknown released 3:ana,13:asked: no bug,`. A
+//! server that sets the time can put it together; people can read it in a column.
 
 use bytes::Bytes;
 
 use crate::record::{Record, Resolved, State, StateKind};
-use crate::store::{Entry, Fence, Label, Nonce, Token};
+use crate::store::{Entry, Fence, Label, Nonce, Resolution, Token, Verdict};
 use crate::wire::{Reader, put_long};
-use crate::{DecodeError, Fingerprint, IdentityDigest, Outcome, Progress, Scope, Timestamp};
+use crate::{DecodeError, Fingerprint, IdentityDigest, Note, Outcome, Progress, Scope, Timestamp};
 
 impl Entry {
-    /// The version of the byte form that this program writes.
-    pub const VERSION: u8 = 2;
+    /// The version of the byte form.
+    pub const VERSION: u8 = 3;
 
     /// The versioned byte form.
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -60,17 +65,9 @@ impl Entry {
         }
         put_long(&mut to, label.operation.as_bytes());
         put_long(&mut to, label.key_hint.as_bytes());
-        match &record.resolved {
-            None => to.push(0),
-            Some(resolved) => {
-                to.push(1);
-                put_long(&mut to, resolved.by.as_bytes());
-                put_long(&mut to, resolved.reason.as_bytes());
-                to.extend_from_slice(&resolved.at.as_micros().to_be_bytes());
-                to.extend_from_slice(&resolved.fence.0.to_be_bytes());
-                to.extend([number(resolved.before), number(resolved.after)]);
-            }
-        }
+        let resolved = record.resolved.as_ref().map(|resolved| resolved.to_text());
+        put_long(&mut to, resolved.unwrap_or_default().as_bytes());
+        put_long(&mut to, record.note.as_text().as_bytes());
         put_long(&mut to, record.progress.as_bytes());
         to.extend_from_slice(outcome);
         to
@@ -83,14 +80,14 @@ impl Entry {
     /// that [`to_bytes`](Self::to_bytes) never returned.
     pub fn from_bytes(bytes: &Bytes) -> Result<Self, DecodeError> {
         let version = *bytes.first().ok_or(DecodeError::Damaged)?;
-        if !(1..=Self::VERSION).contains(&version) {
+        if version != Self::VERSION {
             return Err(DecodeError::Version {
                 found: version,
                 known: Self::VERSION,
             });
         }
         let mut from = Reader(&bytes[1..]);
-        let (state, mut entry) = head(&mut from, version).ok_or(DecodeError::Damaged)?;
+        let (state, mut entry) = head(&mut from).ok_or(DecodeError::Damaged)?;
         let rest = bytes.slice(bytes.len() - from.0.len()..);
         entry.record.state = match state {
             StateKind::Completed => State::Completed(Outcome::from_bytes(rest)?),
@@ -118,8 +115,70 @@ fn state(number: u8) -> Option<StateKind> {
         .find(|&kind| self::number(kind) == number)
 }
 
+impl Resolved {
+    /// The text form.
+    pub fn to_text(&self) -> String {
+        let (at, before) = (self.at.as_micros(), self.before.as_str());
+        let end = end(self.after, &self.by, &self.reason);
+        format!("{at} {} {before} {end}", self.fence)
+    }
+
+    /// Reads the text form.
+    ///
+    /// # Errors
+    /// [`DecodeError::Damaged`] for text that [`to_text`](Self::to_text) never returned.
+    pub fn from_text(text: &str) -> Result<Self, DecodeError> {
+        let read = || {
+            let mut parts = text.splitn(5, ' ');
+            let (at, fence) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+            let before = StateKind::from_name(parts.next()?)?;
+            let after = StateKind::from_name(parts.next()?)?;
+            let (by, rest) = netstring(parts.next()?)?;
+            let (reason, rest) = netstring(rest)?;
+            rest.is_empty().then(|| Self {
+                by: by.into(),
+                reason: reason.into(),
+                at: Timestamp::from_micros(at),
+                fence: Fence(fence),
+                before,
+                after,
+            })
+        };
+        // Numbers can be written in several ways: only ours is read.
+        let ours = |read: &Self| read.to_text() == text;
+        read().filter(ours).ok_or(DecodeError::Damaged)
+    }
+}
+
+impl Resolution {
+    /// The state that it leads to.
+    pub const fn after(&self) -> StateKind {
+        match self.verdict {
+            Verdict::Happened { .. } => StateKind::Completed,
+            Verdict::DidNotHappen => StateKind::Released,
+        }
+    }
+
+    /// The end of the text form of a [`Resolved`], from the state after on: for a store whose server
+    /// writes what comes before.
+    pub fn text_end(&self) -> String {
+        end(self.after(), &self.by, &self.reason)
+    }
+}
+
+fn end(after: StateKind, by: &str, reason: &str) -> String {
+    let after = after.as_str();
+    format!("{after} {}:{by},{}:{reason},", by.len(), reason.len())
+}
+
+fn netstring(text: &str) -> Option<(&str, &str)> {
+    let (len, rest) = text.split_once(':')?;
+    let (text, rest) = rest.split_at_checked(len.parse().ok()?)?;
+    Some((text, rest.strip_prefix(',')?))
+}
+
 // All but the outcome; the state is set by the caller.
-fn head(from: &mut Reader<'_>, version: u8) -> Option<(StateKind, Entry)> {
+fn head(from: &mut Reader<'_>) -> Option<(StateKind, Entry)> {
     let digest = IdentityDigest::from_bytes(from.array()?);
     let kind = state(from.u8()?)?;
     let fingerprint = Fingerprint::from_bytes(from.array()?);
@@ -140,31 +199,12 @@ fn head(from: &mut Reader<'_>, version: u8) -> Option<(StateKind, Entry)> {
         operation: from.text()?.into(),
         key_hint: from.text()?.into(),
     };
-    let resolved = match from.u8()? {
-        0 => None,
-        1 => Some(Box::new(Resolved {
-            by: from.text()?.into(),
-            reason: from.text()?.into(),
-            at: Timestamp::from_micros(from.u64()?),
-            fence: match version {
-                1 => Fence(token.fence.0.saturating_sub(1)),
-                _ => Fence(from.u64()?),
-            },
-            before: match version {
-                1 => StateKind::Unknown,
-                _ => state(from.u8()?)?,
-            },
-            after: match version {
-                1 => kind,
-                _ => state(from.u8()?)?,
-            },
-        })),
-        _ => return None,
+    let resolved = match from.text()? {
+        "" => None,
+        text => Some(Box::new(Resolved::from_text(text).ok()?)),
     };
-    let progress = match version {
-        1 => Progress::EMPTY,
-        _ => Progress::from_bytes(from.long()?).ok()?,
-    };
+    let note = Note::from_text(from.text()?).ok()?;
+    let progress = Progress::from_bytes(from.long()?).ok()?;
     let record = Record {
         fingerprint,
         token,
@@ -178,6 +218,7 @@ fn head(from: &mut Reader<'_>, version: u8) -> Option<(StateKind, Entry)> {
         purge_at,
         resolved,
         progress,
+        note,
     };
     Some((kind, Entry { label, record }))
 }

@@ -11,6 +11,7 @@
 //! | keep apart the services that share a store | [`Service`] |
 //! | say what makes two requests the same | [`Fingerprint`] |
 //! | say what is replayed | [`Outcome`] |
+//! | say what operators find with a record | [`Note`] |
 //! | say how a call's parts become an identity | an [`Operation`](operation::Operation) |
 //! | keep records | a [`Store`], for instance [`MemoryStore`](memory::MemoryStore) |
 //! | run work once | a [`Guard`](guard::Guard) |
@@ -37,6 +38,7 @@ mod identity;
 pub mod inbox;
 mod key;
 pub mod memory;
+mod note;
 pub mod operation;
 mod outcome;
 pub mod prelude;
@@ -62,6 +64,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintBuilder};
 pub use identity::{Identity, IdentityDigest, Scope};
 pub use key::{Key, KeyError, KeyRule};
+pub use note::Note;
 pub use outcome::{DecodeError, Fields, Outcome, OutcomeBuilder, OutcomeKind};
 pub use progress::{FinishedStep, Progress, ProgressTooLarge};
 pub use record::{Record, State, StateKind};

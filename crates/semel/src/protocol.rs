@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq as _;
 
-use crate::{Fingerprint, Outcome, StoreError, Timestamp};
+use crate::{Fingerprint, Note, Outcome, StoreError, Timestamp};
 
 /// The name of a [`State`](crate::State), without what it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +38,11 @@ impl StateKind {
             Self::Completed => "completed",
             Self::Released => "released",
         }
+    }
+
+    /// The state of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -183,7 +188,7 @@ pub enum OnLost {
 }
 
 /// What a claim brings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
     /// Names the attempt.
     pub nonce: Nonce,
@@ -193,6 +198,35 @@ pub struct ClaimRequest {
     pub lease: Duration,
     /// What to do with a lapsed lease, decided in the same atomic step.
     pub on_lost: OnLost,
+    /// What operators find with the record. Written where the claim is acquired.
+    pub note: Note,
+}
+
+impl ClaimRequest {
+    /// A claim that holds a lost attempt's record, and has nothing to say to operators.
+    pub const fn new(nonce: Nonce, fingerprint: Fingerprint, lease: Duration) -> Self {
+        Self {
+            nonce,
+            fingerprint,
+            lease,
+            on_lost: OnLost::Hold,
+            note: Note::EMPTY,
+        }
+    }
+
+    /// What to do with a lapsed lease.
+    #[must_use]
+    pub const fn with_on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = on_lost;
+        self
+    }
+
+    /// What operators find with the record.
+    #[must_use]
+    pub fn with_note(mut self, note: Note) -> Self {
+        self.note = note;
+        self
+    }
 }
 
 /// How long an outcome is kept, counted from its completion by the store's clock.

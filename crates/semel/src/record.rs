@@ -20,7 +20,7 @@ pub use crate::protocol::StateKind;
 use crate::protocol::{
     Acquired, Claim, ClaimRequest, Fence, OnLost, Refusal, Resolution, Retention, Token, Verdict,
 };
-use crate::{Fingerprint, FinishedStep, Outcome, Progress, Timestamp};
+use crate::{Fingerprint, FinishedStep, Note, Outcome, Progress, Timestamp};
 
 /// How long a released record is kept, so that the fence and the attempt's number go on from it.
 pub const RELEASED_FOR: Duration = Duration::from_secs(60);
@@ -101,6 +101,8 @@ pub struct Record {
     pub resolved: Option<Box<Resolved>>,
     /// What its attempts have finished, until it is completed.
     pub progress: Progress,
+    /// What the latest attempt's claim said of its request.
+    pub note: Note,
 }
 
 impl Record {
@@ -252,6 +254,7 @@ fn first(
         purge_at: Timestamp::MAX,
         resolved: None,
         progress: Progress::EMPTY,
+        note: request.note.clone(),
     })
 }
 
@@ -270,6 +273,7 @@ fn next(record: &Record, request: &ClaimRequest, now: Timestamp, floor: Fence) -
         settled_at: None,
         expires_at: Timestamp::MAX,
         purge_at: Timestamp::MAX,
+        note: request.note.clone(),
         // When it began, what is finished, and who resolved it stay.
         ..record.clone()
     })

@@ -13,8 +13,7 @@ use parking_lot::Mutex;
 use semel::backend::{Backend, Read, Recorded, Row, Scan};
 use semel::record::StateKind;
 use semel::store::{
-    Claim, ClaimRequest, Durability, Fenced, ListQuery, Nonce, OnLost, Probe, Result, Retention,
-    Waited,
+    Claim, ClaimRequest, Durability, Fenced, ListQuery, Nonce, Probe, Result, Retention, Waited,
 };
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, Store, StoreErrorKind,
@@ -124,12 +123,11 @@ fn identity(number: usize) -> Identity {
 }
 
 fn request() -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"apples"),
-        lease: Duration::from_secs(60),
-        on_lost: OnLost::Hold,
-    }
+    ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::of(b"apples"),
+        Duration::from_secs(60),
+    )
 }
 
 async fn completed(store: &Recorded<Fake>, number: usize) {

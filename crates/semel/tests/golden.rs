@@ -6,8 +6,8 @@ use bytes::Bytes;
 use semel::record::{Record, Resolved, State};
 use semel::store::{Entry, Fence, Label, Nonce, Token};
 use semel::{
-    Fingerprint, FinishedStep, Identity, Key, Outcome, OutcomeKind, Progress, Scope, StateKind,
-    Timestamp,
+    DecodeError, Fingerprint, FinishedStep, Identity, Key, Note, Outcome, OutcomeKind, Progress,
+    Scope, StateKind, Timestamp,
 };
 
 macro_rules! golden {
@@ -90,6 +90,7 @@ fn in_flight() -> Entry {
             purge_at: Timestamp::MAX,
             resolved: None,
             progress: Progress::EMPTY,
+            note: Note::EMPTY,
         },
     }
 }
@@ -111,6 +112,7 @@ fn unknown() -> Entry {
 fn completed() -> Entry {
     let mut completed = in_flight();
     completed.record = Record {
+        note: Note::new([("größe", "12=½")]),
         state: State::Completed(full()),
         settled_at: Some(at(1)),
         expires_at: at(86_401),
@@ -146,32 +148,36 @@ fn released() -> Entry {
 }
 
 #[test]
-fn entries_of_version_1_are_read() {
-    for (stored, entry) in [
-        (golden!("entry-1-in-flight"), in_flight()),
-        (golden!("entry-1-unknown"), unknown()),
-        (golden!("entry-1-completed"), completed()),
-        (golden!("entry-1-released"), released()),
-    ] {
-        assert_eq!(Entry::from_bytes(&stored), Ok(entry));
-    }
-}
-
-#[test]
-fn entries_of_version_2() {
+fn entries_of_version_3() {
     let steps = [("charge", &b"ch_1"[..]), ("ship é", b"")];
     let mut begun = in_flight();
     for (name, result) in steps {
         let step = FinishedStep::new(name, result).expect("a small step");
         begun.record.progress = begun.record.progress.with(&step).expect("few steps");
     }
+    begun.record.note = Note::new([
+        ("method", "POST"),
+        ("route", "/orders"),
+        ("request-id", "r-1"),
+    ]);
     for (stored, entry) in [
-        (golden!("entry-2-in-flight"), begun),
-        (golden!("entry-2-unknown"), unknown()),
-        (golden!("entry-2-completed"), completed()),
-        (golden!("entry-2-released"), released()),
+        (golden!("entry-3-in-flight"), begun),
+        (golden!("entry-3-unknown"), unknown()),
+        (golden!("entry-3-completed"), completed()),
+        (golden!("entry-3-released"), released()),
     ] {
         assert_eq!(entry.to_bytes(), stored, "written: {entry:?}");
         assert_eq!(Entry::from_bytes(&stored), Ok(entry));
+    }
+}
+
+#[test]
+fn versions_that_were_never_released_are_refused() {
+    for found in [1, 2, 4] {
+        let mut stored = golden!("entry-3-unknown").to_vec();
+        stored[0] = found;
+        let known = Entry::VERSION;
+        let refused = Err(DecodeError::Version { found, known });
+        assert_eq!(Entry::from_bytes(&stored.into()), refused);
     }
 }

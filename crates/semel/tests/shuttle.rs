@@ -46,12 +46,12 @@ fn identity() -> Identity {
 
 /// A claim of one second by the caller of this number.
 fn request(caller: u8) -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::from_bytes([caller; 16]),
-        fingerprint: Fingerprint::of(b"the request"),
-        lease: SECOND,
-        on_lost: OnLost::Retry,
-    }
+    ClaimRequest::new(
+        Nonce::from_bytes([caller; 16]),
+        Fingerprint::of(b"the request"),
+        SECOND,
+    )
+    .with_on_lost(OnLost::Retry)
 }
 
 async fn claim(store: &Memory, caller: u8) -> Claim {

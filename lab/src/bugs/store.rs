@@ -117,7 +117,7 @@ impl Buggy {
                 (Claim::Mismatch, Some(record)) => {
                     let request = ClaimRequest {
                         fingerprint: record.fingerprint,
-                        ..*request
+                        ..request.clone()
                     };
                     self.inner.claim(identity, &request).await
                 }
@@ -126,7 +126,7 @@ impl Buggy {
             Bug::NewNonceRetry => match claim {
                 Err(error) if error.kind() == StoreErrorKind::Unknown => {
                     let nonce = Nonce::random()?;
-                    let request = ClaimRequest { nonce, ..*request };
+                    let request = ClaimRequest { nonce, ..request.clone() };
                     self.inner.claim(identity, &request).await
                 }
                 claim => claim,
@@ -288,7 +288,7 @@ impl Store for Buggy {
             Bug::HoldReruns => {
                 let request = ClaimRequest {
                     on_lost: OnLost::Retry,
-                    ..*request
+                    ..request.clone()
                 };
                 self.inner.claim(identity, &request).await
             }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _};
+use semel::store::{Claim, ClaimRequest, Fenced, Nonce, Retention, StoreExt as _};
 use semel::{
     AnyStore, Fingerprint, Identity, Key, Outcome, Scope, Store as _, StoreError, StoreErrorKind,
 };
@@ -195,12 +195,7 @@ fn say(what: &str, key: u64) -> Result<()> {
 
 /// Claims as all callers do.
 pub(super) async fn claim(store: &AnyStore, key: u64) -> Result<Claim, StoreError> {
-    let request = ClaimRequest {
-        nonce: Nonce::random()?,
-        fingerprint: Fingerprint::of(&key.to_le_bytes()),
-        lease: Duration::from_mins(10),
-        on_lost: OnLost::Hold,
-    };
+    let request = ClaimRequest::new(Nonce::random()?, Fingerprint::of(&key.to_le_bytes()), Duration::from_mins(10));
     store.claim(&identity(key)?, &request).await
 }
 

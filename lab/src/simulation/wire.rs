@@ -402,9 +402,9 @@ const fn name(change: &Change) -> &'static str {
 
 impl Store for Wire {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let (identity, request) = (identity.clone(), *request);
+        let (identity, request) = (identity.clone(), request.clone());
         self.send("claim", move |server| {
-            let identity = identity.clone();
+            let (identity, request) = (identity.clone(), request.clone());
             async move { server.claim(&identity, request).await }
         })
         .await

@@ -212,12 +212,12 @@ fn condition_of(error: &StoreError) -> Condition {
 fn question() -> Result<(Identity, ClaimRequest), String> {
     let key = Key::new("check").map_err(|e| e.to_string())?;
     let identity = Identity::new(Scope::new(["semel"]), "check", key);
-    let request = ClaimRequest {
-        nonce: Nonce::random().map_err(|e| e.to_string())?,
-        fingerprint: Fingerprint::of(b""),
-        lease: PROBE_TIMEOUT,
-        on_lost: OnLost::Retry,
-    };
+    let request = ClaimRequest::new(
+        Nonce::random().map_err(|e| e.to_string())?,
+        Fingerprint::of(b""),
+        PROBE_TIMEOUT,
+    )
+    .with_on_lost(OnLost::Retry);
     Ok((identity, request))
 }
 

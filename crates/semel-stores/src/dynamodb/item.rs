@@ -9,8 +9,8 @@ use bytes::Bytes;
 use semel::record::Resolved;
 use semel::store::{Entry, Fence, Label, Nonce, Result, Token};
 use semel::{
-    Fingerprint, FinishedStep, IdentityDigest, Outcome, Progress, Record, Scope, State, StateKind,
-    StoreError, StoreErrorKind, Timestamp,
+    Fingerprint, FinishedStep, IdentityDigest, Note, Outcome, Progress, Record, Scope, State,
+    StateKind, StoreError, StoreErrorKind, Timestamp,
 };
 
 /// An item as the SDK gives it.
@@ -47,21 +47,10 @@ pub(super) const KEY_HINT: &str = "key_hint";
 pub(super) const STEPS: &str = "steps";
 /// How many bytes they are together.
 pub(super) const STEPS_BYTES: &str = "steps_bytes";
-pub(super) const RESOLVED_BY: &str = "resolved_by";
-pub(super) const RESOLVED_REASON: &str = "resolved_reason";
-pub(super) const RESOLVED_AT: &str = "resolved_us";
-pub(super) const RESOLVED_FENCE: &str = "resolved_fence";
-pub(super) const RESOLVED_BEFORE: &str = "resolved_before";
-pub(super) const RESOLVED_AFTER: &str = "resolved_after";
-/// All of a resolution.
-pub(super) const RESOLVED: [&str; 6] = [
-    RESOLVED_BY,
-    RESOLVED_REASON,
-    RESOLVED_AT,
-    RESOLVED_FENCE,
-    RESOLVED_BEFORE,
-    RESOLVED_AFTER,
-];
+/// The latest resolution, in its text form.
+pub(super) const RESOLVED: &str = "resolved";
+/// What the claim said of its request; none where it said nothing.
+pub(super) const NOTE: &str = "note";
 
 /// A record, and what only an item holds.
 #[derive(Debug, Clone)]
@@ -162,14 +151,8 @@ impl<'a> Reader<'a> {
         IdentityDigest::from_hex(self.text(PK)?).ok_or_else(|| corrupt(PK))
     }
 
-    fn kind(&self, attribute: &str) -> Result<StateKind> {
-        let name = self.text(attribute)?;
-        let kind = StateKind::ALL.into_iter().find(|k| k.as_str() == name);
-        kind.ok_or_else(|| corrupt(attribute))
-    }
-
     fn state(&self) -> Result<State> {
-        match self.kind(STATE)? {
+        match StateKind::from_name(self.text(STATE)?).ok_or_else(|| corrupt(STATE))? {
             StateKind::InFlight => Ok(State::InFlight),
             StateKind::Unknown => Ok(State::Unknown),
             StateKind::Released => Ok(State::Released),
@@ -197,7 +180,6 @@ impl<'a> Reader<'a> {
     pub(super) fn row(&self) -> Result<Row> {
         let fingerprint = self.bytes(FINGERPRINT)?.try_into();
         let settled = self.0.contains_key(SETTLED);
-        let resolved = self.0.contains_key(RESOLVED_AT);
         let record = Record {
             state: self.state()?,
             expires_at: self.time(EXPIRES)?,
@@ -209,8 +191,9 @@ impl<'a> Reader<'a> {
             created_at: self.time(CREATED)?,
             claimed_at: self.time(CLAIMED)?,
             settled_at: settled.then(|| self.time(SETTLED)).transpose()?,
-            resolved: resolved.then(|| self.resolved()).transpose()?,
+            resolved: self.resolved()?,
             progress: self.progress()?,
+            note: Note::EMPTY,
         };
         Ok(Row {
             record,
@@ -219,15 +202,20 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn resolved(&self) -> Result<Box<Resolved>> {
-        Ok(Box::new(Resolved {
-            by: self.text(RESOLVED_BY)?.into(),
-            reason: self.text(RESOLVED_REASON)?.into(),
-            at: self.time(RESOLVED_AT)?,
-            fence: Fence(self.number(RESOLVED_FENCE)?),
-            before: self.kind(RESOLVED_BEFORE)?,
-            after: self.kind(RESOLVED_AFTER)?,
-        }))
+    fn resolved(&self) -> Result<Option<Box<Resolved>>> {
+        if !self.0.contains_key(RESOLVED) {
+            return Ok(None);
+        }
+        let resolved = Resolved::from_text(self.text(RESOLVED)?);
+        let resolved = resolved.map_err(|error| corrupt(RESOLVED).with_source(error))?;
+        Ok(Some(Box::new(resolved)))
+    }
+
+    fn note(&self) -> Result<Note> {
+        if !self.0.contains_key(NOTE) {
+            return Ok(Note::EMPTY);
+        }
+        Note::from_text(self.text(NOTE)?).map_err(|error| corrupt(NOTE).with_source(error))
     }
 
     fn progress(&self) -> Result<Progress> {
@@ -259,8 +247,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The record with its label.
-    pub(super) fn entry(&self, record: Record) -> Result<Entry> {
+    /// The record with its label and its note.
+    pub(super) fn entry(&self, mut record: Record) -> Result<Entry> {
+        record.note = self.note()?;
         Ok(Entry {
             label: self.label()?,
             record,

@@ -15,8 +15,8 @@ use super::errors::{Refused, config};
 use super::item::{self, PK, Reader, TTL};
 use crate::Migrated;
 
-/// The version that this store writes.
-const VERSION: u64 = 1;
+/// The version that this store writes. Those before it were never released, and are left alone.
+const VERSION: u32 = 2;
 /// The key of the item that holds the version. No digest: those are 64 digits.
 pub(super) const VERSION_KEY: &str = "semel";
 const VERSION_ATTRIBUTE: &str = "schema_version";
@@ -37,13 +37,14 @@ pub(super) async fn expect(table: &Table) -> Result<()> {
     }
 }
 
-async fn version(table: &Table) -> Result<Option<u64>> {
+async fn version(table: &Table) -> Result<Option<u32>> {
     let item = table.read(VERSION_KEY, None).await?;
-    item.map(|item| Reader(&item).number(VERSION_ATTRIBUTE))
-        .transpose()
+    let number = item.map(|item| Reader(&item).number(VERSION_ATTRIBUTE));
+    let version = |number| u32::try_from(number).unwrap_or(u32::MAX);
+    Ok(number.transpose()?.map(version))
 }
 
-fn other_version(table: &Table, found: u64) -> StoreError {
+fn other_version(table: &Table, found: u32) -> StoreError {
     config(format!(
         "the table `{}` has version {found}; this program knows {VERSION} and leaves it alone",
         table.name
@@ -66,8 +67,8 @@ pub(super) async fn migrate(table: &Table) -> Result<Migrated> {
     match version(table).await? {
         Some(VERSION) => {
             return Ok(Migrated {
-                from: Some(1),
-                to: 1,
+                from: Some(VERSION),
+                to: VERSION,
                 done,
             });
         }
@@ -83,7 +84,7 @@ pub(super) async fn migrate(table: &Table) -> Result<Migrated> {
     }
     Ok(Migrated {
         from: None,
-        to: 1,
+        to: VERSION,
         done,
     })
 }
@@ -228,7 +229,7 @@ async fn note_version(table: &Table) -> Result<bool> {
         .put_item()
         .table_name(&table.name)
         .item(PK, item::text(VERSION_KEY))
-        .item(VERSION_ATTRIBUTE, item::number(VERSION))
+        .item(VERSION_ATTRIBUTE, item::number(VERSION.into()))
         .condition_expression("attribute_not_exists(#pk)")
         .expression_attribute_names("#pk", PK);
     match table.send(Does::Write, || request.clone().send()).await? {

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::ReturnValue;
 use semel::record::{self, Change};
 use semel::store::{Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token};
 use semel::{
-    Fingerprint, FinishedStep, Identity, IdentityDigest, Progress, Record, State, StateKind,
+    Fingerprint, FinishedStep, Identity, IdentityDigest, Note, Progress, Record, State, StateKind,
     StoreError, StoreErrorKind, Timestamp,
 };
 
@@ -277,6 +277,7 @@ fn a_record(state: State, token: Token, steps: bool) -> Record {
         } else {
             Progress::EMPTY
         },
+        note: Note::EMPTY,
     }
 }
 

@@ -12,8 +12,7 @@ use semel::{FinishedStep, Identity, Progress, Record, State, StateKind, Timestam
 
 use super::item::{
     self, ATTEMPT, CLAIMED, CREATED, EXPIRES, FENCE, FINGERPRINT, Item, KEY_HINT, LEASE,
-    LEASE_UNTIL, NONCE, OPERATION, OUTCOME, PK, PURGE, RENEWALS, RESOLVED, RESOLVED_AFTER,
-    RESOLVED_AT, RESOLVED_BEFORE, RESOLVED_BY, RESOLVED_FENCE, RESOLVED_REASON, Row, SCOPE,
+    LEASE_UNTIL, NONCE, NOTE, OPERATION, OUTCOME, PK, PURGE, RENEWALS, RESOLVED, Row, SCOPE,
     SETTLED, STATE, STATUS, STEPS, STEPS_BYTES, TTL, number,
 };
 
@@ -154,6 +153,10 @@ impl Update {
         self.set(SCOPE, item::scope(identity.scope()));
         self.set(OPERATION, item::text(identity.operation()));
         self.set(KEY_HINT, item::text(identity.key().hint()));
+        match record.note.as_text() {
+            "" => self.remove(NOTE),
+            note => self.set(NOTE, item::text(note)),
+        }
         // What is finished, and who resolved it, stay.
         self.remove_all(&[SETTLED, EXPIRES, PURGE, TTL, OUTCOME, STATUS]);
     }
@@ -178,12 +181,7 @@ impl Update {
         }
         if let Some(resolved) = &record.resolved {
             self.set_token(&record.token);
-            self.set(RESOLVED_BY, item::text(&*resolved.by));
-            self.set(RESOLVED_REASON, item::text(&*resolved.reason));
-            self.set_time(RESOLVED_AT, resolved.at);
-            self.set(RESOLVED_FENCE, number(resolved.fence.0));
-            self.set(RESOLVED_BEFORE, item::state(resolved.before));
-            self.set(RESOLVED_AFTER, item::state(resolved.after));
+            self.set(RESOLVED, item::text(resolved.to_text()));
         }
     }
 }
@@ -234,8 +232,7 @@ pub(super) fn replace(
         update.set_time(CREATED, record.created_at);
         if record.attempt == 1 {
             // What was there is gone.
-            update.remove_all(&[STEPS, STEPS_BYTES]);
-            update.remove_all(&RESOLVED);
+            update.remove_all(&[STEPS, STEPS_BYTES, RESOLVED]);
         }
     } else {
         update.set_settled(record);

@@ -146,18 +146,14 @@ fn slim(row: &Row) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use semel::store::{ClaimRequest, Fence, OnLost};
+    use semel::store::{ClaimRequest, Fence};
     use semel::{Fingerprint, record};
 
     use super::*;
 
     fn row(nonce: u8, lease: Duration) -> Row {
-        let request = ClaimRequest {
-            nonce: Nonce::from_bytes([nonce; 16]),
-            fingerprint: Fingerprint::of(b""),
-            lease,
-            on_lost: OnLost::Hold,
-        };
+        let request =
+            ClaimRequest::new(Nonce::from_bytes([nonce; 16]), Fingerprint::of(b""), lease);
         let now = Timestamp::from_micros(7);
         Row {
             record: record::claim(None, &request, now, Fence(0)).write.unwrap(),

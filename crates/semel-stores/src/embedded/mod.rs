@@ -267,7 +267,7 @@ impl Store for FileStore {
             Seen::Absent(groups) => Some(groups),
             Seen::Uncommitted => None,
         };
-        let (label, request) = (Box::new(Label::from(identity)), *request);
+        let (label, request) = (Box::new(Label::from(identity)), request.clone());
         self.submit(|done| Step::Claim {
             label,
             request,

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use semel::Note;
 use semel::store::Result;
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
@@ -12,11 +13,13 @@ use tokio::time::Instant;
 use super::MysqlOptions;
 use super::error::{Effect, Failure, config};
 use super::pool::{Lease, Pool, first};
+use super::sql::NAME;
 use crate::common::Obstacle;
 use crate::{Migrated, Schema};
 
-/// The version of the schema that this program works with.
-pub(super) const VERSION: u32 = 1;
+/// The version of the schema that this program works with. Those before it were never released, and
+/// are left alone.
+pub(super) const VERSION: u32 = 2;
 
 /// How long a migration may take, and wait for another one.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -26,7 +29,7 @@ pub(super) async fn run(options: &MysqlOptions) -> Result<Migrated> {
     let pool = Pool::new(options.driver.clone(), 1, options.timeout.max(PATIENCE));
     let server = super::server::Server::read(&pool, Instant::now() + options.timeout).await?;
     server.check()?;
-    let done = to_this_version(&pool, &options.table, true).await;
+    let done = to_this_version(&pool, &options.table).await;
     pool.close().await;
     done
 }
@@ -38,11 +41,7 @@ pub(super) async fn prepare(pool: &Pool, table: &str, schema: Schema) -> Result<
     lease.give_back();
     match (found, schema) {
         (Some(VERSION), _) => Ok(()),
-        (None, Schema::Create | Schema::Migrate) | (Some(..VERSION), Schema::Migrate) => {
-            to_this_version(pool, table, schema == Schema::Migrate)
-                .await
-                .map(drop)
-        }
+        (None, Schema::Create | Schema::Migrate) => to_this_version(pool, table).await.map(drop),
         (None, Schema::Expect) => Err(config(format!(
             "there is no table `{table}` in this database, or none of those beside it: run \
              `semel migrate --store …` or open with schema=create"
@@ -56,14 +55,14 @@ fn other_version(table: &str, found: u32) -> semel::StoreError {
     let what = if found > VERSION {
         "is newer: run a newer version of this program"
     } else {
-        "is older: run `semel migrate --store …` or open with schema=migrate"
+        "was never released: use another table"
     };
     config(format!(
-        "the schema of `{table}` has version {found} and this program works with {VERSION}; it {what}"
+        "the schema of `{table}` has version {found} and this program works with {VERSION}: the former {what}"
     ))
 }
 
-async fn to_this_version(pool: &Pool, table: &str, may_change: bool) -> Result<Migrated> {
+async fn to_this_version(pool: &Pool, table: &str) -> Result<Migrated> {
     let deadline = Instant::now() + PATIENCE;
     let mut lease = pool.lease(deadline).await?;
     // Names of locks are the server's, at most 64 characters long.
@@ -80,19 +79,14 @@ async fn to_this_version(pool: &Pool, table: &str, may_change: bool) -> Result<M
             "another migration is under way; try again when it is done",
         ));
     }
-    let done = locked(&mut lease, table, may_change, deadline).await;
+    let done = locked(&mut lease, table, deadline).await;
     // Where this fails the connection is closed, and the server releases the lock.
     ask(&mut lease, format!("SELECT RELEASE_LOCK({name})"), deadline).await?;
     lease.give_back();
     done
 }
 
-async fn locked(
-    lease: &mut Lease<'_>,
-    table: &str,
-    may_change: bool,
-    deadline: Instant,
-) -> Result<Migrated> {
+async fn locked(lease: &mut Lease<'_>, table: &str, deadline: Instant) -> Result<Migrated> {
     let from = version(lease, table).await?;
     let mut done = Vec::new();
     match from {
@@ -110,8 +104,6 @@ async fn locked(
             ask(lease, versions(table), deadline).await?;
             done.push(format!("Made the table `{table}_schema`."));
         }
-        Some(found) if found > VERSION || !may_change => return Err(other_version(table, found)),
-        // There is no older version yet.
         Some(found) => return Err(other_version(table, found)),
     }
     Ok(Migrated {
@@ -158,12 +150,9 @@ fn records(table: &str) -> String {
          settled_at BIGINT UNSIGNED,\
          expires_at BIGINT UNSIGNED NOT NULL,\
          purge_at BIGINT UNSIGNED NOT NULL,\
-         resolved_at BIGINT UNSIGNED,\
-         resolved_by MEDIUMBLOB,\
-         resolved_reason MEDIUMBLOB,\
-         resolved_fence BIGINT UNSIGNED,\
-         resolved_before TINYINT UNSIGNED,\
-         resolved_after TINYINT UNSIGNED,\
+         resolved MEDIUMBLOB COMMENT \
+         'latest decision from outside: when, fence, states before and after, by whom, why',\
+         note VARBINARY({note}) NOT NULL COMMENT 'what the request said of itself',\
          scope MEDIUMBLOB NOT NULL,\
          operation MEDIUMBLOB NOT NULL,\
          key_hint MEDIUMBLOB NOT NULL,\
@@ -171,7 +160,8 @@ fn records(table: &str) -> String {
          outcome LONGBLOB,\
          PRIMARY KEY (digest),\
          KEY by_purge (purge_at,state)\
-         ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
+         ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+        note = Note::MAX_BYTES,
     )
 }
 
@@ -216,28 +206,15 @@ fn readable(table: &str) -> String {
         "settled_at",
         "expires_at",
         "purge_at",
-        "resolved_at",
     ];
     let times = times.map(time).join(",");
     let text = |column: &str| format!("CONVERT({column} USING utf8mb4) AS {column}");
-    let texts = [
-        "scope",
-        "operation",
-        "key_hint",
-        "resolved_by",
-        "resolved_reason",
-    ];
+    let texts = ["scope", "operation", "key_hint", "resolved", "note"];
     let texts = texts.map(text).join(",");
-    let name = |column: &str| {
-        format!("ELT({column},'in-flight','unknown','completed','released') AS {column}")
-    };
-    let state = name("state");
-    let (before, after) = (name("resolved_before"), name("resolved_after"));
     format!(
         "CREATE OR REPLACE SQL SECURITY INVOKER VIEW `{table}_readable` AS SELECT \
          LOWER(HEX(digest)) AS digest,\
-         {state},attempt,fence,LENGTH(progress) AS progress_bytes,\
-         {before},{after},resolved_fence,{texts},{times},\
+         {NAME} AS state,attempt,fence,LENGTH(progress) AS progress_bytes,{texts},{times},\
          ELT(ORD(SUBSTR(outcome,2,1)),'success','failure','omitted') AS outcome_kind,\
          ORD(SUBSTR(outcome,3,1))*256+ORD(SUBSTR(outcome,4,1)) AS outcome_code,\
          LENGTH(outcome) AS outcome_bytes,outcome,LOWER(HEX(fingerprint)) AS fingerprint \

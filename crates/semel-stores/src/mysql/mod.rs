@@ -199,7 +199,7 @@ impl Store for MysqlStore {
             Ok(match Reader::new(row).fenced()? {
                 row::Fenced::Wrote => Some(Fenced::Applied),
                 row::Fenced::Found(now, record) => {
-                    match change.decide(record.as_ref(), now, Fence(0)) {
+                    match change.decide(record.as_deref(), now, Fence(0)) {
                         Err(refusal) => Some(refusal.into()),
                         Ok(None) => Some(Fenced::Applied),
                         Ok(Some(_)) => None,

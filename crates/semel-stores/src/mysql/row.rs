@@ -4,7 +4,7 @@ use bytes::Bytes;
 use semel::record::{Record, Resolved, State, StateKind};
 use semel::store::{Entry, Fence, Label, Nonce, Result, Token};
 use semel::{
-    Fingerprint, IdentityDigest, Outcome, Progress, StoreError, StoreErrorKind, Timestamp,
+    Fingerprint, IdentityDigest, Note, Outcome, Progress, StoreError, StoreErrorKind, Timestamp,
 };
 use sqlx::mysql::MySqlRow;
 use sqlx::{Decode, MySql, Row as _, Type};
@@ -17,7 +17,7 @@ pub(super) enum Fenced {
     /// It was written.
     Wrote,
     /// It was not; this is there.
-    Found(Timestamp, Option<Record>),
+    Found(Timestamp, Option<Box<Record>>),
 }
 
 /// A row, read from its first column to its last.
@@ -127,6 +127,7 @@ impl<'a> Reader<'a> {
             settled_at,
             resolved,
             progress,
+            note: Note::EMPTY,
         };
         // The statement's time is taken when it begins, and it may have to wait. What it read had
         // happened by then: no lease looks longer than it was asked for.
@@ -135,23 +136,13 @@ impl<'a> Reader<'a> {
     }
 
     fn resolved(&mut self) -> Result<Option<Box<Resolved>>> {
-        let (by, reason) = (self.text()?, self.text()?);
-        let (at, fence) = (self.value::<Option<u64>>()?, self.value::<Option<u64>>()?);
-        let (before, after) = (self.state()?, self.state()?);
-        let (Some(by), Some(reason)) = (by, reason) else {
+        let Some(text) = self.text()? else {
             return Ok(None);
         };
-        let (Some(at), Some(fence), Some(before), Some(after)) = (at, fence, before, after) else {
-            return Err(corrupt("a resolution is not whole"));
-        };
-        Ok(Some(Box::new(Resolved {
-            by,
-            reason,
-            at: Timestamp::from_micros(at),
-            fence: Fence(fence),
-            before,
-            after,
-        })))
+        let resolved = Resolved::from_text(&text);
+        resolved
+            .map(|resolved| Some(Box::new(resolved)))
+            .map_err(|error| corrupt("a resolution cannot be read").with_source(error))
     }
 
     fn state(&mut self) -> Result<Option<StateKind>> {
@@ -171,12 +162,12 @@ impl<'a> Reader<'a> {
             return Ok(Fenced::Wrote);
         }
         let (now, record) = self.current_if_any()?;
-        Ok(Fenced::Found(now, record))
+        Ok(Fenced::Found(now, record.map(Box::new)))
     }
 
-    /// A record with its label.
+    /// A record with its label and its note.
     pub(super) fn entry(&mut self) -> Result<Entry> {
-        let (_, record) = self.current()?;
+        let (_, mut record) = self.current()?;
         let digest = self.digest()?;
         let scope = self.text()?.as_deref().and_then(scope::from_json);
         let (operation, key_hint) = (self.text()?, self.text()?);
@@ -186,6 +177,9 @@ impl<'a> Reader<'a> {
             operation: operation.unwrap_or_default(),
             key_hint: key_hint.unwrap_or_default(),
         };
+        let note = Note::from_text(&self.text()?.unwrap_or_default());
+        record.note =
+            note.map_err(|error| corrupt("a record's note cannot be read").with_source(error))?;
         Ok(Entry { label, record })
     }
 }

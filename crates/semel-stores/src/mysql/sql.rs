@@ -34,11 +34,13 @@ const NEVER: u64 = u64::MAX;
 
 /// What a [`Record`](semel::record::Record) is read from, but for the outcome.
 const RECORD: &str = "state,fence,nonce,fingerprint,attempt,created_at,claimed_at,lease_until,\
-    settled_at,expires_at,purge_at,resolved_by,resolved_reason,resolved_at,resolved_fence,\
-    resolved_before,resolved_after,progress";
+    settled_at,expires_at,purge_at,resolved,progress";
 
 /// What makes it an [`Entry`](semel::store::Entry).
-const LABEL: &str = "digest,scope,operation,key_hint";
+const LABEL: &str = "digest,scope,operation,key_hint,note";
+
+/// The state's name.
+pub(super) const NAME: &str = "ELT(state,'in-flight','unknown','completed','released')";
 
 pub(super) const fn state(kind: StateKind) -> u8 {
     match kind {
@@ -141,9 +143,9 @@ impl Table {
         let scope = scope::to_json(&label.scope);
         format!(
             "INSERT INTO `{records}` (digest,state,created_at,fence,nonce,fingerprint,attempt,\
-             claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,progress) SELECT \
+             claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,note,progress) SELECT \
              {digest},{IN_FLIGHT},now,{first}+{LANE},{nonce},{fingerprint},1,now,{lease},\
-             {NEVER},{NEVER},{scope},{operation},{hint},'' FROM (SELECT {NOW} AS now) AS one \
+             {NEVER},{NEVER},{scope},{operation},{hint},{note},'' FROM (SELECT {NOW} AS now) AS one \
              WHERE NOT EXISTS (SELECT 1 FROM `{records}` AS r WHERE r.digest={digest}) \
              ON DUPLICATE KEY UPDATE digest=VALUES(digest);{read}",
             digest = Hex(label.digest.as_bytes()),
@@ -154,6 +156,7 @@ impl Table {
             scope = Hex(scope.as_bytes()),
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
+            note = Hex(request.note.as_text().as_bytes()),
             read = self.read(&label.digest),
         )
     }
@@ -186,17 +189,13 @@ impl Table {
              attempt=IF(purge_at<=claimed_at,1,LEAST(attempt,{last_attempt})+1),\
              created_at=IF(attempt=1,claimed_at,created_at),\
              progress=IF(attempt=1,'',progress),\
-             resolved_by=IF(attempt=1,NULL,resolved_by),\
-             resolved_reason=IF(attempt=1,NULL,resolved_reason),\
-             resolved_at=IF(attempt=1,NULL,resolved_at),\
-             resolved_fence=IF(attempt=1,NULL,resolved_fence),\
-             resolved_before=IF(attempt=1,NULL,resolved_before),\
-             resolved_after=IF(attempt=1,NULL,resolved_after),\
-             fence={fence},nonce={nonce},fingerprint={fingerprint},\
+             resolved=IF(attempt=1,NULL,resolved),\
+             fence={fence},nonce={nonce},fingerprint={fingerprint},note={note},\
              lease_until={lease},settled_at=NULL,outcome=NULL,state={IN_FLIGHT},\
              expires_at={NEVER},purge_at={NEVER} WHERE digest={digest} AND (purge_at<={NOW} \
              OR state={RELEASED} AND ({bare} OR fingerprint={fingerprint}){retry});",
             bare = Bare,
+            note = Hex(request.note.as_text().as_bytes()),
             last_attempt = u32::MAX - 1,
             fence = NextFence("claimed_at"),
             lease = Later("claimed_at", request.lease),
@@ -366,21 +365,18 @@ fn held(token: &Token, update: &Update) -> (String, String) {
 
 fn resolved(resolution: &Resolution) -> (String, String) {
     let nonce = Hex(resolution.nonce.as_bytes());
-    let (after, settle) = match &resolution.verdict {
-        Verdict::Happened { outcome, retention } => (COMPLETED, completed(outcome, *retention)),
-        Verdict::DidNotHappen => (RELEASED, released()),
+    let settle = match &resolution.verdict {
+        Verdict::Happened { outcome, retention } => completed(outcome, *retention),
+        Verdict::DidNotHappen => released(),
     };
     // What was there goes first: later assignments change it.
     let set = format!(
-        "resolved_fence=fence,resolved_before=state,resolved_after={after},resolved_at={NOW},\
-         resolved_by={by},resolved_reason={reason},\
-         fence={fence},nonce={nonce},{settle}",
-        fence = NextFence("resolved_at"),
-        by = Hex(resolution.by.as_bytes()),
-        reason = Hex(resolution.reason.as_bytes()),
+        "resolved=CONCAT_WS(' ',{NOW},fence,{NAME},{end}),fence={fence},nonce={nonce},{settle}",
+        fence = NextFence(NOW),
+        end = Hex(resolution.text_end().as_bytes()),
     );
     let condition = format!(
-        "fence={fence} AND (resolved_at IS NULL OR nonce<>{nonce}) AND (state={UNKNOWN} \
+        "fence={fence} AND (resolved IS NULL OR nonce<>{nonce}) AND (state={UNKNOWN} \
          OR (state={IN_FLIGHT} AND lease_until<={NOW}))",
         fence = resolution.fence.0,
     );

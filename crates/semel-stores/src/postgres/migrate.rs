@@ -12,14 +12,8 @@ use super::{error, sql};
 use crate::common::Obstacle;
 use crate::{Migrated, Schema};
 
-/// What each version adds to the one before, and how that is told.
-const VERSIONS: [(&str, &str); 1] = [(
-    V1,
-    "made the tables {records} and {records}_versioned, and the sequence {records}_fences",
-)];
-
-/// The version that this program works with.
-const PRESENT: u32 = 1;
+/// The version that this program works with. Those before it were never released, and are left alone.
+const PRESENT: u32 = 2;
 
 /// `state` is text and times are `timestamptz`, for who reads them with psql. `outcome` is the
 /// versioned byte form of an answer; `code` repeats its code for who searches.
@@ -32,7 +26,7 @@ const PRESENT: u32 = 1;
 ///
 /// What of it is there stays as it is: a database may have the records and lack what came to this
 /// version before it was published.
-const V1: &str = "
+const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS {records} (
   digest bytea NOT NULL PRIMARY KEY,
   state text COLLATE \"C\" NOT NULL,
@@ -52,12 +46,8 @@ CREATE TABLE IF NOT EXISTS {records} (
   code integer,
   outcome bytea,
   steps bytea NOT NULL DEFAULT '',
-  resolved_by text,
-  resolved_reason text,
-  resolved_at timestamptz,
-  resolved_fence bigint,
-  resolved_before text,
-  resolved_after text,
+  resolved text,
+  note text NOT NULL DEFAULT '',
   waited_for bigint
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05,
   autovacuum_analyze_scale_factor = 0.05);
@@ -73,6 +63,9 @@ COMMENT ON COLUMN {records}.scope IS 'segments; a backslash is written \\\\, NUL
 COMMENT ON COLUMN {records}.key_hint IS 'how the key begins';
 COMMENT ON COLUMN {records}.outcome IS 'the answer in its versioned byte form';
 COMMENT ON COLUMN {records}.steps IS 'what an attempt that goes on finds finished';
+COMMENT ON COLUMN {records}.resolved IS
+  'the latest decision from outside: when, in microseconds since 1970, the attempt''s fence, the states before and after, by whom and why';
+COMMENT ON COLUMN {records}.note IS 'what the request said of itself, a line each';
 COMMENT ON COLUMN {records}.waited_for IS 'the fence of an attempt that somebody waits for';
 CREATE TABLE IF NOT EXISTS {versioned} (
   digest bytea NOT NULL PRIMARY KEY,
@@ -100,15 +93,10 @@ pub(super) async fn look_after(client: &Client, with: &Connector, schema: Schema
             with.table
         ))
         .with_source(Obstacle::Missing)),
-        Some(found) if found > PRESENT => Err(newer(with, found)),
+        Some(found @ 1..) => Err(other(with, found)),
         Some(0) if schema != Schema::Migrate => Err(config(format!(
             "there is no table {}_versioned or no sequence {0}_fences beside {0}: run `semel migrate \
              --store …`, or open with schema=migrate",
-            with.table
-        ))),
-        Some(found) if schema != Schema::Migrate => Err(config(format!(
-            "the table {} has version {found}, and this program needs {PRESENT}: run `semel \
-             migrate --store …`",
             with.table
         ))),
         None | Some(_) => apply(client, with).await.map(drop),
@@ -126,9 +114,14 @@ fn config(message: String) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message)
 }
 
-fn newer(with: &Connector, found: u32) -> StoreError {
+fn other(with: &Connector, found: u32) -> StoreError {
+    let what = if found > PRESENT {
+        "update this program"
+    } else {
+        "that one was never released, so use another table"
+    };
     config(format!(
-        "the table {} has version {found}; this program knows {PRESENT} and older: update it",
+        "the table {} has version {found}, and this program works with {PRESENT}: {what}",
         with.table
     ))
 }
@@ -152,7 +145,9 @@ pub(super) async fn version(client: &Client, with: &Connector) -> Result<Option<
         let text = sql::fill("SELECT max(version) FROM {versions}", &with.table);
         let rows = client.query_typed(&text, &[]).await?;
         let found = rows.first().and_then(|row| row.get::<_, Option<i32>>(0));
-        if found == Some(1) && !there(&[with.table.versioned(), with.table.fences()]).await? {
+        if found == Some(PRESENT.cast_signed())
+            && !there(&[with.table.versioned(), with.table.fences()]).await?
+        {
             return Ok(Some(0));
         }
         Ok(found)
@@ -190,9 +185,10 @@ async fn apply(client: &Client, with: &Connector) -> Result<Migrated> {
             SELECT pg_advisory_xact_lock(hashtextextended('semel {records}', 0));")
         .await?;
         let from = version(client, with).await?;
-        let found = from.unwrap_or(0);
-        if found > PRESENT {
-            return Err(newer(with, found));
+        if let Some(found @ 1..) = from
+            && found != PRESENT
+        {
+            return Err(other(with, found));
         }
         if from.is_none() {
             run(
@@ -202,15 +198,15 @@ async fn apply(client: &Client, with: &Connector) -> Result<Migrated> {
             .await?;
         }
         let mut done = Vec::new();
-        for (number, (text, told)) in (1..).zip(VERSIONS).skip(found as usize) {
-            run(text).await?;
+        if from != Some(PRESENT) {
+            run(TABLES).await?;
             run(&format!(
-                "INSERT INTO {{versions}} (version) VALUES ({number}) ON CONFLICT DO NOTHING"
+                "INSERT INTO {{versions}} (version) VALUES ({PRESENT}) ON CONFLICT DO NOTHING"
             ))
             .await?;
             done.push(format!(
-                "version {number}: {}",
-                told.replace("{records}", &with.table.to_string())
+                "version {PRESENT}: made the tables {0} and {0}_versioned, and the sequence {0}_fences",
+                with.table
             ));
         }
         run("COMMIT").await?;

@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use semel::record::Resolved;
 use semel::store::{Entry, Fence, Label, Nonce, Result, Token};
 use semel::{
-    Fingerprint, IdentityDigest, Outcome, Progress, Record, Scope, State, StateKind, StoreError,
-    StoreErrorKind, Timestamp,
+    Fingerprint, IdentityDigest, Note, Outcome, Progress, Record, Scope, State, StateKind,
+    StoreError, StoreErrorKind, Timestamp,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
@@ -210,13 +210,6 @@ fn damaged(what: &str) -> StoreError {
     )
 }
 
-fn kind(name: &str) -> Result<StateKind> {
-    let kind = StateKind::ALL
-        .into_iter()
-        .find(|kind| kind.as_str() == name);
-    kind.ok_or_else(|| damaged("a state"))
-}
-
 /// The entry in the columns from `first` on; `None` where they are all null.
 pub(super) fn entry(row: &impl Columns, first: usize) -> Result<Option<Entry>> {
     let at = |column: usize| first + column;
@@ -235,7 +228,8 @@ pub(super) fn entry(row: &impl Columns, first: usize) -> Result<Option<Entry>> {
         .into_iter()
         .map(text)
         .collect();
-    let state = match kind(get(row, at(1))?)? {
+    let kind = StateKind::from_name(get(row, at(1))?).ok_or_else(|| damaged("a state"))?;
+    let state = match kind {
         StateKind::InFlight => State::InFlight,
         StateKind::Unknown => State::Unknown,
         StateKind::Released => State::Released,
@@ -245,16 +239,12 @@ pub(super) fn entry(row: &impl Columns, first: usize) -> Result<Option<Entry>> {
             State::Completed(outcome.map_err(|error| damaged("an outcome").with_source(error))?)
         }
     };
-    let resolved = match get::<Option<At>>(row, at(18))? {
+    let resolved = match get::<Option<&str>>(row, at(16))? {
         None => None,
-        Some(when) => Some(Box::new(Resolved {
-            by: text(get(row, at(16))?)?.into(),
-            reason: text(get(row, at(17))?)?.into(),
-            at: when.0,
-            fence: Fence(get::<i64>(row, at(19))?.cast_unsigned()),
-            before: kind(get(row, at(20))?)?,
-            after: kind(get(row, at(21))?)?,
-        })),
+        Some(resolved) => Some(Box::new(
+            Resolved::from_text(&text(resolved)?)
+                .map_err(|error| damaged("a resolution").with_source(error))?,
+        )),
     };
     Ok(Some(Entry {
         label: Label {
@@ -278,8 +268,10 @@ pub(super) fn entry(row: &impl Columns, first: usize) -> Result<Option<Entry>> {
             claimed_at: time(row, at(7))?,
             settled_at: get::<Option<At>>(row, at(9))?.map(|at| at.0),
             resolved,
-            progress: Progress::from_bytes(get(row, at(22))?)
+            progress: Progress::from_bytes(get(row, at(17))?)
                 .map_err(|error| damaged("finished steps").with_source(error))?,
+            note: Note::from_text(get(row, at(18))?)
+                .map_err(|error| damaged("a note").with_source(error))?,
         },
     }))
 }

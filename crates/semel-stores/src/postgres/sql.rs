@@ -172,18 +172,23 @@ impl Sql {
 /// The columns that make an entry, in the order in which `row.rs` reads them.
 const ENTRY: &str = "r.digest, r.state, r.fingerprint, r.fence, r.nonce, r.attempt, r.created_at, \
      r.claimed_at, r.lease_until, r.settled_at, r.expires_at, r.purge_at, r.scope, r.operation, \
-     r.key_hint, r.outcome, r.resolved_by, r.resolved_reason, r.resolved_at, r.resolved_fence, \
-     r.resolved_before, r.resolved_after, r.steps";
+     r.key_hint, r.outcome, r.resolved, r.steps, r.note";
+
+/// The same for who judges a claim by them: without the note, which decides nothing.
+const JUDGED: &str = "r.digest, r.state, r.fingerprint, r.fence, r.nonce, r.attempt, r.created_at, \
+     r.claimed_at, r.lease_until, r.settled_at, r.expires_at, r.purge_at, r.scope, r.operation, \
+     r.key_hint, r.outcome, r.resolved, r.steps, ''::text";
 
 /// Puts names and the repeated expressions into a template.
 pub(super) fn fill(template: &str, table: &Table) -> String {
-    let (replay, resolved) = (after("{now}", "$6"), after("{now}", "$9"));
+    let (replay, resolved) = (after("{now}", "$6"), after("{now}", "$8"));
     let each_replay = after("{now}", "q.replay");
     template
         .replace("{entry}", ENTRY)
+        .replace("{judged}", JUDGED)
         .replace("{no_entry}", NO_ENTRY)
         .replace("{free}", FREE)
-        .replace("{lost}", "(r.state = 'in-flight' AND NOT $8)")
+        .replace("{lost}", "(r.state = 'in-flight' AND NOT $9)")
         .replace("{gone}", "(r.purge_at <= {now})")
         .replace("{lease}", &after("{now}", "$4"))
         .replace("{each_lease}", &after("{now}", "q.lease"))
@@ -197,7 +202,7 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
         .replace("{resolved_replay}", &resolved)
         .replace(
             "{resolved_tombstone}",
-            &after(&format!("({resolved})"), "$10"),
+            &after(&format!("({resolved})"), "$9"),
         )
         .replace("{fence}", &next_fence(""))
         .replace("{each_fence}", &next_fence("WHERE q.digest IS NOT NULL"))
@@ -255,7 +260,7 @@ fn after(from: &str, micros: &str) -> String {
 
 /// As many columns as an entry has.
 const NO_ENTRY: &str = "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL";
+     NULL, NULL, NULL, NULL, NULL, NULL, NULL";
 
 /// The claim of an identity that has no record, by far the most frequent one to write. Of any
 /// number of inserts the unique index lets one through and makes the others wait for it.
@@ -271,7 +276,7 @@ macro_rules! claim_new {
             "
 WITH put AS (
   INSERT INTO {records} AS r (digest, nonce, fingerprint, lease_until, scope, operation, key_hint,
-    state, fence, attempt, created_at, claimed_at, expires_at, purge_at)
+    note, state, fence, attempt, created_at, claimed_at, expires_at, purge_at)
   SELECT ",
             $values,
             ",
@@ -287,15 +292,16 @@ WITH put AS (
   RETURNING r.digest, r.fence)
 SELECT p.digest, p.fence, {now}, {no_entry} FROM put AS p
 UNION ALL
-SELECT r.digest, NULL, {now}, {entry} FROM "
+SELECT r.digest, NULL, {now}, {judged} FROM "
         )
     };
 }
 
-/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 scope, $6 operation, $7 hint of the key.
+/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 scope, $6 operation, $7 hint of the key, $8 note.
 const CLAIM_NEW: &str = concat!(
     claim_new!(
-        "$1::bytea, $2::bytea, $3::bytea, {lease}, $5::text::text[], $6::text, $7::text",
+        "$1::bytea, $2::bytea, $3::bytea, {lease}, $5::text::text[], $6::text, $7::text,
+    $8::text",
         "{fence}",
         "$1",
         ""
@@ -306,17 +312,18 @@ const CLAIM_NEW: &str = concat!(
 /// The same parameters as arrays, in the order of the digests: so are the rows that are inserted.
 const CLAIM_MANY: &str = concat!(
     claim_new!(
-        "q.digest, q.nonce, q.fingerprint, {each_lease}, q.scope::text[], q.operation, q.hint",
+        "q.digest, q.nonce, q.fingerprint, {each_lease}, q.scope::text[], q.operation, q.hint,
+    q.note",
         "{each_fence}",
         "q.digest",
         "FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bigint[], $5::text[], $6::text[],
-    $7::text[]) AS q (digest, nonce, fingerprint, lease, scope, operation, hint)"
+    $7::text[], $8::text[]) AS q (digest, nonce, fingerprint, lease, scope, operation, hint, note)"
     ),
     "unnest($1::bytea[]) AS q (digest),
   LATERAL (SELECT * FROM {records} AS r WHERE r.digest = q.digest OFFSET 0) AS r"
 );
 
-/// The claim in full. $8 whether a lapsed lease is taken over; the others as above.
+/// The claim in full. $9 whether a lapsed lease is taken over; the others as above.
 ///
 /// The inner look at the row decides whether there is anything to write. Where there is,
 /// `ON CONFLICT … WHERE` judges the row as it is under its lock.
@@ -326,9 +333,9 @@ const CLAIM_MANY: &str = concat!(
 const CLAIM: &str = "
 WITH put AS (
   INSERT INTO {records} AS r (digest, state, fence, nonce, attempt, fingerprint, created_at,
-    claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint)
+    claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint, note)
   SELECT $1, 'in-flight', {fence}, $2, 1, $3, {now},
-    {now}, {lease}, 'infinity', 'infinity', $5::text::text[], $6, $7
+    {now}, {lease}, 'infinity', 'infinity', $5::text::text[], $6, $7, $8
   WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = $1 AND NOT ({free}))
   ON CONFLICT (digest) DO UPDATE SET
     state = CASE WHEN {lost} THEN 'unknown' ELSE 'in-flight' END,
@@ -343,19 +350,15 @@ WITH put AS (
     settled_at = CASE WHEN {lost} THEN {now} END,
     expires_at = 'infinity', purge_at = 'infinity', code = NULL, outcome = NULL,
     steps = CASE WHEN {gone} THEN '' ELSE r.steps END,
-    resolved_by = CASE WHEN NOT {gone} THEN r.resolved_by END,
-    resolved_reason = CASE WHEN NOT {gone} THEN r.resolved_reason END,
-    resolved_at = CASE WHEN NOT {gone} THEN r.resolved_at END,
-    resolved_fence = CASE WHEN NOT {gone} THEN r.resolved_fence END,
-    resolved_before = CASE WHEN NOT {gone} THEN r.resolved_before END,
-    resolved_after = CASE WHEN NOT {gone} THEN r.resolved_after END,
+    resolved = CASE WHEN NOT {gone} THEN r.resolved END,
+    note = CASE WHEN {lost} THEN r.note ELSE excluded.note END,
     waited_for = CASE WHEN r.state = 'in-flight' AND r.waited_for = r.fence THEN -1 END
   WHERE {free}
   RETURNING r.digest, r.state, r.fence, r.attempt, r.created_at, r.waited_for
 )
 SELECT p.state, p.fence, p.attempt, p.created_at,
   CASE WHEN p.waited_for IS NOT NULL THEN pg_notify('{channel}', encode(p.digest, 'hex'))::text END,
-  {now}, {entry}
+  {now}, {judged}
 FROM (SELECT) AS one
 LEFT JOIN put AS p ON true
 LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
@@ -363,7 +366,7 @@ LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
 /// Whether a claim writes: the record is past its retention, released, or its attempt is lost.
 const FREE: &str = "{gone} OR (r.state = 'released' AND (r.fingerprint = $3 OR {bare}))
     OR (r.fingerprint = $3 AND ((r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= {now})
-      OR (r.state = 'unknown' AND $8)))";
+      OR (r.state = 'unknown' AND $9)))";
 
 /// A fenced step: one row where it was written, none where not. $1 digest, $2 fence, $3 nonce.
 /// Where it `ends` the attempt, who waits is told; else nobody.
@@ -447,22 +450,20 @@ const MARK_UNKNOWN: &str = fenced!(
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
 );
 
-/// $3 the nonce that takes the attempt's place, $4 who, $5 why, $6 whether it happened, $7 code,
-/// $8 outcome, $9 replay, $10 tombstone.
+/// $3 the nonce that takes the attempt's place, $4 the state after, by whom and why, $5 whether it
+/// happened, $6 code, $7 outcome, $8 replay, $9 tombstone.
 const RESOLVE: &str = fenced!(
     ends,
-    "state = CASE WHEN $6 THEN 'completed' ELSE 'released' END,
+    "state = CASE WHEN $5 THEN 'completed' ELSE 'released' END,
     fence = greatest(r.fence + 1, {fence}), nonce = $3::bytea, settled_at = {now},
-    expires_at = CASE WHEN $6 THEN {resolved_replay} ELSE {now} + {released_for} END,
-    purge_at = CASE WHEN $6 THEN {resolved_tombstone} ELSE {now} + {released_for} END,
-    code = $7::bigint::integer, outcome = $8::bytea,
-    steps = CASE WHEN $6 THEN '' ELSE r.steps END,
-    resolved_by = $4::text, resolved_reason = $5::text, resolved_at = {now},
-    resolved_fence = r.fence, resolved_before = r.state,
-    resolved_after = CASE WHEN $6 THEN 'completed' ELSE 'released' END
+    expires_at = CASE WHEN $5 THEN {resolved_replay} ELSE {now} + {released_for} END,
+    purge_at = CASE WHEN $5 THEN {resolved_tombstone} ELSE {now} + {released_for} END,
+    code = $6::bigint::integer, outcome = $7::bytea,
+    steps = CASE WHEN $5 THEN '' ELSE r.steps END,
+    resolved = concat_ws(' ', {micros}, r.fence, r.state, $4::text)
   WHERE r.digest = $1 AND r.fence = $2 AND (r.state = 'unknown'
     OR (r.state = 'in-flight' AND r.lease_until <= {now}))
-    AND NOT (r.resolved_at IS NOT NULL AND r.nonce = $3)"
+    AND NOT (r.resolved IS NOT NULL AND r.nonce = $3)"
 );
 
 const GET: &str = "

@@ -72,7 +72,7 @@ fn fenced(
 
 /// The claim that hopes for an identity without a record.
 pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
-    let mut params = Vec::with_capacity(8);
+    let mut params = Vec::with_capacity(9);
     params.extend([
         Param::bytes(identity.digest().as_bytes()),
         Param::bytes(request.nonce.as_bytes()),
@@ -81,6 +81,8 @@ pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
         Param::Text(row::array(identity.scope().segments())),
         Param::Text(escaped(identity.operation())),
         Param::Text(escaped(identity.key().hint())),
+        // It has no NUL: nothing to escape.
+        Param::Text(request.note.as_text().into()),
     ]);
     Step {
         kind: Kind::ClaimNew,
@@ -145,8 +147,7 @@ fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
         identity,
         &token,
         [
-            Param::Text(escaped(&resolution.by)),
-            Param::Text(escaped(&resolution.reason)),
+            Param::Text(escaped(&resolution.text_end())),
             Param::Bool(outcome.is_some()),
             Param::Int(outcome.map(|outcome| outcome.code().into())),
             Param::Bytes(outcome.map(|outcome| outcome.as_bytes().clone())),

@@ -132,6 +132,7 @@ impl Store for RedisStore {
                         inner.listener.channel().as_bytes(),
                         inner.touch(),
                         Progress::BARE_BYTES.to_string().as_bytes(),
+                        request.note.as_text().as_bytes(),
                     ],
                     lasting: true,
                 },

@@ -7,8 +7,8 @@ use redis::Value;
 use semel::record::{Record, Resolved, State, StateKind};
 use semel::store::{Entry, Fence, Label, Nonce, Result, Token};
 use semel::{
-    Fingerprint, Identity, IdentityDigest, Outcome, Progress, Scope, StoreError, StoreErrorKind,
-    Timestamp,
+    Fingerprint, Identity, IdentityDigest, Note, Outcome, Progress, Scope, StoreError,
+    StoreErrorKind, Timestamp,
 };
 
 /// A record as a script read it, and the server's time.
@@ -90,12 +90,12 @@ impl Fields {
         let at = self.text()?;
         let print = self.bytes()?;
         let outcome = self.bytes()?;
-        let resolved = self.bytes()?;
+        let resolved = self.text()?;
         let progress = Progress::from_bytes(&self.bytes()?)
             .map_err(|error| corrupt("finished steps cannot be read").with_source(error))?;
         let at = parse_at(&at)?;
         let has_outcome = !outcome.is_empty();
-        let state = match parse_state(&state) {
+        let state = match StateKind::from_name(&state) {
             Some(StateKind::InFlight) => State::InFlight,
             Some(StateKind::Unknown) => State::Unknown,
             Some(StateKind::Released) => State::Released,
@@ -120,6 +120,7 @@ impl Fields {
             purge_at: Timestamp::from_micros(at[6]),
             resolved: parse_resolved(&resolved)?,
             progress,
+            note: Note::EMPTY,
         };
         Ok(Row {
             now,
@@ -132,10 +133,12 @@ impl Fields {
     pub(super) fn entry(&mut self, digest: &IdentityDigest) -> Result<Option<Entry>> {
         let row = self.row()?;
         let now = row.now;
-        let Some(record) = row.whole()?.filter(|r| !r.is_purgeable(now)) else {
+        let Some(mut record) = row.whole()?.filter(|r| !r.is_purgeable(now)) else {
             return Ok(None);
         };
         let label = parse_label(&self.bytes()?, digest)?;
+        record.note = Note::from_text(&self.text()?)
+            .map_err(|error| corrupt("a note cannot be read").with_source(error))?;
         Ok(Some(Entry { label, record }))
     }
 }
@@ -184,7 +187,7 @@ pub(super) fn parse_token(text: &str) -> Result<Token> {
 }
 
 /// Texts, each with its length in front: `6:orders,`.
-pub(super) fn netstrings<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+fn netstrings<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     texts.into_iter().fold(String::new(), |mut all, text| {
         // Writing to a string does not fail.
         let _ = write!(all, "{}:{text},", text.len());
@@ -222,35 +225,12 @@ fn parse_label(bytes: &[u8], digest: &IdentityDigest) -> Result<Label> {
     }
 }
 
-fn parse_state(name: &str) -> Option<StateKind> {
-    StateKind::ALL
-        .into_iter()
-        .find(|state| state.as_str() == name)
-}
-
-fn parse_resolved(bytes: &[u8]) -> Result<Option<Box<Resolved>>> {
-    if bytes.is_empty() {
+fn parse_resolved(text: &str) -> Result<Option<Box<Resolved>>> {
+    if text.is_empty() {
         return Ok(None);
     }
-    let read = || {
-        let mut parts = bytes.splitn(5, |byte| *byte == b' ');
-        let mut word = || std::str::from_utf8(parts.next()?).ok();
-        let (at, fence) = (word()?.parse().ok()?, word()?.parse().ok()?);
-        let (before, after) = (parse_state(word()?)?, parse_state(word()?)?);
-        let texts = parse_netstrings(parts.next()?)?;
-        let [by, reason] = texts[..] else {
-            return None;
-        };
-        Some(Box::new(Resolved {
-            by: by.into(),
-            reason: reason.into(),
-            at: Timestamp::from_micros(at),
-            fence: Fence(fence),
-            before,
-            after,
-        }))
-    };
-    read()
-        .map(Some)
-        .ok_or_else(|| corrupt("a resolution cannot be read"))
+    let resolved = Resolved::from_text(text);
+    resolved
+        .map(|resolved| Some(Box::new(resolved)))
+        .map_err(|error| corrupt("a resolution cannot be read").with_source(error))
 }

@@ -14,7 +14,8 @@
 //! | `outcome` | its byte form, if completed |
 //! | `steps` | the byte form of the finished steps, if there are any, until it is completed; `bare-bytes` is how many of them are no step |
 //! | `waited` | if somebody waits for the attempt in flight |
-//! | `resolved` | if somebody decided: when, the attempt's fence, the states before and after, by whom and why |
+//! | `resolved` | if somebody decided: the text form of that |
+//! | `note` | if the claim said something of its request |
 //!
 //! Tokens are compared as text, so that no number of 64 bits is rounded. Arithmetic is done on µs since
 //! 1970, which a Lua number holds exactly until the year 2255; what lies later is written as "never".
@@ -79,7 +80,7 @@ local function tell(channel)
 end
 ";
 
-/// `digest nonce fingerprint lease retry label channel touch bare-bytes`
+/// `digest nonce fingerprint lease retry label channel touch bare-bytes note`
 const CLAIM: &str = r"
 local state = r[2]
 local number, created = '1', stamp
@@ -118,9 +119,12 @@ if state and now < tonumber(purge) then
   number = text(number + 1)
 end
 local token = fence_after(r[3]) .. ' ' .. ARGV[2]
+local note = {}
+if ARGV[10] ~= '' then note = {'note', ARGV[10]} end
 redis.call('HSET', key, 'id', ARGV[1], 'state', 'in-flight', 'token', token, 'print', ARGV[3], 'at',
   '1 ' .. number .. ' ' .. created .. ' ' .. stamp .. ' ' .. text(now + ARGV[4]) .. ' 0' .. ENDLESS,
-  'label', ARGV[6])
+  'label', ARGV[6], unpack(note))
+if state and not note[1] then redis.call('HDEL', key, 'note') end
 if gone then redis.call('HDEL', key, 'outcome', 'resolved', 'steps', 'waited') end
 if gone or state == 'released' then
   redis.call('PERSIST', key)
@@ -200,7 +204,7 @@ redis.call('HSET', key, 'steps', steps .. ARGV[3])
 return {r[1], '1'}
 ";
 
-/// `digest fence nonce happened outcome replay tombstone who-and-why kept kept-with-steps channel touch bare-bytes`
+/// `digest fence nonce happened outcome replay tombstone resolution's-end kept kept-with-steps channel touch bare-bytes`
 const RESOLVE: &str = r"
 local state = r[2]
 if not state then return answer() end
@@ -227,7 +231,7 @@ else
 end
 local fields = {'state', after, 'token', fence_after(r[3]) .. ' ' .. ARGV[3], 'at',
   settle(text(expires), purge),
-  'resolved', stamp .. ' ' .. fence .. ' ' .. state .. ' ' .. after .. ' ' .. ARGV[8]}
+  'resolved', stamp .. ' ' .. fence .. ' ' .. state .. ' ' .. ARGV[8]}
 if ARGV[4] == '1' then
   redis.call('HSET', key, 'outcome', ARGV[5], unpack(fields))
 else
@@ -252,9 +256,10 @@ return record
 /// `digest`
 const GET: &str = r"
 if not r[2] then return answer() end
-local more = redis.call('HMGET', key, 'outcome', 'resolved', 'steps', 'label')
+local more = redis.call('HMGET', key, 'outcome', 'resolved', 'steps', 'label', 'note')
 local all = answer(more[1], more[2], more[3])
 all[11] = more[4]
+all[12] = more[5]
 return all
 ";
 

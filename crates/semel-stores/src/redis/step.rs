@@ -8,7 +8,7 @@ use semel::store::{Entry, Fence, Fenced, Refusal, Resolution, Result, Retention,
 use semel::{IdentityDigest, Progress, StoreError, StoreErrorKind};
 
 use super::error::Effect;
-use super::row::{Fields, netstrings, nonce_text, token_text};
+use super::row::{Fields, nonce_text, token_text};
 use super::scripts::{Script, Scripts};
 use super::wire::Call;
 use super::{Inner, micros};
@@ -179,7 +179,7 @@ impl Inner {
         let about = resolution.fence.to_string();
         let nonce = nonce_text(&resolution.nonce);
         let (replay, tombstone) = (micros(retention.replay), micros(retention.tombstone));
-        let by = netstrings([&*resolution.by, &*resolution.reason]);
+        let end = resolution.text_end();
         let (bare, with_steps) = (micros(RELEASED_FOR), micros(RELEASED_WITH_STEPS_FOR));
         let most = Progress::BARE_BYTES.to_string();
         let args = [
@@ -189,7 +189,7 @@ impl Inner {
             outcome,
             replay.as_bytes(),
             tombstone.as_bytes(),
-            by.as_bytes(),
+            end.as_bytes(),
             bare.as_bytes(),
             with_steps.as_bytes(),
             self.listener.channel().as_bytes(),

@@ -136,7 +136,7 @@ impl SqliteStore {
         let read = Read::Claim {
             number,
             label: Box::new(Label::from(identity)),
-            request: *request,
+            request: request.clone(),
             done,
         };
         let shared = &self.shared;

@@ -6,7 +6,7 @@ use rusqlite::{Error, Params, Result, Row, params_from_iter};
 use semel::record::{Resolved, StateKind};
 use semel::store::{Entry, Fence, Label, Nonce, Token};
 use semel::{
-    DecodeError, Fingerprint, IdentityDigest, Outcome, Progress, Record, State, Timestamp,
+    DecodeError, Fingerprint, IdentityDigest, Note, Outcome, Progress, Record, State, Timestamp,
 };
 
 use crate::common::scope;
@@ -34,12 +34,12 @@ pub(super) const fn bits(number: u64) -> i64 {
 
 /// What a statement that writes a record takes.
 pub(super) fn values<'a>(record: &'a Record, more: Vec<Value<'a>>) -> impl Params + 'a {
-    let resolved = record.resolved.as_deref();
     let outcome = match &record.state {
         State::Completed(outcome) => Some(outcome),
         _ => None,
     };
-    let mut values = Vec::with_capacity(20 + more.len());
+    let resolved = record.resolved.as_ref().map(|resolved| resolved.to_text());
+    let mut values = Vec::with_capacity(16 + more.len());
     values.extend([
         Value::Text(record.state.kind().as_str()),
         Value::Fingerprint(record.fingerprint.to_bytes()),
@@ -52,12 +52,8 @@ pub(super) fn values<'a>(record: &'a Record, more: Vec<Value<'a>>) -> impl Param
         Value::Integer(record.settled_at.map(instant)),
         Value::Integer(end(record.expires_at)),
         Value::Integer(end(record.purge_at)),
-        resolved.map_or(Value::Integer(None), |r| Value::Text(&r.by)),
-        resolved.map_or(Value::Integer(None), |r| Value::Text(&r.reason)),
-        Value::Integer(resolved.map(|r| instant(r.at))),
-        Value::Integer(resolved.map(|r| bits(r.fence.0))),
-        resolved.map_or(Value::Integer(None), |r| Value::Text(r.before.as_str())),
-        resolved.map_or(Value::Integer(None), |r| Value::Text(r.after.as_str())),
+        resolved.map_or(Value::Integer(None), Value::Owned),
+        Value::Text(record.note.as_text()),
         Value::Bytes(record.progress.as_bytes()),
         outcome.map_or(Value::Integer(None), |o| Value::Bytes(o.as_bytes())),
         Value::Integer(outcome.map(|o| o.code().into())),
@@ -80,6 +76,7 @@ pub(super) fn label<'a>(label: &'a Label, scope: &'a str) -> Vec<Value<'a>> {
 pub(super) enum Value<'a> {
     Integer(Option<i64>),
     Text(&'a str),
+    Owned(String),
     Bytes(&'a [u8]),
     Fingerprint([u8; Fingerprint::LEN]),
 }
@@ -90,6 +87,7 @@ impl rusqlite::ToSql for Value<'_> {
             Self::Integer(None) => ValueRef::Null,
             Self::Integer(Some(number)) => ValueRef::Integer(*number),
             Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Owned(text) => ValueRef::Text(text.as_bytes()),
             Self::Bytes(bytes) => ValueRef::Blob(bytes),
             Self::Fingerprint(bytes) => ValueRef::Blob(bytes),
         }))
@@ -109,18 +107,14 @@ mod column {
     pub(super) const SETTLED: usize = 9;
     pub(super) const EXPIRES: usize = 10;
     pub(super) const PURGE: usize = 11;
-    pub(super) const RESOLVED_BY: usize = 12;
-    pub(super) const RESOLVED_REASON: usize = 13;
-    pub(super) const RESOLVED: usize = 14;
-    pub(super) const RESOLVED_FENCE: usize = 15;
-    pub(super) const RESOLVED_BEFORE: usize = 16;
-    pub(super) const RESOLVED_AFTER: usize = 17;
-    pub(super) const PROGRESS: usize = 18;
-    pub(super) const OUTCOME: usize = 19;
-    pub(super) const DIGEST: usize = 20;
-    pub(super) const SCOPE: usize = 21;
-    pub(super) const OPERATION: usize = 22;
-    pub(super) const KEY_HINT: usize = 23;
+    pub(super) const RESOLVED: usize = 12;
+    pub(super) const NOTE: usize = 13;
+    pub(super) const PROGRESS: usize = 14;
+    pub(super) const OUTCOME: usize = 15;
+    pub(super) const DIGEST: usize = 16;
+    pub(super) const SCOPE: usize = 17;
+    pub(super) const OPERATION: usize = 18;
+    pub(super) const KEY_HINT: usize = 19;
 }
 
 /// Reads a row of [`FIND`](super::sql::FIND).
@@ -147,7 +141,7 @@ pub(super) fn entry(row: &Row<'_>) -> Result<Entry> {
 }
 
 fn record(row: &Row<'_>) -> Result<Record> {
-    let state = match kind(row, column::STATE)? {
+    let state = match kind(row)? {
         StateKind::InFlight => State::InFlight,
         StateKind::Unknown => State::Unknown,
         StateKind::Released => State::Released,
@@ -157,16 +151,14 @@ fn record(row: &Row<'_>) -> Result<Record> {
             State::Completed(outcome.map_err(|e| undecoded(column::OUTCOME, e))?)
         }
     };
-    let resolved = match row.get::<_, Option<i64>>(column::RESOLVED)? {
-        None => None,
-        Some(_) => Some(Box::new(Resolved {
-            by: text(row, column::RESOLVED_BY)?,
-            reason: text(row, column::RESOLVED_REASON)?,
-            at: comes(row, column::RESOLVED)?,
-            fence: fence(row, column::RESOLVED_FENCE)?,
-            before: kind(row, column::RESOLVED_BEFORE)?,
-            after: kind(row, column::RESOLVED_AFTER)?,
-        })),
+    let resolved = match row.get_ref(column::RESOLVED)? {
+        ValueRef::Null => None,
+        _ => {
+            let resolved = Resolved::from_text(str(row, column::RESOLVED)?);
+            Some(Box::new(
+                resolved.map_err(|e| undecoded(column::RESOLVED, e))?,
+            ))
+        }
     };
     Ok(Record {
         state,
@@ -175,7 +167,7 @@ fn record(row: &Row<'_>) -> Result<Record> {
         fingerprint: Fingerprint::from_bytes(row.get(column::FINGERPRINT)?),
         attempt: row.get(column::ATTEMPT)?,
         token: Token {
-            fence: fence(row, column::FENCE)?,
+            fence: Fence(row.get::<_, i64>(column::FENCE)?.cast_unsigned()),
             nonce: Nonce::from_bytes(row.get(column::NONCE)?),
         },
         lease_until: may_come(row, column::LEASE)?,
@@ -188,22 +180,13 @@ fn record(row: &Row<'_>) -> Result<Record> {
         resolved,
         progress: Progress::from_bytes(blob(row, column::PROGRESS)?)
             .map_err(|e| undecoded(column::PROGRESS, e))?,
+        note: Note::from_text(str(row, column::NOTE)?).map_err(|e| undecoded(column::NOTE, e))?,
     })
 }
 
-fn kind(row: &Row<'_>, column: usize) -> Result<StateKind> {
-    let name = row
-        .get_ref(column)?
-        .as_str()
-        .map_err(|e| misfit(column, e))?;
-    StateKind::ALL
-        .into_iter()
-        .find(|kind| kind.as_str() == name)
-        .ok_or_else(|| damaged(column, Type::Text, "a state"))
-}
-
-fn fence(row: &Row<'_>, column: usize) -> Result<Fence> {
-    row.get(column).map(|bits: i64| Fence(bits.cast_unsigned()))
+fn kind(row: &Row<'_>) -> Result<StateKind> {
+    let kind = StateKind::from_name(str(row, column::STATE)?);
+    kind.ok_or_else(|| damaged(column::STATE, Type::Text, "a state"))
 }
 
 fn blob<'a>(row: &'a Row<'_>, column: usize) -> Result<&'a [u8]> {
@@ -226,9 +209,12 @@ fn may_come(row: &Row<'_>, column: usize) -> Result<Timestamp> {
     }
 }
 
+fn str<'a>(row: &'a Row<'_>, column: usize) -> Result<&'a str> {
+    row.get_ref(column)?.as_str().map_err(|e| misfit(column, e))
+}
+
 fn text(row: &Row<'_>, column: usize) -> Result<Box<str>> {
-    let text = row.get_ref(column)?.as_str();
-    Ok(text.map_err(|e| misfit(column, e))?.into())
+    str(row, column).map(Into::into)
 }
 
 fn misfit(column: usize, error: FromSqlError) -> Error {

@@ -10,10 +10,10 @@ use super::sql::{self, Table};
 use crate::common::{Migrated, Obstacle, Schema};
 
 /// The version that this program reads and writes.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
-/// What makes version `n + 1` of version `n`, and what to say of it.
-const STEPS: [(&str, &str); VERSION as usize] = [(sql::CREATE, "made the tables of version 1")];
+/// The versions before it: never released, and left alone.
+const UNRELEASED: std::ops::Range<u32> = 1..VERSION;
 
 /// Checks the tables, and makes or changes them as far as `schema` allows.
 pub(super) fn prepare(
@@ -41,26 +41,28 @@ pub(super) fn prepare(
     // Again, under the lock: several processes may be here at once.
     let found = version(&transaction, &place.table).map_err(failed)?;
     check(found, place, schema)?;
-    let said = migrate(&transaction, &place.table, found.unwrap_or(0)).map_err(failed)?;
+    let said = migrate(&transaction, &place.table, found).map_err(failed)?;
     transaction
         .commit()
         .map_err(|e| place.about(&told(&e, Phase::Commit)))?;
     Ok(done(found, said))
 }
 
-fn migrate(on: &Transaction<'_>, table: &Table, from: u32) -> rusqlite::Result<Vec<String>> {
-    let mut said = Vec::new();
-    if from == 0 {
-        on.execute_batch(&table.sql(sql::CREATE_SCHEMA))?;
+fn migrate(
+    on: &Transaction<'_>,
+    table: &Table,
+    from: Option<u32>,
+) -> rusqlite::Result<Vec<String>> {
+    if from == Some(VERSION) {
+        return Ok(Vec::new());
     }
-    for (step, says) in STEPS.iter().skip(from as usize) {
-        on.execute_batch(&table.sql(step))?;
-        said.push(format!("{says} (`{}`)", table.name()));
-    }
-    if !said.is_empty() {
-        on.execute(&table.sql(sql::SET_VERSION), [VERSION])?;
-    }
-    Ok(said)
+    on.execute_batch(&table.sql(sql::CREATE_SCHEMA))?;
+    on.execute_batch(&table.sql(sql::CREATE))?;
+    on.execute(&table.sql(sql::SET_VERSION), [VERSION])?;
+    let name = table.name();
+    Ok(vec![format!(
+        "made the tables of version {VERSION} (`{name}`)"
+    )])
 }
 
 fn done(from: Option<u32>, done: Vec<String>) -> Migrated {
@@ -82,7 +84,7 @@ pub(super) fn version(on: &Connection, table: &Table) -> rusqlite::Result<Option
         return Ok(None);
     }
     let found = on.query_row(&table.sql(sql::VERSION), [], |row| row.get(0))?;
-    Ok(Some(if found == 1 && !there("versioned")? {
+    Ok(Some(if found == VERSION && !there("versioned")? {
         0
     } else {
         found
@@ -96,6 +98,11 @@ pub(super) fn check(found: Option<u32>, place: &Place, schema: Schema) -> Result
         (Some(found), _) if found > VERSION => Err(place.about(&config(format!(
             "its tables `{}` have version {found}, and this program knows {VERSION}: use a newer \
              one",
+            place.table.name()
+        )))),
+        (Some(found), _) if UNRELEASED.contains(&found) => Err(place.about(&config(format!(
+            "its tables `{}` have version {found}, which was never released, and this program \
+             cannot bring it to {VERSION}: use another file, or another name with `table=`",
             place.table.name()
         )))),
         (Some(found), Schema::Expect | Schema::Create) if found < VERSION => {

@@ -30,7 +30,7 @@ impl Table {
     }
 }
 
-/// Version 1. Instants are microseconds since the Unix epoch, and NULL where they never come.
+/// Instants are microseconds since the Unix epoch, and NULL where they never come.
 /// `fence` is a u64's bits. `id` keeps a record's place in listings, also across VACUUM.
 /// A versioned record without a value was deleted: it keeps its version from being given out again.
 ///
@@ -55,12 +55,8 @@ CREATE TABLE IF NOT EXISTS "{t}" (
   settled_at      INTEGER,
   expires_at      INTEGER,
   purge_at        INTEGER,
-  resolved_by     TEXT,
-  resolved_reason TEXT,
-  resolved_at     INTEGER,
-  resolved_fence  INTEGER,
-  resolved_before TEXT,
-  resolved_after  TEXT,
+  resolved        TEXT,
+  note            TEXT    NOT NULL,
   progress        BLOB    NOT NULL,
   code            INTEGER,
   outcome         BLOB
@@ -106,16 +102,14 @@ pub(super) const SET_VERSION: &str =
 /// One record, without what names it.
 pub(super) const FIND: &str = r#"
 SELECT id, state, fingerprint, fence, nonce, attempt, created_at, claimed_at, lease_until,
-       settled_at, expires_at, purge_at, resolved_by, resolved_reason, resolved_at,
-       resolved_fence, resolved_before, resolved_after, progress, outcome
+       settled_at, expires_at, purge_at, resolved, note, progress, outcome
   FROM "{t}" WHERE digest = ?1
 "#;
 
 /// One record, with what names it.
 pub(super) const GET: &str = r#"
 SELECT id, state, fingerprint, fence, nonce, attempt, created_at, claimed_at, lease_until,
-       settled_at, expires_at, purge_at, resolved_by, resolved_reason, resolved_at,
-       resolved_fence, resolved_before, resolved_after, progress, outcome,
+       settled_at, expires_at, purge_at, resolved, note, progress, outcome,
        digest, scope, operation, key_hint
   FROM "{t}" WHERE digest = ?1
 "#;
@@ -123,8 +117,7 @@ SELECT id, state, fingerprint, fence, nonce, attempt, created_at, claimed_at, le
 /// Records in a state, in the order in which they were first claimed.
 pub(super) const LIST: &str = r#"
 SELECT id, state, fingerprint, fence, nonce, attempt, created_at, claimed_at, lease_until,
-       settled_at, expires_at, purge_at, resolved_by, resolved_reason, resolved_at,
-       resolved_fence, resolved_before, resolved_after, progress, outcome,
+       settled_at, expires_at, purge_at, resolved, note, progress, outcome,
        digest, scope, operation, key_hint
   FROM "{t}" WHERE state = ?1 AND id > ?2 ORDER BY id
 "#;
@@ -137,11 +130,9 @@ SELECT EXISTS (SELECT 1 FROM "{t}" WHERE digest = ?1 AND fence = ?2 AND state = 
 /// A record where there is none.
 pub(super) const INSERT: &str = r#"
 INSERT INTO "{t}" (state, fingerprint, fence, nonce, attempt, created_at, claimed_at, lease_until,
-                   settled_at, expires_at, purge_at, resolved_by, resolved_reason, resolved_at,
-                   resolved_fence, resolved_before, resolved_after, progress, outcome, code,
+                   settled_at, expires_at, purge_at, resolved, note, progress, outcome, code,
                    digest, scope, operation, key_hint)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20,
-        ?21, ?22, ?23, ?24)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
 "#;
 
 /// Another record in place of one.
@@ -149,9 +140,8 @@ pub(super) const UPDATE: &str = r#"
 UPDATE "{t}"
    SET state = ?1, fingerprint = ?2, fence = ?3, nonce = ?4, attempt = ?5, created_at = ?6,
        claimed_at = ?7, lease_until = ?8, settled_at = ?9, expires_at = ?10, purge_at = ?11,
-       resolved_by = ?12, resolved_reason = ?13, resolved_at = ?14, resolved_fence = ?15,
-       resolved_before = ?16, resolved_after = ?17, progress = ?18, outcome = ?19, code = ?20
- WHERE id = ?21
+       resolved = ?12, note = ?13, progress = ?14, outcome = ?15, code = ?16
+ WHERE id = ?17
 "#;
 
 /// The latest instant, and the highest fence given out.

@@ -71,7 +71,7 @@ async fn connection(
         }
         received.drain(..end + length);
         let answer = if head.contains(".getitem") {
-            Text(r#"{"Item":{"pk":{"S":"semel"},"schema_version":{"N":"1"}}}"#)
+            Text(r#"{"Item":{"pk":{"S":"semel"},"schema_version":{"N":"2"}}}"#)
         } else {
             *taken.lock() += 1;
             let mut left = left.lock();

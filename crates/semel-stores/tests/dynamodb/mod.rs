@@ -69,12 +69,12 @@ fn identity(name: &str) -> Identity {
 }
 
 fn request(lease: Duration, on_lost: OnLost) -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"the request"),
+    ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::of(b"the request"),
         lease,
-        on_lost,
-    }
+    )
+    .with_on_lost(on_lost)
 }
 
 async fn claim(store: &impl Store, identity: &Identity, request: &ClaimRequest) -> Claim {

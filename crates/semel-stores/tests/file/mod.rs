@@ -10,9 +10,7 @@ mod reopen;
 
 use std::time::Duration;
 
-use semel::store::{
-    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
-};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, Retention, StoreExt as _, Token};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{FileOptions, FileStore};
 
@@ -21,12 +19,11 @@ pub(crate) fn identity(key: &str) -> Identity {
 }
 
 pub(crate) fn request() -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"body"),
-        lease: Duration::from_secs(60),
-        on_lost: OnLost::Hold,
-    }
+    ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::of(b"body"),
+        Duration::from_secs(60),
+    )
 }
 
 pub(crate) fn open(path: &std::path::Path) -> FileStore {

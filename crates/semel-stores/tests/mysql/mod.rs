@@ -75,12 +75,8 @@ fn identity(key: &str) -> Identity {
 }
 
 fn request(lease: Duration, on_lost: OnLost) -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"request"),
-        lease,
-        on_lost,
-    }
+    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"request"), lease)
+        .with_on_lost(on_lost)
 }
 
 const LONG: Duration = Duration::from_secs(60);

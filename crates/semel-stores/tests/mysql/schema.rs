@@ -18,10 +18,10 @@ async fn made_once_and_found_again() {
     assert_eq!(missing.kind(), StoreErrorKind::Config);
     assert!(missing.to_string().contains("semel migrate"), "{missing}");
     let made = at(&url, &table).migrate().await.unwrap();
-    assert_eq!((made.from, made.to), (None, 1));
+    assert_eq!((made.from, made.to), (None, 2));
     assert_eq!(made.done.len(), 4, "{made:?}");
     let again = at(&url, &table).migrate().await.unwrap();
-    assert_eq!((again.from, again.to, again.done), (Some(1), 1, vec![]));
+    assert_eq!((again.from, again.to, again.done), (Some(2), 2, vec![]));
     let parameters = if url.contains('?') { '&' } else { '?' };
     let store = MysqlStore::open(&format!("{url}{parameters}table={table}")).await;
     store.unwrap().probe().await.unwrap();
@@ -52,13 +52,13 @@ async fn another_version_is_refused_and_left_alone() {
     let (url, table) = (common().await, table());
     at(&url, &table).migrate().await.unwrap();
     let mut link = link(&url).await;
-    for (version, says) in [(2, "newer"), (0, "older")] {
+    for (version, says) in [(3, "newer"), (1, "never released")] {
         ask(
             &mut link,
             format!("UPDATE {table}_schema SET version={version}"),
         )
         .await;
-        for schema in [Schema::Expect, Schema::Create] {
+        for schema in [Schema::Expect, Schema::Create, Schema::Migrate] {
             let refused = at(&url, &table).schema(schema).open().await.unwrap_err();
             assert_eq!(refused.kind(), StoreErrorKind::Config);
             assert!(refused.to_string().contains(says), "{refused}");

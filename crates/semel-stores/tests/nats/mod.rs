@@ -40,12 +40,8 @@ fn identity(name: &str) -> Identity {
 }
 
 fn request(lease: Duration) -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"request"),
-        lease,
-        on_lost: OnLost::Retry,
-    }
+    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"request"), lease)
+        .with_on_lost(OnLost::Retry)
 }
 
 /// The URL of a server, with another bucket.

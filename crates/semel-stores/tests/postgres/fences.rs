@@ -114,7 +114,7 @@ async fn a_database_without_the_sequence_is_told_to_migrate() {
     assert!(told.contains(&sequence), "{told}");
     assert!(told.contains("semel migrate"), "{told}");
     let done = migrate(&url, &OpenOptions::default()).await.unwrap();
-    assert_eq!((done.from, done.to), (Some(0), 1));
+    assert_eq!((done.from, done.to), (Some(0), 2));
     let store = open(&url).await;
     assert_eq!(replayed(&store, "kept").await, "kept".as_bytes());
     assert!(acquire(&store, "new").await.token.fence > Fence(SECOND));

@@ -23,7 +23,7 @@ mod versioned;
 use std::time::Duration;
 
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
+    Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Retention, StoreExt as _, Token,
 };
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{PostgresOptions, PostgresStore, Schema};
@@ -66,12 +66,11 @@ fn identity(key: &str) -> Identity {
 }
 
 fn request() -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"body"),
-        lease: Duration::from_secs(60),
-        on_lost: OnLost::Hold,
-    }
+    ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::of(b"body"),
+        Duration::from_secs(60),
+    )
 }
 
 async fn acquire(store: &PostgresStore, key: &str) -> Acquired {

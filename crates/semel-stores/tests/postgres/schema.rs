@@ -44,9 +44,9 @@ async fn a_migration_is_done_once() {
     let url = url();
     let options = OpenOptions::default();
     let first = migrate(&url, &options).await.unwrap();
-    assert_eq!((first.from, first.to, first.done.len()), (None, 1, 1));
+    assert_eq!((first.from, first.to, first.done.len()), (None, 2, 1));
     let second = migrate(&url, &options).await.unwrap();
-    assert_eq!((second.from, second.to, second.done.len()), (Some(1), 1, 0));
+    assert_eq!((second.from, second.to, second.done.len()), (Some(2), 2, 0));
     let store = open(&url).await;
     acquire(&store, "a-key").await;
 }
@@ -90,6 +90,21 @@ async fn a_newer_version_is_refused() {
     assert!(config(&error).contains("version 7"), "{error}");
     let error = migrate(&url, &OpenOptions::default()).await.unwrap_err();
     assert!(config(&error).contains("version 7"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_was_never_released_is_refused() {
+    let url = url();
+    open(&url).await;
+    let table = url.split("table=").nth(1).unwrap();
+    let older = format!("UPDATE {table}_versions SET version = 1");
+    client(&url).await.batch_execute(&older).await.unwrap();
+    for schema in ["", "&schema=create", "&schema=migrate"] {
+        let error = refused(&format!("{url}{schema}")).await;
+        assert!(config(&error).contains("never released"), "{error}");
+    }
+    let error = migrate(&url, &OpenOptions::default()).await.unwrap_err();
+    assert!(config(&error).contains("never released"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,9 +14,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
-use semel::store::{
-    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
-};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, Retention, StoreExt as _, Token};
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, Store as _, StoreError,
     StoreErrorKind,
@@ -46,12 +44,7 @@ fn identity(key: &str) -> Identity {
 }
 
 fn request() -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"payload"),
-        lease: LEASE,
-        on_lost: OnLost::Hold,
-    }
+    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"payload"), LEASE)
 }
 
 fn outcome() -> Outcome {

@@ -18,9 +18,7 @@ mod waits;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use semel::store::{
-    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, StoreExt as _, Token,
-};
+use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, Retention, StoreExt as _, Token};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, Store};
 use semel_stores::{Schema, SqliteOptions, SqliteStore};
 use tempfile::TempDir;
@@ -53,12 +51,7 @@ fn identity(key: &str) -> Identity {
 }
 
 fn request() -> ClaimRequest {
-    ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"request"),
-        lease: LONG,
-        on_lost: OnLost::Hold,
-    }
+    ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b"request"), LONG)
 }
 
 async fn acquire(store: &SqliteStore, key: &str) -> Acquired {

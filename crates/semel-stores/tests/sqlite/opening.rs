@@ -108,9 +108,9 @@ async fn tables_that_are_missing_are_not_made_unasked() {
 
     let url = format!("sqlite:{}?journal=wal", path.display());
     let first = migrate(&url, &OpenOptions::default()).await.unwrap();
-    assert_eq!((first.from, first.to, first.done.len()), (None, 1, 1));
+    assert_eq!((first.from, first.to, first.done.len()), (None, 2, 1));
     let again = migrate(&url, &OpenOptions::default()).await.unwrap();
-    assert_eq!((again.from, again.to, again.done.len()), (Some(1), 1, 0));
+    assert_eq!((again.from, again.to, again.done.len()), (Some(2), 2, 0));
     let store = SqliteOptions::new().open(&path).unwrap();
     acquire(&store, "key").await;
 }
@@ -134,14 +134,25 @@ fn tables_of_a_newer_version_are_left_alone() {
     let (_directory, path) = file();
     SqliteOptions::new().migrate(&path).unwrap();
     foreign(&path)
-        .execute("UPDATE semel_schema SET version = 2", [])
+        .execute("UPDATE semel_schema SET version = 3", [])
         .unwrap();
     for schema in [Schema::Expect, Schema::Create, Schema::Migrate] {
         let error = SqliteOptions::new().schema(schema).open(&path).unwrap_err();
         refused(
             &error,
             StoreErrorKind::Config,
-            "have version 2, and this program knows 1",
+            "have version 3, and this program knows 2",
+        );
+    }
+    foreign(&path)
+        .execute("UPDATE semel_schema SET version = 1", [])
+        .unwrap();
+    for schema in [Schema::Expect, Schema::Create, Schema::Migrate] {
+        let error = SqliteOptions::new().schema(schema).open(&path).unwrap_err();
+        refused(
+            &error,
+            StoreErrorKind::Config,
+            "version 1, which was never released",
         );
     }
     foreign(&path)

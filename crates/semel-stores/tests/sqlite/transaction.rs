@@ -103,7 +103,7 @@ async fn of_two_attempts_past_the_lease_one_has_its_effect() {
     for _ in 0..2 {
         let again = ClaimRequest {
             nonce: request().nonce,
-            ..brief
+            ..brief.clone()
         };
         let claim = store.claim(&identity("key"), &again).await.unwrap();
         let Claim::Acquired(Acquired { token, .. }) = claim else {

@@ -45,7 +45,7 @@ fn hash_of(payload: Value) -> Option<[u8; 32]> {
     if let Some(authentication) = credentials {
         authentication.retain(|name, _| name != "credentials");
     }
-    let canonical = serde_json_canonicalizer::to_vec(&Value::Object(payload)).ok()?;
+    let canonical = json::to_canonical(&Value::Object(payload))?;
     Some(Sha256::digest(canonical).into())
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn scope(payload: &Members<'_>) -> Vec<String> {
 fn digest_of(value: &RawValue) -> String {
     let value = value.get().as_bytes();
     let canonical = json::parse(value, Digits::Rounded)
-        .and_then(|value| serde_json_canonicalizer::to_vec(&value).ok())
+        .and_then(|value| json::to_canonical(&value))
         .unwrap_or_else(|| value.to_vec());
     let digest: [u8; 32] = Sha256::digest(canonical).into();
     semel::IdentityDigest::from_bytes(digest).to_string()

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use http::header::USER_AGENT;
-use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store as _, StoreExt as _};
+use semel::store::{Claim, ClaimRequest, Nonce, Retention, Store as _, StoreExt as _};
 use semel::{Fingerprint, Outcome};
 use semel_tower::{BodyForm, json};
 use serde_json::Value;
@@ -256,12 +256,11 @@ async fn row_35_a_fingerprint_of_an_unknown_version_fails_closed() {
     let (identity, fingerprint) = order_record();
     let mut bytes = fingerprint.to_bytes();
     bytes[0] = 0;
-    let request = ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::from_bytes(bytes),
-        lease: Duration::from_secs(1),
-        on_lost: OnLost::Hold,
-    };
+    let request = ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::from_bytes(bytes),
+        Duration::from_secs(1),
+    );
     let Claim::Acquired(acquired) = store.claim(&identity, &request).await.unwrap() else {
         panic!("the store is empty");
     };

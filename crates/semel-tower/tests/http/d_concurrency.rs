@@ -264,12 +264,7 @@ async fn row_42_a_client_that_goes_away_stops_nothing() {
 /// A claim of a process that crashed: nobody settles it.
 async fn crashed(store: &Memory) {
     let (identity, fingerprint) = order_record();
-    let request = ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint,
-        lease: 30 * SECOND,
-        on_lost: OnLost::Hold,
-    };
+    let request = ClaimRequest::new(Nonce::random().unwrap(), fingerprint, 30 * SECOND);
     store.claim(&identity, &request).await.unwrap();
 }
 

@@ -345,12 +345,11 @@ impl Attempt {
 
 /// A claim under a new nonce, for a long time.
 pub(super) fn request() -> Result<ClaimRequest, Failure> {
-    Ok(ClaimRequest {
-        nonce: Nonce::random()?,
-        fingerprint: Fingerprint::of(b"the request"),
-        lease: LONG,
-        on_lost: OnLost::Hold,
-    })
+    Ok(ClaimRequest::new(
+        Nonce::random()?,
+        Fingerprint::of(b"the request"),
+        LONG,
+    ))
 }
 
 /// A name that nobody else has.

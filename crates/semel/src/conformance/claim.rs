@@ -87,7 +87,7 @@ async fn own_nonce_is_acquired_after_a_lapse(bench: &Bench) -> Result<(), Failur
     for on_lost in [OnLost::Hold, OnLost::Reconcile, OnLost::Retry] {
         let request = ClaimRequest {
             on_lost,
-            ..attempt.request
+            ..attempt.request.clone()
         };
         let again = acquired(bench.store().claim(&attempt.identity, &request).await?)?;
         ensure_eq!(again.token, attempt.token, "token under {on_lost:?}");

@@ -40,6 +40,7 @@ mod identity;
 mod lease;
 mod listing;
 pub mod model;
+mod note;
 mod races;
 mod release;
 mod resolve;
@@ -199,6 +200,7 @@ const GROUPS: &[&[Case]] = &[
     unknown::CASES,
     resolve::CASES,
     steps::CASES,
+    note::CASES,
     tokens::CASES,
     expiry::CASES,
     listing::CASES,

@@ -164,7 +164,7 @@ async fn same_nonce_is_one_claim(bench: &Bench) -> Result<(), Failure> {
         let request = request()?;
         let answers = bench
             .together(CROWD, |_, store| {
-                let identity = identity.clone();
+                let (identity, request) = (identity.clone(), request.clone());
                 async move { acquired(store.claim(&identity, &request).await?) }
             })
             .await?;

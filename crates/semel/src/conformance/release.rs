@@ -27,7 +27,7 @@ async fn next_claim_runs(bench: &Bench) -> Result<(), Failure> {
     let record = bench.entry(attempt.digest()).await?.record;
     ensure_eq!(record.state, State::Released, "state");
     // Even under its own nonce it is a new claim: the released one is over.
-    for (number, request) in [(2, attempt.request), (3, request()?)] {
+    for (number, request) in [(2, attempt.request.clone()), (3, request()?)] {
         let next = acquired(store.claim(&attempt.identity, &request).await?)?;
         ensure_eq!(next.attempt, number, "attempt");
         ensure!(next.token.fence > attempt.token.fence, "the fence grows");

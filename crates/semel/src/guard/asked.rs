@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{OnError, Policy};
 use crate::store::{OnLost, Retention};
-use crate::{Fingerprint, FinishedStep, Identity};
+use crate::{Fingerprint, FinishedStep, Identity, Note};
 
 type Classifier = dyn Fn(&dyn Any) -> Option<OnError> + Send + Sync;
 
@@ -21,6 +21,7 @@ pub struct Asked {
     /// The step that an attempt leaves which is released before its work began.
     pub(super) unbegun: Option<FinishedStep>,
     pub(super) about: Option<Box<str>>,
+    pub(super) note: Note,
     pub(crate) overrides: Overrides,
     pub(super) classifier: Option<Arc<Classifier>>,
 }
@@ -75,6 +76,7 @@ impl Asked {
             effects: Effects::Anywhere,
             unbegun: None,
             about: None,
+            note: Note::EMPTY,
             overrides: Overrides::default(),
             classifier: None,
         }
@@ -118,6 +120,13 @@ impl Asked {
     #[must_use]
     pub fn about(mut self, about: impl Into<Box<str>>) -> Self {
         self.about = Some(about.into());
+        self
+    }
+
+    /// What operators, and a reconciler in the background, find with the record: see [`Note`].
+    #[must_use]
+    pub fn with_note(mut self, note: Note) -> Self {
+        self.note = note;
         self
     }
 

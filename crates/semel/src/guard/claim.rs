@@ -89,6 +89,7 @@ impl<S: Store> Guard<S> {
                 fingerprint: asked.fingerprint,
                 lease: policy.lease,
                 on_lost: policy.on_lost.unwrap_or(asked.effects.on_lost()),
+                note: asked.note.clone(),
             },
             is_doubtful: false,
         };

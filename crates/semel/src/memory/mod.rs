@@ -409,7 +409,7 @@ mod tests {
     use super::*;
     use crate::Outcome;
     use crate::record::StateKind;
-    use crate::store::{Nonce, OnLost, Retention, StoreExt as _};
+    use crate::store::{Nonce, Retention, StoreExt as _};
     use crate::{Fingerprint, Key, ManualClock, Scope};
     use std::sync::Arc;
 
@@ -418,12 +418,11 @@ mod tests {
     }
 
     fn request() -> ClaimRequest {
-        ClaimRequest {
-            nonce: Nonce::random().unwrap(),
-            fingerprint: Fingerprint::of(b"body"),
-            lease: Duration::from_secs(1),
-            on_lost: OnLost::Hold,
-        }
+        ClaimRequest::new(
+            Nonce::random().unwrap(),
+            Fingerprint::of(b"body"),
+            Duration::from_secs(1),
+        )
     }
 
     fn limited(records: usize, bytes: usize) -> (MemoryStore<Arc<ManualClock>>, Arc<ManualClock>) {

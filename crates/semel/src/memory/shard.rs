@@ -40,16 +40,16 @@ impl Cell {
     // What the cell holds, in bytes, with a fixed overhead for table, heap and allocator.
     fn bytes(&self) -> usize {
         const OVERHEAD: usize = 160;
-        size_of::<Self>() + OVERHEAD + self.identity.text_len() + outcome_bytes(&self.record)
+        size_of::<Self>() + OVERHEAD + self.identity.text_len() + variable_bytes(&self.record)
     }
 }
 
-fn outcome_bytes(record: &Record) -> usize {
+fn variable_bytes(record: &Record) -> usize {
     let outcome = match &record.state {
         State::Completed(outcome) => outcome.as_bytes().len(),
         _ => 0,
     };
-    outcome + record.progress.as_bytes().len()
+    outcome + record.progress.as_bytes().len() + record.note.as_text().len()
 }
 
 /// The fences of one shard. Each shard has numbers of its own, by what is left when they are divided
@@ -143,7 +143,7 @@ impl Shard {
         let Some(next) = next else {
             return Some((answer, None));
         };
-        let (before, after) = (outcome_bytes(&cell.record), outcome_bytes(&next));
+        let (before, after) = (variable_bytes(&cell.record), variable_bytes(&next));
         if before != after {
             usage.resize(&mut self.local, before, after);
         }

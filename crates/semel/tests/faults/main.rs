@@ -159,12 +159,11 @@ async fn claims_whose_answers_were_lost_are_given_back() {
 async fn the_pursuit_of_a_claim_takes_nothing_over() {
     let store = Shared::default();
     let guard = Guard::new(store.clone(), Policy::default().with_on_lost(OnLost::Retry));
-    let request = ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"asked"),
-        lease: Duration::from_secs(1),
-        on_lost: OnLost::Hold,
-    };
+    let request = ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::of(b"asked"),
+        Duration::from_secs(1),
+    );
     let Claim::Acquired(other) = store.memory.claim(&identity("k"), &request).await.unwrap() else {
         panic!("not acquired")
     };

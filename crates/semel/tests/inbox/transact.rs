@@ -300,12 +300,12 @@ async fn steal(memory: &MemoryStore, hint: &str) {
     let key = semel::Key::new("bbbb").unwrap();
     let identity = semel::Identity::new(entry.label.scope, "event", key);
     assert_eq!(*identity.digest(), digest);
-    let request = ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        fingerprint: Fingerprint::of(b"body of bbbb"),
-        lease: Duration::from_secs(30),
-        on_lost: OnLost::Retry,
-    };
+    let request = ClaimRequest::new(
+        Nonce::random().unwrap(),
+        Fingerprint::of(b"body of bbbb"),
+        Duration::from_secs(30),
+    )
+    .with_on_lost(OnLost::Retry);
     let claim = memory.claim(&identity, &request).await.unwrap();
     assert!(matches!(claim, Claim::Acquired(_)));
 }

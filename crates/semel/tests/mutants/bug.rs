@@ -48,4 +48,10 @@ pub(crate) enum Bug {
     MarkIsAStep,
     /// A takeover starts from the first step.
     StepsForgotten,
+    /// The next attempt's note does not take the place of the one before.
+    NoteStays,
+    /// A duplicate's note takes the place of the attempt's.
+    NoteOfADuplicate,
+    /// A settled record has no note.
+    NoteForgotten,
 }

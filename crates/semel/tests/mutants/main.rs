@@ -115,6 +115,15 @@ const CAUGHT: &[(Bug, &[&str])] = &[
             "steps::stay_through_release",
         ],
     ),
+    (Bug::NoteStays, &["note::is_the_latest_attempts"]),
+    (Bug::NoteOfADuplicate, &["note::nothing_else_changes_it"]),
+    (
+        Bug::NoteForgotten,
+        &[
+            "note::is_kept_through_completion",
+            "note::is_kept_through_resolution",
+        ],
+    ),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

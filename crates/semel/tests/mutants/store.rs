@@ -12,8 +12,8 @@ use semel::store::{
     Probe, Purged, Refusal, Result, Store, Token, Waited,
 };
 use semel::{
-    Clock, Identity, IdentityDigest, ManualClock, Outcome, Progress, StoreError, StoreErrorKind,
-    Timestamp,
+    Clock, Identity, IdentityDigest, ManualClock, Note, Outcome, Progress, StoreError,
+    StoreErrorKind, Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -145,7 +145,7 @@ impl SmallStore {
     fn found(&self, record: Option<&Record>, now: Timestamp, request: &ClaimRequest) -> Seen {
         let mut seen = Seen {
             record: record.cloned(),
-            request: *request,
+            request: request.clone(),
             now,
         };
         if self.has(Bug::HoldRetries) {
@@ -222,6 +222,16 @@ impl Store for SmallStore {
         {
             claim.since = now;
         }
+        let kept = records.0.get_mut(digest);
+        match (kept, &mut decision.write) {
+            (Some(kept), Some(record)) if self.has(Bug::NoteStays) => {
+                record.note = kept.record.note.clone();
+            }
+            (Some(kept), None) if self.has(Bug::NoteOfADuplicate) => {
+                kept.record.note = request.note.clone();
+            }
+            _ => {}
+        }
         if let Some(mut record) = decision.write {
             if self.has(Bug::StepsForgotten) {
                 record.progress = Progress::EMPTY;
@@ -245,7 +255,10 @@ impl Store for SmallStore {
         match next {
             Err(refusal) => Ok(refusal.into()),
             Ok(None) => Ok(Fenced::Applied),
-            Ok(Some(next)) => {
+            Ok(Some(mut next)) => {
+                if self.has(Bug::NoteForgotten) && next.settled_at.is_some() {
+                    next.note = Note::EMPTY;
+                }
                 let silent = self.has(Bug::ReleaseWakesNobody) && next.state == State::Released;
                 if let Some(entry) = entry {
                     entry.record = next;

@@ -10,7 +10,7 @@ use crate::store::{
     Claim, ClaimRequest, Cursor, Fence, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention,
     Store as _, StoreExt as _, Token, Verdict, Waited,
 };
-use crate::{Fingerprint, FinishedStep, Identity, Outcome, Progress, Timestamp};
+use crate::{Fingerprint, FinishedStep, Identity, Note, Outcome, Progress, Timestamp};
 
 /// Takes these steps, and wants the store to answer as the model does.
 ///
@@ -174,12 +174,13 @@ impl Driver {
         let tokens = &self.tokens[identity];
         let earlier = again.and_then(|back| tokens.get(tokens.len().checked_sub(back + 1)?));
         let fresh = self.nonces[model.nonces.saturating_sub(1)];
-        let request = ClaimRequest {
-            nonce: earlier.map_or(fresh, |token| token.nonce),
-            fingerprint: Fingerprint::of(&[fingerprint]),
-            lease: Duration::from_micros(lease),
-            on_lost,
-        };
+        let request = ClaimRequest::new(
+            earlier.map_or(fresh, |token| token.nonce),
+            Fingerprint::of(&[fingerprint]),
+            Duration::from_micros(lease),
+        )
+        .with_on_lost(on_lost)
+        .with_note(note_of(fingerprint));
         let claim = bench.store().claim(&self.identities[identity], &request);
         let found = claim.await?;
         let fence_of = |claim: usize| tokens.get(claim).map(|t| t.fence);
@@ -406,7 +407,14 @@ fn expected(row: &Row, began: u64, token: Token, found: &Record) -> Result<Recor
         // Who resolved it is no part of the model; the suite's own cases look at that.
         resolved: found.resolved.clone(),
         progress: progress_of(&row.steps)?,
+        note: note_of(row.fingerprint),
     })
+}
+
+/// What a claim with this fingerprint says of its request; some say nothing.
+fn note_of(fingerprint: u8) -> Note {
+    let said = (fingerprint == 0).then(|| ("request", fingerprint.to_string()));
+    Note::new(said)
 }
 
 fn step_of(name: u8) -> Result<FinishedStep, Failure> {

@@ -3,7 +3,7 @@
 use super::super::StepKey;
 use super::super::steps::decode;
 use crate::store::{Entry, Fence};
-use crate::{IdentityDigest, Key, Progress, Scope, Timestamp, Value};
+use crate::{IdentityDigest, Key, Note, Progress, Scope, Timestamp, Value};
 
 /// An attempt whose outcome nobody recorded.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +22,8 @@ pub struct Case<'a> {
     /// What a caller in line says that was asked for, beyond the identity: over HTTP method and
     /// path. In the background there is none.
     pub about: Option<&'a str>,
+    /// What the attempt's claim said of its request: in the background too.
+    pub note: &'a Note,
     /// The start of the key.
     pub key_hint: &'a str,
     /// The attempt's fence, as the services downstream have seen it.
@@ -49,6 +51,7 @@ impl<'a> Case<'a> {
             operation: &label.operation,
             key: None,
             about: None,
+            note: &record.note,
             key_hint: &label.key_hint,
             fence: record.token.fence,
             attempt: record.attempt,
