@@ -205,7 +205,7 @@ impl<'a> Call<'a> {
     /// Waits for the next try; not, if that would be after the end.
     async fn pause(&self, mut after: Duration, longest: &mut Duration, end: Instant) -> bool {
         loop {
-            let pause = after + Retry::jitter(*longest);
+            let pause = after.saturating_add(Retry::jitter(*longest));
             *longest = longest.saturating_mul(2).min(self.retry.longest_pause);
             if pause >= end - Instant::now() {
                 return false;
