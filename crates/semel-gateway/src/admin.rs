@@ -5,7 +5,7 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
@@ -14,9 +14,13 @@ use axum::routing::{any, get};
 use semel::store::Store;
 use semel_tower::IdempotencyLayer;
 use tokio::sync::watch;
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::access::Gate;
+use crate::claims::{self, Claims, MAX_REQUEST};
+use crate::exchange::Told;
 use crate::metrics::Metrics;
+use crate::openapi;
 use crate::pool::Pools;
 use crate::refused::{Code, Refused};
 use crate::store::{Condition, Health, PROBE_TIMEOUT};
@@ -33,6 +37,8 @@ pub struct Admin<S> {
     pub pools: Arc<Pools>,
     /// Who may come in, where not everybody may.
     pub gate: Arc<Gate>,
+    /// The claim API.
+    pub claims: Arc<Claims>,
     /// Whether the gateway is stopping.
     pub stopping: watch::Receiver<bool>,
     /// The names under which it may be asked, besides `localhost` and addresses.
@@ -43,23 +49,37 @@ pub struct Admin<S> {
 pub fn router<S: Store>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
     // What only those may use whom the gate lets in.
-    let guarded = Router::new()
+    let described = OpenApiRouter::with_openapi(openapi::head());
+    let described = described.merge(claims::router(Arc::clone(&admin.claims)));
+    let (interfaces, document) = described.split_for_parts();
+    let document = openapi::served(&document);
+    let guarded = interfaces
+        .method_not_allowed_fallback(not_so)
         .route("/api/v1/{*path}", any(nothing))
         .route("/v1/{*path}", any(nothing))
+        .layer(DefaultBodyLimit::max(MAX_REQUEST))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&admin),
             admitted::<S>,
         ));
     Router::new()
-        .merge(guarded)
+        .route(
+            "/openapi.json",
+            get(move || async { Told(StatusCode::OK, document) }),
+        )
         .route("/healthz", get(|| async { "up\n" }))
         .route("/readyz", get(ready::<S>))
         .route("/metrics", get(metrics::<S>))
-        .layer(middleware::from_fn_with_state(
-            Arc::clone(&admin),
-            known_host::<S>,
-        ))
-        .with_state(admin)
+        .with_state(Arc::clone(&admin))
+        .merge(guarded)
+        .layer(middleware::from_fn_with_state(admin, known_host::<S>))
+}
+
+async fn not_so() -> Refused {
+    Refused::new(
+        Code::MethodNotAllowed,
+        "`Allow` says which methods there are.",
+    )
 }
 
 async fn nothing() -> Refused {
@@ -148,6 +168,7 @@ async fn ready<S: Store>(State(admin): State<Arc<Admin<S>>>) -> (StatusCode, Str
 }
 
 async fn metrics<S: Store>(State(admin): State<Arc<Admin<S>>>) -> impl IntoResponse {
+    admin.metrics.claims_wait(admin.claims.waiting());
     let text = admin.metrics.text(admin.layer.guard(), &admin.pools);
     // The format that Prometheus asks for first, and that prometheus-client writes.
     let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -156,6 +177,7 @@ async fn metrics<S: Store>(State(admin): State<Arc<Admin<S>>>) -> impl IntoRespo
 
 #[cfg(test)]
 mod tests {
+    use semel::AnyStore;
     use semel::guard::Guard;
     use semel::memory::MemoryStore;
 
@@ -167,12 +189,14 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let health = Arc::new(Health::new(Arc::clone(&metrics)));
         let (_stop, stopping) = watch::channel(false);
+        let claimed = Guard::from(AnyStore::new(MemoryStore::default()));
         let admin = State(Arc::new(Admin {
             layer: IdempotencyLayer::new(Guard::from(MemoryStore::default())),
             metrics: Arc::clone(&metrics),
             health: Arc::clone(&health),
             pools: Arc::new(Pools::new(Arc::default(), Arc::clone(&metrics))),
             gate: Arc::new(Gate::new(Access::default(), true)),
+            claims: Arc::new(Claims::new(claimed, 1, stopping.clone())),
             stopping,
             hosts: Vec::new(),
         }));

@@ -5,6 +5,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// What the store, the log, name lookups and the operators' listener are left.
 const LEAST_RESERVE: usize = 32;
 const MOST_RESERVE: usize = 1024;
+/// Connections to the operators' listener that come out of that.
+pub(crate) const OPERATORS: usize = 16;
 
 /// Raises the limit of open files as far as the process may, and says what it is then.
 pub fn raise() -> usize {
@@ -21,6 +23,13 @@ pub fn raise() -> usize {
         }
     };
     current.map_or(usize::MAX, |files| files.try_into().unwrap_or(usize::MAX))
+}
+
+/// How many connections operators and the clients of the claim API may have, of `files` descriptors,
+/// where so many of their calls may wait.
+pub fn for_operators(files: usize, waiting: usize) -> usize {
+    let wanted = waiting.saturating_mul(2).saturating_add(64);
+    wanted.min(files / 16).max(OPERATORS)
 }
 
 /// Who may have how many connections, so that the store always finds a descriptor.

@@ -6,24 +6,23 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "roles and rights are asked for next")
-)]
 pub mod access;
 pub mod admin;
 pub mod body;
 mod bounded;
+pub mod claims;
 pub mod command;
 pub mod config;
 mod connection;
 mod connector;
 pub mod cores;
 pub mod descriptors;
+mod exchange;
 mod headers;
 mod logged;
 pub mod metrics;
 mod observe;
+mod openapi;
 pub mod peer;
 pub mod pool;
 pub mod principal;
@@ -31,7 +30,6 @@ mod problem;
 pub mod proxy;
 mod proxy_protocol;
 pub mod reconcile;
-#[expect(dead_code, reason = "the interfaces that answer so come next")]
 mod refused;
 mod reload;
 pub mod routing;

@@ -72,6 +72,7 @@ pub struct Metrics {
     reconcile_pending: Gauge,
     reconcile_given_up: Gauge,
     tunnels: Gauge,
+    claims_waiting: Gauge,
     certificate_expiry: Gauge,
     handshake_failures: Counter,
 }
@@ -105,6 +106,7 @@ impl Metrics {
             reconcile_pending: Gauge::default(),
             reconcile_given_up: Gauge::default(),
             tunnels: Gauge::default(),
+            claims_waiting: Gauge::default(),
             certificate_expiry: Gauge::default(),
             handshake_failures: Counter::default(),
         };
@@ -249,6 +251,11 @@ impl Metrics {
             metrics.tunnels.clone(),
         );
         registry.register(
+            "claims_waiting",
+            "Calls of the claim API that wait for an attempt in flight",
+            metrics.claims_waiting.clone(),
+        );
+        registry.register(
             "tls_expiry_seconds",
             "When the certificate for clients ends, in seconds since 1970; 0 without TLS",
             metrics.certificate_expiry.clone(),
@@ -276,6 +283,11 @@ impl Metrics {
             tracing::error!("metrics: {error}");
         }
         text
+    }
+
+    /// So many calls of the claim API wait now.
+    pub(crate) fn claims_wait(&self, calls: usize) {
+        self.claims_waiting.set(number(calls));
     }
 
     pub(crate) fn event(&self, signal: Signal) {

@@ -123,6 +123,7 @@ impl Refused {
     }
 
     /// The stable `code` member.
+    #[cfg(test)]
     pub(crate) const fn code(&self) -> &'static str {
         self.0.code
     }

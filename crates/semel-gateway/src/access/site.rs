@@ -1,15 +1,15 @@
 //! Requests that a web page sends from an operator's browser without being asked.
 
+use http::Uri;
 use http::header::{CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
 use http::request::Parts;
-use http::{Method, Uri};
 
 use crate::refused::{Code, Refused};
 
 /// Refuses requests that change something and come from another site's page, or could: a form cannot
 /// send JSON, and what browsers say of a request's origin cannot be set by a page.
 pub(super) fn check(request: &Parts) -> Result<(), Refused> {
-    if matches!(request.method, Method::GET | Method::HEAD | Method::OPTIONS) {
+    if request.method.is_safe() {
         return Ok(());
     }
     let headers = &request.headers;

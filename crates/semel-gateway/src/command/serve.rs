@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use clap::ArgMatches;
-use semel::StoreError;
+use semel::guard::Guard;
 use semel::purge::Purger;
 use semel::store::{OnLost, Store};
+use semel::{AnyStore, StoreError};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -24,11 +25,12 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
 use crate::access::{self, Access, Gate};
 use crate::admin::{self, Admin};
+use crate::claims::Claims;
 use crate::config::{Config, Limits, Route, Sources};
 use crate::cores::Cores;
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
-use crate::reconcile;
+use crate::reconcile::{self, Watching};
 use crate::reload::Reload;
 use crate::serve::{self, Bounds, Entry};
 use crate::stack::{self, Stacks};
@@ -38,8 +40,6 @@ use crate::tls::{self, client::Trust, server::Acceptor};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many connections operators may have open.
-const ADMIN_CONNECTIONS: usize = 16;
 
 /// Runs the gateway until a signal stops it.
 pub fn main(flags: &ArgMatches) -> ExitCode {
@@ -164,7 +164,7 @@ async fn gateway(
     let stopped = stop_signal().map_err(Error::Signals)?;
     let hangup = signal(SignalKind::hangup()).map_err(Error::Signals)?;
     // Before anything is opened.
-    let shares = share_descriptors(config);
+    let (shares, for_operators) = share_descriptors(config);
     let cores = Cores::start().map_err(Error::Threads)?;
     let tls = config.tls.clone();
     let tls = tls.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
@@ -206,12 +206,17 @@ async fn gateway(
     }
 
     let (stop, stopping) = watch::channel(false);
+    let claiming = Guard::builder(AnyStore::new(store.clone()))
+        .observer(Arc::new(Watching(Arc::clone(&metrics))))
+        .build();
+    let claims = Claims::new(claiming.clone(), config.limits.waiting, stopping.clone());
     let admin = admin::router(Admin {
         layer: layer.clone(),
         metrics: Arc::clone(&metrics),
         health: Arc::clone(&health),
         pools: stacks.pools(),
         gate: Arc::clone(&gate),
+        claims: Arc::new(claims),
         stopping,
         hosts: config.admin_hosts.clone(),
     });
@@ -222,15 +227,15 @@ async fn gateway(
         store = %config.store,
         "serving"
     );
-    let never = std::future::pending();
-    let few = Bounds::of(ADMIN_CONNECTIONS);
-    tokio::spawn(serve::run(
+    let bounds = Bounds::of(for_operators);
+    let (end_admin, admin_ends) = tokio::sync::oneshot::channel::<()>();
+    let administering = tokio::spawn(serve::run(
         admin_listener,
         Cores::current(),
         Entry::default(),
-        few,
+        bounds,
         move |_| admin.clone(),
-        never,
+        async { drop(admin_ends.await) },
     ));
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let pools = stacks.pools();
@@ -295,7 +300,10 @@ async fn gateway(
     let finished = tokio::select! {
         () = async {
             serving.as_mut().await;
-            tokio::join!(layer.drain(), observing.drain());
+            tokio::join!(layer.drain(), observing.drain(), claiming.drain());
+            // To the last, operators can look; and what clients are still to be told, they are told.
+            end_admin.send(()).ok();
+            administering.await.ok();
         } => true,
         () = &mut out_of_time => false,
     };
@@ -320,14 +328,17 @@ async fn gateway(
     Ok(())
 }
 
-fn share_descriptors(config: &Config) -> Shares {
+fn share_descriptors(config: &Config) -> (Shares, usize) {
     let files = descriptors::raise();
     let Limits {
         connections,
         attempts,
+        waiting,
         ..
     } = config.limits;
-    let shares = Shares::of(files, connections, attempts);
+    let for_operators = descriptors::for_operators(files, waiting);
+    let left = files.saturating_sub(for_operators - descriptors::OPERATORS);
+    let shares = Shares::of(left, connections, attempts);
     if shares.connections < connections || shares.attempts < attempts {
         tracing::warn!(
             "{files} files may be open: {} connections are accepted at once, {} requests with a key \
@@ -339,7 +350,7 @@ fn share_descriptors(config: &Config) -> Shares {
             Shares::wanted(connections, attempts),
         );
     }
-    shares
+    (shares, for_operators)
 }
 
 async fn close(store: &impl Store) -> Result<(), Error> {

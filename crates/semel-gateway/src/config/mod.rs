@@ -187,6 +187,8 @@ pub struct Limits {
     pub attempts: usize,
     /// Connections of clients.
     pub connections: usize,
+    /// Calls of the claim API that wait.
+    pub waiting: usize,
     /// Bytes of bodies.
     pub body_memory: usize,
     /// How long a request's body may take, and a second more for each KiB that came.

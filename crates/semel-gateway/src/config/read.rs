@@ -373,6 +373,7 @@ impl Reader<'_> {
         Limits {
             attempts: count(self.read("max-attempts", values::count)),
             connections: count(self.read("max-connections", values::count)),
+            waiting: count(self.read("max-waiting", values::count)),
             body_memory: body_memory.unwrap_or_default(),
             body_time: self.read("body-timeout", values::limit).flatten(),
         }

@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 54] = [
+pub const SETTINGS: [Setting; 55] = [
     list(
         "upstream",
         "URL",
@@ -245,6 +245,12 @@ pub const SETTINGS: [Setting; 54] = [
         "N",
         Some("10000"),
         "How many connections clients may have open; others wait",
+    ),
+    setting(
+        "max-waiting",
+        "N",
+        Some("1024"),
+        "How many calls of the claim API wait for an attempt in flight at once; others do not wait",
     ),
     list(
         "principal",

@@ -1,0 +1,259 @@
+//! Makes a claim, and waits for the attempt that is in its way.
+
+use std::time::Duration;
+
+use semel::guard::{Guard, Seen, Signal};
+use semel::store::{Acquired, Claim, Entry, Store as _, StoreExt as _};
+use semel::{AnyStore, Backoff, Progress, StoreErrorKind};
+use semel_tower::ProblemCode;
+use tokio::time::{Instant, sleep};
+
+use super::asked::Asked;
+use super::body;
+use super::token::{Held, millis};
+use super::wire::{self, Replayed};
+use super::{Claims, until_stopping};
+use crate::refused::Refused;
+
+/// What those are told who have to ask again; less where the lease ends sooner.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How long something may still be on its way to the store.
+const ON_ITS_WAY: Duration = Duration::from_secs(5);
+
+/// What became of a claim.
+pub(super) enum Made {
+    Acquired(wire::Acquired),
+    Replayed(Replayed),
+}
+
+/// Claims, and waits for an attempt in flight as long as is asked for, there is room, and the gateway
+/// does not stop.
+pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused> {
+    let guard = &claims.guard;
+    let identity = &asked.identity;
+    let mut in_doubt = InDoubt {
+        claims,
+        asked,
+        is_doubtful: false,
+    };
+    let since = Instant::now();
+    let deadline = since + asked.wait;
+    let mut room = None;
+    let seen = |signal: Signal| {
+        let mut seen = Seen::of(identity, signal);
+        seen.waited = Some(since.elapsed());
+        guard.tell(&seen);
+    };
+    let id = identity.digest().to_string();
+    let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
+        seen(signal);
+        Refused::of_layer(code, detail).with("id", id.clone())
+    };
+    loop {
+        in_doubt.is_doubtful = true;
+        let answer = guard.store().claim(identity, &asked.request).await;
+        let answer = answer.inspect_err(|error| {
+            in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
+            seen(match error.kind() {
+                StoreErrorKind::Capacity => Signal::Capacity,
+                _ => Signal::StoreError,
+            });
+        })?;
+        in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
+        let refused = match answer {
+            Claim::Acquired(acquired) => {
+                let made = acquired_by(asked, &acquired, &steps(guard, asked, &acquired).await?)?;
+                in_doubt.is_doubtful = false;
+                seen(match acquired.attempt {
+                    1 => Signal::New,
+                    _ => Signal::Again,
+                });
+                return Ok(Made::Acquired(made));
+            }
+            Claim::Completed { outcome, remaining } => {
+                seen(Signal::Replayed);
+                return Ok(Made::Replayed(Replayed {
+                    id,
+                    outcome: body::shown(&outcome),
+                    remaining_ms: millis(remaining),
+                }));
+            }
+            Claim::InFlight { fence, remaining } => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if room.is_none() && !left.is_zero() {
+                    room = claims.waiting.try_acquire().ok();
+                }
+                if room.is_some() && !left.is_zero() && !*claims.stopping.borrow() {
+                    // A lapse is no change in the store: ask again when it is due.
+                    let turn = left.min(remaining.max(Duration::from_millis(1)));
+                    tokio::select! {
+                        waited = guard.store().wait(identity.digest(), fence, turn) => {
+                            waited.inspect_err(|_| seen(Signal::StoreError))?;
+                        }
+                        () = until_stopping(claims.stopping.clone()) => {}
+                    }
+                    continue;
+                }
+                refused(
+                    ProblemCode::InFlight,
+                    Signal::InFlight,
+                    "Another attempt holds the claim. Claim again, with `wait` to be told of its end.",
+                )
+                .retry_after(remaining.min(RETRY_AFTER))
+                .with("fence", fence.0)
+            }
+            Claim::Unknown { fence } => refused(
+                ProblemCode::OutcomeUnknown,
+                Signal::Unknown,
+                "An earlier attempt may have had its effect, and nobody recorded it. It does not run again \
+                 until it is resolved, or claimed with `on_lost` `retry`.",
+            )
+            .with("fence", fence.0),
+            Claim::Mismatch => refused(
+                ProblemCode::Mismatch,
+                Signal::Mismatch,
+                "This key was claimed for another payload. Nothing was changed.",
+            ),
+            Claim::Expired => refused(
+                ProblemCode::Expired,
+                Signal::Expired,
+                "It ran, and its outcome is no longer kept.",
+            ),
+        };
+        return Err(refused);
+    }
+}
+
+/// What earlier attempts finished. This one, too, where its client comes back with its nonce.
+async fn steps(
+    guard: &Guard<AnyStore>,
+    asked: &Asked,
+    acquired: &Acquired,
+) -> Result<Progress, Refused> {
+    if acquired.attempt == 1 && !asked.is_repeatable {
+        return Ok(Progress::EMPTY);
+    }
+    let entry = guard.store().get(asked.identity.digest()).await?;
+    let ours = entry.filter(|Entry { record, .. }| record.token == acquired.token);
+    Ok(ours.map_or(Progress::EMPTY, |entry| entry.record.progress))
+}
+
+fn acquired_by(
+    asked: &Asked,
+    acquired: &Acquired,
+    steps: &Progress,
+) -> Result<wire::Acquired, Refused> {
+    let held = Held {
+        token: acquired.token,
+        lease: asked.request.lease,
+        retention: asked.retention,
+    };
+    Ok(wire::Acquired {
+        id: asked.identity.digest().to_string(),
+        token: held.to_text(),
+        fence: acquired.token.fence.0,
+        attempt: acquired.attempt,
+        since: acquired.since.as_micros(),
+        lease_ms: millis(asked.request.lease),
+        steps: body::steps(steps)?,
+    })
+}
+
+/// A claim that the store may have made, and that its client does not know of. Where that cannot come
+/// back with its nonce, the claim is given back in the background.
+struct InDoubt<'a> {
+    claims: &'a Claims,
+    asked: &'a Asked,
+    is_doubtful: bool,
+}
+
+impl Drop for InDoubt<'_> {
+    fn drop(&mut self) {
+        if !self.is_doubtful || self.asked.is_repeatable {
+            return;
+        }
+        let guard = self.claims.guard.clone();
+        let (digest, nonce) = (*self.asked.identity.digest(), self.asked.request.nonce);
+        let stopping = until_stopping(self.claims.stopping.clone());
+        let give_back = async move {
+            let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
+            let mut is_last_look = false;
+            loop {
+                let store = guard.store();
+                let given_back = match store.get(&digest).await {
+                    Ok(Some(entry)) if entry.record.token.nonce == nonce => {
+                        let token = entry.record.token;
+                        store.abandon(&digest, &token).await.map(|_| true)
+                    }
+                    Ok(_) => Ok(is_last_look),
+                    Err(error) => Err(error),
+                };
+                match given_back {
+                    Ok(true) => break,
+                    Ok(false) => {
+                        sleep(ON_ITS_WAY).await;
+                        is_last_look = true;
+                    }
+                    Err(error) if error.is_retryable() => sleep(backoff.pause()).await,
+                    Err(_) => break,
+                }
+            }
+        };
+        let spawned = self.claims.guard.spawn(async move {
+            tokio::select! {
+                () = give_back => {}
+                () = async { stopping.await; sleep(ON_ITS_WAY).await } => {}
+            }
+        });
+        drop(spawned);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::memory::MemoryStore;
+    use semel::store::Nonce;
+    use tokio::sync::watch;
+
+    use super::super::wire::ClaimRequest;
+    use super::*;
+
+    fn asked(nonce: Option<&str>) -> Asked {
+        let request = ClaimRequest {
+            operation: "job".to_owned(),
+            key: "k".to_owned(),
+            nonce: nonce.map(str::to_owned),
+            ..ClaimRequest::default()
+        };
+        let service = super::super::asked::named(&request);
+        Asked::read(&request, &service.unwrap_or_default()).unwrap_or_else(|_| unreachable!())
+    }
+
+    /// What a later claim finds, after a first one that was made and whose client was told nothing.
+    async fn found_after_a_loss(nonce: Option<&str>) -> Claim {
+        let store = AnyStore::new(MemoryStore::default());
+        let (_stop, stopping) = watch::channel(false);
+        let claims = Claims::new(Guard::from(store), 1, stopping);
+        let (first, mut later) = (asked(nonce), asked(None));
+        let store = claims.guard.store();
+        store.claim(&first.identity, &first.request).await.unwrap();
+        drop(InDoubt {
+            claims: &claims,
+            asked: &first,
+            is_doubtful: true,
+        });
+        claims.guard.drain().await;
+        later.request.nonce = Nonce::random().unwrap();
+        store.claim(&later.identity, &later.request).await.unwrap()
+    }
+
+    /// R14: what nobody can take back is given back.
+    #[tokio::test]
+    async fn a_claim_that_nobody_knows_of_is_given_back() {
+        let found = found_after_a_loss(None).await;
+        assert!(matches!(found, Claim::Acquired(_)), "{found:?}");
+        let nonce = "0123456789abcdef0123456789abcdef";
+        let found = found_after_a_loss(Some(nonce)).await;
+        assert!(matches!(found, Claim::InFlight { .. }), "{found:?}");
+    }
+}
