@@ -48,7 +48,7 @@ fn write(value: &Value, out: &mut Vec<u8>) -> Option<()> {
             out.extend_from_slice(text.format_finite(double).as_bytes());
         }
         Value::Null | Value::Bool(_) | Value::String(_) => {
-            serde_json::to_writer(out, value).ok()?
+            serde_json::to_writer(out, value).ok()?;
         }
     }
     Some(())
