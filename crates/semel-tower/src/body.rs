@@ -366,7 +366,8 @@ fn plus(rest: &SizeHint, read: u64) -> SizeHint {
 /// Pieces of a body; joined without copying where there is only one.
 #[derive(Default)]
 pub(crate) struct Chunks {
-    chunks: VecDeque<Bytes>,
+    first: Bytes,
+    more: VecDeque<Bytes>,
     /// Small pieces behind them. Each of its own would take many times its size.
     small: BytesMut,
     len: usize,
@@ -379,34 +380,38 @@ impl Chunks {
     pub(crate) fn push(&mut self, data: Bytes) {
         let is_first = self.len == 0;
         self.len += data.len();
-        if is_first && !data.is_empty() {
-            self.chunks.push_back(data);
+        if is_first {
+            self.first = data;
         } else if data.len() < SMALL {
             self.small.extend_from_slice(&data);
         } else {
             self.gather();
-            self.chunks.push_back(data);
+            self.more.push_back(data);
         }
     }
 
     fn gather(&mut self) {
         if !self.small.is_empty() {
-            self.chunks.push_back(self.small.split().freeze());
+            self.more.push_back(self.small.split().freeze());
         }
     }
 
     pub(crate) fn join(mut self) -> Bytes {
         self.gather();
-        if self.chunks.len() <= 1 {
-            return self.chunks.pop_front().unwrap_or_default();
+        if self.more.is_empty() {
+            return self.first;
         }
         let mut whole = BytesMut::with_capacity(self.len);
-        self.chunks.iter().for_each(|c| whole.extend_from_slice(c));
+        whole.extend_from_slice(&self.first);
+        self.more.iter().for_each(|c| whole.extend_from_slice(c));
         whole.freeze()
     }
 
     fn into_frames(mut self) -> VecDeque<Frame<Bytes>> {
         self.gather();
-        self.chunks.into_iter().map(Frame::data).collect()
+        if !self.first.is_empty() {
+            self.more.push_front(self.first);
+        }
+        self.more.into_iter().map(Frame::data).collect()
     }
 }
