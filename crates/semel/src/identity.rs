@@ -1,7 +1,7 @@
 //! Identities: scope + operation + key, joined so that no two lists collide.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use sha2::{Digest as _, Sha256};
 
@@ -12,7 +12,7 @@ use crate::Key;
 /// Segments may hold any text: they are joined with their lengths in front, so `["a:b", "c"]`,
 /// `["a", "b:c"]` and `["a:b:c"]` are three scopes.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Scope(Box<[Box<str>]>);
+pub struct Scope(Arc<[Box<str>]>);
 
 impl Scope {
     /// A scope of these segments, in this order.
@@ -22,7 +22,8 @@ impl Scope {
 
     /// The scope of callers without a principal.
     pub fn anonymous() -> Self {
-        Self::new(["anonymous"])
+        static ANONYMOUS: LazyLock<Scope> = LazyLock::new(|| Scope::new(["anonymous"]));
+        ANONYMOUS.clone()
     }
 
     /// The segments, in order.
@@ -160,7 +161,7 @@ fn digest_of(scope: &Scope, operation: &str, key: &Key) -> IdentityDigest {
     };
     part(b"semel/identity/1");
     part(&(scope.0.len() as u64).to_be_bytes());
-    for segment in &scope.0 {
+    for segment in &*scope.0 {
         part(segment.as_bytes());
     }
     part(operation.as_bytes());
