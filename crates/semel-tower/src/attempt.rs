@@ -1,4 +1,4 @@
-//! A request with a key, in a task of its own: claim, run, record, answer.
+//! A request with a key: claim, run, record, answer.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,14 +11,13 @@ use http::request::Parts;
 use http::{Request, Response, response};
 use http_body::Body as HttpBody;
 use semel::guard::{
-    Asked, Begin, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal, Transacted,
+    Asked, Begin, Caller, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal, Transacted,
 };
 use semel::store::OnLost;
 use semel::{
     Identity, IdentityDigest, Outcome, OutcomeKind, Record, State, Store, StoreError,
     StoreErrorKind,
 };
-use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -29,9 +28,6 @@ use crate::policy::{Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
 use crate::replay;
 use crate::transact::{Calling, CommitFailure, Kept, RunAgain, Transactions};
-
-/// Where the client waits, unless it went away.
-pub(crate) type Client<R, E> = oneshot::Sender<Result<Response<Body<R>>, E>>;
 
 /// Among the extensions of every answer to a request with a key and a principal, of replays and of the
 /// layer's [problems](Problem) too: for logs and traces, and to find the record of an outcome that is
@@ -50,7 +46,7 @@ pub struct OperationId {
 /// When to ask again where nobody asked the store how long the lease is.
 const SOON: Duration = Duration::from_secs(1);
 
-/// What the task knows of its request.
+/// What is known of a request.
 pub(crate) struct Run<S> {
     pub(crate) guard: Guard<S>,
     pub(crate) config: Arc<Config>,
@@ -81,7 +77,7 @@ impl<S: Store> Run<S> {
         inner: Inner,
         mut parts: Parts,
         body: Bytes,
-        client: &mut Client<R, Inner::Error>,
+        client: Caller,
         slot: Slot,
     ) -> Result<Response<Body<R>>, Inner::Error>
     where
@@ -93,7 +89,7 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        let (begun, slot) = self.begin(slot, client).await;
+        let (begun, slot) = self.begin(slot, &client).await;
         let (held, slot) = match begun {
             Ok(Begin::Acquired(held)) => {
                 let again = || {
@@ -179,14 +175,14 @@ impl<S: Store> Run<S> {
     }
 
     /// Claims. A duplicate that waits gives its slot back, and waits no longer than its client.
-    async fn begin<R: HttpBody, E>(
+    async fn begin(
         &self,
         slot: Slot,
-        client: &mut Client<R, E>,
+        client: &Caller,
     ) -> (Result<Begin<S>, StoreError>, Option<Slot>) {
         let slot = &Mutex::new(Some(slot));
         let gone = poll_fn(|context| match is_empty(slot) {
-            true => client.poll_closed(context),
+            true => client.poll_gone(context),
             false => Poll::Pending,
         });
         let begun = tokio::select! {

@@ -6,8 +6,8 @@
 //!
 //! A client that got no answer retries, and cannot know whether the first request was lost or its
 //! answer. With [`IdempotencyLayer`] around a service it sends the same `Idempotency-Key` again.
-//! The layer claims the key in a store, runs the service in a task of its own, records the answer,
-//! and replays it from then on.
+//! The layer claims the key in a store, runs the service, whether the client stays or not, records
+//! the answer, and replays it from then on.
 //!
 //! 1. Safe methods, and requests without a key, go straight through: no store call, no allocation.
 //!    A [policy](semel::guard::Policy::with_key_required) refuses the latter with 400.

@@ -1,6 +1,5 @@
 //! The service: what passes through, what is refused, and what runs once.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -12,7 +11,6 @@ use http_body::Body as HttpBody;
 use semel::guard::{Asked, Guard, Seen, Signal};
 use semel::store::OnLost;
 use semel::{Identity, IdentityDigest, Scope, Store};
-use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -338,7 +336,6 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             config,
             transactions,
         } = self;
-        let (mut client, answered) = oneshot::channel();
         let mut asked = Asked::new(identity.clone(), config.fingerprint(&parts, &body));
         if guard.policy().on_lost() == Some(OnLost::Reconcile) {
             asked = asked.about(format!("{} {}", parts.method, parts.uri.path()));
@@ -360,22 +357,10 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             Ok(slot) => slot,
             Err(full) => return Ok(run.without_attempt(full).await),
         };
-        // From the claim on in a task of its own: a client that goes away neither stops an attempt
-        // (R11) nor leaves behind a claim that nobody runs.
-        let task = guard.spawn(async move {
-            let answer = run.once(inner, parts, body, &mut client, slot).await;
-            client.send(answer).ok();
-        });
-        if let Ok(answer) = answered.await {
-            return answer;
-        }
-        match task.await.map_err(tokio::task::JoinError::try_into_panic) {
-            Err(Ok(panic)) => resume_unwind(panic),
-            // The runtime is shutting down.
-            Ok(()) | Err(Err(_)) => {
-                let problem = Problem::new(ProblemCode::OutcomeUnknown);
-                Ok(config.problem(problem, &Echo::default()))
-            }
-        }
+        // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
+        // claim that nobody runs.
+        guard
+            .attend(|client| run.once(inner, parts, body, client, slot))
+            .await
     }
 }

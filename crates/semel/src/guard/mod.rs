@@ -27,6 +27,7 @@
 
 mod asked;
 mod attempt;
+mod attended;
 mod claim;
 mod engine;
 mod lease;
@@ -55,6 +56,7 @@ use crate::sync::Watched;
 
 pub use asked::Asked;
 pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
+pub use attended::{Attended, Caller};
 pub use claim::Begin;
 pub use engine::{Opening, TransactOptions, Transacted};
 pub use observer::{Observer, Seen, Signal};
@@ -225,13 +227,12 @@ impl<S: Store> Guard<S> {
         }
     }
 
-    /// How many tasks of [`spawn`](Self::spawn) are running.
+    /// How many tasks of [`spawn`](Self::spawn) and works of [`attend`](Self::attend) are running.
     pub fn running(&self) -> usize {
         self.shared.tasks.len()
     }
 
-    /// Returns once no task of [`spawn`](Self::spawn) is running, on this guard or on one that shares
-    /// its store. What the store did not take yet (R14) is tried for 5 s at least. Ends the
+    /// Returns once none of these is running, on this guard or on one that shares its store. What the store did not take yet (R14) is tried for 5 s at least. Ends the
     /// [purger](Self::spawn_purger). Call it when no more calls come.
     pub async fn drain(&self) {
         let _draining = Draining(&self.shared.draining);
