@@ -131,7 +131,8 @@ impl Sources {
             let mut route = inner.route(own);
             reader.errors = inner.errors;
             route.name = format!("route {}", routes.len() + 1);
-            if let Some(other) = routes.iter().find(|other| other.label == route.label) {
+            let mut others = routes.iter().filter(|_| said.given.contains_key("name"));
+            if let Some(other) = others.find(|other| other.label == route.label) {
                 reader.error(format!(
                     "{at}: {} is called `{}` as well",
                     other.name, route.label

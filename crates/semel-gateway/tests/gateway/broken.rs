@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use crate::routes::file;
 
 /// A file and its message, without the path in front.
-const BROKEN: [(&str, &str); 40] = [
+const BROKEN: [(&str, &str); 41] = [
     (
         "[[routes]]\npath = \"/a\"",
         "1: route 1: `upstream` is required in each route, or at the top for all",
@@ -34,7 +34,11 @@ const BROKEN: [(&str, &str); 40] = [
     ),
     (
         "upstream = \"http://a\"\n[[routes]]\nlisten = \"127.0.0.1:80\"",
-        "3: route 1: there is no setting `listen`; known are host, path, methods, protect, upstream, service,",
+        "3: route 1: there is no setting `listen`; known are name, host, path, methods, protect, upstream,",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nname = \"n\"\npath = \"/x\"\n[[routes]]\nname = \"n\"",
+        "5: route 2: route 1 is called `n` as well",
     ),
     (
         "upstream = \"http://a\"\n[[routes]]\nttl = \"payments\"",
