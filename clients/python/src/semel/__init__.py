@@ -1,0 +1,44 @@
+"""Operations that happen once, through a semel gateway."""
+
+from ._claims import Outcome
+from .client import AsyncAttempt, AsyncClient, Attempt, Client, OnError, Options, current, once
+from .errors import (
+    Expired,
+    Failed,
+    InFlight,
+    Mismatch,
+    OutcomeUnknown,
+    Problem,
+    Refused,
+    ResultOmitted,
+    SemelError,
+    Stale,
+    StepConflict,
+    StepsChanged,
+    Unsettled,
+)
+
+__all__ = [
+    "AsyncAttempt",
+    "AsyncClient",
+    "Attempt",
+    "Client",
+    "Expired",
+    "Failed",
+    "InFlight",
+    "Mismatch",
+    "OnError",
+    "Options",
+    "Outcome",
+    "OutcomeUnknown",
+    "Problem",
+    "Refused",
+    "ResultOmitted",
+    "SemelError",
+    "Stale",
+    "StepConflict",
+    "StepsChanged",
+    "Unsettled",
+    "current",
+    "once",
+]

@@ -1,0 +1,270 @@
+"""The claim API, without a network: each call is a generator of what to send and how long to pause.
+
+`Client` and `AsyncClient` drive the same generators. What a claim means is decided by the gateway.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+import secrets
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import httpx
+
+from .errors import Failed, InFlight, ResultOmitted, StepsChanged, Unsettled, problem
+
+T = TypeVar("T")
+Duration = float | str
+OnLost = Literal["hold", "retry"]
+
+# What the API allows for one call.
+LONGEST_WAIT = 600.0
+# Beyond what a call waits at the gateway, in seconds.
+TIMEOUT = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+# Nothing is known of the call after these; others are the answer to it.
+TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass
+class Send:
+    """One request; its reply is a response, or the error of the transport."""
+
+    path: str
+    body: dict[str, Any]
+    timeout: float
+
+
+@dataclass
+class Pause:
+    seconds: float
+
+
+Reply = httpx.Response | httpx.TransportError | None
+Flow = Generator[Send | Pause, Reply, T]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is recorded.
+
+    `kind` is `success`, `failure` or `omitted`; `value` is JSON, text, bytes or nothing.
+    """
+
+    kind: str
+    value: Any = None
+    code: int = 0
+    content_type: str | None = None
+
+    def result(self) -> Any:
+        """The value of a success.
+
+        Raises `Failed` for a lasting failure, and `ResultOmitted` where the result was too large to keep.
+        """
+        if self.kind == "failure":
+            raise Failed(self.value)
+        if self.kind == "omitted":
+            raise ResultOmitted("it is done, and its result was too large to keep")
+        return self.value
+
+    def to_wire(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"kind": self.kind, "code": self.code}
+        if self.content_type is not None:
+            body["content_type"] = self.content_type
+        if isinstance(self.value, bytes):
+            body["base64"] = base64.b64encode(self.value).decode()
+        elif self.value is not None:
+            body["json"] = self.value
+        return body
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Outcome:
+        value = wire.get("json", wire.get("text"))
+        if "base64" in wire:
+            value = base64.b64decode(wire["base64"])
+        elif isinstance(value, str) and wire.get("content_type") == "application/octet-stream":
+            # Bytes that are UTF-8 are shown as text.
+            value = value.encode()
+        return cls(wire["kind"], value, wire.get("code", 0), wire.get("content_type"))
+
+
+@dataclass
+class Claim:
+    """What to claim, and how."""
+
+    operation: str
+    key: str
+    payload: Any = None
+    wait: float = 0.0
+    lease: Duration = 30.0
+    ttl: Duration = "24h"
+    on_lost: OnLost = "hold"
+    in_steps: bool = False
+    scope: tuple[str, ...] = ()
+    service: str = "default"
+    tombstone: Duration = 0.0
+
+    def to_wire(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "operation": self.operation,
+            "key": self.key,
+            "service": self.service,
+            "scope": list(self.scope),
+            # Once for all tries: a claim whose answer was lost is found again by it.
+            "nonce": secrets.token_hex(16),
+            "lease": duration(self.lease),
+            "ttl": duration(self.ttl),
+            "tombstone": duration(self.tombstone),
+            "on_lost": "retry" if self.in_steps else self.on_lost,
+        }
+        if isinstance(self.payload, bytes):
+            body["payload_base64"] = base64.b64encode(self.payload).decode()
+        elif self.payload is not None:
+            body["payload"] = self.payload
+        return body
+
+
+@dataclass
+class Held:
+    """A claim that was acquired: what its holder has to know."""
+
+    id: str
+    token: str
+    fence: int
+    attempt: int
+    since: int
+    lease: float
+    # By this process's clock, counted from before the request: never later than the store's.
+    until: float
+    steps: list[tuple[str, Outcome]] = field(default_factory=list)
+    # How many steps this attempt has come to.
+    place: int = 0
+
+
+def duration(value: Duration) -> str:
+    return value if isinstance(value, str) else f"{round(value * 1000)}ms"
+
+
+def claim(what: Claim, patience: float) -> Flow[Held | tuple[str, Outcome]]:
+    """Claims until it is acquired, completed, or refused for good."""
+    body = what.to_wire()
+    waited_out = time.monotonic() + what.wait
+    while True:
+        wait = min(max(waited_out - time.monotonic(), 0.0), LONGEST_WAIT)
+        body["wait"] = duration(wait)
+        sent = time.monotonic()
+        try:
+            answer = yield from call("/v1/claims", body, patience, wait + TIMEOUT)
+        except InFlight as held:
+            left = waited_out - time.monotonic()
+            if left <= 0:
+                raise
+            # Its wait was cut short: the gateway stops, or has too many that wait.
+            yield Pause(min(left, held.retry_after or FIRST_PAUSE))
+            continue
+        if "outcome" in answer:
+            return answer["id"], Outcome.from_wire(answer["outcome"])
+        lease = answer["lease_ms"] / 1000
+        return Held(
+            id=answer["id"],
+            token=answer["token"],
+            fence=answer["fence"],
+            attempt=answer["attempt"],
+            since=answer["since"],
+            lease=lease,
+            until=sent + lease,
+            steps=[(step["name"], Outcome.from_wire(step["result"])) for step in answer["steps"]],
+        )
+
+
+def renew(held: Held, patience: float = 0.0) -> Flow[None]:
+    """Unless it has patience, one try; where the gateway is not reached it ends as `Unsettled`."""
+    sent = time.monotonic()
+    answer = yield from call(f"/v1/claims/{held.id}/renew", {"token": held.token}, patience, held.lease / 3)
+    held.until = max(held.until, sent + answer["lease_ms"] / 1000)
+
+
+def settle(held: Held, verb: str, body: dict[str, Any], patience: float) -> Flow[dict[str, Any]]:
+    return (yield from call(f"/v1/claims/{held.id}/{verb}", {"token": held.token, **body}, patience))
+
+
+def next_step(held: Held, name: str) -> Outcome | str:
+    """The result of a step that is finished, or the key for one that has to run."""
+    place = held.place
+    if place < len(held.steps):
+        kept, result = held.steps[place]
+        if kept != name:
+            raise StepsChanged(f"step {place} was {kept!r} in an earlier attempt, and is {name!r} now")
+        held.place += 1
+        return result
+    numbers = held.since.to_bytes(8, "big") + place.to_bytes(8, "big")
+    return hashlib.sha256(b"semel/step/2" + bytes.fromhex(held.id) + numbers + name.encode()).hexdigest()
+
+
+def keep_step(held: Held, name: str, result: Outcome, patience: float) -> Flow[Outcome]:
+    """Keeps the result; gives it back as every later attempt will see it."""
+    yield from settle(held, "steps", {"name": name, "result": result.to_wire()}, patience)
+    result = as_kept(result)
+    held.steps.append((name, result))
+    held.place += 1
+    return result
+
+
+def as_kept(outcome: Outcome) -> Outcome:
+    """What a replay will show: a tuple becomes a list, a key of a dict becomes text."""
+    if isinstance(outcome.value, bytes):
+        return outcome
+    return Outcome(
+        outcome.kind,
+        json.loads(json.dumps(outcome.value, allow_nan=False)),
+        outcome.code,
+        outcome.content_type,
+    )
+
+
+def call(path: str, body: dict[str, Any], patience: float, timeout: float = TIMEOUT) -> Flow[dict[str, Any]]:
+    """Sends the same until there is an answer, or patience is over: every call is safe to send again."""
+    end = time.monotonic() + patience
+    longest = FIRST_PAUSE
+    while True:
+        reply = yield Send(path, body, timeout)
+        pause = random.uniform(0, longest)
+        longest = min(longest * 2, LONGEST_PAUSE)
+        if isinstance(reply, httpx.Response):
+            answer = body_of(reply)
+            if reply.status_code in (200, 201) and isinstance(answer, dict):
+                return answer
+            refusal = problem(reply.status_code, answer)
+            asked = retry_after(reply)
+            if isinstance(refusal, InFlight):
+                refusal.retry_after = asked
+            if reply.status_code not in TEMPORARY:
+                raise refusal
+            pause += asked
+        else:
+            refusal = None
+        if time.monotonic() + pause > end:
+            raise Unsettled(f"{path}: no answer within {patience:g} s") from refusal or as_error(reply)
+        yield Pause(pause)
+
+
+def as_error(reply: Reply) -> Exception | None:
+    return reply if isinstance(reply, Exception) else None
+
+
+def body_of(reply: httpx.Response) -> Any:
+    try:
+        return reply.json()
+    except ValueError:
+        return None
+
+
+def retry_after(reply: httpx.Response) -> float:
+    text = reply.headers.get("retry-after", "").strip()
+    return float(text) if text.isascii() and text.isdigit() else 0.0

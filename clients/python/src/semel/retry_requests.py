@@ -1,0 +1,88 @@
+"""An adapter for requests that sends a request again, with one key, until its answer is known.
+
+session.mount("https://", RetryAdapter())
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import requests
+import requests.adapters
+from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
+
+from ._decide import Answer, Failure
+from ._pursuit import Budget, Pursuit, Rules
+
+__all__ = ["Budget", "RetryAdapter", "Rules"]
+
+# Seconds for a connection, and between two pieces of an answer, where the caller says nothing.
+TIMEOUT = 30.0
+INVALID = (
+    requests.exceptions.InvalidURL,
+    requests.exceptions.InvalidHeader,
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.MissingSchema,
+)
+
+
+class RetryAdapter(requests.adapters.HTTPAdapter):
+    """Bodies, and answers to requests with a key, are held in memory."""
+
+    def __init__(self, rules: Rules | None = None, **options: Any) -> None:
+        self._rules = rules or Rules()
+        super().__init__(**options)
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        pursuit = Pursuit(self._rules, request.method or "GET", request.headers)
+        hold_body(request)
+        while True:
+            response, error = None, None
+            status = 0
+            try:
+                response = super().send(request, stream, timeout or TIMEOUT, verify, cert, proxies)
+                status = response.status_code
+                if pursuit.key is not None or status >= 400:
+                    _ = response.content
+            except requests.RequestException as failed:
+                response, error = None, failed
+            pause = pursuit.pause(came(response, error, status))
+            if pause is None:
+                return pursuit.conclude(response, error)
+            time.sleep(pause)
+
+
+def hold_body(request: requests.PreparedRequest) -> None:
+    """A file or a generator can be read once only."""
+    body: Any = request.body
+    if body is None or isinstance(body, (bytes, str)):
+        return
+    request.body = body.read() if hasattr(body, "read") else b"".join(body)
+    request.headers.pop("Transfer-Encoding", None)
+    request.prepare_content_length(request.body)
+
+
+def came(response: requests.Response | None, error: Exception | None, status: int) -> Answer | Failure:
+    if response is not None:
+        body = response.content if status >= 400 else b""
+        return Answer(response.status_code, response.headers, body)
+    if isinstance(error, INVALID):
+        return Failure("invalid-request", sent=False)
+    if status:
+        return Failure("broken-answer", status=status)
+    reason = error.args[0] if error and error.args else None
+    if isinstance(reason, MaxRetryError):
+        reason = reason.reason
+    unsent = isinstance(reason, (NewConnectionError, ConnectTimeoutError))
+    timed_out = isinstance(error, requests.exceptions.Timeout)
+    return Failure("timeout" if timed_out else "reset", sent=not unsent)

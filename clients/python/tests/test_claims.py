@@ -1,0 +1,321 @@
+"""Claims through a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import semel
+from harness import Gateway, Network, eventually
+
+UPSTREAM = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway(UPSTREAM) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> Iterator[semel.Client]:
+    with semel.Client(gateway.admin, patience=10) as client:
+        yield client
+
+
+@pytest.fixture
+def network(gateway: Gateway) -> Iterator[Network]:
+    with Network(gateway.admin, seed=1, cut=0, delay=0) as network:
+        yield network
+
+
+@pytest.fixture
+def key() -> str:
+    return str(uuid.uuid4())
+
+
+def test_a_function_runs_once_per_key_and_everybody_gets_its_result(
+    gateway: Gateway, client: semel.Client, key: str
+) -> None:
+    charged = []
+
+    @semel.once(client, operation="charge", key=lambda order: order["id"])
+    def charge(order: dict[str, Any]) -> dict[str, Any]:
+        attempt = semel.current()
+        assert attempt.still_held()
+        charged.append((order["cents"], attempt.attempt))
+        return {"charge": attempt.id, "of": (1, 2)}
+
+    order = {"id": key, "cents": 300}
+    first = charge(order)
+    assert first["of"] == [1, 2]
+    assert charge(order) == charge(order=order) == first
+    with (
+        semel.Client(gateway.admin) as other,
+        other.claim("charge", key, payload={"order": order}) as attempt,
+    ):
+        assert attempt.result() == first
+        assert attempt.id == first["charge"]
+        with pytest.raises(RuntimeError, match="done before"):
+            _ = attempt.fence
+    assert charged == [(300, 1)]
+
+    with pytest.raises(semel.Mismatch) as mismatch:
+        charge({"id": key, "cents": 301})
+    assert (mismatch.value.status, mismatch.value.code, mismatch.value.id) == (
+        422,
+        "mismatch",
+        first["charge"],
+    )
+
+
+def test_with_asyncio(gateway: Gateway, key: str) -> None:
+    async def run() -> None:
+        async with semel.AsyncClient(gateway.admin) as client:
+            charged = []
+
+            @semel.once(client, operation="charge", key=lambda _cents: key, wait=30)
+            async def charge(cents: int) -> int:
+                charged.append(semel.current().fence)
+                await asyncio.sleep(0.05)
+                return cents
+
+            assert await asyncio.gather(*(charge(300) for _ in range(5))) == [300] * 5
+            assert len(charged) == 1
+            with pytest.raises(semel.Mismatch):
+                await charge(301)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("result", [None, "text", 0, [], {"é": [None, True, 1.5]}, b"\x00\xff", b"text", b""])
+def test_results_come_back_as_they_were(client: semel.Client, key: str, result: Any) -> None:
+    assert client.run("echo", key, lambda _: result) == result
+    assert client.run("echo", key, lambda _: "another") == result
+
+
+def test_what_is_no_json_is_refused(client: semel.Client, key: str) -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        client.run("echo", key, lambda _: object())
+    with pytest.raises(semel.OutcomeUnknown):
+        client.run("echo", key, lambda _: 1)
+
+
+def test_who_comes_meanwhile_is_refused_or_waits(client: semel.Client, key: str) -> None:
+    with client.claim("wait", key) as attempt:
+        with pytest.raises(semel.InFlight) as refused:
+            client.claim("wait", key)
+        assert refused.value.retry_after > 0
+        waited = []
+        waiting = threading.Thread(target=lambda: waited.append(client.claim("wait", key, wait=60)))
+        waiting.start()
+        attempt.complete("done")
+    waiting.join()
+    assert waited[0].result() == "done"
+
+
+def test_an_error_leaves_the_outcome_unknown(client: semel.Client, key: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        client.run("divide", key, lambda _: 1 / 0)
+    with pytest.raises(semel.OutcomeUnknown) as unknown:
+        client.run("divide", key, lambda _: 1)
+    assert unknown.value.id is not None
+    with client.claim("divide", key, on_lost="retry") as attempt:
+        assert (attempt.id, attempt.attempt) == (unknown.value.id, 2)
+        assert unknown.value.fence is not None
+        assert attempt.fence > unknown.value.fence
+        attempt.complete(1)
+
+
+def test_so_does_a_block_that_does_not_say_how_it_ended(client: semel.Client, key: str) -> None:
+    with client.claim("divide", key):
+        pass
+    with pytest.raises(semel.OutcomeUnknown):
+        client.claim("divide", key)
+
+
+def test_an_error_before_the_effect_lets_the_next_call_run(client: semel.Client, key: str) -> None:
+    def before_anything(error: BaseException) -> semel.OnError:
+        return "abandon" if isinstance(error, ZeroDivisionError) else "unknown"
+
+    for on_error in ("abandon", before_anything):
+        with pytest.raises(ZeroDivisionError):
+            client.run("divide", key, lambda _: 1 / 0, on_error=on_error)
+    assert client.run("divide", key, lambda attempt: attempt.attempt) == 3
+
+
+def test_a_lasting_failure_is_replayed(client: semel.Client, key: str) -> None:
+    def decline(_: semel.Attempt) -> None:
+        raise semel.Failed({"code": "declined"})
+
+    for work in (decline, lambda _: None):
+        with pytest.raises(semel.Failed) as failed:
+            client.run("charge", key, work)
+        assert failed.value.result == {"code": "declined"}
+
+
+def test_what_is_no_longer_kept_is_expired(client: semel.Client, key: str) -> None:
+    client.run("old", key, lambda _: 1, ttl=0.1, lease=0.1, tombstone=3600)
+
+    def has_expired() -> bool:
+        try:
+            return client.run("old", key, lambda _: 2, wait=1) != 1
+        except semel.Expired:
+            return True
+
+    eventually("the result expires", has_expired)
+    with pytest.raises(semel.Expired):
+        client.claim("old", key)
+
+
+def test_steps_go_on_where_the_last_attempt_ended(client: semel.Client, key: str) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def step(name: str, result: Any) -> Any:
+        def work(step_key: str) -> Any:
+            ran.append((name, step_key))
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return work
+
+    def settle(attempt: semel.Attempt, ship: Any) -> Any:
+        charge = attempt.step("charge", step("charge", {"id": 7}))
+        return [charge, attempt.step("ship", step("ship", ship))]
+
+    with pytest.raises(OSError, match="no parcel"):
+        client.run("settle", key, lambda a: settle(a, OSError("no parcel")), in_steps=True)
+    with pytest.raises(semel.StepsChanged, match="'charge' in an earlier attempt, and is 'ship' now"):
+        client.run("settle", key, lambda a: a.step("ship", step("ship", 1)), in_steps=True)
+    assert client.run("settle", key, lambda a: settle(a, "sent"), in_steps=True) == [{"id": 7}, "sent"]
+    names, keys = zip(*ran, strict=True)
+    assert names == ("charge", "ship", "ship")
+    assert keys[0] != keys[1] == keys[2]
+    assert len(keys[0]) == 64
+
+
+def test_steps_want_to_be_declared(client: semel.Client, key: str) -> None:
+    with client.claim("settle", key) as attempt, pytest.raises(RuntimeError, match="in_steps=True"):
+        attempt.step("charge", lambda _: 1)
+
+
+def test_a_lease_is_renewed_while_the_work_runs(client: semel.Client, key: str) -> None:
+    with client.claim("long", key, lease=0.3) as attempt:
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            with pytest.raises(semel.InFlight):
+                client.claim("long", key, on_lost="retry")
+        assert attempt.still_held()
+        attempt.complete()
+
+
+def test_an_attempt_that_nobody_can_end_any_more_is_not_renewed(client: semel.Client, key: str) -> None:
+    attempt = client.claim("forgotten", key, lease=0.2)
+    assert attempt.still_held()
+    del attempt
+    gc.collect()
+    with client.claim("forgotten", key, on_lost="retry", wait=60) as attempt:
+        assert attempt.attempt == 2
+        attempt.abandon()
+
+
+def test_an_attempt_that_was_overtaken_records_nothing(
+    gateway: Gateway, client: semel.Client, network: Network, key: str
+) -> None:
+    with semel.Client(network.url, patience=10) as cut_off:
+        attempt = cut_off.claim("slow", key, lease=0.3)
+        network.cut = 1.0
+        with client.claim("slow", key, on_lost="retry", wait=60) as other:
+            assert not attempt.still_held()
+            network.cut = 0
+            with pytest.raises(semel.Stale) as stale:
+                attempt.complete("late")
+            assert stale.value.reason == "superseded"
+            other.complete("in time")
+        assert client.claim("slow", key).result() == "in time"
+
+
+def test_answers_that_are_lost_are_asked_for_again(client: semel.Client, network: Network, key: str) -> None:
+    with semel.Client(network.url, patience=30) as cut_off:
+        network.lose_answers = 1
+        with cut_off.claim("lost", key, lease=60) as attempt:
+            assert attempt.attempt == 1
+            network.lose_answers = 2
+            attempt.complete("once")
+        assert network.cuts["answer"] == 3
+    assert client.claim("lost", key).result() == "once"
+
+
+def test_on_a_bad_network_everything_runs_once(gateway: Gateway, key: str) -> None:
+    async def run() -> None:
+        ran: list[int] = []
+
+        async def work(number: int) -> int:
+            ran.append(number)
+            return number
+
+        with Network(gateway.admin, seed=2, cut=0.15, delay=0) as network:
+            async with semel.AsyncClient(network.url, patience=60) as client:
+                runs = [
+                    client.run("many", f"{key}-{number}", lambda _, n=number: work(n), lease=60)  # type: ignore[misc]
+                    for number in range(40)
+                ]
+                assert await asyncio.gather(*runs) == list(range(40))
+        assert sorted(ran) == list(range(40))
+        assert min(network.cuts.values()) > 0
+
+    asyncio.run(run())
+
+
+def test_a_completion_is_pursued_though_its_caller_was_cancelled(
+    gateway: Gateway, client: semel.Client, key: str
+) -> None:
+    async def run() -> None:
+        with Network(gateway.admin, seed=1, cut=0, delay=0) as network:
+            async with semel.AsyncClient(network.url, patience=60) as cut_off:
+                attempt = await cut_off.claim("cancelled", key, lease=60)
+                network.cut = 1.0
+                completing = asyncio.create_task(attempt.complete("known"))
+                await asyncio.to_thread(eventually, "a request is cut", lambda: network.cuts["request"] > 0)
+                completing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await completing
+                network.cut = 0
+
+    asyncio.run(run())
+    assert client.claim("cancelled", key).result() == "known"
+
+
+def test_a_gateway_that_does_not_come_back_leaves_it_unsettled(
+    client: semel.Client, network: Network, key: str
+) -> None:
+    with semel.Client(network.url, patience=0.3) as cut_off:
+        attempt = cut_off.claim("away", key)
+        network.cut = 1.0
+        with pytest.raises(semel.Unsettled):
+            attempt.complete("nobody knows")
+        with pytest.raises(semel.Unsettled):
+            cut_off.claim("away", "other")
+
+
+def test_who_has_no_right_is_refused(key: str, tmp_path: Any) -> None:
+    digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+    settings = tmp_path / "semel.toml"
+    settings.write_text(f'[[tokens]]\nname = "books"\nsha256 = "{digest}"\nclaims = ["default/close-*"]\n')
+    with Gateway(UPSTREAM, "--config", str(settings)) as gateway:
+        with semel.Client(gateway.admin) as client, pytest.raises(semel.Refused) as refused:
+            client.claim("close-day", key)
+        assert (refused.value.status, refused.value.code) == (401, "unauthorized")
+        with semel.Client(gateway.admin, token="secret") as client:
+            assert client.run("close-day", key, lambda _: 1) == 1
+            with pytest.raises(semel.Refused) as refused:
+                client.claim("charge", key)
+            assert (refused.value.status, refused.value.code) == (403, "forbidden")

@@ -1,0 +1,36 @@
+"""The table of retry cases, which all clients share."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel._decide import Answer, Decision, Failure, Sent, decide
+
+TABLE = json.loads((Path(__file__).parents[2] / "retry-cases.json").read_text())
+NOW = datetime.fromisoformat(TABLE["now"].replace("Z", "+00:00"))
+
+
+def came(case: dict[str, Any]) -> Answer | Failure:
+    if "error" in case:
+        return Failure(**case["error"])
+    answer = case["answer"]
+    text = answer.get("text", json.dumps(answer["body"]) if "body" in answer else "")
+    return Answer(answer["status"], answer.get("headers", {}), text.encode() + b" " * answer.get("pad", 0))
+
+
+@pytest.mark.parametrize("case", TABLE["cases"], ids=lambda case: case["name"])
+def test_each_case_of_the_table(case: dict[str, Any]) -> None:
+    expected = case["expect"]
+    decision = decide(Sent(**case["request"]), came(case), NOW)
+    assert decision == Decision(
+        expected["decision"],
+        expected.get("effect", "happened"),
+        expected.get("reason"),
+        expected.get("after_ms", 0) / 1000,
+        expected.get("replayed", False),
+    ), case["why"]

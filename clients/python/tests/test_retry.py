@@ -1,0 +1,175 @@
+"""The transports of httpx and the adapter of requests, before a service that fails as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import requests
+
+import semel
+from harness import Answer, Request, json_answer, service
+from semel.retry import AsyncRetryTransport, Budget, RetryTransport, Rules
+from semel.retry_requests import RetryAdapter
+
+Send = Callable[..., Any]
+
+
+def quick(**others: Any) -> Rules:
+    return Rules(**({"patience": 20, "first_pause": 0.001} | others))
+
+
+def by_httpx(rules: Rules) -> Send:
+    def send(method: str, url: str, **what: Any) -> httpx.Response:
+        with httpx.Client(transport=RetryTransport(rules=rules)) as http:
+            return http.request(method, url, **what)
+
+    return send
+
+
+def by_async_httpx(rules: Rules) -> Send:
+    def send(method: str, url: str, **what: Any) -> httpx.Response:
+        async def run() -> httpx.Response:
+            async with httpx.AsyncClient(transport=AsyncRetryTransport(rules=rules)) as http:
+                return await http.request(method, url, **what)
+
+        return asyncio.run(run())
+
+    return send
+
+
+def by_requests(rules: Rules) -> Send:
+    def send(method: str, url: str, content: Any = None, **what: Any) -> requests.Response:
+        with requests.Session() as session:
+            session.mount("http://", RetryAdapter(rules))
+            return session.request(method, url, data=content, **what)
+
+    return send
+
+
+@pytest.fixture(params=[by_httpx, by_async_httpx, by_requests])
+def by(request: pytest.FixtureRequest) -> Callable[[Rules], Send]:
+    chosen: Callable[[Rules], Send] = request.param
+    return chosen
+
+
+class Script:
+    """Answers one after the other; the last one from then on."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked: list[Request] = []
+
+    def answer(self, request: Request) -> Answer:
+        self.asked.append(request)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def keys(self) -> set[str | None]:
+        return {request.headers.get("idempotency-key") for request in self.asked}
+
+
+def problem(status: int, code: str, **headers: str) -> Answer:
+    body = json.dumps({"code": code, "detail": "why"}).encode()
+    return Answer(status, body, {"content-type": "application/problem+json", **headers})
+
+
+CREATED = json_answer({"id": 7}, 201)
+
+
+def test_one_key_for_all_tries_and_the_same_body(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(cut=True), problem(409, "in-flight"), Answer(503), CREATED)
+    with service(script.answer) as url:
+        answer = by(quick())("POST", url, content=b"an order")
+    assert (answer.status_code, answer.json()) == (201, {"id": 7})
+    assert answer.elapsed.total_seconds() > 0
+    assert [request.body for request in script.asked] == [b"an order"] * 4
+    (key,) = script.keys()
+    assert key is not None
+    assert len(key) == 36
+
+
+def test_a_body_that_can_be_read_once_is_sent_twice(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(503), CREATED)
+    body = io.BytesIO(b"a file") if by is by_requests else b"a file"
+    with service(script.answer) as url:
+        by(quick())("POST", url, content=body, headers={"idempotency-key": "my-own"})
+    assert [request.body for request in script.asked] == [b"a file"] * 2
+    assert script.keys() == {"my-own"}
+
+
+def test_a_get_needs_no_key(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(cut=True), json_answer([]))
+    with service(script.answer) as url:
+        assert by(quick())("GET", url).json() == []
+    assert script.keys() == {None}
+
+
+def test_a_mismatch_is_never_sent_again(by: Callable[[Rules], Send]) -> None:
+    script = Script(problem(422, "mismatch", **{"retry-after": "0"}))
+    with service(script.answer) as url, pytest.raises(semel.Mismatch) as mismatch:
+        by(quick())("POST", url)
+    assert (mismatch.value.status, mismatch.value.detail) == (422, "why")
+    assert mismatch.value.response.json()["code"] == "mismatch"
+    assert len(script.asked) == 1
+
+
+def test_unknown_and_expired_are_reported_as_such(by: Callable[[Rules], Send]) -> None:
+    for code, error in [("outcome-unknown", semel.OutcomeUnknown), ("expired", semel.Expired)]:
+        script = Script(Answer(cut=True), problem(409, code))
+        with service(script.answer) as url, pytest.raises(error):
+            by(quick())("POST", url)
+        assert len(script.asked) == 2
+
+
+def test_answers_of_the_service_are_answers(by: Callable[[Rules], Send]) -> None:
+    for status in (302, 400, 401, 402, 404, 409, 422):
+        script = Script(Answer(status, b"why", {"content-type": "text/plain"}))
+        with service(script.answer) as url:
+            answer = by(quick())("POST", url)
+        assert (answer.status_code, answer.content, len(script.asked)) == (status, b"why", 1)
+
+
+def test_no_answer_in_time_is_unsettled(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(cut=True))
+    with service(script.answer) as url, pytest.raises(semel.Unsettled) as unsettled:
+        by(quick(patience=0.3))("POST", url, headers={"idempotency-key": "mine"})
+    assert unsettled.value.key == "mine"
+    assert len(script.asked) > 1
+
+
+def test_a_refusal_after_a_lost_try_is_unsettled(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(cut=True), Answer(401))
+    with service(script.answer) as url, pytest.raises(semel.Unsettled) as unsettled:
+        by(quick())("POST", url)
+    assert unsettled.value.response.status_code == 401
+
+
+def test_what_was_never_sent_is_the_error_that_it_is(by: Callable[[Rules], Send]) -> None:
+    with service(Script(CREATED).answer) as url:
+        pass
+    with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
+        by(quick(patience=0.2))("POST", url)
+
+
+def test_who_is_asked_to_wait_too_long_gets_the_refusal(by: Callable[[Rules], Send]) -> None:
+    script = Script(problem(429, "limit", **{"retry-after": "3600"}))
+    with service(script.answer) as url:
+        assert by(quick())("POST", url).status_code == 429
+    assert len(script.asked) == 1
+
+
+def test_a_budget_slows_retries_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    budget = Budget(ratio=0.5, per_second=2.0, reserve=3.0)
+    assert [budget.spend() for _ in range(5)] == [0, 0, 0, 0.5, 1.0]
+    for _ in range(4):
+        budget.earn()
+    assert [budget.spend() for _ in range(2)] == [0.5, 1.0]
+    now = 60.0
+    assert [budget.spend() for _ in range(4)] == [0, 0, 0, 0.5]
