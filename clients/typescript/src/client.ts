@@ -1,0 +1,455 @@
+import { Failed, InFlight, ResultOmitted, SemelError, Stale, StepsChanged, Unsettled, problem } from './errors.js';
+import { later, now, sleep, within } from './time.js';
+
+/** Milliseconds, or as the gateway writes durations: `'30s'`, `'7d'`, `'payment'`. */
+export type Duration = number | string;
+export type OnError = 'unknown' | 'abandon';
+
+/** How to claim. The README says what each means. */
+export interface ClaimOptions {
+  payload?: unknown;
+  wait?: number;
+  lease?: Duration;
+  ttl?: Duration;
+  onLost?: 'hold' | 'retry';
+  inSteps?: boolean;
+  onError?: OnError | ((error: unknown) => OnError);
+  scope?: readonly string[];
+  service?: string;
+  tombstone?: Duration;
+  signal?: AbortSignal;
+}
+
+export interface ClientOptions {
+  /** Sent as a bearer token. */
+  token?: string;
+  /** For how many milliseconds a call is sent again while the gateway does not answer it. */
+  patience?: number;
+  fetch?: typeof fetch;
+}
+
+/** What is recorded. `value` is JSON, text, bytes or nothing. */
+export interface Outcome {
+  readonly kind: 'success' | 'failure' | 'omitted';
+  readonly value?: unknown;
+  readonly code?: number;
+  readonly contentType?: string;
+}
+
+export interface CompleteOptions {
+  /** A lasting failure. */
+  failed?: boolean;
+  code?: number;
+  ttl?: Duration;
+}
+
+interface WireOutcome {
+  kind: Outcome['kind'];
+  code?: number;
+  content_type?: string;
+  json?: unknown;
+  text?: string;
+  base64?: string;
+}
+
+interface Acquired {
+  id: string;
+  token: string;
+  fence: number;
+  attempt: number;
+  since: number;
+  lease_ms: number;
+  steps: { name: string; result: WireOutcome }[];
+}
+
+type Claimed = Acquired | { id: string; outcome: WireOutcome };
+
+interface Held {
+  readonly acquired: Acquired;
+  readonly lease: number;
+  /** By this process's clock, counted from before the request: never later than the store's. */
+  until: number;
+}
+
+// What the API allows for one call.
+const LONGEST_WAIT = 600_000;
+// Beyond what a call waits at the gateway.
+const TIMEOUT = 10_000;
+const FIRST_PAUSE = 50;
+const LONGEST_PAUSE = 5_000;
+// Nothing is known of the call after these; others are the answer to it.
+const TEMPORARY = new Set([408, 425, 429, 500, 502, 503, 504]);
+
+/** Talks to the claim API at `url`, the gateway's operators' listener. */
+export class Client {
+  readonly patience: number;
+  readonly #url: string;
+  readonly #headers: Record<string, string>;
+  readonly #fetch: typeof fetch;
+
+  constructor(url: string | URL, options: ClientOptions = {}) {
+    this.#url = new URL(url).href.replace(/\/+$/, '');
+    this.patience = options.patience ?? 60_000;
+    this.#fetch = options.fetch ?? ((...sent) => fetch(...sent));
+    this.#headers = { 'content-type': 'application/json' };
+    if (options.token !== undefined) this.#headers['authorization'] = `Bearer ${options.token}`;
+  }
+
+  /** Claims a key, or throws a `Problem` that says why not, or `Unsettled`. */
+  async claim(operation: string, key: string, options: ClaimOptions = {}): Promise<Attempt> {
+    const body: Record<string, unknown> = {
+      operation,
+      key,
+      service: options.service ?? 'default',
+      scope: options.scope ?? [],
+      // Once for all tries: a claim whose answer was lost is found again by it.
+      nonce: hex(crypto.getRandomValues(new Uint8Array(16))),
+      lease: duration(options.lease ?? 30_000),
+      ttl: duration(options.ttl ?? '24h'),
+      tombstone: duration(options.tombstone ?? 0),
+      on_lost: options.inSteps ? 'retry' : (options.onLost ?? 'hold'),
+    };
+    const { payload, signal } = options;
+    if (payload instanceof Uint8Array) body['payload_base64'] = toBase64(payload);
+    else if (payload !== undefined) body['payload'] = payload;
+
+    const waitedOut = now() + (options.wait ?? 0);
+    for (;;) {
+      const wait = Math.min(Math.max(waitedOut - now(), 0), LONGEST_WAIT);
+      body['wait'] = duration(wait);
+      const sent = now();
+      try {
+        const claimed = (await this.call('/v1/claims', body, this.patience, wait + TIMEOUT, signal)) as Claimed;
+        return new Attempt(this, claimed, sent, options);
+      } catch (error) {
+        const left = waitedOut - now();
+        if (!(error instanceof InFlight) || left <= 0) throw error;
+        // Its wait was cut short: the gateway stops, or has too many that wait.
+        await sleep(Math.min(left, error.retryAfter || FIRST_PAUSE), signal);
+      }
+    }
+  }
+
+  /** Runs `work` unless it has run before. Gives the result that is recorded. */
+  async run<R>(
+    operation: string,
+    key: string,
+    options: ClaimOptions,
+    work: (attempt: Attempt) => R | Promise<R>,
+  ): Promise<R> {
+    const attempt = await this.claim(operation, key, options);
+    if (!attempt.outcome) {
+      let result: R;
+      try {
+        result = await work(attempt);
+      } catch (error) {
+        await attempt.end(error);
+        throw error;
+      }
+      await attempt.complete(result);
+    }
+    return attempt.result() as R;
+  }
+
+  /**
+   * Sends the same until there is an answer, or patience is over: every call is safe to send again.
+   * @internal
+   */
+  async call(
+    path: string,
+    body: unknown,
+    patience: number,
+    timeout: number = TIMEOUT,
+    signal?: AbortSignal,
+  ): Promise<unknown> {
+    const end = now() + patience;
+    const sent = JSON.stringify(body);
+    for (let longest = FIRST_PAUSE; ; longest = Math.min(longest * 2, LONGEST_PAUSE)) {
+      let pause = Math.random() * longest;
+      let cause: unknown;
+      try {
+        const init = { method: 'POST', headers: this.#headers, body: sent, signal: within(timeout, signal) };
+        const response = await this.#fetch(this.#url + path, init);
+        const answer: unknown = await response.json().catch(() => undefined);
+        if (response.ok && answer !== undefined) return answer;
+        const refusal = problem(response.status, answer);
+        const after = /^\d+$/.exec(response.headers.get('retry-after') ?? '');
+        const asked = after ? Number(after[0]) * 1000 : 0;
+        if (refusal instanceof InFlight) refusal.retryAfter = asked;
+        // A success whose body broke off is asked for again.
+        if (!response.ok && !TEMPORARY.has(response.status)) throw refusal;
+        pause += asked;
+        cause = refusal;
+      } catch (error) {
+        if (error instanceof SemelError) throw error;
+        signal?.throwIfAborted();
+        cause = error;
+      }
+      if (now() + pause > end) throw new Unsettled(`${path}: no answer within ${patience} ms`, { cause });
+      await sleep(pause, signal);
+    }
+  }
+}
+
+/** A claim. `outcome` is what an earlier attempt recorded; while it is missing the claim is ours. */
+export class Attempt implements AsyncDisposable {
+  /** The operation's name: the same in every attempt, different for every other key. */
+  readonly id: string;
+  /** What is recorded: of an earlier attempt, or of this one once it is complete. */
+  outcome: Outcome | undefined;
+  readonly #client: Client;
+  readonly #options: ClaimOptions;
+  readonly #held: Held | undefined;
+  readonly #lost = new AbortController();
+  readonly #steps: { name: string; result: Outcome }[] = [];
+  #place = 0;
+  // Somebody was told how it ended, or is being told: leaving the block changes nothing.
+  #ended: boolean;
+  #stopped = false;
+
+  /** @internal */
+  constructor(client: Client, claimed: Claimed, sent: number, options: ClaimOptions) {
+    this.id = claimed.id;
+    this.#client = client;
+    this.#options = options;
+    this.#ended = 'outcome' in claimed;
+    if ('outcome' in claimed) {
+      this.outcome = fromWire(claimed.outcome);
+      return;
+    }
+    this.#held = { acquired: claimed, lease: claimed.lease_ms, until: sent + claimed.lease_ms };
+    this.#steps = claimed.steps.map(({ name, result }) => ({ name, result: fromWire(result) }));
+    renewInBackground(new WeakRef(this), this.#held);
+  }
+
+  /** A number that grows with every attempt. Let the service with the effect refuse a lower one. */
+  get fence(): number {
+    return this.#mine().acquired.fence;
+  }
+
+  /** 1, or more where an earlier attempt was abandoned, lost or resolved. */
+  get attempt(): number {
+    return this.#mine().acquired.attempt;
+  }
+
+  /** Aborted when another attempt has taken over. */
+  get lost(): AbortSignal {
+    return this.#lost.signal;
+  }
+
+  /** Whether no other attempt can be running, as far as this process knows. */
+  stillHeld(): boolean {
+    return !this.lost.aborted && now() < this.#mine().until;
+  }
+
+  /** The value of `outcome`, if it is a success; throws `Failed`, or `ResultOmitted`. */
+  result(): unknown {
+    if (!this.outcome) throw new Error('it is not complete');
+    return valueOf(this.outcome);
+  }
+
+  /** Runs `work` with the step's key, unless an earlier attempt has finished it. Gives its result. */
+  async step<R>(name: string, work: (key: string) => R | Promise<R>): Promise<R> {
+    const { acquired } = this.#mine();
+    if (!this.#options.inSteps) {
+      throw new Error('to run steps, claim with inSteps: then a lost attempt runs again');
+    }
+    const kept = this.#steps[this.#place];
+    if (kept && kept.name !== name) {
+      throw new StepsChanged(
+        `step ${this.#place} was '${kept.name}' in an earlier attempt, and is '${name}' now`,
+      );
+    }
+    let result = kept?.result;
+    if (!result) {
+      const key = await stepKey(acquired, this.#place, name);
+      if (!this.stillHeld()) await this.renew(this.#client.patience);
+      result = { kind: 'success', value: await work(key) };
+      await this.#tell('steps', { name, result: toWire(result) });
+      result = asKept(result);
+      this.#steps.push({ name, result });
+    }
+    this.#place += 1;
+    return valueOf(result) as R;
+  }
+
+  /** Records the result, for everybody. */
+  async complete(value?: unknown, { failed = false, code = 0, ttl }: CompleteOptions = {}): Promise<void> {
+    const outcome: Outcome = { kind: failed ? 'failure' : 'success', value, code };
+    const body: Record<string, unknown> = { outcome: toWire(outcome) };
+    if (ttl !== undefined) body['ttl'] = duration(ttl);
+    await this.#settle('complete', body);
+    this.outcome = asKept(outcome);
+  }
+
+  /** Gives the key back: nothing happened, beyond the finished steps. */
+  async abandon(): Promise<void> {
+    // Steps gave out keys: the next attempt must have the same ones.
+    await this.#settle('abandon', this.#options.inSteps ? { keys_given: true } : {});
+  }
+
+  /** Says that it may have happened, and that nobody will record it. */
+  async markUnknown(): Promise<void> {
+    await this.#settle('unknown', {});
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.end(undefined);
+  }
+
+  /**
+   * After work that threw `error`, or did not say how it ended.
+   * @internal
+   */
+  async end(error: unknown): Promise<void> {
+    if (this.#ended) return;
+    if (error instanceof Failed) return this.complete(error.result, { failed: true });
+    const { inSteps, onError = inSteps ? 'abandon' : 'unknown' } = this.#options;
+    const verdict = error === undefined ? 'unknown' : typeof onError === 'function' ? onError(error) : onError;
+    try {
+      if (verdict === 'abandon') await this.abandon();
+      // Once: that nobody renews the lease any more says the same.
+      else await this.#settle('unknown', {}, 0);
+    } catch (unsaid) {
+      // The error of the work counts.
+      if (!(unsaid instanceof SemelError)) throw unsaid;
+    }
+  }
+
+  /** @internal */
+  async renew(patience: number): Promise<void> {
+    const held = this.#mine();
+    const sent = now();
+    const answer = (await this.#tell('renew', {}, patience, held.lease / 3)) as { lease_ms: number };
+    held.until = Math.max(held.until, sent + answer.lease_ms);
+  }
+
+  /** @internal */
+  get stopped(): boolean {
+    return this.#stopped || this.lost.aborted;
+  }
+
+  async #settle(verb: string, body: object, patience?: number): Promise<void> {
+    this.#mine();
+    this.#ended = true;
+    try {
+      await this.#tell(verb, body, patience);
+    } finally {
+      this.#stopped = true;
+    }
+  }
+
+  async #tell(verb: string, body: object, patience?: number, timeout?: number): Promise<unknown> {
+    const { id, token } = this.#mine().acquired;
+    try {
+      return await this.#client.call(
+        `/v1/claims/${id}/${verb}`,
+        { token, ...body },
+        patience ?? this.#client.patience,
+        timeout,
+      );
+    } catch (error) {
+      // Not where it ended meanwhile, by this attempt itself.
+      if (error instanceof Stale && !(verb === 'renew' && this.#ended)) {
+        this.#ended = true;
+        this.#lost.abort(error);
+      }
+      throw error;
+    }
+  }
+
+  #mine(): Held {
+    if (!this.#held) throw new Error('it was done before: there is an `outcome`, and no claim');
+    return this.#held;
+  }
+}
+
+/** Must not keep the attempt itself alive: one that nobody can end any more is not renewed for ever. */
+function renewInBackground(of: WeakRef<Attempt>, held: Held): void {
+  // A third of the lease after the last one. At once after a claim that waited: its lease began later.
+  const next = (atLeast: number) => {
+    later(Math.max(held.until - now() - (held.lease * 2) / 3, atLeast), async () => {
+      const attempt = of.deref();
+      if (!attempt || attempt.stopped) return;
+      const renewed = await attempt.renew(0).then(
+        () => true,
+        () => false,
+      );
+      if (!attempt.stopped) next(renewed ? 0 : held.lease / 10);
+    });
+  };
+  next(0);
+}
+
+/**
+ * Makes a function that runs once per key; every call gets its result. `key` and `payload` are functions of
+ * the arguments; unless there is a `payload`, it is the arguments. Within a `function`, `this` is the attempt.
+ */
+export function once<A extends unknown[], R>(
+  client: Client,
+  options: Omit<ClaimOptions, 'payload'> & {
+    operation: string;
+    key: (...args: A) => string;
+    payload?: (...args: A) => unknown;
+  },
+  work: (this: Attempt, ...args: A) => R | Promise<R>,
+): (...args: A) => Promise<R> {
+  const { operation, key, payload, ...others } = options;
+  return async (...args) => {
+    const asked = payload ? payload(...args) : args;
+    return client.run(operation, key(...args), { ...others, payload: asked }, (attempt) =>
+      work.apply(attempt, args),
+    );
+  };
+}
+
+function duration(value: Duration): string {
+  return typeof value === 'string' ? value : `${Math.round(value)}ms`;
+}
+
+function toWire({ kind, value, code = 0, contentType }: Outcome): WireOutcome {
+  const wire: WireOutcome = { kind, code };
+  if (contentType !== undefined) wire.content_type = contentType;
+  if (value instanceof Uint8Array) wire.base64 = toBase64(value);
+  else if (value !== undefined) wire.json = value;
+  return wire;
+}
+
+function fromWire(wire: WireOutcome): Outcome {
+  let value = 'json' in wire ? wire.json : wire.text;
+  if (wire.base64 !== undefined) value = fromBase64(wire.base64);
+  // Bytes that are UTF-8 are shown as text.
+  else if (wire.text !== undefined && wire.content_type === 'application/octet-stream') {
+    value = new TextEncoder().encode(wire.text);
+  }
+  const outcome = { kind: wire.kind, value, code: wire.code ?? 0 };
+  return wire.content_type === undefined ? outcome : { ...outcome, contentType: wire.content_type };
+}
+
+/** What a replay will show: a Date becomes text, `undefined` in an object nothing. */
+function asKept(outcome: Outcome): Outcome {
+  if (outcome.value === undefined || outcome.value instanceof Uint8Array) return outcome;
+  return { ...outcome, value: JSON.parse(JSON.stringify(outcome.value)) };
+}
+
+function valueOf(outcome: Outcome): unknown {
+  if (outcome.kind === 'failure') throw new Failed(outcome.value);
+  if (outcome.kind === 'omitted') throw new ResultOmitted('it is done, and its result was too large to keep');
+  return outcome.value;
+}
+
+async function stepKey({ id, since }: Acquired, place: number, name: string): Promise<string> {
+  const text = new TextEncoder();
+  const numbers = new DataView(new ArrayBuffer(16));
+  numbers.setBigUint64(0, BigInt(since));
+  numbers.setBigUint64(8, BigInt(place));
+  const digits = id.match(/../g)!.map((byte) => parseInt(byte, 16));
+  const bytes = [...text.encode('semel/step/2'), ...digits, ...new Uint8Array(numbers.buffer), ...text.encode(name)];
+  return hex(new Uint8Array(await crypto.subtle.digest('SHA-256', new Uint8Array(bytes))));
+}
+
+const hex = (bytes: Uint8Array): string => Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
+
+const toBase64 = (bytes: Uint8Array): string => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(''));
+
+const fromBase64 = (text: string): Uint8Array => Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0));

@@ -1,0 +1,221 @@
+// Claims through a real gateway, whose operators' listener is $SEMEL_ADMIN_URL.
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import { test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import {
+  Client,
+  Expired,
+  Failed,
+  InFlight,
+  Mismatch,
+  OutcomeUnknown,
+  Stale,
+  StepsChanged,
+  Unsettled,
+  once,
+} from '../dist/index.js';
+
+const url = process.env.SEMEL_ADMIN_URL;
+assert.ok(url, 'clients/test starts the gateway');
+
+const client = new Client(url, { patience: 10_000 });
+
+/** A client over a network that fails as it is told. */
+function cutOff(options) {
+  const network = { loseAnswers: 0, down: false, lost: 0 };
+  const throughIt = async (...sent) => {
+    if (network.down) throw new TypeError('the network is down');
+    const response = await fetch(...sent);
+    if (network.loseAnswers > 0) {
+      network.loseAnswers -= 1;
+      network.lost += 1;
+      await response.arrayBuffer();
+      throw new TypeError('the answer is lost');
+    }
+    return response;
+  };
+  return [new Client(url, { patience: 30_000, ...options, fetch: throughIt }), network];
+}
+
+test('a function runs once per key, and everybody gets its result', async () => {
+  const id = randomUUID();
+  const charged = [];
+  const charge = once(client, { operation: 'charge', key: (order) => order.id }, async function (order) {
+    assert.ok(this.stillHeld());
+    charged.push([order.cents, this.attempt]);
+    return { charge: this.id, at: new Date(0), nothing: undefined };
+  });
+  const first = await charge({ id, cents: 300 });
+  assert.deepEqual(Object.keys(first), ['charge', 'at']);
+  assert.equal(first.at, '1970-01-01T00:00:00.000Z');
+  assert.deepEqual(await charge({ cents: 300, id }), first);
+  const attempt = await client.claim('charge', id, { payload: [{ id, cents: 300 }] });
+  assert.deepEqual(attempt.result(), first);
+  assert.equal(attempt.id, first.charge);
+  assert.throws(() => attempt.fence, /done before/);
+  assert.deepEqual(charged, [[300, 1]]);
+
+  await assert.rejects(charge({ id, cents: 301 }), (error) => {
+    assert.ok(error instanceof Mismatch);
+    assert.deepEqual([error.name, error.status, error.code, error.id], ['Mismatch', 422, 'mismatch', first.charge]);
+    return true;
+  });
+});
+
+for (const result of [undefined, null, 'text', 0, [], { é: [null, true, 1.5] }, Uint8Array.of(0, 255), Uint8Array.of(65), Uint8Array.of()]) {
+  test(`a result comes back as it was: ${JSON.stringify(result)}`, async () => {
+    const key = randomUUID();
+    assert.deepEqual(await client.run('echo', key, {}, () => result), result);
+    assert.deepEqual(await client.run('echo', key, {}, () => 'another'), result);
+  });
+}
+
+test('who comes meanwhile is refused, or waits', async () => {
+  const key = randomUUID();
+  const attempt = await client.claim('wait', key);
+  await assert.rejects(client.claim('wait', key), (error) => error instanceof InFlight && error.retryAfter > 0);
+  const gone = new AbortController();
+  const leaving = client.claim('wait', key, { wait: 60_000, signal: gone.signal });
+  gone.abort(new Error('gone'));
+  await assert.rejects(leaving, /gone/);
+  const waiting = client.claim('wait', key, { wait: 60_000 });
+  await attempt.complete('done');
+  assert.equal((await waiting).result(), 'done');
+});
+
+test('an error leaves the outcome unknown', async () => {
+  const key = randomUUID();
+  const fails = () => {
+    throw new RangeError('too far');
+  };
+  await assert.rejects(client.run('go', key, {}, fails), RangeError);
+  const unknown = await client.run('go', key, {}, () => 1).catch((error) => error);
+  assert.ok(unknown instanceof OutcomeUnknown);
+  const attempt = await client.claim('go', key, { onLost: 'retry' });
+  assert.deepEqual([attempt.id, attempt.attempt], [unknown.id, 2]);
+  assert.ok(attempt.fence > unknown.fence);
+  await attempt.complete(1);
+});
+
+test('so does a block that does not say how it ended', async () => {
+  const key = randomUUID();
+  const attempt = await client.claim('go', key);
+  await attempt[Symbol.asyncDispose]();
+  await assert.rejects(client.claim('go', key), OutcomeUnknown);
+});
+
+test('an error before the effect lets the next call run', async () => {
+  const key = randomUUID();
+  for (const onError of ['abandon', (error) => (error instanceof RangeError ? 'abandon' : 'unknown')]) {
+    const fails = () => Promise.reject(new RangeError('too far'));
+    await assert.rejects(client.run('go', key, { onError }, fails), RangeError);
+  }
+  assert.equal(await client.run('go', key, {}, ({ attempt }) => attempt), 3);
+});
+
+test('a lasting failure is replayed', async () => {
+  const key = randomUUID();
+  const decline = () => {
+    throw new Failed({ code: 'declined' });
+  };
+  for (const work of [decline, () => 1]) {
+    const failed = await client.run('charge', key, {}, work).catch((error) => error);
+    assert.ok(failed instanceof Failed);
+    assert.deepEqual(failed.result, { code: 'declined' });
+  }
+});
+
+test('what is no longer kept is expired', async () => {
+  const key = randomUUID();
+  await client.run('old', key, { ttl: 100, lease: 100, tombstone: 3_600_000 }, () => 1);
+  for (;;) {
+    const result = await client.run('old', key, {}, () => 2).catch((error) => error);
+    if (result !== 1) {
+      assert.ok(result instanceof Expired);
+      return;
+    }
+    await sleep(20);
+  }
+});
+
+test('steps go on where the last attempt ended', async () => {
+  const key = randomUUID();
+  const ran = [];
+  const step = (name, result) => (stepKey) => {
+    ran.push([name, stepKey]);
+    if (result instanceof Error) throw result;
+    return result;
+  };
+  const settle = (shipped) => async (attempt) => [
+    await attempt.step('charge', step('charge', { id: 7 })),
+    await attempt.step('ship', step('ship', shipped)),
+  ];
+  const options = { inSteps: true };
+  await assert.rejects(client.run('settle', key, options, settle(new Error('no parcel'))), /no parcel/);
+  await assert.rejects(
+    client.run('settle', key, options, (attempt) => attempt.step('ship', () => 1)),
+    StepsChanged,
+  );
+  assert.deepEqual(await client.run('settle', key, options, settle('sent')), [{ id: 7 }, 'sent']);
+  assert.deepEqual(
+    ran.map(([name]) => name),
+    ['charge', 'ship', 'ship'],
+  );
+  assert.notEqual(ran[0][1], ran[1][1]);
+  assert.equal(ran[1][1], ran[2][1]);
+  assert.equal(ran[0][1].length, 64);
+});
+
+test('steps want to be declared', async () => {
+  const attempt = await client.claim('settle', randomUUID());
+  await assert.rejects(attempt.step('charge', String), /inSteps/);
+  await attempt.abandon();
+});
+
+test('a lease is renewed while the work runs', async () => {
+  const key = randomUUID();
+  const attempt = await client.claim('long', key, { lease: 300 });
+  const end = performance.now() + 1200;
+  while (performance.now() < end) {
+    await assert.rejects(client.claim('long', key, { onLost: 'retry' }), InFlight);
+    await sleep(20);
+  }
+  assert.ok(attempt.stillHeld());
+  await attempt.complete();
+});
+
+test('an attempt that was overtaken records nothing', async () => {
+  const key = randomUUID();
+  const [slow, network] = cutOff();
+  const attempt = await slow.claim('slow', key, { lease: 300 });
+  network.down = true;
+  const other = await client.claim('slow', key, { onLost: 'retry', wait: 60_000 });
+  assert.ok(!attempt.stillHeld());
+  network.down = false;
+  await assert.rejects(attempt.complete('late'), (error) => error instanceof Stale && error.reason === 'superseded');
+  assert.ok(attempt.lost.aborted);
+  await other.complete('in time');
+  assert.equal((await client.claim('slow', key)).result(), 'in time');
+});
+
+test('answers that are lost are asked for again', async () => {
+  const key = randomUUID();
+  const [lossy, network] = cutOff();
+  network.loseAnswers = 1;
+  const attempt = await lossy.claim('lost', key, { lease: 60_000 });
+  assert.equal(attempt.attempt, 1);
+  network.loseAnswers = 2;
+  await attempt.complete('once');
+  assert.equal(network.lost, 3);
+  assert.equal((await client.claim('lost', key)).result(), 'once');
+});
+
+test('a gateway that does not come back leaves it unsettled', async () => {
+  const [alone, network] = cutOff({ patience: 300 });
+  const attempt = await alone.claim('away', randomUUID());
+  network.down = true;
+  await assert.rejects(attempt.complete('nobody knows'), Unsettled);
+  await assert.rejects(alone.claim('away', randomUUID()), Unsettled);
+});
