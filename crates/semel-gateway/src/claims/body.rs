@@ -19,7 +19,7 @@ const BYTES: &str = "application/octet-stream";
 const LONGEST: usize = 255;
 
 /// What the store keeps of an outcome. `place` is where it stands in the request.
-pub(super) fn stored(outcome: &wire::Outcome, place: &str) -> Result<Outcome, Refused> {
+pub(crate) fn stored(outcome: &wire::Outcome, place: &str) -> Result<Outcome, Refused> {
     let kind = match outcome.kind {
         wire::Kind::Success => OutcomeKind::Success,
         wire::Kind::Failure => OutcomeKind::Failure,

@@ -3,7 +3,7 @@
 //! `claim`; all else is one step of the store and its answer, in `handlers`.
 
 mod asked;
-mod body;
+pub(crate) mod body;
 mod claim;
 mod handlers;
 mod token;

@@ -215,6 +215,19 @@ pub(crate) fn endpoint(value: &str) -> Result<Uri, String> {
     url(value, "http://127.0.0.1:9100/reconcile", password)
 }
 
+/// The URL of a gateway's claim API, before `/v1/claims`.
+pub(crate) fn gateway(value: &str) -> Result<Uri, String> {
+    let uri = url(
+        value,
+        "http://127.0.0.1:8081",
+        "name a file with --token-file",
+    )?;
+    match uri.query() {
+        None => Ok(uri),
+        Some(_) => Err("has a query; write it like http://127.0.0.1:8081".to_owned()),
+    }
+}
+
 /// The URL of the endpoint that is asked about callers.
 pub(crate) fn auth_url(value: &str) -> Result<Uri, String> {
     let password = "let the endpoint trust the gateway's address";

@@ -4,6 +4,7 @@
 //! and its output. `docs/run.md` describes it for users.
 
 mod exits;
+mod gateway;
 mod kept;
 mod output;
 mod process;
@@ -20,18 +21,19 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::{ArgMatches, Command};
 use rustix::fs::Mode;
-use rustix::process::Signal;
+use rustix::process::{Signal, umask};
 use semel::guard::{
     Asked, AttemptInfo, Begin, Guard, Held, Observer, Seen, Settled, Settlement, Signal as Event,
 };
 use semel::store::{Entry, OnLost, Refusal, Store as _};
-use semel::{AnyStore, StateKind, StoreError, Timestamp};
+use semel::{AnyStore, Note, StateKind, StoreError, Timestamp};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{block_on, with_causes};
 use crate::store;
 use exits::{Ended, Meaning};
+use gateway::Remote;
 use kept::{Kept, Output};
 use output::Copying;
 use process::{Group, Running};
@@ -42,7 +44,7 @@ pub use process::{KEEPER, keep};
 
 const HELP: &str = "\
 The command's own exit status is passed on, and replayed. Those of semel run: 112 the command line or a \
-setting is wrong; 113 the store cannot be used; 114 another run is in flight; 115 unknown: a run was \
+setting is wrong; 113 the store or the gateway cannot be used; 114 another run is in flight; 115 unknown: a run was \
 lost, or the command was killed; 116 the key was used with another command; 117 it ran, and its outcome \
 is no longer kept; 118 the claim was lost while the command ran; 119 the outcome could not be recorded; \
 120 the command could not be started; 121 the command itself ended with one of these.";
@@ -70,8 +72,10 @@ pub fn main(flags: &ArgMatches, mode: Mode) -> ExitCode {
         let Some(file) = &settings.report else {
             return Ok(settings);
         };
-        let open = OpenOptions::new().append(true).create(true).open(file);
-        match open {
+        let own = umask(mode);
+        let opened = OpenOptions::new().append(true).create(true).open(file);
+        umask(own);
+        match opened {
             Ok(_) => Ok(settings),
             Err(error) => Err(vec![format!("--report: `{}`: {error}", file.display())]),
         }
@@ -110,7 +114,8 @@ async fn run(settings: &Settings, mode: Mode) -> Report {
         .policy(settings.policy)
         .observer(Arc::clone(&ends) as _)
         .build();
-    let asked = Asked::new(settings.identity.clone(), settings.fingerprint);
+    let asked =
+        Asked::new(settings.identity.clone(), settings.fingerprint).with_note(note(settings));
     let begin = tokio::select! {
         begin = guard.begin(&asked) => begin.map_err(|error| with_causes(&error)),
         signal = signals.recv() => Err(stopped_by(signal)),
@@ -139,8 +144,25 @@ async fn run(settings: &Settings, mode: Mode) -> Report {
 async fn open(place: &Place) -> std::result::Result<AnyStore, store::Error> {
     match place {
         Place::Store(url) => store::open(url).await,
+        Place::Gateway(gateway) => Ok(AnyStore::new(Remote::new(gateway))),
     }
 }
+
+/// Where it runs, for whoever finds it in the way. Not the words behind the program: there may be secrets
+/// among them.
+fn note(settings: &Settings) -> Note {
+    let program = settings.command.first().map(|word| word.to_string_lossy());
+    let host = std::fs::read_to_string(HOST_NAME).unwrap_or_default();
+    let texts = [
+        ("host", host.trim().to_owned()),
+        ("process", std::process::id().to_string()),
+        ("program", program.unwrap_or_default().into_owned()),
+    ];
+    Note::new(texts.into_iter().filter(|(_, text)| !text.is_empty()))
+}
+
+/// Where Linux says what the machine is called.
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
 fn stopped_by(signal: Option<Signal>) -> String {
     let number = signal.map_or(0, Signal::as_raw);
@@ -198,7 +220,11 @@ async fn refused(begin: Begin<AnyStore>, settings: &Settings, store: &AnyStore) 
         report.attempt = Some(attempt);
         report.fence = Some(fence);
         let since = rfc3339(record.claimed_at);
-        why += &format!(" (begun {since}, attempt {attempt}, fence {fence}, id {id})");
+        why += &format!(" (begun {since}, attempt {attempt}, fence {fence}, id {id}");
+        for (name, text) in record.note.iter() {
+            why += &format!(", {name} {text}");
+        }
+        why.push(')');
     }
     if result == Result::InFlight {
         why += match settings.policy.wait() {

@@ -2,20 +2,27 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
+use http::HeaderValue;
+use http::uri::Scheme;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
 use semel::{Fingerprint, Identity, Key, Scope};
 
 use super::exits::OnExit;
+use super::gateway::Gateway;
 use crate::config::settings::{Reach, Setting};
 use crate::config::{StoreUrl, values};
+use crate::tls::PemFile;
+use crate::tls::client::Trust;
 
 /// Where records are kept.
 pub(super) enum Place {
     Store(StoreUrl),
+    Gateway(Gateway),
 }
 
 /// What is run, and how.
@@ -62,6 +69,24 @@ pub const SETTINGS: &[Setting] = &[
         "URL",
         None,
         "Where records are kept: sqlite:/PATH, postgres://…, redis://… and others",
+    ),
+    setting(
+        "gateway",
+        "URL",
+        None,
+        "The gateway that keeps them, in place of a store: its --admin address, as in http://127.0.0.1:8081",
+    ),
+    setting(
+        "token-file",
+        "FILE",
+        None,
+        "The bearer token for the gateway, in one line; SEMEL_TOKEN holds the token itself",
+    ),
+    setting(
+        "gateway-ca",
+        "FILE",
+        None,
+        "Who signs the gateway's certificate, as PEM; the system's roots unless set",
     ),
     setting(
         "service",
@@ -258,21 +283,89 @@ impl Settings {
 
 impl<V: Fn(&str) -> Option<OsString>> Reader<'_, V> {
     fn place(&mut self) -> Option<Place> {
-        let Some((from, values)) = self.given("store") else {
-            self.errors.push(NOWHERE.to_owned());
-            return None;
+        let is_flag = |said: &Option<(String, Vec<String>)>| {
+            said.as_ref()
+                .is_some_and(|(from, _)| from.starts_with("--"))
         };
-        let store = values.last().map(|url| match url.split_once(':') {
-            Some(("memory", _)) => Err(FORGETS.to_owned()),
-            _ => values::store(url),
-        })?;
-        let store = self.right(&from, store)?;
-        Some(Place::Store(StoreUrl(store)))
+        let (mut store, mut gateway) = (self.given("store"), self.given("gateway"));
+        // A flag beats the environment.
+        if is_flag(&store) != is_flag(&gateway) {
+            let loser = if is_flag(&store) {
+                &mut gateway
+            } else {
+                &mut store
+            };
+            *loser = None;
+        }
+        let (from, values, is_store) = match (store, gateway) {
+            (Some((from, values)), None) => (from, values, true),
+            (None, Some((from, values))) => (from, values, false),
+            (None, None) => return self.wrong(NOWHERE),
+            (Some(_), Some(_)) => return self.wrong("--store and --gateway: only one of them"),
+        };
+        let value = values.last().map_or("", String::as_str);
+        if is_store {
+            let url = match value.split_once(':') {
+                Some(("memory", _)) => Err(FORGETS.to_owned()),
+                _ => values::store(value),
+            };
+            return Some(Place::Store(StoreUrl(self.right(&from, url)?)));
+        }
+        let url = self.right(&from, values::gateway(value));
+        let token = self.token();
+        let ca = self.read("gateway-ca", |path| Ok(PemFile::new("--gateway-ca", path)));
+        let url = url?;
+        let trust = Trust::new(ca);
+        if url.scheme() == Some(&Scheme::HTTPS)
+            && let Err(error) = trust.read()
+        {
+            return self.wrong(&error.to_string());
+        }
+        Some(Place::Gateway(Gateway {
+            url,
+            token: token?,
+            trust: Arc::new(trust),
+        }))
+    }
+
+    /// The bearer token, as a field's value. The outer none: it is wrong.
+    fn token(&mut self) -> Option<Option<HeaderValue>> {
+        let file = self.given("token-file");
+        let (from, token) = match file {
+            Some((from, paths)) => {
+                let path = paths.last().map_or("", String::as_str);
+                let read = std::fs::read_to_string(path);
+                let read = read.map_err(|error| format!("cannot read `{path}`: {error}"));
+                let token = self.right(&from, read)?;
+                (from, token)
+            }
+            None => match (self.variable)(TOKEN).filter(|token| !token.is_empty()) {
+                Some(token) => (TOKEN.to_owned(), token.into_string().unwrap_or_default()),
+                None => return Some(None),
+            },
+        };
+        let token = token.trim();
+        let value = match token.is_empty() || token.contains(char::is_whitespace) {
+            true => None,
+            false => HeaderValue::try_from(format!("Bearer {token}")).ok(),
+        };
+        let value = value.ok_or_else(|| "must be one word of visible ASCII characters".to_owned());
+        let mut value = self.right(&from, value)?;
+        value.set_sensitive(true);
+        Some(Some(value))
+    }
+
+    fn wrong<T>(&mut self, error: &str) -> Option<T> {
+        self.errors.push(error.to_owned());
+        None
     }
 }
 
-const NOWHERE: &str = "--store is missing: say where records are kept, as in sqlite:/var/lib/semel/jobs.db \
-     (or in SEMEL_STORE). There is no default, because a job would run once in each folder it is started in";
+/// Holds the token itself.
+const TOKEN: &str = "SEMEL_TOKEN";
+const NOWHERE: &str = "--store is missing: say where records are kept, as in sqlite:/var/lib/semel/jobs.db (or in \
+     SEMEL_STORE), or name a gateway with --gateway. There is no default, because a job would run once in each \
+     folder it is started in";
 const FORGETS: &str =
     "`memory:` forgets when this program ends; write it like sqlite:/var/lib/semel/jobs.db";
 

@@ -1,20 +1,22 @@
 //! A command to run once, and the ways to its records.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::PATIENCE;
+use crate::support::{Gateway, PATIENCE};
 
 /// How records are reached.
 pub(super) struct Way {
     flags: Vec<String>,
     pub(super) folder: TempDir,
+    gateway: Option<Gateway>,
 }
 
 impl Way {
@@ -22,15 +24,58 @@ impl Way {
     pub(super) fn store() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let flags = vec!["--store".to_owned(), sqlite(folder.path())];
-        Self { flags, folder }
+        Self {
+            flags,
+            folder,
+            gateway: None,
+        }
+    }
+
+    /// A gateway before such a file.
+    pub(super) fn gateway() -> Self {
+        Self::gateway_with(&[])
+    }
+
+    pub(super) fn gateway_with(flags: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = sqlite(folder.path());
+        let flags = [&["--store", store.as_str()], flags].concat();
+        // Nothing is sent there.
+        let gateway = Gateway::start(([127, 0, 0, 1], 9).into(), &flags);
+        Self::through(gateway.admin, folder, Some(gateway))
+    }
+
+    fn through(address: SocketAddr, folder: TempDir, gateway: Option<Gateway>) -> Self {
+        let flags = vec!["--gateway".to_owned(), format!("http://{address}")];
+        Self {
+            flags,
+            folder,
+            gateway,
+        }
+    }
+
+    /// The same gateway, by way of a proxy before it.
+    pub(super) fn proxied(&self, address: SocketAddr) -> Self {
+        Self::through(address, tempfile::tempdir().unwrap(), None)
+    }
+
+    pub(super) fn admin(&self) -> SocketAddr {
+        self.gateway.as_ref().unwrap().admin
     }
 
     /// Some other store.
     #[cfg(feature = "postgres")]
     pub(super) fn at(url: &str) -> Self {
         let flags = vec!["--store".to_owned(), url.to_owned()];
-        let folder = tempfile::tempdir().unwrap();
-        Self { flags, folder }
+        Self {
+            flags,
+            folder: tempfile::tempdir().unwrap(),
+            gateway: None,
+        }
+    }
+
+    pub(super) const fn has_store(&self) -> bool {
+        self.gateway.is_none()
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -84,7 +129,8 @@ impl Job<'_> {
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
         command.arg("run").args(["--key", &self.key]);
-        if !self.flags.iter().any(|flag| flag == "--store") {
+        let is_elsewhere = |flag: &String| ["--store", "--gateway"].contains(&flag.as_str());
+        if !self.flags.iter().any(is_elsewhere) {
             command.args(&self.way.flags);
         }
         command
@@ -157,13 +203,17 @@ impl Ran {
 pub(super) struct Running {
     process: Child,
     stdout: BufReader<ChildStdout>,
+    stderr: BufReader<ChildStderr>,
 }
 
 impl Running {
     pub(super) fn of(mut command: Command) -> Self {
         let mut process = command.spawn().unwrap();
-        let stdout = BufReader::new(process.stdout.take().unwrap());
-        Self { process, stdout }
+        Self {
+            stdout: BufReader::new(process.stdout.take().unwrap()),
+            stderr: BufReader::new(process.stderr.take().unwrap()),
+            process,
+        }
     }
 
     /// The next line, which the command has just written.
@@ -171,6 +221,17 @@ impl Running {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line
+    }
+
+    /// The next line of its stderr.
+    pub(super) fn error_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stderr.read_line(&mut line).unwrap();
+        line
+    }
+
+    pub(super) fn process(&self) -> u32 {
+        self.process.id()
     }
 
     pub(super) fn signal(&self, signal: Signal) {
@@ -215,18 +276,20 @@ impl Running {
     pub(super) fn end(mut self) -> (ExitStatus, String, String) {
         let (mut out, mut err) = (String::new(), String::new());
         self.stdout.read_to_string(&mut out).unwrap();
-        let stderr = self.process.stderr.as_mut().unwrap();
-        stderr.read_to_string(&mut err).unwrap();
+        self.stderr.read_to_string(&mut err).unwrap();
         (self.process.wait().unwrap(), out, err)
     }
 
     /// Nobody reads what it writes any more.
     pub(super) fn stop_reading(mut self) -> ExitStatus {
-        drop(self.process.stderr.take());
-        let Self { process, stdout } = &mut self;
-        // A pipe without a reader.
-        *stdout = BufReader::new(no_output());
-        process.wait().unwrap()
+        // Readers of no pipe of its.
+        let mut none = Command::new("/bin/true");
+        let none = none.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut none = none.spawn().unwrap();
+        self.stdout = BufReader::new(none.stdout.take().unwrap());
+        self.stderr = BufReader::new(none.stderr.take().unwrap());
+        none.wait().unwrap();
+        self.process.wait().unwrap()
     }
 }
 
@@ -235,13 +298,6 @@ impl Drop for Running {
         self.process.kill().ok();
         self.process.wait().ok();
     }
-}
-
-fn no_output() -> ChildStdout {
-    let mut none = Command::new("/bin/true");
-    let mut none = none.stdout(Stdio::piped()).spawn().unwrap();
-    none.wait().unwrap();
-    none.stdout.take().unwrap()
 }
 
 /// Waits until it is so.

@@ -1,8 +1,10 @@
 //! `semel run`: a command once per key, as users start it.
 
+mod claims;
 mod job;
 mod kills;
 mod misuse;
+mod outage;
 mod signals;
 
 use std::process::Stdio;
@@ -12,9 +14,12 @@ use signals::*;
 
 /// Every case, with the records reached in both ways.
 macro_rules! cases {
-    ($($(#[$meta:meta])* $case:ident,)*) => {
+    ($($case:ident,)*) => {
         mod store {
-            $($(#[$meta])* #[test] fn $case() { super::$case(&super::Way::store()); })*
+            $(#[test] fn $case() { super::$case(&super::Way::store()); })*
+        }
+        mod through_gateway {
+            $(#[test] fn $case() { super::$case(&super::Way::gateway()); })*
         }
     };
 }
@@ -225,6 +230,13 @@ fn a_second_runner_is_told_who_runs_or_waits(way: &Way) {
     let fence = second.report["fence"].to_string();
     for part in ["in flight", "begun 20", "attempt 1", &fence, "--wait"] {
         assert!(told.contains(part), "{part}: {told}");
+    }
+    // The claim API tells no more than that.
+    if way.has_store() {
+        let process = format!("process {}", first.process());
+        for part in [&*process, "host ", "program /bin/sh"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
     }
     assert!(!told.contains("a-long-secret-key"), "{told}");
     assert_eq!(second.stdout(), "");

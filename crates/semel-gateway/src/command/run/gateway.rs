@@ -1,0 +1,497 @@
+//! The records of a gateway, by its claim API: as much of a store as one run needs.
+//!
+//! Each call is a request that can be sent again (`docs/claims.md`), so what the guard does with an answer
+//! that was lost is right here, too: it repeats the claim under its nonce, and tells again what is known.
+
+use std::error::Error as StdError;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use semel::record::{Change, Update};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, ListQuery, Nonce, OnLost, Page,
+    Probe, Purged, Refusal, Result, Store, Token, Waited,
+};
+use semel::{
+    Fingerprint, Identity, IdentityDigest, Note, Outcome, OutcomeKind, Progress, Record, Scope,
+    Service, State, StateKind, StoreError, StoreErrorKind, Timestamp,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::claims::{body, wire};
+use crate::connector::Connector;
+use crate::tls::client::{Speaks, Trust};
+
+/// How long a call may take, beside what it waits for.
+const WITHIN: Duration = Duration::from_secs(5);
+/// How long a gateway lets a claim wait.
+const LONGEST_WAIT: Duration = Duration::from_mins(10);
+/// The largest answer: an outcome as large as any store keeps, in base64.
+const LARGEST: usize = 64 << 20;
+
+/// Which gateway, and how it is asked.
+pub(super) struct Gateway {
+    /// Where its paths begin, without a slash at the end.
+    pub(super) url: Uri,
+    pub(super) token: Option<HeaderValue>,
+    pub(super) trust: Arc<Trust>,
+}
+
+/// The records of a gateway, for one claim.
+pub(super) struct Remote {
+    client: Client<Connector, Full<Bytes>>,
+    url: String,
+    token: Option<HeaderValue>,
+    claim: std::sync::Mutex<Held>,
+}
+
+/// What is known of the claim.
+#[derive(Default)]
+struct Held {
+    /// What was sent to make it.
+    request: Option<(wire::ClaimRequest, Nonce)>,
+    /// What it is held by.
+    token: Option<(Fence, String)>,
+    /// It may have been made, and the guard does not know of it.
+    is_doubtful: bool,
+}
+
+/// What came back.
+enum Answer {
+    Done(StatusCode, Bytes),
+    Refused(wire::Problem),
+}
+
+impl Remote {
+    pub(super) fn new(gateway: &Gateway) -> Self {
+        let connector = Connector::new(WITHIN, Arc::clone(&gateway.trust), Speaks::Http1);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        Self {
+            client,
+            url: gateway.url.to_string().trim_end_matches('/').to_owned(),
+            token: gateway.token.clone(),
+            claim: std::sync::Mutex::default(),
+        }
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts a request that is answered after `wait` at the latest.
+    async fn post(&self, path: &str, request: &impl Serialize, wait: Duration) -> Result<Answer> {
+        let json = serde_json::to_vec(request).map_err(|error| wrong(error.to_string()))?;
+        let within = WITHIN.saturating_add(wait);
+        self.ask(Method::POST, path, json.into(), within).await
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        within: Duration,
+    ) -> Result<Answer> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}/v1/claims{path}", self.url))
+            .header(USER_AGENT, "semel")
+            .header(CONTENT_TYPE, "application/json");
+        let request = match &self.token {
+            Some(token) => request.header(AUTHORIZATION, token),
+            None => request,
+        };
+        let request = request
+            .body(Full::new(body))
+            .map_err(|error| wrong(error.to_string()))?;
+        let exchange = async {
+            let answer = self.client.request(request).await.map_err(|error| {
+                // What was not sent was not done.
+                let kind = match error.is_connect() {
+                    true => StoreErrorKind::NotApplied,
+                    false => StoreErrorKind::Unknown,
+                };
+                StoreError::new(kind, "the gateway is not reached").with_source(error)
+            })?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, LARGEST)
+                .collect()
+                .await
+                .map_err(broken_off)?;
+            Ok((head.status, body.to_bytes()))
+        };
+        let (status, body) = timeout(within, exchange).await.unwrap_or_else(|_| {
+            let what = format!("the gateway did not answer within {within:?}");
+            Err(StoreError::new(StoreErrorKind::Unknown, what))
+        })?;
+        if status.is_success() {
+            return Ok(Answer::Done(status, body));
+        }
+        let problem: wire::Problem =
+            serde_json::from_slice(&body).map_err(|_| no_gateway(status))?;
+        let kind = match problem.code.as_str() {
+            "in-flight" | "outcome-unknown" | "mismatch" | "expired" | "stale" | "not-found" => {
+                return Ok(Answer::Refused(problem));
+            }
+            "capacity" => StoreErrorKind::Capacity,
+            "too-large" => StoreErrorKind::TooLarge,
+            _ if status.is_server_error() => StoreErrorKind::Unknown,
+            _ => StoreErrorKind::Config,
+        };
+        let what = format!("the gateway answered {}: {}", problem.code, problem.detail);
+        Err(StoreError::new(kind, what))
+    }
+
+    /// Sends a claim, and notes what came of it.
+    async fn send(&self, request: &wire::ClaimRequest, wait: Duration) -> Result<Answered> {
+        self.held().is_doubtful = true;
+        let answer = self.post("", request, wait).await;
+        if let Err(error) = &answer {
+            self.held().is_doubtful = error.kind() == StoreErrorKind::Unknown;
+        }
+        let answered = match answer? {
+            Answer::Refused(problem) => Answered::Refused(problem),
+            Answer::Done(StatusCode::CREATED, acquired) => {
+                let acquired: wire::Acquired = read(&acquired)?;
+                self.held().token = Some((Fence(acquired.fence), acquired.token.clone()));
+                return Ok(Answered::Acquired(acquired));
+            }
+            Answer::Done(_, replayed) => Answered::Replayed(read(&replayed)?),
+        };
+        self.held().is_doubtful = false;
+        Ok(answered)
+    }
+
+    /// Posts to the claim that is held.
+    async fn change_held(
+        &self,
+        id: &IdentityDigest,
+        what: &str,
+        request: &impl Serialize,
+    ) -> Result<Fenced> {
+        let path = format!("/{id}/{what}");
+        Ok(match self.post(&path, request, Duration::ZERO).await? {
+            Answer::Done(..) => Fenced::Applied,
+            Answer::Refused(problem) => Fenced::Refused(refusal(&problem)),
+        })
+    }
+
+    /// A record as the API shows it. Of its token only a claim of our own is known, of its fingerprint and
+    /// its steps nothing is asked for.
+    fn entry(&self, digest: IdentityDigest, shown: wire::Shown) -> Result<Entry> {
+        let service = Service::new(&shown.service).map_err(|error| wrong(error.to_string()))?;
+        let at = |time_of: Option<&String>| time_of.map(|text| time(text)).transpose();
+        let fence = Fence(shown.fence);
+        let held = self.held();
+        let ours = held.token.as_ref().is_some_and(|(held, _)| *held == fence);
+        let nonce = held
+            .request
+            .as_ref()
+            .filter(|_| ours)
+            .map(|(_, nonce)| *nonce);
+        Ok(Entry {
+            label: Label {
+                digest,
+                scope: Scope::new(&shown.scope),
+                operation: service.operation(&shown.operation).into(),
+                key_hint: shown.key_hint.into(),
+            },
+            record: Record {
+                state: match shown.state {
+                    wire::State::InFlight => State::InFlight,
+                    wire::State::Unknown => State::Unknown,
+                    wire::State::Released => State::Released,
+                    wire::State::Completed => {
+                        State::Completed(kept(&shown.outcome.unwrap_or_default())?)
+                    }
+                },
+                expires_at: at(shown.expires_at.as_ref())?.unwrap_or(Timestamp::MAX),
+                purge_at: Timestamp::MAX,
+                fingerprint: Fingerprint::of(b""),
+                attempt: shown.attempt,
+                token: Token {
+                    fence,
+                    nonce: nonce.unwrap_or(Nonce::from_bytes([0; 16])),
+                },
+                lease_until: time(&shown.lease_until)?,
+                created_at: time(&shown.created_at)?,
+                claimed_at: time(&shown.claimed_at)?,
+                settled_at: at(shown.settled_at.as_ref())?,
+                resolved: None,
+                progress: Progress::EMPTY,
+                note: Note::EMPTY,
+            },
+        })
+    }
+
+    /// What the API knows the claim by.
+    fn token_of(&self, token: &Token) -> Result<String> {
+        let held = self.held();
+        let known = held
+            .token
+            .as_ref()
+            .filter(|(fence, _)| *fence == token.fence);
+        let (_, text) = known.ok_or_else(|| wrong("a claim that was not made here".to_owned()))?;
+        Ok(text.clone())
+    }
+}
+
+enum Answered {
+    Acquired(wire::Acquired),
+    Replayed(wire::Replayed),
+    Refused(wire::Problem),
+}
+
+impl Store for Remote {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let (operation, service) = Service::split(identity.operation());
+        let [_, digest @ ..] = request.fingerprint.to_bytes();
+        let wire = wire::ClaimRequest {
+            operation: operation.to_owned(),
+            key: identity.key().as_str().to_owned(),
+            service: Some(service.to_owned()),
+            scope: identity.scope().segments().map(str::to_owned).collect(),
+            fingerprint: Some(hex(&digest)),
+            nonce: Some(hex(request.nonce.as_bytes())),
+            lease: Some(millis(request.lease)),
+            on_lost: Some(match request.on_lost {
+                OnLost::Retry => wire::OnLost::Retry,
+                OnLost::Hold | OnLost::Reconcile => wire::OnLost::Hold,
+            }),
+            payload: None,
+            payload_base64: None,
+            wait: None,
+            // Said at the end.
+            ttl: None,
+            tombstone: None,
+        };
+        // One that was made while this waited: its lease began before this call.
+        let is_older = self.held().is_doubtful;
+        self.held().request = Some((wire.clone(), request.nonce));
+        match self.send(&wire, Duration::ZERO).await? {
+            Answered::Acquired(acquired) => {
+                let token = Token {
+                    fence: Fence(acquired.fence),
+                    nonce: request.nonce,
+                };
+                if is_older {
+                    let renewal = Change::renew(&token, request.lease);
+                    let renewed = self.change(identity.digest(), &renewal).await?;
+                    if let Fenced::Refused(refusal) = renewed {
+                        return Err(StoreError::new(
+                            StoreErrorKind::NotApplied,
+                            refusal.to_string(),
+                        ));
+                    }
+                }
+                self.held().is_doubtful = false;
+                Ok(Claim::Acquired(Acquired {
+                    token,
+                    attempt: acquired.attempt,
+                    since: Timestamp::from_micros(acquired.since),
+                }))
+            }
+            Answered::Replayed(replayed) => Ok(Claim::Completed {
+                outcome: kept(&replayed.outcome)?,
+                remaining: Duration::from_millis(replayed.remaining_ms),
+            }),
+            Answered::Refused(problem) => {
+                let fence = Fence(problem.fence.unwrap_or_default());
+                match problem.code.as_str() {
+                    "outcome-unknown" => Ok(Claim::Unknown { fence }),
+                    "mismatch" => Ok(Claim::Mismatch),
+                    "expired" => Ok(Claim::Expired),
+                    // A lapse, too, ends a wait on the gateway.
+                    "in-flight" => Ok(Claim::InFlight {
+                        fence,
+                        remaining: LONGEST_WAIT,
+                    }),
+                    code => Err(wrong(format!(
+                        "the gateway answered {code}: {}",
+                        problem.detail
+                    ))),
+                }
+            }
+        }
+    }
+
+    async fn change(&self, id: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let Change::Held(token, update) = change else {
+            return Err(unsupported());
+        };
+        let token = self.token_of(token)?;
+        match update {
+            Update::Renew(lease) => {
+                let lease = Some(millis(*lease));
+                let request = wire::RenewRequest { token, lease };
+                self.change_held(id, "renew", &request).await
+            }
+            Update::Complete(outcome, retention) => {
+                let request = wire::CompleteRequest {
+                    token,
+                    outcome: shown(outcome),
+                    ttl: Some(millis(retention.replay)),
+                    tombstone: Some(millis(retention.tombstone)),
+                };
+                self.change_held(id, "complete", &request).await
+            }
+            Update::Abandon => {
+                let keys_given = false;
+                let request = wire::AbandonRequest { token, keys_given };
+                self.change_held(id, "abandon", &request).await
+            }
+            Update::MarkUnknown => {
+                let request = wire::UnknownRequest { token };
+                self.change_held(id, "unknown", &request).await
+            }
+            Update::KeepStep { .. } => Err(unsupported()),
+        }
+    }
+
+    async fn get(&self, id: &IdentityDigest) -> Result<Option<Entry>> {
+        let path = format!("/{id}");
+        match self.ask(Method::GET, &path, Bytes::new(), WITHIN).await? {
+            Answer::Done(_, shown) => self.entry(*id, read(&shown)?).map(Some),
+            Answer::Refused(_) => Ok(None),
+        }
+    }
+
+    /// By a claim that waits on the gateway. If it is made, the next one under its nonce learns of it.
+    async fn wait(&self, _: &IdentityDigest, _: Fence, within: Duration) -> Result<Waited> {
+        let request = self.held().request.clone();
+        let (mut request, _) = request.ok_or_else(unsupported)?;
+        let wait = within.min(LONGEST_WAIT);
+        request.wait = Some(millis(wait));
+        match self.send(&request, wait).await? {
+            Answered::Refused(problem) if problem.code == "in-flight" => Ok(Waited::TimedOut),
+            _ => Ok(Waited::Changed),
+        }
+    }
+
+    async fn list(&self, _: &ListQuery) -> Result<Page> {
+        Err(unsupported())
+    }
+
+    /// The gateway does that.
+    async fn purge(&self, _: usize) -> Result<Purged> {
+        Ok(Purged {
+            removed: 0,
+            more: false,
+        })
+    }
+
+    async fn probe(&self) -> Result<Probe> {
+        Err(unsupported())
+    }
+
+    /// Gives back a claim of which the guard was not told.
+    async fn close(&self) -> Result<()> {
+        let request = {
+            let held = self.held();
+            held.request.clone().filter(|_| held.is_doubtful)
+        };
+        let Some((request, _)) = request else {
+            return Ok(());
+        };
+        if let Answered::Acquired(wire::Acquired { id, token, .. }) =
+            self.send(&request, Duration::ZERO).await?
+        {
+            let keys_given = false;
+            let request = wire::AbandonRequest { token, keys_given };
+            let path = format!("/{id}/abandon");
+            self.post(&path, &request, Duration::ZERO).await?;
+        }
+        Ok(())
+    }
+}
+
+/// As durations are written in requests.
+fn millis(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T> {
+    serde_json::from_slice(json).map_err(|_| no_gateway(StatusCode::OK))
+}
+
+/// An outcome that was answered.
+fn kept(outcome: &wire::Outcome) -> Result<Outcome> {
+    body::stored(outcome, "outcome").map_err(|refused| wrong(refused.to_string()))
+}
+
+/// An outcome to record: in base64, which bounds how much larger it gets.
+fn shown(outcome: &Outcome) -> wire::Outcome {
+    let mut fields = outcome.fields();
+    let content_type = fields.find(|(name, _)| *name == CONTENT_TYPE.as_str());
+    let content_type = content_type.map(|(_, value)| String::from_utf8_lossy(value).into_owned());
+    wire::Outcome {
+        kind: match outcome.kind() {
+            OutcomeKind::Success => wire::Kind::Success,
+            OutcomeKind::Failure => wire::Kind::Failure,
+            _ => wire::Kind::Omitted,
+        },
+        code: outcome.code(),
+        content_type: content_type.map(Into::into),
+        base64: outcome.body().map(|body| BASE64_STANDARD.encode(body)),
+        ..wire::Outcome::default()
+    }
+}
+
+fn time(text: &str) -> Result<Timestamp> {
+    let since = humantime::parse_rfc3339(text).ok();
+    let since = since.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let since = since.ok_or_else(|| wrong(format!("the gateway answered a time `{text}`")))?;
+    Ok(Timestamp::default().after(since))
+}
+
+fn wrong(what: String) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, what)
+}
+
+/// Nothing that `semel run` does.
+fn unsupported() -> StoreError {
+    wrong("the claim API has no such call".to_owned())
+}
+
+fn broken_off(error: Box<dyn StdError + Send + Sync>) -> StoreError {
+    StoreError::new(StoreErrorKind::Unknown, "the gateway's answer broke off").with_source(error)
+}
+
+/// An answer that no gateway gives: of a proxy, or of another service.
+fn no_gateway(status: StatusCode) -> StoreError {
+    let kind = match status.is_server_error() {
+        true => StoreErrorKind::Unknown,
+        false => StoreErrorKind::Config,
+    };
+    let what = format!(
+        "what answered is no claim API of a gateway (status {status}): --gateway is its --admin address"
+    );
+    StoreError::new(kind, what)
+}
+
+fn refusal(problem: &wire::Problem) -> Refusal {
+    match problem.reason.as_deref() {
+        Some("completed") => Refusal::Settled(StateKind::Completed),
+        Some("released") => Refusal::Settled(StateKind::Released),
+        Some("unknown") => Refusal::Settled(StateKind::Unknown),
+        Some("superseded") => Refusal::Superseded,
+        // Also of a record that is not found.
+        _ => Refusal::Missing,
+    }
+}
