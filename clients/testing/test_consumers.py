@@ -23,7 +23,7 @@ import semel
 from harness import PATIENCE, PROGRAMS, Answer, Gateway, Request, eventually, json_answer, service
 
 # Kills that a consumer does not survive with a message in its hands.
-KILLS = int(os.environ.get("SEMEL_KILLS", "12"))
+KILLS = int(os.environ.get("SEMEL_KILLS", "8"))
 CONSUMERS = 4
 
 
@@ -95,7 +95,9 @@ class Queue:
 
     def wait_until_held_by(self, consumer: str) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: consumer in self.held, timeout=PATIENCE)
+            self.changed.wait_for(
+                lambda: consumer in self.held or self.redelivered >= KILLS, timeout=PATIENCE
+            )
 
     def buried(self, consumer: str) -> None:
         with self.changed:

@@ -14,7 +14,7 @@ import pytest
 
 from harness import PROGRAMS, Answer, Gateway, Network, Request, json_answer, service
 
-ORDERS = int(os.environ.get("SEMEL_ORDERS", "40"))
+ORDERS = int(os.environ.get("SEMEL_ORDERS", "30"))
 
 
 class Orders:
