@@ -106,6 +106,9 @@ impl Asked {
             true => server_span(request),
             false => Span::none(),
         };
+        if let Some(parent) = telemetry::as_parent(&span) {
+            request.extensions_mut().insert(TraceParent(parent));
+        }
         Self {
             method: request.method().clone(),
             uri: request.uri().clone(),

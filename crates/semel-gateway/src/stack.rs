@@ -227,7 +227,8 @@ pub(crate) fn layer_of<S: Store>(
         .with_max_response_body(route.max_body)
         // Who is let in without is said by what verifies.
         .with_principal_required(route.require_principal || route.names_caller())
-        .with_service(route.service.clone().unwrap_or_default());
+        .with_service(route.service.clone().unwrap_or_default())
+        .with_note(route.note.iter().cloned());
     let layer = scoped(layer, route);
     route
         .dispositions

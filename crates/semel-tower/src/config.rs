@@ -11,14 +11,16 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, 
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, response};
 use http_body::Body as HttpBody;
+use semel::guard::Asked;
 use semel::store::Retention;
-use semel::{Clock as _, Fingerprint, Identity, Key, KeyRule, Outcome, Scope, SystemClock};
+use semel::{Clock as _, Fingerprint, Identity, Key, KeyRule, Note, Outcome, Scope, SystemClock};
 use serde_json::value::RawValue;
 
 use crate::body::Body;
 use crate::fingerprint::{self, BodyForm};
 use crate::header::{self, HeaderError, Syntax};
 use crate::limits::Limits;
+use crate::note::{NoteField, note};
 use crate::observe::Mode;
 use crate::operation::OperationRule;
 use crate::policy::{self, Disposition, Reply};
@@ -50,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) host_header: HeaderName,
     pub(crate) fingerprint_headers: Vec<HeaderName>,
     pub(crate) fingerprinter: Option<Arc<Fingerprinter>>,
+    /// What of a request is kept with its record.
+    pub(crate) note: Vec<NoteField>,
     pub(crate) max_request_body: usize,
     pub(crate) max_response_body: usize,
     pub(crate) limits: Limits,
@@ -98,6 +102,7 @@ impl Default for Config {
             host_header: HOST,
             fingerprint_headers: Vec::new(),
             fingerprinter: None,
+            note: Vec::new(),
             max_request_body: MIB,
             max_response_body: MIB,
             limits: Limits::default(),
@@ -260,7 +265,16 @@ impl Config {
         Ok(Read { key, scope })
     }
 
-    pub(crate) fn fingerprint(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
+    /// What a request asks for.
+    pub(crate) fn asked(&self, identity: Identity, parts: &Parts, body: &Bytes) -> Asked {
+        let note = match &*self.note {
+            [] => Note::EMPTY,
+            fields => note(fields, parts, body, identity.key()),
+        };
+        Asked::new(identity, self.fingerprint(parts, body)).with_note(note)
+    }
+
+    fn fingerprint(&self, parts: &Parts, body: &Bytes) -> Fingerprint {
         let convention = self.convention();
         match (&self.fingerprinter, convention.content) {
             (Some(make), _) => make(parts, body),

@@ -16,6 +16,7 @@ use tower_layer::Layer;
 use crate::config::Config;
 use crate::fingerprint::BodyForm;
 use crate::header::Syntax;
+use crate::note::NoteField;
 use crate::observe::Mode;
 use crate::policy::{Disposition, Reply};
 use crate::preset::{Dialect, Preset, RetentionError};
@@ -300,6 +301,22 @@ impl<S: Store> IdempotencyLayer<S> {
         self.configured(|config| {
             config.fingerprint_headers = names.into_iter().map(field).collect();
         })
+    }
+
+    /// What of a request is kept with its record, so that operators know what it is about: nothing
+    /// unless set. Up to [`Note::MAX_BYTES`](semel::Note::MAX_BYTES), until the record is purged; it
+    /// may be personal data.
+    ///
+    /// ```
+    /// # use semel_tower::{IdempotencyLayer, MemoryStore};
+    /// use semel_tower::NoteField;
+    ///
+    /// # let layer = IdempotencyLayer::new(MemoryStore::default());
+    /// let amount = NoteField::Json("/amount".into());
+    /// layer.with_note([NoteField::Method, NoteField::Path, NoteField::RequestId, amount]);
+    /// ```
+    pub fn with_note(self, fields: impl IntoIterator<Item = NoteField>) -> Self {
+        self.configured(|config| config.note = fields.into_iter().collect())
     }
 
     /// The field that says for which host a request is, where a proxy in front puts its own into `Host`

@@ -185,7 +185,7 @@ fn asked(
     };
     let asked = |key| {
         let identity = config.identity(parts, scope, key);
-        Asked::new(identity, config.fingerprint(parts, body))
+        config.asked(identity, parts, body)
     };
     Ok(key.map(asked))
 }

@@ -27,6 +27,8 @@ pub struct Replayed;
 /// Among the extensions of an answer of the inner service: the trace and the span in which it was made, as the
 /// field `traceparent` has them (W3C Trace Context). It is kept with the answer, is among the extensions of
 /// each replay, so that a replay's trace can be linked to the first one, and is never sent to clients.
+///
+/// Among the extensions of a request: the trace that it belongs to, for [`NoteField::TraceId`](crate::NoteField::TraceId).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceParent(pub HeaderValue);
 

@@ -8,7 +8,7 @@ use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Response};
 use http_body::Body as HttpBody;
-use semel::guard::{Asked, Guard, Seen, Signal};
+use semel::guard::{Guard, Seen, Signal};
 use semel::store::OnLost;
 use semel::{Identity, IdentityDigest, Scope, Store};
 use tower::ServiceExt as _;
@@ -336,7 +336,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             config,
             transactions,
         } = self;
-        let mut asked = Asked::new(identity.clone(), config.fingerprint(&parts, &body));
+        let mut asked = config.asked(identity.clone(), &parts, &body);
         if guard.policy().on_lost() == Some(OnLost::Reconcile) {
             asked = asked.about(format!("{} {}", parts.method, parts.uri.path()));
         }

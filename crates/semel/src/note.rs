@@ -6,7 +6,7 @@
 //! A line for each text: the name, `=`, the text. Nothing at all is no text. There is no control
 //! character in it but the ends of lines, so that databases and terminals can show it as it is.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::Arc;
 
 use crate::DecodeError;
@@ -46,8 +46,9 @@ impl Note {
         let mut all = String::new();
         for (name, text) in texts {
             let before = all.len();
-            if before > 0 {
-                all.push('\n');
+            match before {
+                0 => all.reserve(Self::MAX_TEXT),
+                _ => all.push('\n'),
             }
             put(&mut all, name.as_ref(), |c| c.is_control() || c == '=');
             all.push('=');
@@ -91,7 +92,7 @@ impl Note {
         if text.is_empty() {
             return Ok(Self::EMPTY);
         }
-        let is_line = |line: &str| line.contains('=') && !line.contains(char::is_control);
+        let is_line = |line: &str| line.contains('=') && !has_control(line);
         if text.len() > Self::MAX_BYTES || !text.split('\n').all(is_line) {
             return Err(DecodeError::Damaged);
         }
@@ -101,19 +102,31 @@ impl Note {
 
 fn put(to: &mut String, text: &str, is_bad: impl Fn(char) -> bool) {
     let start = to.len();
-    let more = '…'.len_utf8();
-    for c in text.chars() {
-        let c = if is_bad(c) {
-            char::REPLACEMENT_CHARACTER
-        } else {
-            c
-        };
-        if to.len() - start + c.len_utf8() > Note::MAX_TEXT - more {
-            // Writing to a string does not fail.
-            let _ = to.write_char('…');
-            return;
+    // Nearly all are of this kind, and they are copied at once.
+    let is_plain = |b| matches!(b, b' '..=b'~') && b != b'=';
+    if text.len() <= Note::MAX_TEXT && text.bytes().all(is_plain) {
+        to.push_str(text);
+        return;
+    }
+    let clean = |c| match is_bad(c) {
+        true => char::REPLACEMENT_CHARACTER,
+        false => c,
+    };
+    to.extend(text.chars().take(Note::MAX_TEXT + 1).map(clean));
+    if to.len() - start > Note::MAX_TEXT {
+        let mut end = start + Note::MAX_TEXT - '…'.len_utf8();
+        while !to.is_char_boundary(end) {
+            end -= 1;
         }
-        to.push(c);
+        to.truncate(end);
+        to.push('…');
+    }
+}
+
+fn has_control(text: &str) -> bool {
+    match text.is_ascii() {
+        true => text.bytes().any(|b| b.is_ascii_control()),
+        false => text.contains(char::is_control),
     }
 }
 

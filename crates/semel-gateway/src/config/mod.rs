@@ -24,7 +24,7 @@ use http::uri::{PathAndQuery, Scheme};
 use ipnet::IpNet;
 use semel::Service;
 use semel::store::OnLost;
-use semel_tower::{Mode, Preset, ScopeLimits};
+use semel_tower::{Mode, NoteField, Preset, ScopeLimits};
 use tracing::Level;
 
 use crate::access::Token;
@@ -138,6 +138,8 @@ pub struct Route {
     pub max_body: usize,
     /// The fields that a scope is made of: the first but `Host` names the principal, unless it is verified.
     pub scope_headers: Vec<HeaderName>,
+    /// What of a request is kept with its record.
+    pub note: Vec<NoteField>,
     /// What says who callers are, and is verified.
     pub principal: Vec<Part>,
     /// Whether [`Part::Auth`] names those whom it lets pass.

@@ -270,10 +270,14 @@ impl Reader<'_> {
             paths: self.list("path", Path::parse),
             methods: self.list("methods", method),
         };
-        let label = self.read("name", values::label);
+        let name = self.read("name", values::label);
+        let has_name = name.is_some() || !matches.paths.is_empty();
+        let label = name.unwrap_or_else(|| matches.to_string());
+        let route = has_name.then_some(&*label);
+        let note = self.read("note", |value| values::note(value, route));
         Route {
             name: String::new(),
-            label: label.unwrap_or_else(|| matches.to_string()),
+            label,
             preset,
             matches,
             upstreams: self.upstreams(own),
@@ -299,6 +303,7 @@ impl Reader<'_> {
             scope_headers: self
                 .read("scope-header", values::fields)
                 .unwrap_or_default(),
+            note: note.unwrap_or_default(),
             principal: self
                 .read("principal", values::principal)
                 .unwrap_or_default(),

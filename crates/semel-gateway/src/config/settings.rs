@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 55] = [
+pub const SETTINGS: [Setting; 56] = [
     list(
         "upstream",
         "URL",
@@ -266,6 +266,14 @@ pub const SETTINGS: [Setting; 55] = [
         "trusted-scope",
         "Take the fields of --scope-header from peers of --trust-forwarded only, and remove others'",
     ).at(Reach::Protected),
+    Setting {
+        default: Some("method,route,request-id,trace-id"),
+        ..list(
+            "note",
+            "FIELD",
+            "What of a request is kept with its record for operators, besides: path, header:NAME, json:/POINTER; or none",
+        )
+    }.at(Reach::Protected),
     switch(
         "require-principal",
         "Refuse requests with a key and without a principal",

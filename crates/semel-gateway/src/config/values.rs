@@ -12,7 +12,7 @@ use jsonwebtoken::Algorithm;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
-use semel_tower::{Mode, Preset, Rate};
+use semel_tower::{Mode, NoteField, Preset, Rate};
 use tracing::Level;
 
 use crate::principal::{Part, Source};
@@ -330,6 +330,28 @@ pub(crate) fn principal(value: &str) -> Result<Vec<Part>, String> {
     }
     Ok(parts)
 }
+
+/// What of a request is kept with its record; an empty list, or `none`, is nothing. Where there is no
+/// route that has a name or a path, it is the request's path that says which.
+pub(crate) fn note(value: &str, route: Option<&str>) -> Result<Vec<NoteField>, String> {
+    if matches!(value, "" | "none") {
+        return Ok(Vec::new());
+    }
+    let field = |text: &str| match (text, route) {
+        ("route", Some(route)) => Ok(NoteField::Fixed("route".into(), route.into())),
+        ("route", None) => Ok(NoteField::Path),
+        _ => text
+            .parse()
+            .map_err(|error| format!("`{text}` is {error}, and route")),
+    };
+    let fields = list(field)(value)?;
+    match fields.len() {
+        ..=MOST_NOTED => Ok(fields),
+        many => Err(format!("{many} fields are too many: {MOST_NOTED} at most")),
+    }
+}
+
+const MOST_NOTED: usize = 12;
 
 /// How a token may be signed: with a key whose public half verifies it.
 pub(crate) fn algorithm(value: &str) -> Result<Algorithm, String> {

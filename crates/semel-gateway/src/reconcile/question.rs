@@ -30,5 +30,8 @@ pub(super) fn of(case: &Case<'_>) -> String {
         question["method"] = Value::from(method);
         question["path"] = Value::from(path);
     }
+    if !case.note.is_empty() {
+        question["note"] = case.note.iter().collect();
+    }
     question.to_string()
 }

@@ -184,6 +184,21 @@ fn each_wrong_value_has_one_clear_message() {
             "--scope-header: `a b` cannot be the name",
         ),
         (
+            "note",
+            "method,query",
+            "--note: `query` is nothing to keep with a record; that can be method, path,",
+        ),
+        (
+            "note",
+            "header:Authorization",
+            "--note: `header:Authorization` is nothing to keep",
+        ),
+        (
+            "note",
+            "path,path,path,path,path,path,path,path,path,path,path,path,path",
+            "--note: 13 fields are too many: 12 at most",
+        ),
+        (
             "upstream-timeout",
             "1",
             "--upstream-timeout: `1` is not a duration",

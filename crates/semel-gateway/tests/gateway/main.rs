@@ -32,6 +32,7 @@ mod lifecycle;
 mod limits;
 mod log;
 mod malformed;
+mod note;
 mod observe;
 mod once;
 #[cfg(feature = "redis")]

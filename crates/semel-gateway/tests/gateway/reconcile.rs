@@ -174,6 +174,7 @@ async fn what_happened_is_replayed() {
         ("question", json!(1)),
         ("method", json!("POST")),
         ("path", json!("/orders")),
+        ("note", json!({"method": "POST", "path": "/orders"})),
     ];
     for (name, value) in members {
         assert_eq!(question[name], value, "{name} of {question}");
@@ -181,7 +182,7 @@ async fn what_happened_is_replayed() {
     assert_eq!(question["identity"].as_str().unwrap().len(), 64);
     assert!(question["claimed_at"].as_str().unwrap().ends_with('Z'));
     // Those, `identity` and `claimed_at`.
-    assert_eq!(question.as_object().unwrap().len(), 12);
+    assert_eq!(question.as_object().unwrap().len(), 13);
     assert_eq!(
         metric(&gateway, "semel_events_total{event=\"resolved\"}").await,
         1
