@@ -151,6 +151,65 @@ def test_an_error_before_the_effect_lets_the_next_call_run(client: semel.Client,
     assert client.run("divide", key, lambda attempt: attempt.attempt) == 3
 
 
+@pytest.mark.parametrize("result", [object(), float("nan"), {1: object()}])
+def test_a_result_that_cannot_be_told_is_no_error_before_the_effect(
+    client: semel.Client, key: str, result: Any
+) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        client.run("charge", key, lambda _: result, on_error="abandon")
+    with pytest.raises(semel.OutcomeUnknown):
+        client.claim("charge", key)
+
+
+def test_neither_is_an_interruption(gateway: Gateway, client: semel.Client, key: str) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.run("charge", key, interrupted, on_error="abandon")
+
+    async def cancelled() -> None:
+        begun = asyncio.Event()
+
+        async def work(_: object) -> None:
+            begun.set()
+            await asyncio.sleep(3600)
+
+        async with semel.AsyncClient(gateway.admin) as other:
+            running = asyncio.create_task(other.run("charge", key + "2", work, on_error="abandon"))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(cancelled())
+    for kept in (key, key + "2"):
+        with pytest.raises(semel.OutcomeUnknown):
+            client.claim("charge", kept)
+    with pytest.raises(KeyboardInterrupt):
+        client.run("charge", key + "3", interrupted, in_steps=True)
+    assert client.run("charge", key + "3", lambda attempt: attempt.attempt, in_steps=True) == 2
+
+
+def test_claims_that_wait_leave_room_for_renewals(gateway: Gateway, key: str) -> None:
+    async def run() -> None:
+        async with semel.AsyncClient(gateway.admin) as client, await client.claim("busy", key) as attempt:
+            sent = asyncio.Semaphore(0)
+
+            async def count(_: object) -> None:
+                sent.release()
+
+            client._http.event_hooks = {"request": [count]}
+            waiting = [asyncio.create_task(client.claim("busy", key, wait=60)) for _ in range(110)]
+            for _ in waiting:
+                await sent.acquire()
+            await asyncio.wait_for(attempt.complete(), 30)
+            for other in await asyncio.gather(*waiting):
+                assert other.outcome is not None
+
+    asyncio.run(run())
+
+
 def test_a_lasting_failure_is_replayed(client: semel.Client, key: str) -> None:
     def decline(_: semel.Attempt) -> None:
         raise semel.Failed({"code": "declined"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -116,6 +117,32 @@ def test_a_mismatch_is_never_sent_again(by: Callable[[Rules], Send]) -> None:
     assert (mismatch.value.status, mismatch.value.detail) == (422, "why")
     assert mismatch.value.response.json()["code"] == "mismatch"
     assert len(script.asked) == 1
+
+
+def test_a_compressed_mismatch_is_one(by: Callable[[Rules], Send]) -> None:
+    plain = problem(422, "mismatch")
+    packed = {**plain.headers, "content-encoding": "gzip", "retry-after": "0"}
+    script = Script(Answer(422, gzip.compress(plain.body), packed))
+    with service(script.answer) as url, pytest.raises(semel.Mismatch) as mismatch:
+        by(quick())("POST", url)
+    assert mismatch.value.response.json()["code"] == "mismatch"
+    assert len(script.asked) == 1
+
+
+def test_a_request_that_is_sent_once_more_is_another_intent() -> None:
+    script = Script(CREATED)
+    with service(script.answer) as url:
+        with httpx.Client(transport=RetryTransport()) as http:
+            request = http.build_request("POST", url, content=b"an order")
+            for _ in range(2):
+                assert http.send(request).status_code == 201
+        with requests.Session() as session:
+            session.mount("http://", RetryAdapter())
+            prepared = session.prepare_request(requests.Request("POST", url, data=b"an order"))
+            for _ in range(2):
+                assert session.send(prepared).status_code == 201
+    assert len(script.keys()) == 4
+    assert {request.body for request in script.asked} == {b"an order"}
 
 
 def test_unknown_and_expired_are_reported_as_such(by: Callable[[Rules], Send]) -> None:

@@ -113,19 +113,20 @@ async function attempt(
     const bytes = isRead ? new Uint8Array(await response.clone().arrayBuffer()) : new Uint8Array();
     return { came: { status, headers: response.headers, body: bytes }, response };
   } catch (error) {
-    return { came: failure(error, status), error };
+    return { came: failure(error, status, request.redirect), error };
   } finally {
     // What is not read here may be a stream without an end.
     clearTimeout(timer);
   }
 }
 
-function failure(error: unknown, status: number): Failure {
+function failure(error: unknown, status: number, redirect: RequestRedirect): Failure {
   if (status) return { kind: 'broken-answer', sent: true, status };
   if (error instanceof DOMException && error.name === 'TimeoutError') return { kind: 'timeout', sent: true };
-  // Node says why in the cause; elsewhere it may have been sent.
+  // Node says why in the cause; elsewhere it may have been sent. Where redirects are followed, it may be the
+  // target of one that was not reached, after the request had its effect.
   const code = error instanceof Error && isMembers(error.cause) ? error.cause['code'] : undefined;
-  const unsent = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'].includes(String(code));
+  const unsent = redirect !== 'follow' && ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'].includes(String(code));
   return { kind: unsent ? 'refused' : 'reset', sent: !unsent };
 }
 

@@ -122,7 +122,15 @@ test('a refusal after a lost try is unsettled', async (t) => {
 test('what was never sent is the error that it is', async (t) => {
   const [url, , server] = await script(t, CREATED);
   await new Promise((done) => server.close(done));
-  await assert.rejects(quick({ patience: 200 })(url, { method: 'POST' }), TypeError);
+  await assert.rejects(quick({ patience: 200 })(url, { method: 'POST', redirect: 'manual' }), TypeError);
+});
+
+test('a redirect to nowhere does not mean that nothing was sent', async (t) => {
+  const [gone, , server] = await script(t, CREATED);
+  await new Promise((done) => server.close(done));
+  const [url, asked] = await script(t, { status: 303, headers: { location: gone } });
+  await assert.rejects(quick({ patience: 200 })(url, { method: 'POST' }), Unsettled);
+  assert.ok(asked.length > 0);
 });
 
 test('who is asked to wait too long gets the refusal', async (t) => {

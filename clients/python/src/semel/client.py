@@ -30,6 +30,8 @@ T = TypeVar("T")
 OnError = Literal["unknown", "abandon"]
 
 log = logging.getLogger("semel")
+# A claim that waits holds a connection: renewals must not wait for it.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 _current: ContextVar[Any] = ContextVar("semel attempt")
 
 
@@ -61,6 +63,8 @@ class _Attempt:
         # Somebody was told how it ended, or is being told: leaving the block changes nothing.
         self._ended = self._held is None
         self._lost = False
+        # There is a result.
+        self._worked = False
         # Shared with the renewals, which must not keep the attempt itself alive.
         self._stop = threading.Event()
         #: What is recorded: of an earlier attempt, or of this one once it is complete.
@@ -101,12 +105,18 @@ class _Attempt:
         return _claims.next_step(self._mine(), name)
 
     def _verdict(self, error: BaseException | None) -> OnError:
-        on_error = self._options.get("on_error", "abandon" if self._options.get("in_steps") else "unknown")
-        if error is None:
+        in_steps = self._options.get("in_steps", False)
+        on_error = self._options.get("on_error", "abandon" if in_steps else "unknown")
+        # Where the work is over, the effect is there. Not so with steps: their keys protect them.
+        if error is None or (self._worked and not in_steps):
             return "unknown"
-        return on_error(error) if callable(on_error) else on_error
+        if callable(on_error):
+            return on_error(error)
+        # Who is cancelled or interrupted may have sent something.
+        return on_error if in_steps or isinstance(error, Exception) else "unknown"
 
     def _completion(self, outcome: Outcome, ttl: Duration | None) -> tuple[Outcome, dict[str, Any]]:
+        self._worked = True
         body: dict[str, Any] = {"outcome": outcome.to_wire()}
         if ttl is not None:
             body["ttl"] = _claims.duration(ttl)
@@ -203,7 +213,7 @@ class Client:
         self.url = url.rstrip("/")
         #: For how many seconds a call is sent again while the gateway does not answer it.
         self.patience = patience
-        self._http = http or httpx.Client()
+        self._http = http or httpx.Client(limits=LIMITS)
         self._headers = _headers(token)
 
     def claim(self, operation: str, key: str, *, payload: Any = None, **options: Unpack[Options]) -> Attempt:
@@ -367,7 +377,7 @@ class AsyncClient:
         self.url = url.rstrip("/")
         #: For how many seconds a call is sent again while the gateway does not answer it.
         self.patience = patience
-        self._http = http or httpx.AsyncClient()
+        self._http = http or httpx.AsyncClient(limits=LIMITS)
         self._headers = _headers(token)
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -10,7 +10,7 @@ import time
 
 import httpx
 
-from ._decide import Answer, Failure
+from ._decide import LONGEST_PROBLEM, Answer, Failure
 from ._pursuit import Budget, Pursuit, Rules
 
 __all__ = ["AsyncRetryTransport", "Budget", "RetryTransport", "Rules"]
@@ -27,8 +27,9 @@ class RetryTransport(httpx.BaseTransport):
         self._rules = rules or Rules()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        pursuit = Pursuit(self._rules, request.method, request.headers)
         request.read()
+        request = copy_of(request)
+        pursuit = Pursuit(self._rules, request.method, request.headers)
         while True:
             response, error = None, None
             status = 0
@@ -61,8 +62,9 @@ class AsyncRetryTransport(httpx.AsyncBaseTransport):
         self._rules = rules or Rules()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        pursuit = Pursuit(self._rules, request.method, request.headers)
         await request.aread()
+        request = copy_of(request)
+        pursuit = Pursuit(self._rules, request.method, request.headers)
         while True:
             response, error = None, None
             status = 0
@@ -87,6 +89,17 @@ class AsyncRetryTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
+def copy_of(request: httpx.Request) -> httpx.Request:
+    """The key is not the caller's: the same request, sent once more, is another intent."""
+    return httpx.Request(
+        request.method,
+        request.url,
+        headers=request.headers,
+        stream=request.stream,
+        extensions=request.extensions,
+    )
+
+
 def is_read(response: httpx.Response, pursuit: Pursuit) -> bool:
     # An answer that breaks off is asked for again. Those to GET and the like may be streams.
     return pursuit.key is not None or response.status_code >= 400
@@ -101,13 +114,25 @@ def whole(response: httpx.Response, body: bytes) -> httpx.Response:
     )
 
 
+def problem_in(response: httpx.Response) -> bytes:
+    """The body of a refusal, as it was before it was compressed."""
+    stream = response.stream
+    if response.status_code < 400 or not isinstance(stream, httpx.ByteStream):
+        return b""
+    body = b"".join(stream)
+    if len(body) > LONGEST_PROBLEM:
+        return b""
+    try:
+        return httpx.Response(response.status_code, headers=response.headers, content=body).content
+    except httpx.DecodingError:
+        return b""
+
+
 def came(
     response: httpx.Response | None, error: httpx.TransportError | None, status: int
 ) -> Answer | Failure:
     if response is not None:
-        stream = response.stream
-        body = b"".join(stream) if isinstance(stream, httpx.ByteStream) else b""
-        return Answer(response.status_code, response.headers, body)
+        return Answer(response.status_code, response.headers, problem_in(response))
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)):
         return Failure("invalid-request", sent=False)
     if status:

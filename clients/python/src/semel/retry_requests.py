@@ -44,8 +44,10 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
         cert: Any = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        pursuit = Pursuit(self._rules, request.method or "GET", request.headers)
         hold_body(request)
+        # The key is not the caller's: the same request, sent once more, is another intent.
+        request = request.copy()
+        pursuit = Pursuit(self._rules, request.method or "GET", request.headers)
         while True:
             response, error = None, None
             status = 0
