@@ -32,6 +32,13 @@ pub fn for_operators(files: usize, waiting: usize) -> usize {
     wanted.min(files / 16).max(OPERATORS)
 }
 
+/// How many calls may wait on so many connections: those who would end a wait find room, too.
+pub fn for_waiting(for_operators: usize, waiting: usize) -> usize {
+    waiting
+        .min(for_operators.saturating_sub(OPERATORS) / 2)
+        .max(1)
+}
+
 /// Who may have how many connections, so that the store always finds a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {

@@ -54,7 +54,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
 fn wrong(place: &str, error: &serde_json::Error) -> Refused {
     let text = error.to_string();
     let text = match text.split_once(", expected ") {
-        Some((found, expected)) if found.starts_with("invalid ") => {
+        Some((found, expected))
+            if ["invalid ", "unknown variant "]
+                .iter()
+                .any(|start| found.starts_with(start)) =>
+        {
             let expected = expected.split(" at line ").next().unwrap_or(expected);
             format!("must be {expected}")
         }

@@ -121,7 +121,17 @@ impl Asked {
 
     /// The span's name: what is asked of which route.
     fn name(&self) -> String {
-        let method = self.method.as_str();
+        let method = match self.method {
+            Method::GET
+            | Method::HEAD
+            | Method::POST
+            | Method::PUT
+            | Method::PATCH
+            | Method::DELETE
+            | Method::OPTIONS => self.method.as_str(),
+            // Clients can make up others without end.
+            _ => "HTTP",
+        };
         match self.told.route.get() {
             Some(route) => format!("{method} {route}"),
             None => method.to_owned(),

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// The operation of requests with a key, unless a preset names them otherwise.
+const HTTP: &str = "http";
+
 /// `SERVICE/OPERATION`, in both of which `*` stands for any text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
@@ -31,8 +34,11 @@ impl Pattern {
         }
     }
 
+    /// The requests of the gateway's clients are one operation, and their records hold what those were
+    /// answered: a star takes them in only where it stands for everything.
     pub(super) fn takes(&self, service: &str, operation: &str) -> bool {
-        matches(&self.service, service) && matches(&self.operation, operation)
+        let is_meant = operation != HTTP || &*self.operation == HTTP || *self == Self::all();
+        is_meant && matches(&self.service, service) && matches(&self.operation, operation)
     }
 }
 
@@ -104,5 +110,12 @@ mod tests {
         let orders = Pattern::parse("orders/POST /v1/*").unwrap();
         assert!(orders.takes("orders", "POST /v1/pay"));
         assert!(!orders.takes("default", "POST /v1/pay"));
+    }
+
+    #[test]
+    fn what_clients_of_the_gateway_were_answered_is_for_those_who_name_it() {
+        let takes = |pattern: &str| Pattern::parse(pattern).unwrap().takes("orders", "http");
+        assert!(["orders/http", "*/http", "*/*"].into_iter().all(takes));
+        assert!(!["orders/*", "orders/h*", "*/htt*"].into_iter().any(takes));
     }
 }

@@ -153,10 +153,21 @@ fn nonce(hex: &str) -> Result<Nonce, Refused> {
 
 pub(super) fn lease(text: &str) -> Result<Duration, Refused> {
     let lease = duration("lease", text)?;
-    match LEASES {
-        [least, most] if (least.max(Policy::MIN_LEASE)..=most).contains(&lease) => Ok(lease),
-        _ => Err(Refused::invalid("lease: must be 100ms to 24h")),
+    match is_lease(lease) {
+        true => Ok(lease),
+        false => Err(Refused::invalid("lease: must be 100ms to 24h")),
     }
+}
+
+fn is_lease(lease: Duration) -> bool {
+    let [least, most] = LEASES;
+    (least.max(Policy::MIN_LEASE)..=most).contains(&lease)
+}
+
+/// Whether a request could have asked for this.
+pub(super) fn is_allowed(lease: Duration, retention: Retention) -> bool {
+    let kept = [retention.replay, retention.tombstone];
+    is_lease(lease) && kept.iter().all(|kept| *kept <= values::LONGEST)
 }
 
 fn wait(text: Option<&str>) -> Result<Duration, Refused> {

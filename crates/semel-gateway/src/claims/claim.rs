@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel::guard::{Guard, Seen, Signal};
-use semel::store::{Acquired, Claim, Entry, Store as _, StoreExt as _};
+use semel::store::{Acquired, Claim, Entry, Fenced, Store as _, StoreExt as _};
 use semel::{AnyStore, Backoff, Progress, StoreErrorKind};
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, sleep};
@@ -62,6 +62,14 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
         let refused = match answer {
             Claim::Acquired(acquired) => {
+                // Sent again it may have been made long ago: what its client is told of the lease is to hold.
+                if asked.is_repeatable {
+                    let (store, lease) = (guard.store(), asked.request.lease);
+                    let renewed = store.renew(identity.digest(), &acquired.token, lease);
+                    if let Fenced::Refused(_) = renewed.await? {
+                        continue;
+                    }
+                }
                 let made = acquired_by(asked, &acquired, &steps(guard, asked, &acquired).await?)?;
                 in_doubt.is_doubtful = false;
                 seen(match acquired.attempt {
@@ -211,8 +219,11 @@ impl Drop for InDoubt<'_> {
 
 #[cfg(test)]
 mod tests {
-    use semel::memory::MemoryStore;
+    use std::sync::Arc;
+
+    use semel::memory::{Limits, MemoryStore};
     use semel::store::Nonce;
+    use semel::{Clock as _, ManualClock, Timestamp};
     use tokio::sync::watch;
 
     use super::super::wire::ClaimRequest;
@@ -245,6 +256,24 @@ mod tests {
         claims.guard.drain().await;
         later.request.nonce = Nonce::random().unwrap();
         store.claim(&later.identity, &later.request).await.unwrap()
+    }
+
+    /// What its client is told of the lease holds from the answer on, however long ago it was claimed.
+    #[tokio::test]
+    async fn a_claim_that_is_sent_again_is_renewed() {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1)));
+        let store = MemoryStore::with_clock(Limits::default(), Arc::clone(&clock));
+        let (_stop, stopping) = watch::channel(false);
+        let claims = Claims::new(Guard::from(AnyStore::new(store)), 1, stopping);
+        let asked = asked(Some("0123456789abcdef0123456789abcdef"));
+        for _ in 0..3 {
+            let made = make(&claims, &asked).await;
+            assert!(matches!(made, Ok(Made::Acquired(_))));
+            clock.advance(asked.request.lease * 2 / 3);
+        }
+        let entry = claims.guard.store().get(asked.identity.digest()).await;
+        let record = entry.unwrap().unwrap().record;
+        assert!(!record.is_lapsed(clock.now()), "{record:?}");
     }
 
     /// R14: what nobody can take back is given back.

@@ -84,6 +84,8 @@ pub(super) async fn show(
     let entry = claims.guard.store().get(&id).await?;
     let semel::store::Entry { label, record } = entry.ok_or_else(no_record)?;
     let (service, operation) = access::named(&label.operation);
+    // There may have been none a moment ago.
+    caller.may_claim(service, operation)?;
     let is_final = record.expires_at != Timestamp::MAX;
     let shown = Shown {
         id: id.to_string(),

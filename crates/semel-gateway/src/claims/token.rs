@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use semel::store::{Fence, Nonce, Retention, Token};
 
+use super::asked;
 use crate::refused::Refused;
 
 /// The version of the form.
@@ -16,8 +17,8 @@ const LEN: usize = 1 + 8 + 16 + 3 * 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) token: Token,
-    /// What holds where later calls say nothing else. The client could say it then, too: nothing is
-    /// gained by forging it.
+    /// What holds where later calls say nothing else. The client could say it then, too, within the same
+    /// bounds: nothing is gained by forging it.
     pub(super) lease: Duration,
     pub(super) retention: Retention,
 }
@@ -63,7 +64,7 @@ impl Held {
             lease: duration(0)?,
             retention: Retention::new(duration(1)?).with_tombstone(duration(2)?),
         })
-        .filter(|_| *version == VERSION)
+        .filter(|held| *version == VERSION && asked::is_allowed(held.lease, held.retention))
     }
 }
 
@@ -84,7 +85,19 @@ mod tests {
         let text = held.to_text();
         assert_eq!(Held::parse(&text).ok(), Some(held));
         let another_version = format!("B{}", &text[1..]);
-        for wrong in ["", "a", &text[1..], &format!("{text}AA"), &another_version] {
+        let endless = Held {
+            lease: Duration::MAX,
+            ..held
+        };
+        let wrong = [
+            "",
+            "a",
+            &text[1..],
+            &format!("{text}AA"),
+            &another_version,
+            &endless.to_text(),
+        ];
+        for wrong in wrong {
             assert!(Held::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -61,11 +61,11 @@ pub(crate) struct ClaimRequest {
     pub(crate) nonce: Option<String>,
     /// How long the claim is held without being renewed. `30s` unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "30s", pattern = "^[0-9]{1,3}(ms|s|m|h|d)$")]
+    #[schema(example = "30s", pattern = "^[0-9]{1,9}(ms|s|m|h|d)$")]
     pub(crate) lease: Option<String>,
     /// How long to wait for an attempt in flight. Not at all unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "30s", pattern = "^[0-9]{1,3}(ms|s|m|h|d)$")]
+    #[schema(example = "30s", pattern = "^[0-9]{1,9}(ms|s|m|h|d)$")]
     pub(crate) wait: Option<String>,
     /// What becomes of a lost attempt. `hold` unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,12 +74,12 @@ pub(crate) struct ClaimRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
         example = "24h",
-        pattern = "^([0-9]{1,3}(ms|s|m|h|d)|payment|order|email|api|webhook)$"
+        pattern = "^([0-9]{1,9}(ms|s|m|h|d)|payment|order|email|api|webhook)$"
     )]
     pub(crate) ttl: Option<String>,
     /// How much longer claims are refused as expired. Not at all unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "0s", pattern = "^[0-9]{1,3}(ms|s|m|h|d)$")]
+    #[schema(example = "0s", pattern = "^[0-9]{1,9}(ms|s|m|h|d)$")]
     pub(crate) tombstone: Option<String>,
 }
 
@@ -193,7 +193,7 @@ pub(crate) struct RenewRequest {
     pub(crate) token: String,
     /// How long the lease lasts from now on. The claim's unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "30s", pattern = "^[0-9]{1,3}(ms|s|m|h|d)$")]
+    #[schema(example = "30s", pattern = "^[0-9]{1,9}(ms|s|m|h|d)$")]
     pub(crate) lease: Option<String>,
 }
 
@@ -217,12 +217,12 @@ pub(crate) struct CompleteRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
         example = "24h",
-        pattern = "^([0-9]{1,3}(ms|s|m|h|d)|payment|order|email|api|webhook)$"
+        pattern = "^([0-9]{1,9}(ms|s|m|h|d)|payment|order|email|api|webhook)$"
     )]
     pub(crate) ttl: Option<String>,
     /// How much longer claims are refused as expired. As the claim says unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "0s", pattern = "^[0-9]{1,3}(ms|s|m|h|d)$")]
+    #[schema(example = "0s", pattern = "^[0-9]{1,9}(ms|s|m|h|d)$")]
     pub(crate) tombstone: Option<String>,
 }
 

@@ -209,7 +209,8 @@ async fn gateway(
     let claiming = Guard::builder(AnyStore::new(store.clone()))
         .observer(Arc::new(Watching(Arc::clone(&metrics))))
         .build();
-    let claims = Claims::new(claiming.clone(), config.limits.waiting, stopping.clone());
+    let waiting = descriptors::for_waiting(for_operators, config.limits.waiting);
+    let claims = Claims::new(claiming.clone(), waiting, stopping.clone());
     let admin = admin::router(Admin {
         layer: layer.clone(),
         metrics: Arc::clone(&metrics),

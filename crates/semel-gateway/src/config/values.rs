@@ -513,6 +513,6 @@ pub(crate) fn log_level(value: &str) -> Result<Level, String> {
 }
 
 /// No clock overflows by it: 100 years of 365.25 days.
-const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 /// A body of this size is still read into memory.
 const MAX_BODY: u64 = 1 << 30;
