@@ -1,7 +1,7 @@
 //! One call, from its first try to its answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use http::header::HeaderValue;
@@ -22,6 +22,8 @@ pub(crate) struct Keyed {
     pub(crate) begun: SystemTime,
     /// The tries that may have had their effect, of this process and of earlier ones.
     pub(crate) possible: Arc<AtomicUsize>,
+    /// That a try of this process had it.
+    pub(crate) happened: Arc<AtomicBool>,
 }
 
 impl Keyed {
@@ -29,6 +31,7 @@ impl Keyed {
         Self {
             begun: now(),
             possible: Arc::default(),
+            happened: Arc::default(),
         }
     }
 }
@@ -41,7 +44,15 @@ pub(crate) struct Broken {
 
 impl Broken {
     pub(crate) fn new(retry: &Retry, source: BoxError) -> Self {
-        let failure = (retry.failure_of)(source.as_ref());
+        let failure = retry.failure_of(source.as_ref());
+        Self { failure, source }
+    }
+
+    #[cfg(feature = "reqwest")]
+    pub(crate) fn after_sending(source: BoxError) -> Self {
+        let kind = FailureKind::Reset;
+        let sent = true;
+        let failure = Failure { kind, sent };
         Self { failure, source }
     }
 
@@ -92,15 +103,21 @@ impl<'a> Call<'a> {
         let keyed = extensions.get::<Keyed>().cloned();
         let mut key = false;
         if let Some(name) = &retry.key_header {
-            key = keyed.is_some() || headers.contains_key(name);
-            if !key && !method.is_safe() {
-                let field = new_key().ok().and_then(|key| {
-                    let quote = if retry.quotes_key { "\"" } else { "" };
-                    let field = format!("{quote}{}{quote}", key.as_str());
-                    let mut field = HeaderValue::try_from(field).ok()?;
-                    field.set_sensitive(true);
-                    Some(field)
-                });
+            key = headers.contains_key(name);
+            if keyed.is_some() {
+                // The outbox does not know where this service wants it.
+                if let Some(field) = headers.remove(OUTBOX_FIELD) {
+                    let is_quoted = field.as_bytes().starts_with(b"\"");
+                    let written = field
+                        .to_str()
+                        .ok()
+                        .filter(|_| retry.quotes_key && !is_quoted);
+                    let field = written.and_then(|key| retry.field(key)).unwrap_or(field);
+                    headers.entry(name).or_insert(field);
+                }
+                key = true;
+            } else if !key && !method.is_safe() {
+                let field = new_key().ok().and_then(|key| retry.field(key.as_str()));
                 key = field.map(|field| headers.insert(name, field)).is_some();
             }
         }
@@ -153,6 +170,9 @@ impl<'a> Call<'a> {
                 (Effect::None, false) => drop(self.intent.possible.fetch_sub(1, Ordering::SeqCst)),
                 // The recorded answer says that none of the tries had an effect.
                 (Effect::None, true) => self.intent.possible.store(0, Ordering::SeqCst),
+                (Effect::Happened, _) if decision.next != Next::Done => {
+                    self.intent.happened.store(true, Ordering::SeqCst);
+                }
                 _ => {}
             }
             let kind = match decision.next {
@@ -219,8 +239,11 @@ impl<'a> Call<'a> {
     }
 
     fn is_too_old(&self) -> bool {
-        let age = now().duration_since(self.intent.begun);
-        age.is_ok_and(|age| age >= self.retry.key_lifetime)
+        match now().duration_since(self.intent.begun) {
+            Ok(age) => age >= self.retry.key_lifetime,
+            // The clock was set back, and its age is not known.
+            Err(ahead) => ahead.duration() > MOST_AHEAD,
+        }
     }
 
     fn error(
@@ -231,15 +254,16 @@ impl<'a> Call<'a> {
         source: Option<BoxError>,
     ) -> Error {
         // Of earlier calls, and of those that run beside this one.
-        let is_possible = self.intent.possible.load(Ordering::SeqCst) > 0;
-        let kind = match kind {
-            ErrorKind::NewKeyAllowed(reason) if is_possible => ErrorKind::Stopped(reason),
-            kind => kind,
-        };
-        let others = if is_possible {
+        let others = if self.intent.happened.load(Ordering::SeqCst) {
+            Effect::Happened
+        } else if self.intent.possible.load(Ordering::SeqCst) > 0 {
             Effect::Possible
         } else {
             Effect::None
+        };
+        let kind = match kind {
+            ErrorKind::NewKeyAllowed(reason) if others > Effect::None => ErrorKind::Stopped(reason),
+            kind => kind,
         };
         Error {
             kind,
@@ -250,6 +274,21 @@ impl<'a> Call<'a> {
         }
     }
 }
+
+impl Retry {
+    fn field(&self, key: &str) -> Option<HeaderValue> {
+        let quote = if self.quotes_key { "\"" } else { "" };
+        let mut field = HeaderValue::try_from(format!("{quote}{key}{quote}")).ok()?;
+        field.set_sensitive(true);
+        Some(field)
+    }
+}
+
+/// Where an outbox puts a key that the request has nowhere.
+pub(crate) const OUTBOX_FIELD: &str = "idempotency-key";
+
+/// By so much clocks are corrected.
+const MOST_AHEAD: Duration = Duration::from_mins(1);
 
 /// A longer one would be none, and instants have an end.
 const LONGEST_DEADLINE: Duration = Duration::from_hours(24 * 365);

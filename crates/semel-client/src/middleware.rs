@@ -30,6 +30,7 @@ impl Middleware for Retry {
             return Err(middleware(call.refuse(why.into())));
         }
         let url = request.url().clone();
+        let asked = &url;
         let sent = call.run(|| {
             // Only a body that is a stream has no clone.
             let again = request.try_clone();
@@ -37,7 +38,7 @@ impl Middleware for Retry {
             async move {
                 let again = again.ok_or_else(|| Broken::unready("its body is a stream".into()))?;
                 let answer = next.run(again, &mut extensions).await;
-                let answer = answer.map_err(|error| Broken::new(self, error.into()))?;
+                let answer = answer.map_err(|error| self.broken(error, asked))?;
                 let url = answer.url().clone();
                 let mut read = Read::read(answer.into(), self.max_answer).await?;
                 read.head.extensions.insert(AnswerUrl(url));
@@ -58,6 +59,22 @@ impl Middleware for Retry {
         *answer.headers_mut() = head.headers;
         answer.extensions_mut().extend(head.extensions);
         Ok(answer.into())
+    }
+}
+
+impl Retry {
+    fn broken(&self, error: reqwest_middleware::Error, asked: &reqwest::Url) -> Broken {
+        match error {
+            // A redirect to what cannot be asked: the service had the request.
+            reqwest_middleware::Error::Reqwest(error)
+                if error.url().is_some_and(|url| url != asked) =>
+            {
+                Broken::after_sending(error.into())
+            }
+            // `source` of the error around it skips this one.
+            reqwest_middleware::Error::Reqwest(error) => Broken::new(self, error.into()),
+            reqwest_middleware::Error::Middleware(error) => Broken::new(self, error.into()),
+        }
     }
 }
 
@@ -98,11 +115,12 @@ fn middleware(error: impl std::error::Error + Send + Sync + 'static) -> reqwest_
     reqwest_middleware::Error::middleware(error)
 }
 
-pub(crate) fn failure_of(error: &reqwest::Error) -> Failure {
+/// Errors do not say which request of a chain of redirects failed.
+pub(crate) fn failure_of(error: &reqwest::Error, is_redirected: bool) -> Failure {
     let (kind, sent) = if error.is_builder() {
         (FailureKind::InvalidRequest, false)
     } else if error.is_connect() {
-        (FailureKind::Refused, false)
+        (FailureKind::Refused, is_redirected)
     } else if error.is_timeout() {
         (FailureKind::Timeout, true)
     } else {

@@ -36,7 +36,8 @@ pub struct Retry {
     pub(crate) key_lifetime: Duration,
     pub(crate) max_body: usize,
     pub(crate) max_answer: usize,
-    pub(crate) failure_of: fn(&(dyn StdError + 'static)) -> Failure,
+    is_redirected: bool,
+    failure_of: Option<fn(&(dyn StdError + 'static)) -> Failure>,
 }
 
 impl Retry {
@@ -53,7 +54,8 @@ impl Retry {
             key_lifetime: Duration::from_hours(24),
             max_body: 16 << 20,
             max_answer: 1 << 20,
-            failure_of,
+            is_redirected: true,
+            failure_of: None,
         }
     }
 
@@ -65,14 +67,15 @@ impl Retry {
         self
     }
 
-    /// In which field the key is. One that a request already has there is its key.
+    /// In which field the key is. One that a request already has there is its key; an intent's `Idempotency-Key` is
+    /// sent there.
     #[must_use]
     pub fn with_key_header(mut self, name: HeaderName) -> Self {
         self.key_header = Some(name);
         self
     }
 
-    /// Writes new keys as the quoted strings of the IETF draft, for services that take no others.
+    /// Writes new keys and those of intents as the quoted strings of the IETF draft, for services that take no others.
     #[must_use]
     pub fn with_quoted_keys(mut self) -> Self {
         self.quotes_key = true;
@@ -134,12 +137,26 @@ impl Retry {
         self
     }
 
+    /// Says that the client follows no redirects: one of `reqwest` with `redirect::Policy::none()`. Only then a
+    /// connection that it could not make tells that nothing was sent. Otherwise the service may have done the
+    /// operation and redirected the client to where it finds nobody.
+    #[must_use]
+    pub fn without_redirects(mut self) -> Self {
+        self.is_redirected = false;
+        self
+    }
+
     /// How an error of the HTTP client is to be understood. Unless set, the errors of `reqwest` (with that
     /// feature) are, and refused connections; all others count as a broken connection after sending.
     #[must_use]
     pub fn with_failures(mut self, of: fn(&(dyn StdError + 'static)) -> Failure) -> Self {
-        self.failure_of = of;
+        self.failure_of = Some(of);
         self
+    }
+
+    pub(crate) fn failure_of(&self, error: &(dyn StdError + 'static)) -> Failure {
+        self.failure_of
+            .map_or_else(|| known(error, self.is_redirected), |of| of(error))
     }
 
     /// A pause of at most `longest`, drawn.
@@ -163,12 +180,16 @@ impl<S> Layer<S> for Retry {
 }
 
 /// What is known of an error without knowing the client: causes that stand in its chain.
-fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
+#[cfg_attr(
+    not(feature = "reqwest"),
+    expect(unused_variables, reason = "only reqwest follows them")
+)]
+fn known(error: &(dyn StdError + 'static), is_redirected: bool) -> Failure {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     for cause in causes {
         #[cfg(feature = "reqwest")]
         if let Some(error) = cause.downcast_ref::<reqwest::Error>() {
-            return crate::middleware::failure_of(error);
+            return crate::middleware::failure_of(error, is_redirected);
         }
         let refused = cause
             .downcast_ref::<io::Error>()

@@ -3,7 +3,7 @@
 //! A file is written under another name, synced, and renamed; then the directory is synced. So it is there
 //! whole or not at all, and an acknowledged one outlives a loss of power. A lock on `lock` keeps other
 //! processes out, and ends with this process however it ends. One file each, and not a log: intents are few
-//! and short-lived, a damaged file costs one of them and says which, and many are synced at once.
+//! and short-lived, a damaged file is named and can be moved away from the others, and many are synced at once.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
@@ -223,6 +223,7 @@ fn decode(mut file: Bytes) -> Result<Kept, String> {
             begun: UNIX_EPOCH + Duration::from_millis(head.begun),
             // It may have been sent.
             possible: Arc::new(1.into()),
+            happened: Arc::default(),
         },
         method: head
             .method

@@ -11,7 +11,7 @@ use http_body_util::Full;
 use semel::Key;
 
 use super::{Outbox, OutboxError};
-use crate::call::Keyed;
+use crate::call::{Keyed, OUTBOX_FIELD};
 
 /// A request with a key of its own, until its answer was put to use.
 ///
@@ -80,10 +80,8 @@ pub(crate) struct Kept {
 impl Kept {
     pub(super) fn new(name: &str, key: Key, request: Request<Bytes>) -> Result<Self, OutboxError> {
         let (mut head, body) = request.into_parts();
-        let mut has_key = contains(&body, &key);
         for (field, value) in &head.headers {
             let carries_key = contains(value.as_bytes(), &key);
-            has_key |= carries_key;
             let is_secret = CREDENTIALS.contains(field) || value.is_sensitive() && !carries_key;
             let why = if is_secret {
                 "it is a credential; add it to each try, under the layer or middleware that retries"
@@ -95,10 +93,7 @@ impl Kept {
             let field = field.as_str().into();
             return Err(OutboxError::Field { field, why });
         }
-        if !has_key {
-            let value = HeaderValue::from_str(key.as_str()).map_err(http::Error::from)?;
-            head.headers.insert("idempotency-key", value);
-        }
+        put_key(&mut head.headers, &body, &key)?;
         Ok(Self {
             name: name.into(),
             key,
@@ -118,13 +113,17 @@ impl Kept {
     }
 
     /// Whether this request means the same.
-    pub(super) fn check(&self, request: &Request<Bytes>) -> Result<(), OutboxError> {
-        let what = if request.method() != self.method {
+    pub(super) fn check(&self, request: Request<Bytes>) -> Result<(), OutboxError> {
+        let (mut head, body) = request.into_parts();
+        put_key(&mut head.headers, &body, &self.key)?;
+        let what = if head.method != self.method {
             "method"
-        } else if *request.uri() != self.uri {
+        } else if head.uri != self.uri {
             "target"
-        } else if *request.body() != self.body {
+        } else if body != self.body {
             "body"
+        } else if meant(head.headers) != meant(self.headers.clone()) {
+            "header"
         } else {
             return Ok(());
         };
@@ -133,6 +132,25 @@ impl Kept {
 }
 
 const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, PROXY_AUTHORIZATION, COOKIE];
+
+/// Fields that tell nothing of what is wanted, and may differ each time that it is.
+const INCIDENTAL: [&str; 5] = ["baggage", "date", "traceparent", "tracestate", "user-agent"];
+
+fn meant(mut headers: HeaderMap) -> HeaderMap {
+    for name in INCIDENTAL {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// Unless it is there already.
+fn put_key(headers: &mut HeaderMap, body: &Bytes, key: &Key) -> http::Result<()> {
+    let mut values = headers.values();
+    if !contains(body, key) && !values.any(|value| contains(value.as_bytes(), key)) {
+        headers.insert(OUTBOX_FIELD, HeaderValue::from_str(key.as_str())?);
+    }
+    Ok(())
+}
 
 fn contains(bytes: &[u8], key: &Key) -> bool {
     let key = key.as_str().as_bytes();

@@ -116,7 +116,7 @@ pub enum OutboxError {
     /// The name belongs to another request that is not finished.
     #[error("an intent of this name was begun with another {what}, and is not finished")]
     Differs {
-        /// Method, target or body.
+        /// Method, target, body or header.
         what: &'static str,
     },
     /// The name is empty, or longer than 1024 bytes.
@@ -188,7 +188,7 @@ impl Outbox {
     /// Begins an intent, or finds the one that was begun under this name and is not finished.
     ///
     /// `request` makes the request for the intent's key. It puts the key where the service expects it; if it
-    /// does not, the key is put into the field `Idempotency-Key`. For an intent that was begun
+    /// does not, the key is put into the field `Idempotency-Key`, or where the [`Retry`](crate::Retry) that sends it wants it. For an intent that was begun
     /// before it is called with that one's key, to see that the same is meant; what is sent
     /// is the request that was kept.
     ///
@@ -206,7 +206,7 @@ impl Outbox {
         let turn = self.shared.turn(name).await;
         if let Some(intent) = self.get(name) {
             let key = intent.key();
-            intent.kept.check(&request(key)?.map(B::into))?;
+            intent.kept.check(request(key)?.map(B::into))?;
             return Ok(intent);
         }
         let key = new_key()?;

@@ -199,3 +199,51 @@ async fn an_intent_whose_key_may_be_forgotten_is_not_sent() {
     assert!(service.seen().is_empty());
     assert_eq!(intent.request().method(), Method::POST);
 }
+
+#[tokio::test(start_paused = true)]
+async fn its_key_is_where_the_service_wants_it() {
+    let field = http::HeaderName::from_static("x-request-id");
+    let retry = Retry::new().with_key_header(field).with_quoted_keys();
+    let outbox = Outbox::in_memory();
+    let intent = outbox.begin("order 1", order("apple")).await.unwrap();
+    let service = Service::new([Does::Reset, status(201)]);
+    let client = service.behind(&retry);
+    client.oneshot(intent.request()).await.unwrap();
+    let quoted = format!("\"{}\"", intent.key().as_str());
+    for seen in service.seen() {
+        assert_eq!(seen.headers["x-request-id"], quoted);
+        assert!(!seen.headers.contains_key("idempotency-key"));
+    }
+    // Quoted by whoever made the request: not twice.
+    let own = |key: &semel::Key| {
+        let post = Request::post("http://shop.example/");
+        post.header("idempotency-key", format!("\"{}\"", key.as_str()))
+            .body("")
+    };
+    let intent = outbox.begin("quoted", own).await.unwrap();
+    let service = Service::new([status(201)]);
+    let client = service.behind(&Retry::new().with_quoted_keys());
+    client.oneshot(intent.request()).await.unwrap();
+    let quoted = format!("\"{}\"", intent.key().as_str());
+    assert_eq!(service.seen()[0].key(), quoted);
+}
+
+#[tokio::test]
+async fn another_header_under_the_name_is_refused() {
+    let outbox = Outbox::in_memory();
+    let of = |tenant: &'static str, trace: &'static str| {
+        move |_: &_| {
+            let post = Request::post("http://shop.example/orders");
+            post.header("x-tenant", tenant)
+                .header("traceparent", trace)
+                .body("apple")
+        }
+    };
+    outbox.begin("order 1", of("a", "1")).await.unwrap();
+    outbox.begin("order 1", of("a", "2")).await.unwrap();
+    let error = outbox.begin("order 1", of("b", "1")).await.unwrap_err();
+    assert!(
+        matches!(error, OutboxError::Differs { what: "header" }),
+        "{error}"
+    );
+}

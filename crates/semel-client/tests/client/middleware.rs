@@ -108,10 +108,9 @@ async fn errors_say_what_is_known() {
     assert_eq!(seen.lock().unwrap().len(), 1);
 
     // Nobody listens there any more.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/", free.local_addr().unwrap());
-    drop(free);
-    let brief = client(Retry::new().with_deadline(Duration::from_secs(1)));
+    let url = nobody();
+    let brief = Retry::new().with_deadline(Duration::from_secs(1));
+    let brief = client(brief.without_redirects());
     let error = brief.post(&url).body("apple").send().await.unwrap_err();
     let error = Error::of(&error).unwrap();
     assert!(
@@ -134,4 +133,81 @@ async fn errors_say_what_is_known() {
         Error::of(&error).unwrap().kind(),
         ErrorKind::Stopped(Reason::Invalid)
     );
+}
+
+fn nobody() -> String {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("http://{}/", free.local_addr().unwrap())
+}
+
+#[tokio::test]
+async fn a_redirect_that_leads_nowhere_was_sent() {
+    for target in [nobody(), "gopher://shop.example/".to_owned()] {
+        let answer = format!(
+            "HTTP/1.1 303 See Other\r\nlocation: {target}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        let (url, seen) = shop(Box::leak(Box::new([&*answer.leak()]))).await;
+        let retry = Retry::new().with_deadline(Duration::from_secs(1));
+        let client = client(retry.without_keys());
+        let error = client.post(&url).body("apple").send().await.unwrap_err();
+        let error = Error::of(&error).unwrap();
+        assert!(error.is_unknown(), "{target}: {error}");
+        assert_eq!((error.effect(), error.tries()), (Effect::Possible, 1));
+        assert_eq!(seen.lock().unwrap().len(), 1);
+    }
+}
+
+#[derive(Debug)]
+struct NoNames;
+
+impl reqwest::dns::Resolve for NoNames {
+    fn resolve(&self, _: reqwest::dns::Name) -> reqwest::dns::Resolving {
+        Box::pin(async { Err("no such name".into()) })
+    }
+}
+
+#[tokio::test]
+async fn the_errors_of_reqwest_are_known() {
+    let error = client(Retry::new())
+        .post("gopher://shop.example/")
+        .send()
+        .await
+        .unwrap_err();
+    let error = Error::of(&error).unwrap();
+    assert_eq!(error.kind(), ErrorKind::Stopped(Reason::Invalid), "{error}");
+    assert_eq!((error.effect(), error.tries()), (Effect::None, 1));
+
+    let plain = reqwest::Client::builder().no_proxy();
+    let plain = plain
+        .dns_resolver(Arc::new(NoNames))
+        .redirect(reqwest::redirect::Policy::none());
+    let retry = Retry::new().with_deadline(Duration::from_millis(10));
+    let client = ClientBuilder::new(plain.build().unwrap())
+        .with(retry.without_redirects())
+        .build();
+    let error = client
+        .post("http://shop.example/")
+        .send()
+        .await
+        .unwrap_err();
+    let error = Error::of(&error).unwrap();
+    assert_eq!(error.effect(), Effect::None, "{error:?}");
+}
+
+#[tokio::test]
+async fn what_happened_stays_so() {
+    let (url, _) = shop(&[
+        HALF,
+        "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n",
+    ])
+    .await;
+    let error = client(Retry::new())
+        .post(&url)
+        .body("apple")
+        .send()
+        .await
+        .unwrap_err();
+    let error = Error::of(&error).unwrap();
+    assert_eq!(error.kind(), ErrorKind::Stopped(Reason::Unauthorized));
+    assert_eq!((error.effect(), error.tries()), (Effect::Happened, 2));
 }

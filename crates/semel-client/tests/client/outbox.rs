@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::Request;
 use http_body_util::BodyExt as _;
-use semel_client::decide::Effect;
-use semel_client::{Intent, Outbox, OutboxError, Retry};
+use semel_client::decide::{Effect, Reason};
+use semel_client::{ErrorKind, Intent, Outbox, OutboxError, Retry};
 use tower::ServiceExt as _;
 
 use crate::support::{Service, status};
@@ -304,4 +304,33 @@ fn child_that_begins_and_finishes() {
         };
         tokio::join!(worker(0), worker(1), worker(2), worker(3));
     });
+}
+
+#[tokio::test]
+async fn one_begun_in_the_future_is_not_sent() {
+    use sha2::Digest as _;
+    let directory = tempfile::tempdir().unwrap();
+    let outbox = Outbox::open(directory.path()).await.unwrap();
+    begin(&outbox, "order 1").await.unwrap();
+    drop(outbox);
+    let file = files(directory.path()).remove(0);
+    let whole = std::fs::read_to_string(&file).unwrap();
+    let (_, content) = whole.split_once('\n').unwrap();
+    // Since then the clock was set back by years.
+    let content = content.replacen("\"begun\":", "\"begun\":9", 1);
+    let digest = sha2::Sha256::digest(&content);
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    std::fs::write(&file, format!("semel-intent 1 {digest}\n{content}")).unwrap();
+    let outbox = Outbox::open(directory.path()).await.unwrap();
+    let service = Service::new([status(201)]);
+    let client = service.behind(&Retry::new());
+    let error = client
+        .oneshot(outbox.pending()[0].request())
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.tries()),
+        (ErrorKind::Stopped(Reason::Expired), 0)
+    );
+    assert!(service.seen().is_empty());
 }
