@@ -26,7 +26,7 @@ use semel::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::claims::{body, wire};
 use crate::connector::Connector;
@@ -156,10 +156,11 @@ impl Remote {
 
     /// Sends a claim, and notes what came of it.
     async fn send(&self, request: &wire::ClaimRequest, wait: Duration) -> Result<Answered> {
-        self.held().is_doubtful = true;
+        let was_doubtful = std::mem::replace(&mut self.held().is_doubtful, true);
         let answer = self.post("", request, wait).await;
         if let Err(error) = &answer {
-            self.held().is_doubtful = error.kind() == StoreErrorKind::Unknown;
+            // One that was not made says nothing of those before it.
+            self.held().is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
         }
         let answered = match answer? {
             Answer::Refused(problem) => Answered::Refused(problem),
@@ -374,8 +375,14 @@ impl Store for Remote {
         let (mut request, _) = request.ok_or_else(unsupported)?;
         let wait = within.min(LONGEST_WAIT);
         request.wait = Some(millis(wait));
+        let since = Instant::now();
         match self.send(&request, wait).await? {
-            Answered::Refused(problem) if problem.code == "in-flight" => Ok(Waited::TimedOut),
+            Answered::Refused(problem) if problem.code == "in-flight" => {
+                // The gateway has no room for calls that wait.
+                let left = wait.saturating_sub(since.elapsed());
+                sleep(left.min(Duration::from_secs(1))).await;
+                Ok(Waited::TimedOut)
+            }
             _ => Ok(Waited::Changed),
         }
     }

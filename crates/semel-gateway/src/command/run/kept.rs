@@ -47,15 +47,17 @@ impl Kept {
 
     /// Of an outcome that somebody else recorded, an operator or another program, all is stdout.
     pub(super) fn of(outcome: &Outcome) -> Self {
-        let code = match (outcome.kind(), u8::try_from(outcome.code())) {
-            (OutcomeKind::Failure, Err(_) | Ok(0)) => 1,
-            (OutcomeKind::Success, _) | (_, Err(_)) => 0,
-            (_, Ok(code)) => code,
-        };
         let mut fields = outcome.fields();
         let content_type = fields.find(|(name, _)| *name == CONTENT_TYPE);
         let content_type = content_type.and_then(|(_, value)| std::str::from_utf8(value).ok());
         let parameters = content_type.and_then(|text| text.strip_prefix(OUTPUT));
+        let code = match (outcome.kind(), u8::try_from(outcome.code())) {
+            (OutcomeKind::Failure, Err(_) | Ok(0)) => 1,
+            (OutcomeKind::Failure, Ok(code)) => code,
+            // The number of another program's is no exit status.
+            (OutcomeKind::Omitted, Ok(code)) if parameters.is_some() => code,
+            _ => 0,
+        };
         let output = match (outcome.body(), parameters) {
             (Some(body), Some(parameters)) => {
                 let at = stdout_length(parameters).unwrap_or(body.len());

@@ -303,7 +303,7 @@ impl Attempt<'_> {
             }
         };
         let end = self.attend(&info, &group, command).await;
-        group.leave();
+        drop(group);
         self.settle(held, end, report).await
     }
 
@@ -378,9 +378,14 @@ impl Attempt<'_> {
             () = sleep(self.grace()) => {}
             _ = self.signals.recv() => {}
         }
+        // Who reads the output may pause for ever: a signal then says that its end is enough.
+        let output = tokio::select! {
+            output = copying.end() => output,
+            _ = self.signals.recv() => None,
+        };
         End {
             ended: ended.map(Ended::from),
-            output: copying.end().await,
+            output,
             is_lost: kill_at.is_some(),
         }
     }
@@ -400,7 +405,12 @@ impl Attempt<'_> {
             ),
         };
         let on_exit = &self.settings.on_exit;
-        let meaning = ended.map_or(Meaning::Unknown, |ended| on_exit.meaning(ended));
+        let meaning = match ended {
+            // It was interrupted, whatever it says itself: nobody may replay that.
+            _ if end.is_lost => Meaning::Unknown,
+            Some(ended) => on_exit.meaning(ended),
+            None => Meaning::Unknown,
+        };
         let mut is_omitted = end.output.is_none();
         let settlement = match meaning {
             Meaning::Keep => {

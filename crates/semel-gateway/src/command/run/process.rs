@@ -37,8 +37,8 @@ const PASSED_ON: [Signal; 6] = [
 pub(super) fn signals() -> io::Result<mpsc::UnboundedReceiver<Signal>> {
     let (sender, receiver) = mpsc::unbounded_channel();
     for kind in PASSED_ON {
-        // Under `nohup`.
-        if kind == Signal::HUP && is_ignored(kind) {
+        // Under `nohup`; or in a shell's background, where what is typed is not for it.
+        if is_ignored(kind) {
             continue;
         }
         let mut signals = signal(SignalKind::from_raw(kind.as_raw()))?;
@@ -136,9 +136,11 @@ impl Group {
             kill_process_group(self.id, Signal::CONT).ok();
         }
     }
+}
 
-    /// Lets it go: what is left in it runs on.
-    pub(super) fn leave(mut self) {
+/// Lets it go: what is left in it runs on.
+impl Drop for Group {
+    fn drop(&mut self) {
         self.keeper.kill().ok();
         self.keeper.wait().ok();
     }

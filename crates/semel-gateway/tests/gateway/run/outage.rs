@@ -58,6 +58,20 @@ fn away_and_back(way: &Way, proxy: &Proxy) {
     proxy.set(Fault::None);
     let next = job.with(&["--wait", "10m"]).run();
     assert_eq!((next.code(), next.result(), way.ran()), (115, "unknown", 2));
+
+    // What was stopped for want of it is no outcome, though it ends with 0.
+    let script = "if [ $SEMEL_ATTEMPT = 2 ]; then echo second; exit 0; fi
+        trap 'echo stopped; exit 0' TERM; echo begun; while :; do sleep 0.05; done";
+    let job = way.job(&key("stopped"), script);
+    let job = job.with(&["--lease", "1s", "--on-lost", "retry"]);
+    let mut running = job.start();
+    assert_eq!(running.line(), "begun\n");
+    proxy.set(Fault::Refuse);
+    assert_eq!(running.line(), "stopped\n");
+    proxy.set(Fault::None);
+    let (status, _, err) = running.end();
+    assert_eq!(status.code(), Some(118), "{err}");
+    assert_eq!(job.run().stdout(), "second\n");
 }
 
 #[cfg(feature = "postgres")]
