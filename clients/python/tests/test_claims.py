@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
+import pickle
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 import semel
 from harness import Gateway, Network, eventually
+from semel import _claims
 
 UPSTREAM = "http://127.0.0.1:9"
 
@@ -208,6 +212,97 @@ def test_claims_that_wait_leave_room_for_renewals(gateway: Gateway, key: str) ->
                 assert other.outcome is not None
 
     asyncio.run(run())
+
+
+def test_an_end_that_cannot_be_told_leaves_it_unknown(client: semel.Client, key: str) -> None:
+    def fail(_: object) -> None:
+        raise semel.Failed(object())
+
+    def on_error(_: BaseException) -> semel.OnError:
+        raise LookupError
+
+    with pytest.raises(TypeError):
+        client.run("charge", key, fail)
+    with pytest.raises(LookupError):
+        client.run("charge", key + "2", lambda _: 1 / 0, on_error=on_error)
+    for kept in (key, key + "2"):
+        with pytest.raises(semel.OutcomeUnknown):
+            client.claim("charge", kept)
+
+
+def test_a_client_that_closes_renews_no_more(gateway: Gateway, key: str) -> None:
+    async def run() -> None:
+        async with semel.AsyncClient(gateway.admin) as client:
+            attempt = await client.claim("left", key)
+            assert attempt.still_held()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_steps_run_one_after_the_other(gateway: Gateway, client: semel.Client, key: str) -> None:
+    with client.claim("settle", key, in_steps=True) as attempt:
+        with pytest.raises(RuntimeError, match="'b' has to wait"):
+            attempt.step("a", lambda _: attempt.step("b", lambda _: 1))
+        assert attempt.step("a", lambda _: 1) == 1
+
+
+def test_a_claim_is_found_again_by_its_nonce(client: semel.Client, network: Network, key: str) -> None:
+    network.cut = 1.0
+    with semel.Client(network.url, patience=0) as cut_off, pytest.raises(semel.Unsettled) as unsettled:
+        cut_off.claim("lost", key)
+    nonce = unsettled.value.nonce
+    assert nonce is not None
+    first = client.claim("lost", key, nonce=nonce)
+    with client.claim("lost", key, nonce=nonce) as again:
+        assert again.fence == first.fence
+        again.complete()
+
+
+def test_patience_begins_when_the_wait_is_over(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    flow = _claims.claim(_claims.Claim("wait", key, wait=30), patience=1)
+    assert isinstance(next(flow), _claims.Send)
+    now = 20.0
+    assert isinstance(flow.send(httpx.ReadError("broken")), _claims.Pause)
+
+
+def test_errors_can_be_pickled() -> None:
+    mismatch = pickle.loads(pickle.dumps(semel.Mismatch(422, "mismatch", "why", {"id": "7"})))
+    assert (type(mismatch), mismatch.status, mismatch.detail, mismatch.id) == (
+        semel.Mismatch,
+        422,
+        "why",
+        "7",
+    )
+    assert pickle.loads(pickle.dumps(semel.Unsettled("no answer", "mine"))).key == "mine"
+
+
+def test_tokens_and_urls_are_looked_at() -> None:
+    assert semel.Client("http://gateway", token="s3cr3t\n")._headers == {"authorization": "Bearer s3cr3t"}
+    with pytest.raises(ValueError, match="visible ASCII") as refused:
+        semel.Client("http://gateway", token="s3\ncr3t")
+    assert "cr3t" not in str(refused.value)
+    for url in ("http://me:s3cr3t@gateway", "gateway:80"):
+        with pytest.raises(ValueError, match="https://") as refused:
+            semel.Client(url)
+        assert "cr3t" not in str(refused.value)
+
+
+def test_defaults_are_arguments(client: semel.Client, key: str) -> None:
+    @semel.once(client, operation="charge", key=lambda *_: key)
+    def charge(cents: int, currency: str = "eur") -> str:
+        return f"{cents} {currency}"
+
+    assert charge(300) == charge(300, "eur") == "300 eur"
+    once = semel.once(semel.AsyncClient("http://gateway"), operation="sleep", key=str)
+    assert inspect.iscoroutinefunction(once(asyncio.sleep))
+
+
+def test_who_brings_a_client_of_httpx_closes_it() -> None:
+    with httpx.Client() as http:
+        semel.Client("http://gateway", http=http).close()
+        assert not http.is_closed
 
 
 def test_a_lasting_failure_is_replayed(client: semel.Client, key: str) -> None:

@@ -34,3 +34,9 @@ def test_each_case_of_the_table(case: dict[str, Any]) -> None:
         expected.get("after_ms", 0) / 1000,
         expected.get("replayed", False),
     ), case["why"]
+
+
+def test_a_time_that_is_too_large() -> None:
+    body = b'{"error": {"retry_after": 1%s}}' % (b"0" * 400)
+    answer = Answer(503, {"content-type": "application/json"}, body)
+    assert decide(Sent(), answer, NOW).after == float(1 << 31)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import requests
 
 import semel
 from harness import Answer, Request, json_answer, service
+from semel._pursuit import Pursuit
 from semel.retry import AsyncRetryTransport, Budget, RetryTransport, Rules
 from semel.retry_requests import RetryAdapter
 
@@ -194,9 +196,31 @@ def test_a_budget_slows_retries_down(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     budget = Budget(ratio=0.5, per_second=2.0, reserve=3.0)
-    assert [budget.spend() for _ in range(5)] == [0, 0, 0, 0.5, 1.0]
+    assert [budget.spend(60) for _ in range(5)] == [0, 0, 0, 0.5, 1.0]
     for _ in range(4):
         budget.earn()
-    assert [budget.spend() for _ in range(2)] == [0.5, 1.0]
+    assert [budget.spend(60) for _ in range(2)] == [0.5, 1.0]
     now = 60.0
-    assert [budget.spend() for _ in range(4)] == [0, 0, 0, 0.5]
+    assert [budget.spend(60) for _ in range(4)] == [0, 0, 0, 0.5]
+
+
+def test_a_retry_that_is_not_made_costs_nothing() -> None:
+    budget = Budget(per_second=0.001, reserve=1.0)
+    assert [budget.spend(1) for _ in range(100)] == [0] + [None] * 99
+    for _ in range(6):
+        budget.earn()
+    assert budget.spend(1) == 0
+    none = Budget(per_second=0, reserve=1.0)
+    assert [none.spend(60) for _ in range(2)] == [0, None]
+
+
+def test_a_try_ends_with_the_patience(by: Callable[[Rules], Send]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(semel.Unsettled):
+        by(quick(patience=0.5))("POST", f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=600)
+
+
+def test_streams_and_long_answers_are_not_read() -> None:
+    pursuit = Pursuit(Rules(), "POST", {})
+    assert pursuit.is_read(200, {"content-length": str(1 << 20)})
+    assert not pursuit.is_read(200, {"content-length": str(1 + (1 << 20))})
+    assert not pursuit.is_read(200, {"content-type": "text/event-stream; charset=utf-8"})

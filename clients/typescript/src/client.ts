@@ -17,6 +17,8 @@ export interface ClaimOptions {
   scope?: readonly string[];
   service?: string;
   tombstone?: Duration;
+  /** Random, and the same when a claim is asked for again that may be held already. */
+  nonce?: string;
   signal?: AbortSignal;
 }
 
@@ -88,22 +90,32 @@ export class Client {
   readonly #fetch: typeof fetch;
 
   constructor(url: string | URL, options: ClientOptions = {}) {
-    this.#url = new URL(url).href.replace(/\/+$/, '');
+    const parsed = new URL(url);
+    if (!/^https?:$/.test(parsed.protocol) || parsed.username || parsed.password) {
+      throw new TypeError('url: it has to be http:// or https:// without user and password; there is `token`');
+    }
+    this.#url = parsed.href.replace(/\/+$/, '');
     this.patience = options.patience ?? 60_000;
     this.#fetch = options.fetch ?? ((...sent) => fetch(...sent));
     this.#headers = { 'content-type': 'application/json' };
-    if (options.token !== undefined) this.#headers['authorization'] = `Bearer ${options.token}`;
+    if (options.token !== undefined) {
+      // A file with a token ends with a newline.
+      const token = options.token.trim();
+      if (!/^[!-~]+$/.test(token)) throw new TypeError('token: only visible ASCII characters are allowed');
+      this.#headers['authorization'] = `Bearer ${token}`;
+    }
   }
 
   /** Claims a key, or throws a `Problem` that says why not, or `Unsettled`. */
   async claim(operation: string, key: string, options: ClaimOptions = {}): Promise<Attempt> {
+    // Once for all tries: a claim whose answer was lost is found again by it.
+    const nonce = options.nonce ?? hex(crypto.getRandomValues(new Uint8Array(16)));
     const body: Record<string, unknown> = {
       operation,
       key,
       service: options.service ?? 'default',
       scope: options.scope ?? [],
-      // Once for all tries: a claim whose answer was lost is found again by it.
-      nonce: hex(crypto.getRandomValues(new Uint8Array(16))),
+      nonce,
       lease: duration(options.lease ?? 30_000),
       ttl: duration(options.ttl ?? '24h'),
       tombstone: duration(options.tombstone ?? 0),
@@ -119,9 +131,10 @@ export class Client {
       body['wait'] = duration(wait);
       const sent = now();
       try {
-        const claimed = (await this.call('/v1/claims', body, this.patience, wait + TIMEOUT, signal)) as Claimed;
+        const claimed = (await this.call('/v1/claims', body, wait + this.patience, wait + TIMEOUT, signal)) as Claimed;
         return new Attempt(this, claimed, sent, options);
       } catch (error) {
+        if (error instanceof Unsettled) error.nonce = nonce;
         const left = waitedOut - now();
         if (!(error instanceof InFlight) || left <= 0) throw error;
         // Its wait was cut short: the gateway stops, or has too many that wait.
@@ -170,13 +183,13 @@ export class Client {
       try {
         const init = { method: 'POST', headers: this.#headers, body: sent, signal: within(timeout, signal) };
         const response = await this.#fetch(this.#url + path, init);
-        const answer: unknown = await response.json().catch(() => undefined);
+        // A body that breaks off is asked for again, whatever its status.
+        const answer = parsed(await response.text());
         if (response.ok && answer !== undefined) return answer;
         const refusal = problem(response.status, answer);
         const after = /^\d+$/.exec(response.headers.get('retry-after') ?? '');
         const asked = after ? Number(after[0]) * 1000 : 0;
         if (refusal instanceof InFlight) refusal.retryAfter = asked;
-        // A success whose body broke off is asked for again.
         if (!response.ok && !TEMPORARY.has(response.status)) throw refusal;
         pause += asked;
         cause = refusal;
@@ -203,6 +216,7 @@ export class Attempt implements AsyncDisposable {
   readonly #lost = new AbortController();
   readonly #steps: { name: string; result: Outcome }[] = [];
   #place = 0;
+  #stepping = false;
   // Somebody was told how it ended, or is being told: leaving the block changes nothing.
   #ended: boolean;
   #stopped = false;
@@ -254,6 +268,17 @@ export class Attempt implements AsyncDisposable {
     if (!this.#options.inSteps) {
       throw new Error('to run steps, claim with inSteps: then a lost attempt runs again');
     }
+    // An attempt that takes over goes by their order.
+    if (this.#stepping) throw new Error(`step '${name}' has to wait until the step before it has ended`);
+    this.#stepping = true;
+    try {
+      return (await this.#step(acquired, name, work)) as R;
+    } finally {
+      this.#stepping = false;
+    }
+  }
+
+  async #step(acquired: Acquired, name: string, work: (key: string) => unknown): Promise<unknown> {
     const kept = this.#steps[this.#place];
     if (kept && kept.name !== name) {
       throw new StepsChanged(
@@ -270,7 +295,7 @@ export class Attempt implements AsyncDisposable {
       this.#steps.push({ name, result });
     }
     this.#place += 1;
-    return valueOf(result) as R;
+    return valueOf(result);
   }
 
   /** Records the result, for everybody. */
@@ -305,14 +330,17 @@ export class Attempt implements AsyncDisposable {
     if (this.#ended) return;
     if (error instanceof Failed) return this.complete(error.result, { failed: true });
     const { inSteps, onError = inSteps ? 'abandon' : 'unknown' } = this.#options;
-    const verdict = error === undefined ? 'unknown' : typeof onError === 'function' ? onError(error) : onError;
     try {
+      const verdict = error === undefined ? 'unknown' : typeof onError === 'function' ? onError(error) : onError;
       if (verdict === 'abandon') await this.abandon();
       // Once: that nobody renews the lease any more says the same.
       else await this.#settle('unknown', {}, 0);
     } catch (unsaid) {
+      // An `onError` that throws.
+      if (!this.#ended) await this.#settle('unknown', {}, 0).catch(() => undefined);
       // The error of the work counts.
       if (!(unsaid instanceof SemelError)) throw unsaid;
+      console.warn(`semel: the end of attempt ${this.id} could not be recorded: ${unsaid.message}`);
     }
   }
 
@@ -401,6 +429,14 @@ export function once<A extends unknown[], R>(
       work.apply(attempt, args),
     );
   };
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
 }
 
 function duration(value: Duration): string {

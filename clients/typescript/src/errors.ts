@@ -64,14 +64,25 @@ export class Stale extends Problem {
 /** A step of this name is kept with another result. */
 export class StepConflict extends Problem {}
 
-/** Everything else: the request has to be corrected, or its sender lacks a right. Nothing was run. */
+/** Everything else: the request has to be corrected, or its sender lacks a right. It changed nothing. */
 export class Refused extends Problem {}
 
-/** There was no answer in time, and it may have happened. The same again, later, finds out. */
+/**
+ * There was no answer in time, and it may have happened. The same again, later, finds out: with the same
+ * `key`, and the same `nonce` if it was a claim.
+ */
 export class Unsettled extends SemelError {
   /** The key of a retried request. */
-  key?: string;
+  declare key?: string;
+  /** Of a claim that may be held: claim again with it, to have it and not to wait for it. */
+  declare nonce?: string;
   response?: Response;
+
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    // They belong in no log, and what is enumerable is printed.
+    for (const name of ['key', 'nonce']) Object.defineProperty(this, name, { writable: true, value: undefined });
+  }
 }
 
 /** A lasting failure: recorded as the result when the work throws it, thrown again by every replay. */

@@ -35,22 +35,28 @@ export class Budget {
 
   /** A request begins. */
   earn(): void {
-    this.#add(this.ratio);
+    this.#left = this.#filled() + this.ratio;
   }
 
-  /** For how many milliseconds the next retry has to wait. */
-  spend(): number {
-    this.#add(-1);
-    return (Math.max(-this.#left, 0) / this.perSecond) * 1000;
+  /** For how many milliseconds the next retry has to wait. Nothing is spent where that is longer than `within`. */
+  spend(within: number): number | undefined {
+    const left = this.#filled() - 1;
+    const wait = left < 0 ? (-left / this.perSecond) * 1000 : 0;
+    if (wait > within || wait === Infinity) return undefined;
+    this.#left = left;
+    return wait;
   }
 
-  #add(amount: number): void {
+  #filled(): number {
     const at = now();
-    this.#left += ((at - this.#at) / 1000) * this.perSecond;
-    this.#left = Math.min(this.#left, this.reserve) + amount;
+    this.#left = Math.min(this.#left + ((at - this.#at) / 1000) * this.perSecond, this.reserve);
     this.#at = at;
+    return this.#left;
   }
 }
+
+// A longer one is not read whole.
+const LONGEST_ANSWER = 1 << 20;
 
 const REFUSALS: Record<string, [typeof Problem, string]> = {
   mismatch: [Mismatch, 'mismatch'],
@@ -78,16 +84,18 @@ export function retryingFetch(options: RetryOptions = {}): typeof fetch {
     const sent: Sent = { method, key: key !== null, lost: false };
     budget.earn();
     for (let longest = firstPause; ; longest = Math.min(longest * 2, longestPause)) {
-      const tried = await attempt(send, request, body, timeout, key !== null);
+      const tried = await attempt(send, request, body, Math.max(Math.min(timeout, end - now()), 0), key !== null);
       // What the caller ends is ended.
       if ('error' in tried && signal.aborted) throw signal.reason;
       const decision = decide(sent, tried.came);
       if (decision.next !== 'retry-same-key') return conclude(decision, key, tried);
       sent.lost = decision.effect !== 'none';
-      let pause = decision.after + Math.random() * longest;
-      if (now() + pause <= end) pause += budget.spend();
-      if (now() + pause > end) return conclude(decision, key, tried);
-      await sleep(pause, signal);
+      const pause = decision.after + Math.random() * longest;
+      const left = end - now() - pause;
+      const wait = left >= 0 ? budget.spend(left) : undefined;
+      if (wait === undefined) return conclude(decision, key, tried);
+      if ('response' in tried) void tried.response.body?.cancel();
+      await sleep(pause + wait, signal);
     }
   };
 }
@@ -108,19 +116,25 @@ async function attempt(
   try {
     const response = await send(new Request(request, body === null ? { signal } : { body, signal }));
     status = response.status;
-    // An answer that breaks off is asked for again. Those to GET and the like may be streams.
-    const isRead = keyed || status >= 400;
+    const isRead = isWhole(response.headers) && (keyed || status >= 400);
     const bytes = isRead ? new Uint8Array(await response.clone().arrayBuffer()) : new Uint8Array();
     return { came: { status, headers: response.headers, body: bytes }, response };
   } catch (error) {
-    return { came: failure(error, status, request.redirect), error };
+    return { came: failure(error, status, request), error };
   } finally {
     // What is not read here may be a stream without an end.
     clearTimeout(timer);
   }
 }
 
-function failure(error: unknown, status: number, redirect: RequestRedirect): Failure {
+/** An answer that breaks off is asked for again. Those to GET and the like may be streams. */
+function isWhole(headers: Headers): boolean {
+  if (/^text\/event-stream/i.test(headers.get('content-type') ?? '')) return false;
+  return !(Number(headers.get('content-length')) > LONGEST_ANSWER);
+}
+
+function failure(error: unknown, status: number, { url, redirect }: Request): Failure {
+  if (!/^https?:/.test(url)) return { kind: 'invalid-request', sent: false };
   if (status) return { kind: 'broken-answer', sent: true, status };
   if (error instanceof DOMException && error.name === 'TimeoutError') return { kind: 'timeout', sent: true };
   // Node says why in the cause; elsewhere it may have been sent. Where redirects are followed, it may be the

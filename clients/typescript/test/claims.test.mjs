@@ -219,3 +219,48 @@ test('a gateway that does not come back leaves it unsettled', async () => {
   await assert.rejects(attempt.complete('nobody knows'), Unsettled);
   await assert.rejects(alone.claim('away', randomUUID()), Unsettled);
 });
+
+test('steps run one after the other', async () => {
+  const attempt = await client.claim('settle', randomUUID(), { inSteps: true });
+  const nested = attempt.step('a', () => attempt.step('b', () => 1));
+  await assert.rejects(nested, /'b' has to wait/);
+  assert.equal(await attempt.step('a', () => 1), 1);
+  await attempt.complete();
+});
+
+test('an onError that throws leaves it unknown', async () => {
+  const key = randomUUID();
+  const onError = () => {
+    throw new RangeError('a mistake');
+  };
+  const fail = () => {
+    throw new Error('an error');
+  };
+  await assert.rejects(client.run('charge', key, { onError }, fail), RangeError);
+  await assert.rejects(client.claim('charge', key), OutcomeUnknown);
+});
+
+test('a claim is found again by its nonce', async () => {
+  const key = randomUUID();
+  const [away, network] = cutOff({ patience: 0 });
+  network.loseAnswers = 1;
+  const unsettled = await away.claim('lost', key).catch((error) => error);
+  assert.ok(unsettled instanceof Unsettled);
+  const attempt = await client.claim('lost', key, { nonce: unsettled.nonce });
+  assert.equal(attempt.attempt, 1);
+  await attempt.complete();
+});
+
+test('tokens and URLs are looked at', () => {
+  assert.throws(() => new Client(url, { token: 's3\ncr3t' }), /visible ASCII/);
+  assert.throws(() => new Client('http://me:s3cr3t@gateway'), (error) => /https:/.test(error) && !/cr3t/.test(error));
+});
+
+test('a refusal that breaks off is asked for again', async () => {
+  const answers = [
+    new Response(new ReadableStream({ start: (body) => body.error(new TypeError('broken')) }), { status: 409 }),
+    Response.json({ code: 'mismatch' }, { status: 422 }),
+  ];
+  const broken = new Client(url, { fetch: async () => answers.shift() });
+  await assert.rejects(broken.claim('charge', 'key'), Mismatch);
+});

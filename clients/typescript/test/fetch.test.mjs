@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { createServer } from 'node:http';
 import { test } from 'node:test';
+import { inspect } from 'node:util';
 
 import { Budget, Expired, Mismatch, OutcomeUnknown, Unsettled, retryingFetch } from '../dist/index.js';
 
@@ -151,10 +152,53 @@ test('a budget slows retries down', (t) => {
   let now = 0;
   t.mock.method(performance, 'now', () => now);
   const budget = new Budget(0.5, 2, 3);
-  const spend = (times) => Array.from({ length: times }, () => budget.spend());
+  const spend = (times) => Array.from({ length: times }, () => budget.spend(60_000));
   assert.deepEqual(spend(5), [0, 0, 0, 500, 1000]);
   for (let n = 0; n < 4; n += 1) budget.earn();
   assert.deepEqual(spend(2), [500, 1000]);
   now = 60_000;
   assert.deepEqual(spend(4), [0, 0, 0, 500]);
+});
+
+test('a retry that is not made costs nothing', () => {
+  const budget = new Budget(0.2, 0.001, 1);
+  const spent = Array.from({ length: 100 }, () => budget.spend(1000));
+  assert.deepEqual(spent, [0, ...Array(99).fill(undefined)]);
+  for (let n = 0; n < 6; n += 1) budget.earn();
+  assert.equal(budget.spend(1000), 0);
+});
+
+test('a try ends with the patience', async (t) => {
+  const server = createServer(() => {});
+  await new Promise((done) => server.listen(0, '127.0.0.1', done));
+  t.after(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  const url = `http://127.0.0.1:${server.address().port}`;
+  await assert.rejects(quick({ patience: 300, timeout: 600_000 })(url, { method: 'POST' }), Unsettled);
+});
+
+test('a stream of events is not read', async (t) => {
+  const server = createServer((request, response) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: 1');
+    setTimeout(() => response.end(' 2'), 600);
+  });
+  await new Promise((done) => server.listen(0, '127.0.0.1', done));
+  t.after(() => server.close());
+  const url = `http://127.0.0.1:${server.address().port}`;
+  const response = await quick({ timeout: 300 })(url, { method: 'POST' });
+  assert.equal(await response.text(), 'data: 1 2');
+});
+
+test('what no fetch can send is not sent again', async () => {
+  await assert.rejects(quick()('foo://nowhere', { method: 'POST' }), TypeError);
+});
+
+test('a key is not printed', async (t) => {
+  const [url] = await script(t, CUT);
+  const headers = { 'Idempotency-Key': 's3cr3t' };
+  const unsettled = await quick({ patience: 100 })(url, { method: 'POST', headers }).catch((error) => error);
+  assert.equal(unsettled.key, 's3cr3t');
+  assert.doesNotMatch(inspect(unsettled), /s3cr3t/);
 });

@@ -109,6 +109,8 @@ class Claim:
     scope: tuple[str, ...] = ()
     service: str = "default"
     tombstone: Duration = 0.0
+    # Once for all tries: a claim whose answer was lost is found again by it.
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def to_wire(self) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -116,8 +118,7 @@ class Claim:
             "key": self.key,
             "service": self.service,
             "scope": list(self.scope),
-            # Once for all tries: a claim whose answer was lost is found again by it.
-            "nonce": secrets.token_hex(16),
+            "nonce": self.nonce,
             "lease": duration(self.lease),
             "ttl": duration(self.ttl),
             "tombstone": duration(self.tombstone),
@@ -160,7 +161,10 @@ def claim(what: Claim, patience: float) -> Flow[Held | tuple[str, Outcome]]:
         body["wait"] = duration(wait)
         sent = time.monotonic()
         try:
-            answer = yield from call("/v1/claims", body, patience, wait + TIMEOUT)
+            answer = yield from call("/v1/claims", body, wait + patience, wait + TIMEOUT)
+        except Unsettled as unsettled:
+            unsettled.nonce = what.nonce
+            raise
         except InFlight as held:
             left = waited_out - time.monotonic()
             if left <= 0:

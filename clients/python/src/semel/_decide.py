@@ -256,7 +256,7 @@ def _retry_after(answer: Answer, problem: Any, now: datetime) -> float:
     for place in [("error",), ("adcp_error",), ("errors", 0)]:
         seconds = _at(problem, *place, "retry_after")
         if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0:
-            return min(float(seconds), LONGEST_TIME)
+            return float(min(seconds, LONGEST_TIME))
     return 0.0
 
 

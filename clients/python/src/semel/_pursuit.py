@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 import time
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from ._decide import IDEMPOTENT, Answer, Decision, Failure, Sent, decide
 from .errors import Expired, Mismatch, OutcomeUnknown, Problem, SemelError, Unsettled
 
 R = TypeVar("R")
+
+# A longer one is not read whole.
+LONGEST_ANSWER = 1 << 20
 
 REFUSALS: dict[str, tuple[type[Problem], str]] = {
     "mismatch": (Mismatch, "mismatch"),
@@ -39,19 +43,26 @@ class Budget:
 
     def earn(self) -> None:
         """A request begins."""
-        self._add(self.ratio)
-
-    def spend(self) -> float:
-        """For how long the next retry has to wait."""
-        self._add(-1.0)
-        return max(-self._left, 0.0) / self.per_second
-
-    def _add(self, amount: float) -> None:
         with self._lock:
-            now = time.monotonic()
-            self._left += (now - self._at) * self.per_second
-            self._left = min(self._left, self.reserve) + amount
-            self._at = now
+            self._left = self._filled() + self.ratio
+
+    def spend(self, within: float) -> float | None:
+        """For how long the next retry has to wait. Nothing is spent where that is longer than `within`."""
+        with self._lock:
+            left = self._filled() - 1.0
+            wait = 0.0
+            if left < 0:
+                wait = -left / self.per_second if self.per_second > 0 else math.inf
+            if wait > within or wait == math.inf:
+                return None
+            self._left = left
+            return wait
+
+    def _filled(self) -> float:
+        now = time.monotonic()
+        self._left = min(self._left + (now - self._at) * self.per_second, self.reserve)
+        self._at = now
+        return self._left
 
 
 @dataclass
@@ -90,11 +101,28 @@ class Pursuit:
             return None
         self._sent = Sent(self._sent.method, self._sent.key, lost=self._decision.effect != "none")
         pause = self._decision.after + random.uniform(0, self._longest)
-        if time.monotonic() + pause > self._end:
+        left = self._end - time.monotonic() - pause
+        wait = self._rules.budget.spend(left) if left >= 0 else None
+        if wait is None:
             return None
-        pause += self._rules.budget.spend()
         self._longest = min(self._longest * 2, self._rules.longest_pause)
-        return pause if time.monotonic() + pause <= self._end else None
+        return pause + wait
+
+    def within(self, timeout: float | None) -> float | None:
+        """A timeout of one try: no longer than the patience. An answer without a key may be a stream."""
+        if self.key is None:
+            return timeout
+        left = max(self._end - time.monotonic(), 0.001)
+        return left if timeout is None else min(timeout, left)
+
+    def is_read(self, status: int, headers: Mapping[str, str]) -> bool:
+        """An answer that breaks off is asked for again. Those to GET and the like may be streams."""
+        if headers.get("content-type", "").lower().startswith("text/event-stream"):
+            return False
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and float(length) > LONGEST_ANSWER:
+            return False
+        return self.key is not None or status >= 400
 
     def conclude(self, response: R | None, error: Exception | None) -> R:
         """After the last try: its response or error, or what has to be known instead."""
@@ -115,7 +143,7 @@ class Pursuit:
         else:
             what = "it happened" if decision.effect == "happened" else "it may have happened"
             refusal = Unsettled(f"{what}, and its answer did not come in time", self.key)
-        if isinstance(response, httpx.Response):
+        if isinstance(response, httpx.Response) and isinstance(response.stream, httpx.ByteStream):
             # It is held in memory, and no client will read it now.
             response.read()
         refusal.response = response
@@ -125,6 +153,6 @@ class Pursuit:
 def members_of(body: bytes) -> dict[str, Any]:
     try:
         members = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return members if isinstance(members, dict) else {}

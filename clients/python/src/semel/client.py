@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, overload
@@ -46,6 +47,7 @@ class Options(TypedDict, total=False):
     scope: tuple[str, ...]
     service: str
     tombstone: Duration
+    nonce: str
     on_error: OnError | Callable[[BaseException], OnError]
 
 
@@ -63,6 +65,7 @@ class _Attempt:
         # Somebody was told how it ended, or is being told: leaving the block changes nothing.
         self._ended = self._held is None
         self._lost = False
+        self._stepping = threading.Lock()
         # There is a result.
         self._worked = False
         # Shared with the renewals, which must not keep the attempt itself alive.
@@ -99,10 +102,17 @@ class _Attempt:
             raise RuntimeError("it was done before: there is an `outcome`, and no claim")
         return self._held
 
-    def _next_step(self, name: str) -> Outcome | str:
+    @contextlib.contextmanager
+    def _next_step(self, name: str) -> Iterator[Outcome | str]:
         if not self._options.get("in_steps"):
             raise RuntimeError("to run steps, claim with in_steps=True: then a lost attempt runs again")
-        return _claims.next_step(self._mine(), name)
+        # An attempt that takes over goes by their order.
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError(f"step {name!r} has to wait until the step before it has ended")
+        try:
+            yield _claims.next_step(self._mine(), name)
+        finally:
+            self._stepping.release()
 
     def _verdict(self, error: BaseException | None) -> OnError:
         in_steps = self._options.get("in_steps", False)
@@ -139,12 +149,13 @@ class Attempt(_Attempt):
 
     def step(self, name: str, work: Callable[[str], R]) -> R:
         """Runs `work` with the step's key, unless an earlier attempt has finished it. Gives its result."""
-        step = self._next_step(name)
-        if isinstance(step, str):
-            if not self.still_held():
-                self._tell(_claims.renew(self._mine(), self._client.patience))
-            result = Outcome("success", work(step))
-            step = self._tell(_claims.keep_step(self._mine(), name, result, self._client.patience))
+        with self._next_step(name) as known:
+            step = known
+            if isinstance(step, str):
+                if not self.still_held():
+                    self._tell(_claims.renew(self._mine(), self._client.patience))
+                result = Outcome("success", work(step))
+                step = self._tell(_claims.keep_step(self._mine(), name, result, self._client.patience))
         value: R = step.result()
         return value
 
@@ -202,6 +213,11 @@ class Attempt(_Attempt):
             if isinstance(error, Failed):
                 raise
             log.warning("the end of attempt %s could not be recorded: %s", self.id, unsaid)
+        finally:
+            # A result that is not JSON, or an `on_error` that raises.
+            if not self._ended:
+                with contextlib.suppress(SemelError):
+                    self._settle("unknown", {}, patience=0)
 
 
 class Client:
@@ -210,9 +226,10 @@ class Client:
     def __init__(
         self, url: str, *, token: str | None = None, patience: float = 60.0, http: httpx.Client | None = None
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = _url(url)
         #: For how many seconds a call is sent again while the gateway does not answer it.
         self.patience = patience
+        self._own = http is None
         self._http = http or httpx.Client(limits=LIMITS)
         self._headers = _headers(token)
 
@@ -243,7 +260,8 @@ class Client:
         return value
 
     def close(self) -> None:
-        self._http.close()
+        if self._own:
+            self._http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -265,7 +283,7 @@ class Client:
                 continue
             try:
                 reply = self._http.post(**_request(self.url, self._headers, todo))
-            except httpx.UnsupportedProtocol:
+            except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
                 raise
             except httpx.TransportError as error:
                 reply = error
@@ -289,16 +307,18 @@ class AsyncAttempt(_Attempt):
         self._client = client
         if self._held is not None:
             renewals = _renew_in_task(client, self._held, self._stop, weakref.ref(self))
-            self._renewals = client._start(renewals)
+            self._renewals = client._start(renewals, client._renewals)
 
     async def step(self, name: str, work: Callable[[str], Awaitable[R]]) -> R:
         """Runs `work` with the step's key, unless an earlier attempt has finished it. Gives its result."""
-        step = self._next_step(name)
-        if isinstance(step, str):
-            if not self.still_held():
-                await self._tell(_claims.renew(self._mine(), self._client.patience))
-            result = Outcome("success", await work(step))
-            step = await self._tell(_claims.keep_step(self._mine(), name, result, self._client.patience))
+        with self._next_step(name) as known:
+            step = known
+            if isinstance(step, str):
+                if not self.still_held():
+                    await self._tell(_claims.renew(self._mine(), self._client.patience))
+                result = Outcome("success", await work(step))
+                kept = _claims.keep_step(self._mine(), name, result, self._client.patience)
+                step = await self._tell(kept)
         value: R = step.result()
         return value
 
@@ -333,7 +353,7 @@ class AsyncAttempt(_Attempt):
                 self._renewals.cancel()
 
         # Goes on if the caller is cancelled: what is known is not thrown away.
-        await asyncio.shield(self._client._start(pursue()))
+        await asyncio.shield(self._client._start(pursue(), self._client._tasks))
 
     async def _tell(self, flow: Flow[T]) -> T:
         try:
@@ -361,6 +381,11 @@ class AsyncAttempt(_Attempt):
             if isinstance(error, Failed):
                 raise
             log.warning("the end of attempt %s could not be recorded: %s", self.id, unsaid)
+        finally:
+            # A result that is not JSON, or an `on_error` that raises.
+            if not self._ended:
+                with contextlib.suppress(SemelError):
+                    await self._settle("unknown", {}, patience=0)
 
 
 class AsyncClient:
@@ -374,12 +399,15 @@ class AsyncClient:
         patience: float = 60.0,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = _url(url)
         #: For how many seconds a call is sent again while the gateway does not answer it.
         self.patience = patience
+        self._own = http is None
         self._http = http or httpx.AsyncClient(limits=LIMITS)
         self._headers = _headers(token)
+        # Completions, and renewals: these have no end of their own.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._renewals: set[asyncio.Task[None]] = set()
 
     async def claim(
         self, operation: str, key: str, *, payload: Any = None, **options: Unpack[Options]
@@ -411,8 +439,13 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Waits for completions that are still being told, then closes the connections."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._http.aclose()
+        for renewing in self._renewals:
+            renewing.cancel()
+        if self._tasks:
+            # Not `gather`, which would cancel them along with the caller.
+            await asyncio.wait(self._tasks)
+        if self._own:
+            await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -420,10 +453,10 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task
 
     async def _drive(self, flow: Flow[T]) -> T:
@@ -440,7 +473,7 @@ class AsyncClient:
                 continue
             try:
                 reply = await self._http.post(**_request(self.url, self._headers, todo))
-            except httpx.UnsupportedProtocol:
+            except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
                 raise
             except httpx.TransportError as error:
                 reply = error
@@ -476,8 +509,21 @@ def _lost_by(error: Exception, attempt: _Attempt | None) -> bool:
     return True
 
 
+def _url(url: str) -> str:
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or parsed.userinfo:
+        raise ValueError("url: it has to be http:// or https:// without user and password; there is `token`")
+    return url.rstrip("/")
+
+
 def _headers(token: str | None) -> dict[str, str]:
-    return {} if token is None else {"authorization": f"Bearer {token}"}
+    if token is None:
+        return {}
+    # A file with a token ends with a newline.
+    token = token.strip()
+    if not token or any(not "!" <= char <= "~" for char in token):
+        raise ValueError("token: only visible ASCII characters are allowed")
+    return {"authorization": f"Bearer {token}"}
 
 
 def _request(url: str, headers: dict[str, str], send: Send) -> dict[str, Any]:
@@ -527,14 +573,21 @@ def once(
     def decorate(work: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(work)
 
-        @functools.wraps(work)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            asked = payload(*args, **kwargs) if payload else signature.bind(*args, **kwargs).arguments
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if payload:
+                asked = payload(*args, **kwargs)
+            else:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                asked = bound.arguments
             # For `AsyncClient` both are coroutines.
             return client.run(
                 operation, key(*args, **kwargs), lambda _: work(*args, **kwargs), payload=asked, **options
             )
 
-        return called
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            return await run(*args, **kwargs)
+
+        return functools.wraps(work)(run_async if isinstance(client, AsyncClient) else run)
 
     return decorate

@@ -27,6 +27,9 @@ class Problem(SemelError):
         self.members = members or {}
         self.response: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.status, self.code, self.detail, self.members), self.__dict__
+
     def __init_subclass__(cls, *, code: str | None = None) -> None:
         if code is not None:
             Problem.codes[code] = cls
@@ -74,15 +77,19 @@ class StepConflict(Problem, code="step-conflict"):
 
 
 class Refused(Problem):
-    """Everything else: the request has to be corrected, or its sender lacks a right. Nothing was run."""
+    """Everything else: the request has to be corrected, or its sender lacks a right. It changed nothing."""
 
 
 class Unsettled(SemelError):
-    """There was no answer in time, and it may have happened. The same again, later, finds out."""
+    """There was no answer in time, and it may have happened. The same again, later, finds out:
+    with the same `key`, and the same `nonce` if it was a claim.
+    """
 
     def __init__(self, what: str, key: str | None = None) -> None:
         super().__init__(what)
         self.key = key
+        #: Of a claim that may be held: claim again with it, to have it and not to wait for it.
+        self.nonce: str | None = None
         self.response: Any = None
 
 

@@ -34,9 +34,10 @@ class RetryTransport(httpx.BaseTransport):
             response, error = None, None
             status = 0
             try:
+                bound(request, pursuit)
                 response = self._inner.handle_request(request)
                 status = response.status_code
-                if is_read(response, pursuit):
+                if pursuit.is_read(status, response.headers):
                     assert isinstance(response.stream, httpx.SyncByteStream)
                     try:
                         body = b"".join(response.stream)
@@ -48,6 +49,8 @@ class RetryTransport(httpx.BaseTransport):
             pause = pursuit.pause(came(response, error, status))
             if pause is None:
                 return pursuit.conclude(response, error)
+            if response is not None:
+                response.close()
             time.sleep(pause)
 
     def close(self) -> None:
@@ -69,9 +72,10 @@ class AsyncRetryTransport(httpx.AsyncBaseTransport):
             response, error = None, None
             status = 0
             try:
+                bound(request, pursuit)
                 response = await self._inner.handle_async_request(request)
                 status = response.status_code
-                if is_read(response, pursuit):
+                if pursuit.is_read(status, response.headers):
                     assert isinstance(response.stream, httpx.AsyncByteStream)
                     try:
                         body = b"".join([piece async for piece in response.stream])
@@ -83,6 +87,8 @@ class AsyncRetryTransport(httpx.AsyncBaseTransport):
             pause = pursuit.pause(came(response, error, status))
             if pause is None:
                 return pursuit.conclude(response, error)
+            if response is not None:
+                await response.aclose()
             await asyncio.sleep(pause)
 
     async def aclose(self) -> None:
@@ -100,9 +106,10 @@ def copy_of(request: httpx.Request) -> httpx.Request:
     )
 
 
-def is_read(response: httpx.Response, pursuit: Pursuit) -> bool:
-    # An answer that breaks off is asked for again. Those to GET and the like may be streams.
-    return pursuit.key is not None or response.status_code >= 400
+def bound(request: httpx.Request, pursuit: Pursuit) -> None:
+    given = request.extensions.get("timeout") or {}
+    timeout = {name: pursuit.within(given.get(name)) for name in ("connect", "read", "write", "pool")}
+    request.extensions = {**request.extensions, "timeout": timeout}
 
 
 def whole(response: httpx.Response, body: bytes) -> httpx.Response:

@@ -50,18 +50,27 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
         pursuit = Pursuit(self._rules, request.method or "GET", request.headers)
         while True:
             response, error = None, None
-            status = 0
+            status, body = 0, b""
             try:
-                response = super().send(request, stream, timeout or TIMEOUT, verify, cert, proxies)
+                bound = within(pursuit, timeout or TIMEOUT)
+                response = super().send(request, stream, bound, verify, cert, proxies)
                 status = response.status_code
-                if pursuit.key is not None or status >= 400:
-                    _ = response.content
+                if pursuit.is_read(status, response.headers):
+                    body = response.content
             except requests.RequestException as failed:
                 response, error = None, failed
-            pause = pursuit.pause(came(response, error, status))
+            pause = pursuit.pause(came(response, error, status, body))
             if pause is None:
                 return pursuit.conclude(response, error)
+            if response is not None:
+                response.close()
             time.sleep(pause)
+
+
+def within(pursuit: Pursuit, timeout: Any) -> Any:
+    if isinstance(timeout, (int, float)):
+        return pursuit.within(timeout)
+    return tuple(map(pursuit.within, timeout)) if isinstance(timeout, tuple) else timeout
 
 
 def hold_body(request: requests.PreparedRequest) -> None:
@@ -74,9 +83,10 @@ def hold_body(request: requests.PreparedRequest) -> None:
     request.prepare_content_length(request.body)
 
 
-def came(response: requests.Response | None, error: Exception | None, status: int) -> Answer | Failure:
+def came(
+    response: requests.Response | None, error: Exception | None, status: int, body: bytes
+) -> Answer | Failure:
     if response is not None:
-        body = response.content if status >= 400 else b""
         return Answer(response.status_code, response.headers, body)
     if isinstance(error, INVALID):
         return Failure("invalid-request", sent=False)
