@@ -154,7 +154,7 @@ impl Resolution {
     /// The state that it leads to.
     pub const fn after(&self) -> StateKind {
         match self.verdict {
-            Verdict::Happened { .. } => StateKind::Completed,
+            Verdict::Happened { .. } | Verdict::Amended { .. } => StateKind::Completed,
             Verdict::DidNotHappen => StateKind::Released,
         }
     }

@@ -350,7 +350,7 @@ pub enum Refusal {
     OtherSteps,
 }
 
-/// What was found out about an unknown attempt.
+/// What was found out about an unknown attempt, or is decided about a completed one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It had its effect, with this outcome.
@@ -362,9 +362,36 @@ pub enum Verdict {
     },
     /// It had no effect; the next claim may run.
     DidNotHappen,
+    /// Nothing new: the record is completed, and what is replayed is another outcome from now on, or
+    /// the same for longer. To remove an outcome, put an omitted one in its place, with no time to
+    /// replay it and a tombstone.
+    Amended {
+        /// What to replay from now on.
+        outcome: Outcome,
+        /// For how long from now.
+        retention: Retention,
+    },
 }
 
-/// A decision about an unknown record, by an operator or a reconciler.
+impl Verdict {
+    /// The outcome that is replayed after it, and for how long.
+    pub const fn outcome(&self) -> Option<(&Outcome, Retention)> {
+        match self {
+            Self::Happened { outcome, retention } | Self::Amended { outcome, retention } => {
+                Some((outcome, *retention))
+            }
+            Self::DidNotHappen => None,
+        }
+    }
+
+    /// Whether it is about a record that is completed; otherwise about one that is unknown, or in
+    /// flight past its lease.
+    pub const fn amends(&self) -> bool {
+        matches!(self, Self::Amended { .. })
+    }
+}
+
+/// A decision about a record from outside, by an operator or a reconciler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolution {
     /// What was found out.

@@ -10,6 +10,7 @@
 //!                        ▲   └──(retry)──────┘ │
 //!                        └─── resolve: did not happen, or the attempt's own abandon
 //! ```
+//! What is completed can be amended from outside: another outcome, or another retention.
 //!
 //! Stores inside the process call these functions; stores on a server say the same in the server's
 //! language, and the conformance suite and the model tests hold them to it.
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 pub use crate::protocol::StateKind;
 use crate::protocol::{
-    Acquired, Claim, ClaimRequest, Fence, OnLost, Refusal, Resolution, Retention, Token, Verdict,
+    Acquired, Claim, ClaimRequest, Fence, OnLost, Refusal, Resolution, Retention, Token,
 };
 use crate::{Fingerprint, FinishedStep, Note, Outcome, Progress, Timestamp};
 
@@ -95,7 +96,7 @@ pub struct Record {
     pub created_at: Timestamp,
     /// When the latest attempt claimed it.
     pub claimed_at: Timestamp,
-    /// When the record was completed, released or found unknown.
+    /// When the record was completed, released or found unknown; or amended.
     pub settled_at: Option<Timestamp>,
     /// The latest resolution by an operator or a reconciler.
     pub resolved: Option<Box<Resolved>>,
@@ -303,7 +304,8 @@ pub type Transition = Result<Option<Record>, Refusal>;
 pub enum Change {
     /// By the attempt that holds this token (R4).
     Held(Token, Update),
-    /// By a decision from outside, if the record still has the fence that the resolution names.
+    /// By a decision from outside, if the record still has the fence that the resolution names: ends
+    /// one that is unknown or lapsed, or [amends](crate::store::Verdict::Amended) one that is completed.
     Resolve(Box<Resolution>),
 }
 
@@ -375,9 +377,9 @@ impl Change {
         match self {
             Self::Held(_, Update::Complete(outcome, _)) => Some(outcome),
             Self::Held(..) => None,
-            Self::Resolve(resolution) => match &resolution.verdict {
-                Verdict::Happened { outcome, .. } => Some(outcome),
-                Verdict::DidNotHappen => None,
+            Self::Resolve(resolution) => match resolution.verdict.outcome() {
+                Some((outcome, _)) => Some(outcome),
+                None => None,
             },
         }
     }
@@ -467,9 +469,9 @@ const fn settled(record: &Record) -> Refusal {
     Refusal::Settled(record.state.kind())
 }
 
-/// Ends an unknown record, or one in flight past its lease, by a decision from outside. The fence
-/// grows, so that the attempt it was about can no longer write. The same resolution again, known by
-/// its nonce, changes nothing and is no error.
+/// Ends an unknown record, or one in flight past its lease, by a decision from outside, or amends a
+/// completed one. The fence grows, so that the attempt it was about can no longer write. The same
+/// resolution again, known by its nonce, changes nothing and is no error.
 fn resolve(record: &Record, resolution: &Resolution, now: Timestamp, floor: Fence) -> Transition {
     if record.resolved.is_some() && record.token.nonce == resolution.nonce {
         return Ok(None);
@@ -477,15 +479,18 @@ fn resolve(record: &Record, resolution: &Resolution, now: Timestamp, floor: Fenc
     if record.token.fence != resolution.fence {
         return Err(Refusal::Superseded);
     }
+    let amends = resolution.verdict.amends();
     match record.state {
-        State::Unknown => {}
-        State::InFlight if record.is_lapsed(now) => {}
-        State::InFlight => return Err(Refusal::Running),
-        State::Completed(_) | State::Released => return Err(settled(record)),
+        // Nothing is brought back.
+        State::Completed(_) if amends && record.is_purgeable(now) => return Err(Refusal::Missing),
+        State::Completed(_) if amends => {}
+        State::InFlight if !record.is_lapsed(now) => return Err(Refusal::Running),
+        State::Unknown | State::InFlight if !amends => {}
+        _ => return Err(settled(record)),
     }
-    let mut next = match &resolution.verdict {
-        Verdict::Happened { outcome, retention } => record.completed(outcome, *retention, now),
-        Verdict::DidNotHappen => record.released(now),
+    let mut next = match resolution.verdict.outcome() {
+        Some((outcome, retention)) => record.completed(outcome, retention, now),
+        None => record.released(now),
     };
     next.token = Token {
         fence: next_fence(Some(record), floor, now),

@@ -250,8 +250,8 @@ pub trait StoreExt: Store {
         changed(self, identity, Change::mark_unknown(token))
     }
 
-    /// Ends an unknown or lapsed record by a decision from outside, if it still has the fence that
-    /// the resolution names.
+    /// Ends an unknown or lapsed record by a decision from outside, or amends a completed one, if it
+    /// still has the fence that the resolution names.
     fn resolve(
         &self,
         identity: &IdentityDigest,

@@ -30,6 +30,12 @@ impl Timestamp {
         Self(self.0.saturating_add(micros(by)))
     }
 
+    /// This instant, earlier by `by`; the epoch where it does not fit.
+    #[must_use]
+    pub fn before(self, by: Duration) -> Self {
+        Self(self.0.saturating_sub(micros(by)))
+    }
+
     /// How long until `later`; zero where it has passed.
     pub fn until(self, later: Self) -> Duration {
         Duration::from_micros(later.0.saturating_sub(self.0))

@@ -59,10 +59,8 @@ impl Kept {
     }
 
     pub(crate) fn of_verdict(verdict: &Verdict) -> Option<Self> {
-        match verdict {
-            Verdict::Happened { outcome, retention } => Some(Self::new(outcome, *retention)),
-            Verdict::DidNotHappen => None,
-        }
+        let (outcome, retention) = verdict.outcome()?;
+        Some(Self::new(outcome, retention))
     }
 }
 

@@ -7,8 +7,8 @@ use aws_sdk_dynamodb::types::ReturnValue;
 use semel::record::{self, Change};
 use semel::store::{Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token};
 use semel::{
-    Fingerprint, FinishedStep, Identity, IdentityDigest, Note, Progress, Record, State, StateKind,
-    StoreError, StoreErrorKind, Timestamp,
+    Fingerprint, FinishedStep, Identity, IdentityDigest, Note, Outcome, Progress, Record, State,
+    StateKind, StoreError, StoreErrorKind, Timestamp,
 };
 
 use super::call::Written;
@@ -154,9 +154,10 @@ impl DynamoDbStore {
         };
         let mut now = self.now();
         let mut lapsed = self.seen.lapsed(identity, now);
+        let amends = resolution.verdict.amends();
         if lapsed
             .as_ref()
-            .is_some_and(|(row, _)| row.record.token.fence != resolution.fence)
+            .is_some_and(|(row, _)| amends || row.record.token.fence != resolution.fence)
         {
             lapsed = None;
         }
@@ -164,6 +165,7 @@ impl DynamoDbStore {
         for _ in 0..ROUNDS {
             let found = match &lapsed {
                 Some((_, judged)) => judged.clone(),
+                None if amends => a_record(State::Completed(Outcome::void()), about, false),
                 None => a_record(State::Unknown, about, steps),
             };
             let floor = self.fences.floor(Some(&found), now);
@@ -171,7 +173,8 @@ impl DynamoDbStore {
                 return Err(unsettled());
             };
             let row = lapsed.as_ref().map(|(row, _)| row);
-            let update = update::resolve(resolution.fence, row, &record);
+            let from = found.state.kind();
+            let update = update::resolve(resolution.fence, from, row, &record, now);
             match self
                 .table
                 .update(identity, update, ReturnValue::None)

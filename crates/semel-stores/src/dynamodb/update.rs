@@ -288,8 +288,14 @@ pub(super) fn keep_step(token: &Token, step: &FinishedStep, kept: usize) -> Upda
     update
 }
 
-/// Ends an unknown record that still has this fence, or `lapsed` as it was watched.
-pub(super) fn resolve(fence: Fence, lapsed: Option<&Row>, record: &Record) -> Update {
+/// Ends or amends a record that still has this fence and state, or `lapsed` as it was watched.
+pub(super) fn resolve(
+    fence: Fence,
+    from: StateKind,
+    lapsed: Option<&Row>,
+    record: &Record,
+    now: Timestamp,
+) -> Update {
     let mut update = Update::default();
     update.set_settled(record);
     update.when_steps_as(record);
@@ -297,8 +303,12 @@ pub(super) fn resolve(fence: Fence, lapsed: Option<&Row>, record: &Record) -> Up
         update.when_as(row);
     } else {
         update.value("if_fence", number(fence.0));
-        update.value("unknown", item::state(StateKind::Unknown));
-        update.when("#fence = :if_fence AND #state = :unknown");
+        update.value("from", item::state(from));
+        update.when("#fence = :if_fence AND #state = :from");
+        if from == StateKind::Completed {
+            update.value("now", number(now.as_micros()));
+            update.when("(attribute_not_exists(#purge_us) OR #purge_us > :now)");
+        }
     }
     update
 }

@@ -12,7 +12,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use semel::record::{Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
-use semel::store::{ClaimRequest, Label, ListQuery, OnLost, Resolution, Retention, Token, Verdict};
+use semel::store::{ClaimRequest, Label, ListQuery, OnLost, Resolution, Retention, Token};
 use semel::{Identity, IdentityDigest, Outcome, Progress, Timestamp};
 
 use crate::common::scope;
@@ -365,9 +365,13 @@ fn held(token: &Token, update: &Update) -> (String, String) {
 
 fn resolved(resolution: &Resolution) -> (String, String) {
     let nonce = Hex(resolution.nonce.as_bytes());
-    let settle = match &resolution.verdict {
-        Verdict::Happened { outcome, retention } => completed(outcome, *retention),
-        Verdict::DidNotHappen => released(),
+    let settle = match resolution.verdict.outcome() {
+        Some((outcome, retention)) => completed(outcome, retention),
+        None => released(),
+    };
+    let from = match resolution.verdict.amends() {
+        true => format!("state={COMPLETED} AND purge_at>{NOW}"),
+        false => format!("(state={UNKNOWN} OR (state={IN_FLIGHT} AND lease_until<={NOW}))"),
     };
     // What was there goes first: later assignments change it.
     let set = format!(
@@ -376,8 +380,7 @@ fn resolved(resolution: &Resolution) -> (String, String) {
         end = Hex(resolution.text_end().as_bytes()),
     );
     let condition = format!(
-        "fence={fence} AND (resolved IS NULL OR nonce<>{nonce}) AND (state={UNKNOWN} \
-         OR (state={IN_FLIGHT} AND lease_until<={NOW}))",
+        "fence={fence} AND (resolved IS NULL OR nonce<>{nonce}) AND {from}",
         fence = resolution.fence.0,
     );
     (set, condition)

@@ -461,8 +461,9 @@ const RESOLVE: &str = fenced!(
     code = $6::bigint::integer, outcome = $7::bytea,
     steps = CASE WHEN $5 THEN '' ELSE r.steps END,
     resolved = concat_ws(' ', {micros}, r.fence, r.state, $4::text)
-  WHERE r.digest = $1 AND r.fence = $2 AND (r.state = 'unknown'
-    OR (r.state = 'in-flight' AND r.lease_until <= {now}))
+  WHERE r.digest = $1 AND r.fence = $2 AND CASE WHEN $10
+      THEN r.state = 'completed' AND r.purge_at > {now}
+      ELSE r.state = 'unknown' OR (r.state = 'in-flight' AND r.lease_until <= {now}) END
     AND NOT (r.resolved IS NOT NULL AND r.nonce = $3)"
 );
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use semel::record::{self, Change, Update};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
-    Refusal, Resolution, Result, Retention, Token, Verdict,
+    Refusal, Resolution, Result, Retention, Token,
 };
 use semel::{Identity, IdentityDigest, StateKind};
 
@@ -133,10 +133,8 @@ fn held(identity: &IdentityDigest, token: &Token, update: &Update) -> Step {
 }
 
 fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
-    let (outcome, retention) = match &resolution.verdict {
-        Verdict::Happened { outcome, retention } => (Some(outcome), *retention),
-        Verdict::DidNotHappen => (None, Retention::new(std::time::Duration::ZERO)),
-    };
+    let (outcome, retention) = resolution.verdict.outcome().unzip();
+    let retention = retention.unwrap_or(Retention::new(std::time::Duration::ZERO));
     // The record's present fence, and the nonce that comes in.
     let token = Token {
         fence: resolution.fence,
@@ -153,6 +151,7 @@ fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
             Param::Bytes(outcome.map(|outcome| outcome.as_bytes().clone())),
             Param::micros(retention.replay),
             Param::micros(retention.tombstone),
+            Param::Bool(resolution.verdict.amends()),
         ],
     )
 }

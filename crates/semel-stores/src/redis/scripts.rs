@@ -204,7 +204,9 @@ redis.call('HSET', key, 'steps', steps .. ARGV[3])
 return {r[1], '1'}
 ";
 
-/// `digest fence nonce happened outcome replay tombstone resolution's-end kept kept-with-steps channel touch bare-bytes`
+/// The verdict is 0: it did not happen; 1: it did; 2: amended.
+///
+/// `digest fence nonce verdict outcome replay tombstone resolution's-end kept kept-with-steps channel touch bare-bytes`
 const RESOLVE: &str = r"
 local state = r[2]
 if not state then return answer() end
@@ -214,15 +216,20 @@ if resolved and nonce == ARGV[3] then
   if ARGV[12] == '1' then redis.call('HSET', key, 'state', state) end
   return answer('', resolved)
 end
-if fence ~= ARGV[2] or not (state == 'unknown' or (state == 'in-flight' and now >= tonumber(lease))) then
-  return answer('', resolved)
+local from
+if ARGV[4] == '2' then
+  from = state == 'completed' and now < tonumber(purge)
+else
+  from = state == 'unknown' or (state == 'in-flight' and now >= tonumber(lease))
 end
+if fence ~= ARGV[2] or not from then return answer('', resolved) end
 local after
-if ARGV[4] == '1' then
+if ARGV[4] ~= '0' then
   after = 'completed'
   expires = now + ARGV[6]
   purge = text(expires + ARGV[7])
   redis.call('HDEL', key, 'steps')
+  redis.call('PERSIST', key)
 else
   after = 'released'
   expires = now + (redis.call('HSTRLEN', key, 'steps') > tonumber(ARGV[13]) and ARGV[10] or ARGV[9])
@@ -232,7 +239,7 @@ end
 local fields = {'state', after, 'token', fence_after(r[3]) .. ' ' .. ARGV[3], 'at',
   settle(text(expires), purge),
   'resolved', stamp .. ' ' .. fence .. ' ' .. state .. ' ' .. ARGV[8]}
-if ARGV[4] == '1' then
+if ARGV[4] ~= '0' then
   redis.call('HSET', key, 'outcome', ARGV[5], unpack(fields))
 else
   redis.call('HSET', key, unpack(fields))

@@ -172,8 +172,9 @@ impl Inner {
         change: &Change,
         resolution: &Resolution,
     ) -> Result<Fenced> {
-        let (happened, outcome, retention): (&[u8], &[u8], _) = match &resolution.verdict {
+        let (verdict, outcome, retention): (&[u8], &[u8], _) = match &resolution.verdict {
             Verdict::Happened { outcome, retention } => (b"1", outcome.as_bytes(), *retention),
+            Verdict::Amended { outcome, retention } => (b"2", outcome.as_bytes(), *retention),
             Verdict::DidNotHappen => (b"0", b"", Retention::new(Duration::ZERO)),
         };
         let about = resolution.fence.to_string();
@@ -185,7 +186,7 @@ impl Inner {
         let args = [
             about.as_bytes(),
             nonce.as_bytes(),
-            happened,
+            verdict,
             outcome,
             replay.as_bytes(),
             tombstone.as_bytes(),

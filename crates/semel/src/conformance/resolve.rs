@@ -2,7 +2,7 @@
 
 use super::bench::Attempt;
 use super::expect::{
-    acquired, applied, completed, in_flight, refused, settled, superseded, unknown,
+    acquired, applied, completed, expired, in_flight, refused, settled, superseded, unknown,
 };
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
@@ -29,6 +29,12 @@ cases! { "resolve";
         "a completed or released record is not resolved";
     another_fence_is_refused [R4 R7]
         "a resolution about an attempt that is no longer the latest changes nothing";
+    amended [R5]
+        "a completed record is amended: from then on claims see the outcome given, for the retention given, and who decided is kept";
+    amended_away [R5]
+        "an outcome that is amended to none, with a tombstone, is gone, and claims are told that it expired";
+    amends_completed_only [R4 R7]
+        "a record that is not completed is not amended, nor one with another fence";
     missing_is_refused [R4]
         "what was never claimed is not resolved";
 }
@@ -108,7 +114,12 @@ async fn who_and_why_are_kept(bench: &Bench) -> Result<(), Failure> {
         ensure_eq!(next.record.resolved, entry.record.resolved, "resolution");
     }
     let (before, after) = (StateKind::Unknown, StateKind::Completed);
-    audited(bench, &bench.unknown().await?, it_happened(), before, after).await
+    audited(bench, &bench.unknown().await?, it_happened(), before, after).await?;
+    let done = bench
+        .completed(&Outcome::void(), Retention::new(LONG))
+        .await?;
+    let verdict = amend(Outcome::success(b"amended"), Retention::new(LONG));
+    audited(bench, &done, verdict, after, after).await
 }
 
 async fn audited(
@@ -200,5 +211,78 @@ async fn missing_is_refused(bench: &Bench) -> Result<(), Failure> {
     let resolved = bench.store().resolve(nobody.digest(), &resolution);
     refused(resolved.await?, Refusal::Missing)?;
     ensure_eq!(bench.store().get(nobody.digest()).await?, None, "record");
+    Ok(())
+}
+
+fn amend(outcome: Outcome, retention: Retention) -> Verdict {
+    Verdict::Amended { outcome, retention }
+}
+
+async fn amended(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench
+        .completed(&Outcome::success(b"first"), Retention::new(LONG))
+        .await?;
+    let before = bench.entry(attempt.digest()).await?.record;
+    let verdict = amend(
+        Outcome::success(b"second"),
+        Retention::new(LONG).with_tombstone(LONG),
+    );
+    let resolution = resolution(before.token.fence, verdict)?;
+    // Sent twice: its answer may have been lost.
+    for _ in 0..2 {
+        let done = bench.store().resolve(attempt.digest(), &resolution).await?;
+        applied(done)?;
+    }
+    for on_lost in [OnLost::Hold, OnLost::Retry] {
+        let (replayed, remaining) = completed(bench.rival(&attempt, on_lost).await?)?;
+        ensure_eq!(replayed, Outcome::success(b"second"), "outcome");
+        ensure!(
+            remaining <= LONG && remaining > LONG / 2,
+            "{remaining:?} remain"
+        );
+    }
+    let record = bench.entry(attempt.digest()).await?.record;
+    ensure_eq!(record.expires_at.until(record.purge_at), LONG, "tombstone");
+    ensure_eq!(record.created_at, before.created_at, "created");
+    ensure!(record.token.fence > before.token.fence, "the fence grows");
+    // The attempt's own outcome is none of its business any more.
+    let (first, retention) = (Outcome::success(b"first"), Retention::new(LONG));
+    let again = bench
+        .store()
+        .complete(attempt.digest(), &attempt.token, &first, retention);
+    superseded(again.await?)
+}
+
+async fn amended_away(bench: &Bench) -> Result<(), Failure> {
+    let secret = Outcome::success(b"secret");
+    let attempt = bench.completed(&secret, Retention::new(LONG)).await?;
+    let nothing = Retention::new(std::time::Duration::ZERO).with_tombstone(LONG);
+    let verdict = amend(secret.to_omitted(), nothing);
+    applied(resolve(bench, &attempt, verdict).await?)?;
+    for on_lost in [OnLost::Hold, OnLost::Retry] {
+        expired(bench.rival(&attempt, on_lost).await?)?;
+    }
+    let record = bench.entry(attempt.digest()).await?.record;
+    ensure_eq!(record.state, State::Completed(secret.to_omitted()), "state");
+    Ok(())
+}
+
+async fn amends_completed_only(bench: &Bench) -> Result<(), Failure> {
+    let verdict = || amend(Outcome::success(b"other"), Retention::new(LONG));
+    let unknown_one = bench.unknown().await?;
+    settled(
+        resolve(bench, &unknown_one, verdict()).await?,
+        StateKind::Unknown,
+    )?;
+    unknown(bench.rival(&unknown_one, OnLost::Hold).await?)?;
+    let running = bench.attempt().await?;
+    refused(resolve(bench, &running, verdict()).await?, Refusal::Running)?;
+    let done = bench
+        .completed(&Outcome::success(b"first"), Retention::new(LONG))
+        .await?;
+    let resolution = resolution(Fence(done.token.fence.0 + 1), verdict())?;
+    superseded(bench.store().resolve(done.digest(), &resolution).await?)?;
+    let (replayed, _) = completed(bench.rival(&done, OnLost::Hold).await?)?;
+    ensure_eq!(replayed, Outcome::success(b"first"), "outcome");
     Ok(())
 }
