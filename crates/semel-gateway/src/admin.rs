@@ -46,7 +46,7 @@ pub struct Admin<S> {
 }
 
 /// The routes of the operators' listener.
-pub fn router<S: Store>(admin: Admin<S>) -> Router {
+pub fn router<S: Store>(admin: Admin<S>, api: Router) -> Router {
     let admin = Arc::new(admin);
     // What only those may use whom the gate lets in.
     let described = OpenApiRouter::with_openapi(openapi::head());
@@ -57,6 +57,7 @@ pub fn router<S: Store>(admin: Admin<S>) -> Router {
         .method_not_allowed_fallback(not_so)
         .route("/api/v1/{*path}", any(nothing))
         .route("/v1/{*path}", any(nothing))
+        .merge(api)
         .layer(DefaultBodyLimit::max(MAX_REQUEST))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&admin),

@@ -8,6 +8,8 @@
 
 pub mod access;
 pub mod admin;
+pub mod api;
+pub mod audit;
 pub mod body;
 mod bounded;
 pub mod claims;
@@ -23,6 +25,7 @@ mod logged;
 pub mod metrics;
 mod observe;
 mod openapi;
+pub mod operations;
 pub mod peer;
 pub mod pool;
 pub mod principal;

@@ -296,6 +296,16 @@ impl Metrics {
             .inc();
     }
 
+    /// How often each of them happened in this process.
+    pub(crate) fn events(&self) -> serde_json::Map<String, serde_json::Value> {
+        let count = |event: &Signal| {
+            let label = [("event", event.as_str())];
+            let counter = self.events.get_or_create(&label);
+            (event.as_str().to_owned(), counter.get().into())
+        };
+        Signal::ALL.iter().map(count).collect()
+    }
+
     pub(crate) fn observed(&self, signal: Signal) {
         let label = [("event", signal.as_str())];
         self.observed.get_or_create(&label).inc();

@@ -92,6 +92,12 @@ impl Refused {
         Self::of("claims.md", status, code, title, detail.into())
     }
 
+    /// An answer of the admin API.
+    pub(crate) fn of_operations(code: crate::operations::Code, detail: String) -> Self {
+        let (status, title) = (code.status(), code.title());
+        Self::of("operate.md", status, code.as_str(), title, detail.into())
+    }
+
     /// An answer that the layer gives too.
     pub(crate) fn of_layer(code: ProblemCode, detail: impl Into<Cow<'static, str>>) -> Self {
         let (status, title) = (code.status(), code.title());

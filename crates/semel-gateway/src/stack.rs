@@ -8,7 +8,7 @@ use semel::Store;
 use semel::guard::{Guard, Policy};
 use semel::store::Retention;
 use semel_tower::{IdempotencyLayer, Mode};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tower::Layer as _;
 
 use crate::bounded::Bounded;
@@ -22,7 +22,7 @@ use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::principal::{self, Principals, Verified, Verifiers};
 use crate::proxy::Proxy;
-use crate::reconcile::{Endpoint, OPERATION, Watching};
+use crate::reconcile::{Decided, Endpoint, OPERATION, Watching};
 use crate::routing::{Handler, Router, Table};
 use crate::tls::{self, client::Trust};
 use crate::wellformed::Checked;
@@ -40,6 +40,7 @@ pub struct Stacks<S> {
     trust: Arc<Trust>,
     metrics: Arc<Metrics>,
     has_spans: bool,
+    decisions: Mutex<Option<mpsc::UnboundedReceiver<Decided>>>,
 }
 
 /// What the table that holds now hands on to the next one.
@@ -78,7 +79,12 @@ impl<S: Store + Clone> Stacks<S> {
         let observing = Guard::builder(store.clone())
             .observer(Arc::new(Observing(Arc::clone(&metrics))))
             .build();
-        let mut guard = Guard::builder(store).observer(Arc::new(Watching(Arc::clone(&metrics))));
+        let (decided, decisions) = mpsc::unbounded_channel();
+        let watching = Watching {
+            metrics: Arc::clone(&metrics),
+            decided: Some(decided),
+        };
+        let mut guard = Guard::builder(store).observer(Arc::new(watching));
         if let Some(settings) = &config.reconcile {
             let sizes = config.routes.iter().map(|route| route.max_body);
             let max_body = sizes.max().unwrap_or_default();
@@ -106,7 +112,14 @@ impl<S: Store + Clone> Stacks<S> {
             trust,
             metrics,
             has_spans: config.collector.is_some(),
+            decisions: Mutex::new(Some(decisions)),
         }
+    }
+
+    /// What the reconciler decides from now on: for the audit log. There is one who gets it.
+    pub(crate) fn decisions(&self) -> Option<mpsc::UnboundedReceiver<Decided>> {
+        let decisions = self.decisions.lock();
+        decisions.unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The layer that those of all routes are made from that enforce: it drains them all.

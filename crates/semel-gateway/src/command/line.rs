@@ -77,7 +77,28 @@ pub fn command() -> Command {
                         .value_parser(clap::value_parser!(u16).range(1..=256)),
                 ),
         )
+        .subcommand(super::records::command())
+        .subcommand(super::records::audit())
         .subcommand(demo())
+        .subcommand(
+            Command::new("completions")
+                .about("Prints what a shell completes command lines by")
+                .arg(
+                    Arg::new("shell")
+                        .value_name("SHELL")
+                        .required(true)
+                        .value_parser(clap::value_parser!(clap_complete::Shell)),
+                ),
+        )
+        .subcommand(
+            Command::new("man")
+                .about("Writes the manual's pages, one for each command")
+                .arg(
+                    Arg::new("directory")
+                        .value_name("DIR")
+                        .help("Where to [default: this directory]"),
+                ),
+        )
         .subcommands(super::run::commands())
 }
 
@@ -100,7 +121,7 @@ fn store() -> impl Iterator<Item = Arg> {
         .map(Setting::arg)
 }
 
-fn text(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+pub(super) fn text(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
 }
 

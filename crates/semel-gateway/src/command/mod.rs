@@ -1,13 +1,16 @@
 //! The subcommands of the program.
 
+pub mod audit;
 pub mod check;
 pub mod conformance;
 pub mod demo;
 mod explain;
 pub mod line;
 pub mod migrate;
+pub mod records;
 pub mod run;
 pub mod serve;
+pub mod shell;
 
 use std::fmt::Display;
 use std::future::Future;

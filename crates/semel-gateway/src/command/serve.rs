@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use axum::Extension;
 use clap::ArgMatches;
 use semel::guard::Guard;
 use semel::purge::Purger;
@@ -25,11 +26,14 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use super::{FAILED, MISUSED, block_on, fail, stop_signal};
 use crate::access::{self, Access, Gate};
 use crate::admin::{self, Admin};
+use crate::api::{self, Api};
+use crate::audit::Log;
 use crate::claims::Claims;
 use crate::config::{Config, Limits, Route, Sources};
 use crate::cores::Cores;
 use crate::descriptors::{self, Shares};
 use crate::metrics::Metrics;
+use crate::operations::Operations;
 use crate::reconcile::{self, Watching};
 use crate::reload::Reload;
 use crate::serve::{self, Bounds, Entry};
@@ -207,20 +211,32 @@ async fn gateway(
 
     let (stop, stopping) = watch::channel(false);
     let claiming = Guard::builder(AnyStore::new(store.clone()))
-        .observer(Arc::new(Watching(Arc::clone(&metrics))))
+        .observer(Arc::new(Watching::new(Arc::clone(&metrics))))
         .build();
     let waiting = descriptors::for_waiting(for_operators, config.limits.waiting);
     let claims = Claims::new(claiming.clone(), waiting, stopping.clone());
-    let admin = admin::router(Admin {
-        layer: layer.clone(),
-        metrics: Arc::clone(&metrics),
-        health: Arc::clone(&health),
-        pools: stacks.pools(),
-        gate: Arc::clone(&gate),
-        claims: Arc::new(claims),
-        stopping,
-        hosts: config.admin_hosts.clone(),
-    });
+    let admin = admin::router(
+        Admin {
+            layer: layer.clone(),
+            metrics: Arc::clone(&metrics),
+            health: Arc::clone(&health),
+            pools: stacks.pools(),
+            gate: Arc::clone(&gate),
+            claims: Arc::new(claims),
+            stopping,
+            hosts: config.admin_hosts.clone(),
+        },
+        api::router(Api {
+            operations: Operations::new(
+                store.clone(),
+                Log::new(store.clone(), config.audit_retention),
+            )
+            .with_four_eyes(config.four_eyes.clone()),
+            table: Arc::clone(&table),
+            health: Arc::clone(&health),
+            metrics: Arc::clone(&metrics),
+        }),
+    );
     tracing::info!(
         listen = %address_of(&listener),
         admin = %address_of(&admin_listener),
@@ -235,9 +251,14 @@ async fn gateway(
         Cores::current(),
         Entry::default(),
         bounds,
-        move |_| admin.clone(),
+        move |peer| admin.clone().layer(Extension(peer)),
         async { drop(admin_ends.await) },
     ));
+    let (drained, until_drained) = tokio::sync::oneshot::channel();
+    let entering = stacks.decisions().map(|decisions| {
+        let log = Log::new(store.clone(), config.audit_retention);
+        tokio::spawn(async move { log.enter(decisions, until_drained).await })
+    });
     let watching = tokio::spawn(Arc::clone(&health).watch(opened));
     let pools = stacks.pools();
     tokio::spawn(async move { pools.check().await });
@@ -312,6 +333,12 @@ async fn gateway(
     watching.abort();
     if let Some(reconciling) = reconciling {
         reconciling.abort();
+    }
+    drop::<tokio::sync::oneshot::Sender<()>>(drained);
+    if let Some(entering) = entering
+        && timeout(CLOSE_TIMEOUT, entering).await.is_err()
+    {
+        tracing::warn!("audit: not all that the reconciler decided could be entered");
     }
     let running = layer.guard().running();
     // Clients that do not read their answers are no reason to complain.

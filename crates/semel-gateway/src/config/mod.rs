@@ -72,6 +72,10 @@ pub struct Config {
     pub admin_hosts: Vec<String>,
     /// Who may use the operators' interfaces, and for what.
     pub tokens: Vec<Token>,
+    /// How long entries of the audit log are kept.
+    pub audit_retention: Duration,
+    /// What operators do in twos.
+    pub four_eyes: Vec<String>,
     /// How long to wait for what is running, at the end.
     pub drain: Duration,
     /// How long connections are accepted after the signal to stop.

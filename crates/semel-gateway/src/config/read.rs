@@ -57,6 +57,12 @@ impl Sources {
             auth: reader.auth(&routes),
             admin_hosts,
             tokens: reader.tokens(&self.tokens),
+            four_eyes: reader
+                .read("four-eyes", values::four_eyes)
+                .unwrap_or_default(),
+            audit_retention: reader
+                .read("audit-retention", values::positive)
+                .unwrap_or_default(),
             drain: reader.read("drain", values::duration).unwrap_or_default(),
             drain_delay: reader
                 .read("drain-delay", values::duration)

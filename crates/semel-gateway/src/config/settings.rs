@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 56] = [
+pub const SETTINGS: [Setting; 58] = [
     list(
         "upstream",
         "URL",
@@ -151,6 +151,17 @@ pub const SETTINGS: [Setting; 56] = [
         "admin-host",
         "NAMES",
         "Host names that it answers to, separated by commas, besides localhost and addresses",
+    ),
+    setting(
+        "audit-retention",
+        "DUR",
+        Some("400d"),
+        "How long it is kept what operators and reconcilers did, at least",
+    ),
+    list(
+        "four-eyes",
+        "ACTIONS",
+        "What one operator proposes and another confirms: resolve, release, extend, erase, purge, reveal",
     ),
     setting(
         "store",

@@ -15,6 +15,7 @@ use semel::store::{OnLost, Retention};
 use semel_tower::{Mode, NoteField, Preset, Rate};
 use tracing::Level;
 
+use crate::operations::ACTIONS;
 use crate::principal::{Part, Source};
 use crate::upstream::Address;
 
@@ -187,6 +188,19 @@ pub(crate) fn host_names(value: &str) -> Result<Vec<String>, String> {
             true => Ok(name.to_owned()),
             false => Err(format!(
                 "`{name}` is not a host's name; write it like semel.internal, without a port"
+            )),
+        })
+        .collect()
+}
+
+pub(crate) fn four_eyes(value: &str) -> Result<Vec<String>, String> {
+    let names = value.split(',').map(str::trim);
+    names
+        .map(|name| match ACTIONS.contains(&name) {
+            true => Ok(name.to_owned()),
+            false => Err(format!(
+                "`{name}` is no action; there are {}",
+                ACTIONS.join(", ")
             )),
         })
         .collect()

@@ -4,15 +4,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
+use http::response::Parts;
 use http::{Response, StatusCode};
+use semel::Outcome;
 use semel::guard::{Answer, Finding};
 use semel_tower::outcome_of_response;
 use serde_json::{Map, Value};
 
 /// Why an answer is none. Says nothing of what is in it: it may hold what a client was to get.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the reconciler's answer is not understood: {0}")]
-pub(super) struct Nonsense(&'static str);
+#[error("{0}")]
+pub(crate) struct Nonsense(&'static str);
 
 /// The members that an answer may have.
 const MEMBERS: [&str; 6] = [
@@ -58,6 +60,27 @@ pub(super) fn read(answer: &[u8], max_body: usize) -> Result<Answer, Nonsense> {
 const FINDINGS: &str = "`finding` is happened, did-not-happen or still-unknown";
 
 fn happened(answer: &Map<String, Value>, max_body: usize) -> Result<Finding, Nonsense> {
+    let (head, body) = response(answer)?;
+    let kept = Some(&body).filter(|body| body.len() <= max_body);
+    Ok(Finding::Happened(outcome_of_response(&head, kept)))
+}
+
+/// The answer that an operator says was given.
+pub(crate) fn outcome(answer: &Map<String, Value>) -> Result<Outcome, Nonsense> {
+    let of_answers = ["status", "headers", "body", "body_base64"];
+    if answer
+        .keys()
+        .any(|name| !of_answers.contains(&name.as_str()))
+    {
+        return Err(Nonsense(
+            "it may have status, headers, body and body_base64",
+        ));
+    }
+    let (head, body) = response(answer)?;
+    Ok(outcome_of_response(&head, Some(&body)))
+}
+
+fn response(answer: &Map<String, Value>) -> Result<(Parts, Bytes), Nonsense> {
     let status = Nonsense("`status` is a number from 200 to 599");
     let status = answer
         .get("status")
@@ -99,8 +122,7 @@ fn happened(answer: &Map<String, Value>, max_body: usize) -> Result<Finding, Non
         _ => return Err(Nonsense("`body` and `body_base64` are text")),
     };
     let (head, ()) = response.into_parts();
-    let kept = Some(&body).filter(|body| body.len() <= max_body);
-    Ok(Finding::Happened(outcome_of_response(&head, kept)))
+    Ok((head, body))
 }
 
 #[cfg(test)]

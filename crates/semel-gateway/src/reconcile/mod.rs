@@ -20,8 +20,9 @@ use semel::guard::{
     Answer, Answered, Background, Case, Guard, Observer, ReconcileOptions, Reconciled, Reconciler,
     Seen,
 };
-use semel::{Service, Store};
-use tokio::sync::watch;
+use semel::store::Fence;
+use semel::{IdentityDigest, Service, Store};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::command::with_causes;
@@ -29,6 +30,8 @@ use crate::connector::Connector;
 use crate::headers;
 use crate::metrics::Metrics;
 use crate::tls::client::{Speaks, Trust};
+
+pub(crate) use answer::outcome;
 
 /// What every request of the gateway is claimed as; the layer's name for it.
 pub(crate) const OPERATION: &str = "http";
@@ -145,7 +148,8 @@ impl Endpoint {
         // Base64 takes a third more than what it holds, and escapes in JSON up to five times more.
         let most = self.max_body.saturating_mul(6).saturating_add(64 << 10);
         let body = Limited::new(response.into_body(), most).collect().await?;
-        Ok(answer::read(&body.to_bytes(), self.max_body)?)
+        answer::read(&body.to_bytes(), self.max_body)
+            .map_err(|why| format!("the reconciler's answer is not understood: {why}").into())
     }
 }
 
@@ -200,11 +204,31 @@ fn operations(services: &mut watch::Receiver<HashSet<Service>>) -> Vec<Box<str>>
 
 /// Counts what happens, and logs what a question led to: by the record's digest, never by its key.
 #[derive(Debug)]
-pub struct Watching(pub Arc<Metrics>);
+pub struct Watching {
+    /// Where it is counted.
+    pub metrics: Arc<Metrics>,
+    /// Who enters in the audit log what was decided, where there is a reconciler.
+    pub decided: Option<mpsc::UnboundedSender<Decided>>,
+}
+
+impl Watching {
+    /// Of a guard that has no reconciler.
+    pub const fn new(metrics: Arc<Metrics>) -> Self {
+        let decided = None;
+        Self { metrics, decided }
+    }
+}
+
+/// An attempt that a reconciler decided about; the record says the rest.
+#[derive(Debug, Clone, Copy)]
+pub struct Decided {
+    pub(crate) id: IdentityDigest,
+    pub(crate) fence: Fence,
+}
 
 impl Observer for Watching {
     fn on_event(&self, seen: &Seen<'_>) {
-        self.0.event(seen.signal);
+        self.metrics.event(seen.signal);
     }
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {
@@ -214,8 +238,16 @@ impl Observer for Watching {
             return;
         }
         let answer = news.as_str();
-        self.0.reconcile_question(answer);
+        self.metrics.reconcile_question(answer);
         match news {
+            Reconciled::Happened | Reconciled::DidNotHappen => {
+                let id = *identity;
+                tracing::info!(%identity, %fence, question, answer, "reconcile");
+                if let Some(decided) = &self.decided {
+                    // Nobody enters it where there is no gateway around.
+                    decided.send(Decided { id, fence }).ok();
+                }
+            }
             Reconciled::Failed(error) => {
                 let why = with_causes(*error);
                 tracing::warn!(%identity, %fence, question, answer, "reconcile: {why}");

@@ -35,6 +35,7 @@ mod malformed;
 mod note;
 mod observe;
 mod once;
+mod operate;
 #[cfg(feature = "redis")]
 mod outage;
 mod presets;

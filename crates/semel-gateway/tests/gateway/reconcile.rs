@@ -212,6 +212,20 @@ async fn the_question_is_asked_under_the_name_that_the_upstream_was_given() {
         }
         metric_becomes(&gateway, "semel_events_total{event=\"resolved\"}", 1).await;
         let id = upstream.fields("idempotency-id").remove(0).remove(0);
+        let entry = eventually("an entry in the audit log", async || {
+            let log = get(gateway.admin, "/api/v1/audit").await;
+            let log: Value = serde_json::from_str(log.text()).unwrap();
+            let entry = log["entries"].get(0).cloned();
+            // It is begun before it is done.
+            entry.filter(|entry| entry["result"] == "done")
+        })
+        .await;
+        let members = ["action", "id", "result"].map(|member| entry[member].as_str().unwrap());
+        assert_eq!(members, ["reconcile-happened", &*id, "done"]);
+        assert_eq!(
+            (&entry["before"]["state"], &entry["after"]["state"]),
+            (&json!("unknown"), &json!("completed"))
+        );
         let asked = endpoint.asked.lock().unwrap();
         for (head, question) in asked.iter() {
             let names: Vec<_> = head.headers.get_all("idempotency-id").iter().collect();

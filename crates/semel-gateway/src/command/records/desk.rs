@@ -1,0 +1,357 @@
+//! Where the command line works: at a gateway's admin API, or on a store. Both answer the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::ArgMatches;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::uri::Scheme;
+use http::{Method, Request, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use semel::AnyStore;
+use semel::store::Store as _;
+use semel_stores::{OpenError, OpenOptions};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::timeout;
+use url::form_urlencoded;
+
+use super::{progress, text};
+use crate::audit::{self, Log};
+use crate::command::with_causes;
+use crate::connector::Connector;
+use crate::operations::order::{self, DEFAULT_TTL, Lookup, Many, Order};
+use crate::operations::view::{Answer, Detail, Done, DoneMany, Page};
+use crate::operations::{Actor, Filter, Operations, Position, Refused};
+use crate::tls::PemFile;
+use crate::tls::client::{Speaks, Trust};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Stores that read all their records for a list take their time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const MOST_BYTES: usize = 256 << 20;
+
+/// Why a command did not do what it should.
+#[derive(Debug)]
+pub(in crate::command) enum Failure {
+    /// The command line is wrong.
+    Misused(String),
+    /// Something else.
+    Failed(String),
+}
+
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Self {
+        Self::Failed(refused.to_string())
+    }
+}
+
+type Result<T> = std::result::Result<T, Failure>;
+
+/// Where the command line works.
+pub(in crate::command) enum Desk {
+    /// At a gateway.
+    Gateway(Box<Gateway>),
+    /// On a store.
+    Store(Operations<AnyStore>, Actor),
+}
+
+impl Desk {
+    pub(super) async fn open(flags: &ArgMatches) -> Result<Self> {
+        match text(flags, "store") {
+            Some(url) => Self::on(url, flags).await,
+            None => Gateway::at(flags).map(|gateway| Self::Gateway(Box::new(gateway))),
+        }
+    }
+
+    async fn on(url: &str, flags: &ArgMatches) -> Result<Self> {
+        let mut options = OpenOptions::default();
+        options.existing = true;
+        let opened = semel_stores::open(url, &options).await;
+        let store = opened.map_err(|error| {
+            let why = with_causes(&error);
+            match &error {
+                // One process has it open.
+                OpenError::Store(_) if url.starts_with("file:") => Failure::Failed(format!(
+                    "--store: {why}; where a gateway has it open, ask the gateway: --admin"
+                )),
+                OpenError::Store(_) => Failure::Failed(format!("--store: {why}")),
+                _ => Failure::Misused(format!("--store: {why}")),
+            }
+        })?;
+        let user = || {
+            ["USER", "LOGNAME"]
+                .iter()
+                .find_map(|name| std::env::var(name).ok())
+        };
+        let by = text(flags, "by").map(str::to_owned).or_else(user);
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let actor = Actor {
+            name: by.unwrap_or_else(|| "unknown".to_owned()),
+            from: format!("{} command line", host.trim())
+                .trim_start()
+                .to_owned(),
+        };
+        let log = Log::new(store.clone(), audit::DEFAULT_RETENTION);
+        Ok(Self::Store(Operations::new(store, log), actor))
+    }
+
+    pub(super) async fn list(
+        &self,
+        filter: &[(&str, String)],
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page> {
+        match self {
+            Self::Gateway(gateway) => {
+                let mut query = form_urlencoded::Serializer::new(String::new());
+                query
+                    .extend_pairs(filter)
+                    .append_pair("limit", &limit.to_string());
+                if let Some(cursor) = cursor {
+                    query.append_pair("cursor", cursor);
+                }
+                gateway.get(&format!("records?{}", query.finish())).await
+            }
+            Self::Store(operations, _) => {
+                let filter = Filter::of(filter.iter().map(|(name, value)| (*name, &**value)));
+                let filter = filter.map_err(|why| Failure::Misused(format!("--{}", why.detail)))?;
+                let from = cursor.map_or_else(|| Ok(Position::default()), Position::parse)?;
+                Ok(operations.list(&filter, &from, limit).await?.into())
+            }
+        }
+    }
+
+    pub(super) async fn show(&self, id: &str) -> Result<Detail> {
+        let digest = order::id(id).map_err(|why| Failure::Misused(why.detail))?;
+        match self {
+            Self::Gateway(gateway) => gateway.get(&format!("records/{digest}")).await,
+            Self::Store(operations, _) => Ok(Detail::from(&operations.find(&digest).await?)),
+        }
+    }
+
+    pub(super) async fn lookup(&self, lookup: &Lookup) -> Result<Detail> {
+        match self {
+            Self::Gateway(gateway) => gateway.post("records/lookup", lookup).await,
+            Self::Store(operations, _) => Ok(Detail::from(&operations.find(&lookup.id()?).await?)),
+        }
+    }
+
+    pub(super) async fn act(&self, id: &str, action: &str, order: Order) -> Result<Done> {
+        match self {
+            Self::Gateway(gateway) => {
+                gateway
+                    .post(&format!("records/{id}/{action}"), &order)
+                    .await
+            }
+            Self::Store(operations, actor) => {
+                let id = order::id(id)?;
+                let done = operations.act(actor, &id, action, order, DEFAULT_TTL).await;
+                Ok(done?.into())
+            }
+        }
+    }
+
+    pub(super) async fn many(&self, action: &str, order: &Many) -> Result<DoneMany> {
+        match self {
+            Self::Gateway(gateway) => gateway.post(action, order).await,
+            Self::Store(operations, actor) => {
+                let told = |records| progress(&format!("{action}: {records} records"));
+                let done = match action {
+                    "erase" => operations.erase_scope(actor, order, told).await,
+                    _ => operations.purge(actor, order, told).await,
+                };
+                progress("");
+                Ok(done?)
+            }
+        }
+    }
+
+    /// The answer; or the number of the entry that proposes to see it.
+    pub(super) async fn reveal(
+        &self,
+        id: &str,
+        order: &Order,
+    ) -> Result<std::result::Result<Answer, String>> {
+        let answer: Value = match self {
+            Self::Gateway(gateway) => gateway.post(&format!("records/{id}/reveal"), order).await?,
+            Self::Store(operations, actor) => {
+                return Ok(operations.reveal(actor, &order::id(id)?, order).await?);
+            }
+        };
+        if answer["proposed"] == true {
+            return Ok(Err(answer["audit"].as_str().unwrap_or_default().to_owned()));
+        }
+        let answer = serde_json::from_value(answer);
+        answer
+            .map(Ok)
+            .map_err(|error| Failure::Failed(error.to_string()))
+    }
+
+    pub(in crate::command) async fn audit(
+        &self,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<audit::Page> {
+        match self {
+            Self::Gateway(gateway) => {
+                let cursor = cursor
+                    .map(|cursor| format!("&cursor={cursor}"))
+                    .unwrap_or_default();
+                gateway.get(&format!("audit?limit={limit}{cursor}")).await
+            }
+            Self::Store(operations, _) => {
+                let from = cursor
+                    .map(str::parse)
+                    .transpose()
+                    .map_err(Failure::Failed)?;
+                let page = operations.log().page(from, limit).await;
+                Ok(page.map_err(Refused::from)?)
+            }
+        }
+    }
+
+    pub(super) async fn close(&self) -> Result<()> {
+        match self {
+            Self::Gateway(_) => Ok(()),
+            Self::Store(operations, _) => {
+                let closed = operations.store().close().await;
+                closed.map_err(|error| Failure::Failed(with_causes(&error)))
+            }
+        }
+    }
+}
+
+/// A gateway's admin API.
+pub(in crate::command) struct Gateway {
+    client: Client<Connector, Full<Bytes>>,
+    /// Without a slash at its end.
+    base: String,
+    token: Option<HeaderValue>,
+}
+
+impl Gateway {
+    fn at(flags: &ArgMatches) -> Result<Self> {
+        let from_outside = std::env::var("SEMEL_ADMIN").ok();
+        let given = text(flags, "admin").or(from_outside.as_deref());
+        let given = given
+            .unwrap_or("http://127.0.0.1:8081")
+            .trim_end_matches('/');
+        // As `semel serve --admin` has it.
+        let base = match given.contains("://") {
+            true => given.to_owned(),
+            false => format!("http://{given}"),
+        };
+        let wrong = || {
+            Failure::Misused(format!(
+                "--admin: `{given}` is no address of a gateway; write it like http://127.0.0.1:8081 or \
+                 https://semel.internal"
+            ))
+        };
+        let url: Uri = base.parse().map_err(|_| wrong())?;
+        let is_https = url.scheme() == Some(&Scheme::HTTPS);
+        let host = url
+            .host()
+            .filter(|_| is_https || url.scheme() == Some(&Scheme::HTTP))
+            .ok_or_else(wrong)?;
+        let token = token(flags)?;
+        let host = host.trim_matches(['[', ']']);
+        let is_here = host == "localhost"
+            || host
+                .parse()
+                .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        if token.is_some() && !is_https && !is_here {
+            let why = "--admin: a token goes to another machine over https:// only";
+            return Err(Failure::Misused(why.to_owned()));
+        }
+        let ca = text(flags, "ca").map(|path| PemFile::new("--ca", path));
+        let trust = Arc::new(Trust::new(ca));
+        if is_https {
+            trust
+                .read()
+                .map_err(|error| Failure::Misused(error.to_string()))?;
+        }
+        let connector = Connector::new(CONNECT_TIMEOUT, trust, Speaks::Http1);
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self {
+            client,
+            base,
+            token,
+        })
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.ask(Method::GET, path, Bytes::new()).await
+    }
+
+    async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<T> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::Failed(error.to_string()))?;
+        self.ask(Method::POST, path, body.into()).await
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
+        let failed = |why: String| Failure::Failed(format!("{}: {why}", self.base));
+        let mut request = Request::new(Full::from(body));
+        *request.method_mut() = method;
+        let url = format!("{}/api/v1/{path}", self.base).parse();
+        *request.uri_mut() =
+            url.map_err(|error: http::uri::InvalidUri| failed(error.to_string()))?;
+        let json = HeaderValue::from_static("application/json");
+        request.headers_mut().insert(CONTENT_TYPE, json);
+        request
+            .headers_mut()
+            .extend(self.token.clone().map(|token| (AUTHORIZATION, token)));
+        let answer = async {
+            let answer = self.client.request(request).await.map_err(|error| {
+                failed(format!(
+                    "no gateway answers there, or it broke off ({})",
+                    with_causes(&error)
+                ))
+            })?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, MOST_BYTES).collect().await;
+            let body = body.map_err(|error| failed(format!("its answer broke off: {error}")))?;
+            Ok((head.status, body.to_bytes()))
+        };
+        let answer = timeout(ANSWER_TIMEOUT, answer).await;
+        let (status, body) =
+            answer.unwrap_or_else(|_| Err(failed("no answer in time".to_owned())))?;
+        if status.is_success() {
+            return serde_json::from_slice(&body)
+                .map_err(|error| failed(format!("its answer is not understood: {error}")));
+        }
+        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
+        match (problem["code"].as_str(), problem["detail"].as_str()) {
+            (Some("unauthorized"), Some(detail)) => Err(failed(format!(
+                "unauthorized: {detail} (--token-file FILE, or SEMEL_TOKEN)"
+            ))),
+            (Some(code), Some(detail)) => Err(Failure::Failed(format!("{code}: {detail}"))),
+            _ => Err(failed(format!(
+                "it answered {status}; is it the --admin address?"
+            ))),
+        }
+    }
+}
+
+fn token(flags: &ArgMatches) -> Result<Option<HeaderValue>> {
+    let token = match text(flags, "token-file") {
+        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
+            Failure::Misused(format!("--token-file: cannot read `{path}`: {error}"))
+        })?),
+        None => std::env::var("SEMEL_TOKEN").ok(),
+    };
+    let Some(token) = token else {
+        return Ok(None);
+    };
+    let mut value = HeaderValue::try_from(format!("Bearer {}", token.trim()))
+        .map_err(|_| Failure::Misused("the token has characters that no token has".to_owned()))?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}

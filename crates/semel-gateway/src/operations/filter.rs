@@ -1,0 +1,282 @@
+//! Which records to show, page by page.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use semel::store::{Cursor, Entry, ListQuery, Store};
+use semel::{Clock as _, Service, StateKind, StoreErrorKind, SystemClock, Timestamp};
+use tokio::time::Instant;
+
+use super::{Code, Refused};
+use crate::audit;
+use crate::config::values;
+
+/// How many records a page looks at. Where a filter is not the store's, most of them may not be wanted.
+const LOOK: usize = 2_000;
+/// How long a page goes on looking. A call of a store's own is not cut short.
+const LOOK_FOR: Duration = Duration::from_millis(200);
+/// The most on one page.
+pub const MOST: usize = 500;
+
+/// Which records to show. The store filters by state, and by lapsed leases; the rest is looked at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    state: Option<StateKind>,
+    /// In flight past their lease, by the store's clock.
+    lapsed: bool,
+    /// Unknown, or lapsed: what somebody should look at.
+    stuck: bool,
+    service: Option<String>,
+    operation: Option<String>,
+    /// What a scope begins with.
+    scope: Vec<String>,
+    older: Option<Duration>,
+}
+
+/// The names that a filter is written with.
+const NAMES: [&str; 7] = [
+    "state",
+    "lapsed",
+    "stuck",
+    "service",
+    "operation",
+    "scope",
+    "older",
+];
+
+impl Filter {
+    /// From pairs of name and value, as they stand in a query. `scope` may come several times: its segments.
+    ///
+    /// # Errors
+    /// What cannot be understood.
+    pub fn of<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, Refused> {
+        let mut filter = Self::default();
+        for (name, value) in pairs {
+            let wrong = |why: String| Refused::invalid(format!("{name}: {why}"));
+            match name {
+                "state" => filter.state = Some(state(value).map_err(wrong)?),
+                "lapsed" => filter.lapsed = values::boolean(value).map_err(wrong)?,
+                "stuck" => filter.stuck = values::boolean(value).map_err(wrong)?,
+                "service" => {
+                    Service::new(value).map_err(|error| wrong(error.to_string()))?;
+                    filter.service = Some(value.to_owned());
+                }
+                "operation" => filter.operation = Some(value.to_owned()),
+                "scope" => filter.scope.push(value.to_owned()),
+                "older" => filter.older = Some(values::duration(value).map_err(wrong)?),
+                _ => {
+                    let known = NAMES.join(", ");
+                    let why = format!("there is no such filter; there are {known}");
+                    return Err(wrong(why));
+                }
+            }
+        }
+        let in_flight = filter
+            .state
+            .is_none_or(|state| state == StateKind::InFlight);
+        if filter.lapsed && !in_flight {
+            return Err(Refused::invalid(
+                "lapsed: only records in flight have a lease",
+            ));
+        }
+        if filter.stuck && (filter.state.is_some() || filter.lapsed) {
+            let why =
+                "stuck: these are the unknown and the lapsed ones, so without state and lapsed";
+            return Err(Refused::invalid(why));
+        }
+        Ok(filter)
+    }
+
+    /// What the store is asked for, one after the other: what somebody should look at first.
+    fn sections(&self) -> Vec<(StateKind, bool)> {
+        use StateKind::{Completed, InFlight, Released, Unknown};
+        match self.state {
+            _ if self.stuck => vec![(Unknown, false), (InFlight, true)],
+            _ if self.lapsed => vec![(InFlight, true)],
+            Some(state) => vec![(state, false)],
+            None => [Unknown, InFlight, Completed, Released]
+                .map(|state| (state, false))
+                .to_vec(),
+        }
+    }
+
+    fn lets_through(&self, entry: &Entry, now: Timestamp) -> bool {
+        let label = &entry.label;
+        let (operation, service) = Service::split(&label.operation);
+        let is =
+            |wanted: &Option<String>, given: &str| wanted.as_deref().is_none_or(|w| w == given);
+        !audit::is_entry(label)
+            && is(&self.service, service)
+            && is(&self.operation, operation)
+            && label.scope.segments().len() >= self.scope.len()
+            && self
+                .scope
+                .iter()
+                .zip(label.scope.segments())
+                .all(|(wanted, given)| wanted == given)
+            && self
+                .older
+                .is_none_or(|older| entry.record.created_at.until(now) >= older)
+    }
+}
+
+fn state(name: &str) -> Result<StateKind, String> {
+    let found = StateKind::ALL
+        .into_iter()
+        .find(|state| state.as_str() == name);
+    found.ok_or_else(|| {
+        let known = StateKind::ALL.map(StateKind::as_str).join(", ");
+        format!("there is no state `{name}`; there are {known}")
+    })
+}
+
+/// Where a page begins. As text it is opaque: one page makes it for the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Position {
+    section: u8,
+    after: Option<Cursor>,
+}
+
+impl Position {
+    /// From its text.
+    ///
+    /// # Errors
+    /// What no page made.
+    pub fn parse(text: &str) -> Result<Self, Refused> {
+        let wrong = || Refused::invalid("cursor: it is not one that a page of this list made");
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| wrong())?;
+        let (section, after) = bytes.split_first().ok_or_else(wrong)?;
+        Ok(Self {
+            section: *section,
+            after: (!after.is_empty()).then(|| Cursor(after.into())),
+        })
+    }
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let after = self.after.as_ref().map_or(&[][..], |cursor| &cursor.0);
+        f.write_str(&URL_SAFE_NO_PAD.encode([&[self.section], after].concat()))
+    }
+}
+
+/// A page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// What is on it; may be less than was asked for.
+    pub entries: Vec<Entry>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<Position>,
+    /// How many records were looked at for it.
+    pub looked_at: usize,
+    /// Whether it ended early, at a bound: others may follow even where it is empty.
+    pub is_partial: bool,
+}
+
+/// The present by this machine's clock. It says how old records are, to people; no protocol step is
+/// decided by it (R6).
+pub(super) fn about_now() -> Timestamp {
+    SystemClock::default().now()
+}
+
+pub(super) async fn page<S: Store>(
+    store: &S,
+    filter: &Filter,
+    from: &Position,
+    limit: usize,
+) -> Result<Found, Refused> {
+    let limit = limit.clamp(1, MOST);
+    let (begun, now) = (Instant::now(), about_now());
+    let mut found = Found::default();
+    let mut at = from.clone();
+    for (nth, (state, lapsed)) in (0..).zip(filter.sections()).skip(at.section.into()) {
+        loop {
+            if found.entries.len() >= limit {
+                found.next = Some(at);
+                return Ok(found);
+            }
+            if found.looked_at >= LOOK || begun.elapsed() >= LOOK_FOR {
+                found.is_partial = true;
+                found.next = Some(at);
+                return Ok(found);
+            }
+            let query = ListQuery {
+                lapsed,
+                after: at.after.take(),
+                limit: limit - found.entries.len(),
+                ..ListQuery::new(state)
+            };
+            let page = store
+                .list(&query)
+                .await
+                .map_err(|error| match error.kind() {
+                    // Stores check the cursors that they made.
+                    StoreErrorKind::Config | StoreErrorKind::NotApplied
+                        if query.after.is_some() =>
+                    {
+                        Refused::new(Code::InvalidRequest, format!("cursor: {error}"))
+                    }
+                    _ => error.into(),
+                })?;
+            // A page that ends at its bound may have looked at more than it shows.
+            found.looked_at += page.entries.len().max(1);
+            let wanted = page
+                .entries
+                .into_iter()
+                .filter(|entry| filter.lets_through(entry, now));
+            found.entries.extend(wanted);
+            at.section = nth;
+            at.after = page.next;
+            if at.after.is_none() {
+                break;
+            }
+        }
+        at.section = nth + 1;
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_understood_is_said() {
+        for (pairs, part) in [
+            (
+                &[("state", "lost")][..],
+                "there are in-flight, unknown, completed, released",
+            ),
+            (
+                &[("route", "3")],
+                "there is no such filter; there are state",
+            ),
+            (&[("older", "1 moon")], "older: `1 moon` is not a duration"),
+            (
+                &[("service", "a b")],
+                "service: `a b` cannot name a service",
+            ),
+            (
+                &[("state", "unknown"), ("lapsed", "true")],
+                "only records in flight",
+            ),
+            (&[("stuck", "true"), ("state", "unknown")], "without state"),
+        ] {
+            let refused = Filter::of(pairs.iter().copied()).unwrap_err();
+            assert_eq!(refused.code, Code::InvalidRequest);
+            assert!(refused.detail.contains(part), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_position_survives_its_text() {
+        for after in [None, Some(Cursor(vec![0, 255, 7].into()))] {
+            let position = Position { section: 2, after };
+            assert_eq!(Position::parse(&position.to_string()), Ok(position));
+        }
+        for text in ["", "*", "a b"] {
+            assert!(Position::parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Actions that need two people: one proposes, and another confirms.
+//!
+//! A proposal is an entry of the audit log that says who asks for what, with the digest of the whole order.
+//! Whoever confirms sends the same order again, with the entry's number: nothing that may be secret has to
+//! be kept for it. A proposal is about the record as its proposer saw it (the fence), so that it is done once
+//! at most.
+
+use std::time::Duration;
+
+use semel::store::Store;
+use sha2::{Digest as _, Sha256};
+
+use super::filter::about_now;
+use super::view::time;
+use super::{Code, Operations, Refused};
+use crate::audit::{Came, Intent};
+
+/// The actions that can need two.
+pub(crate) const ACTIONS: [&str; 6] = ["resolve", "release", "extend", "erase", "purge", "reveal"];
+/// How long a proposal can be confirmed.
+const CONFIRMED_WITHIN: Duration = Duration::from_hours(24);
+
+/// The digest of an order: who confirms has to ask for the same.
+pub(super) fn digest(order: &impl serde::Serialize) -> Result<String, Refused> {
+    let bytes = serde_json::to_vec(order).map_err(|error| Refused::invalid(error.to_string()))?;
+    let digest = Sha256::digest(bytes);
+    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+impl<S: Store + Clone> Operations<S> {
+    /// Whether it can be done now: it needs one, or this confirms a proposal. Otherwise it was proposed; the
+    /// number of its entry.
+    pub(super) async fn cleared(
+        &self,
+        family: &str,
+        intent: &mut Intent,
+        digest: String,
+        proposal: Option<&str>,
+    ) -> Result<Option<String>, Refused> {
+        if !self.four_eyes.iter().any(|action| action == family) {
+            return match proposal {
+                None => Ok(None),
+                Some(_) => Err(Refused::invalid(
+                    "proposal: this needs no confirmation; ask without it",
+                )),
+            };
+        }
+        intent.digest = Some(digest);
+        let Some(number) = proposal else {
+            let begun = self.enter(intent.clone()).await?;
+            let number = begun.number().to_string();
+            self.log.end(begun, Came::Proposed, None, None).await?;
+            return Ok(Some(number));
+        };
+        let wrong = |why: &str| Refused::new(Code::NotConfirmed, format!("proposal: {why}"));
+        let place = number.parse().map_err(|why: String| wrong(&why))?;
+        let entry = self.log.entry(place).await?;
+        let found = entry.ok_or_else(|| wrong("there is no such entry"))?;
+        let Some(proposed) = found.intent.filter(|_| found.result == Came::Proposed) else {
+            return Err(wrong("that entry proposes nothing"));
+        };
+        // RFC 3339 in one zone: as text it is in the order of time.
+        let earliest = time(about_now().before(CONFIRMED_WITHIN));
+        if found.at < earliest {
+            return Err(wrong(
+                "it was made more than 24 hours ago; propose it again",
+            ));
+        }
+        if proposed.by == intent.by {
+            return Err(wrong("somebody else has to confirm it"));
+        }
+        if (&proposed.action, &proposed.id, &proposed.digest)
+            != (&intent.action, &intent.id, &intent.digest)
+        {
+            return Err(wrong(
+                "it asks for something else; confirm it with the same order",
+            ));
+        }
+        intent.confirms = Some(number.to_owned());
+        Ok(None)
+    }
+}

@@ -1,0 +1,353 @@
+//! Records as the admin API shows them, in JSON. The command line reads the same.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use semel::record::Resolved;
+use semel::store::Entry;
+use semel::{Outcome, OutcomeKind, Record, Service, State, StateKind, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::act::Decided;
+use super::filter::{Found, about_now};
+
+/// A record in a list. Times are the store's clock's, in RFC 3339.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Its name: the `Idempotency-Id` of the operation, 64 hexadecimal digits.
+    pub id: String,
+    /// `in-flight`, `unknown`, `completed` or `released`.
+    pub state: String,
+    /// Whether it is in flight past its lease, as far as this machine's clock can tell.
+    pub lapsed: bool,
+    /// The service that it belongs to.
+    pub service: String,
+    /// What is done.
+    pub operation: String,
+    /// Whom and what the key belongs to.
+    pub scope: Vec<String>,
+    /// How the key begins. Stores do not have the rest.
+    pub key_hint: String,
+    /// What its claim said of the request: texts with names.
+    pub note: BTreeMap<String, String>,
+    /// Which attempt this is, from 1.
+    pub attempt: u32,
+    /// The number of the latest claim or resolution: an action is about it.
+    pub fence: u64,
+    /// When the identity was first claimed.
+    pub created_at: Option<String>,
+    /// When the latest attempt began.
+    pub claimed_at: Option<String>,
+    /// When its lease lapses, or lapsed.
+    pub lease_until: Option<String>,
+    /// When it was completed, released or found unknown.
+    pub settled_at: Option<String>,
+    /// When replays end; in flight and unknown: never.
+    pub expires_at: Option<String>,
+    /// How old it is by this machine's clock.
+    pub age_seconds: u64,
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    /// The records; may be fewer than were asked for.
+    pub records: Vec<Summary>,
+    /// Where the next page begins; none at the end.
+    pub next: Option<String>,
+    /// How many records were looked at.
+    pub looked_at: usize,
+    /// Whether the page ended at a bound of how much is looked at.
+    pub partial: bool,
+}
+
+/// One record, with all that is known of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Detail {
+    /// What a list shows.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// The latest resolution.
+    pub resolved: Option<Resolution>,
+    /// The steps that its attempts have finished. Results are not shown.
+    pub steps: Vec<Step>,
+    /// What is replayed.
+    pub outcome: Option<Answer>,
+    /// What can be done about it.
+    pub actions: Vec<Choice>,
+}
+
+/// A record after an action.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// The number of the audit log's entry.
+    pub audit: String,
+    /// Whether it is not done yet: somebody else has to confirm it.
+    pub proposed: bool,
+    /// The record as it is now.
+    #[serde(flatten)]
+    pub record: Detail,
+}
+
+/// What became of many records.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoneMany {
+    /// The number of the audit log's entry.
+    pub audit: String,
+    /// How many records.
+    pub records: usize,
+    /// Whether it is not done yet: somebody else has to confirm it.
+    pub proposed: bool,
+}
+
+/// A decision by an operator or a reconciler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resolution {
+    /// Who decided.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Option<String>,
+    /// The fence of the attempt that it was about.
+    pub fence: u64,
+    /// The state before.
+    pub before: String,
+    /// The state after.
+    pub after: String,
+}
+
+/// A finished step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Its name.
+    pub name: String,
+    /// How large its result is.
+    pub bytes: usize,
+}
+
+/// What is replayed. Redacted, it has no values: personal data may be among them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// `success`, `failure`, or `omitted` where it was too large to keep.
+    pub kind: String,
+    /// The status, or the application's code; 0 where there is none.
+    pub status: u16,
+    /// Its fields, in their order.
+    pub headers: Vec<Field>,
+    /// How large the body is; none where there is none.
+    pub body_bytes: Option<usize>,
+    /// The body, where it is text.
+    pub body: Option<String>,
+    /// The body in Base64, where it is not.
+    pub body_base64: Option<String>,
+    /// Whether values are left out.
+    pub redacted: bool,
+}
+
+/// A field of an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Field {
+    /// Its name.
+    pub name: String,
+    /// Its value, unless redacted.
+    pub value: Option<String>,
+}
+
+/// Something that can be done about a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// The action's name.
+    pub action: String,
+    /// What it does.
+    pub effect: String,
+    /// What could go wrong.
+    pub risk: String,
+}
+
+impl From<&Entry> for Summary {
+    fn from(Entry { label, record }: &Entry) -> Self {
+        let (operation, service) = Service::split(&label.operation);
+        let now = about_now();
+        Self {
+            id: label.digest.to_string(),
+            state: record.state.kind().as_str().to_owned(),
+            lapsed: record.is_lapsed(now),
+            service: service.to_owned(),
+            operation: operation.to_owned(),
+            scope: label.scope.segments().map(str::to_owned).collect(),
+            key_hint: label.key_hint.to_string(),
+            note: record
+                .note
+                .iter()
+                .map(|(name, text)| (name.to_owned(), text.to_owned()))
+                .collect(),
+            attempt: record.attempt,
+            fence: record.token.fence.0,
+            created_at: time(record.created_at),
+            claimed_at: time(record.claimed_at),
+            lease_until: time(record.lease_until),
+            settled_at: record.settled_at.and_then(time),
+            expires_at: time(record.expires_at),
+            age_seconds: record.created_at.until(now).as_secs(),
+        }
+    }
+}
+
+impl From<&Entry> for Detail {
+    fn from(entry: &Entry) -> Self {
+        let record = &entry.record;
+        let outcome = match &record.state {
+            State::Completed(outcome) => Some(Answer::redacted(outcome)),
+            _ => None,
+        };
+        let steps = record.progress.steps();
+        let steps = steps.map(|(name, result)| Step {
+            name: name.to_owned(),
+            bytes: result.len(),
+        });
+        Self {
+            summary: entry.into(),
+            resolved: record.resolved.as_deref().map(Resolution::from),
+            steps: steps.collect(),
+            outcome,
+            actions: choices(record),
+        }
+    }
+}
+
+impl From<Decided> for Done {
+    fn from(decided: Decided) -> Self {
+        Self {
+            audit: decided.number,
+            proposed: decided.is_proposed,
+            record: Detail::from(&decided.entry),
+        }
+    }
+}
+
+impl From<Found> for Page {
+    fn from(found: Found) -> Self {
+        Self {
+            records: found.entries.iter().map(Summary::from).collect(),
+            next: found.next.map(|next| next.to_string()),
+            looked_at: found.looked_at,
+            partial: found.is_partial,
+        }
+    }
+}
+
+impl From<&Resolved> for Resolution {
+    fn from(resolved: &Resolved) -> Self {
+        Self {
+            by: resolved.by.to_string(),
+            reason: resolved.reason.to_string(),
+            at: time(resolved.at),
+            fence: resolved.fence.0,
+            before: resolved.before.as_str().to_owned(),
+            after: resolved.after.as_str().to_owned(),
+        }
+    }
+}
+
+impl Answer {
+    /// All but the values.
+    pub fn redacted(outcome: &Outcome) -> Self {
+        let kind = match outcome.kind() {
+            OutcomeKind::Success => "success",
+            OutcomeKind::Failure => "failure",
+            _ => "omitted",
+        };
+        let headers = outcome.fields().map(|(name, _)| Field {
+            name: name.to_owned(),
+            value: None,
+        });
+        Self {
+            kind: kind.to_owned(),
+            status: outcome.code(),
+            headers: headers.collect(),
+            body_bytes: outcome.body().map(|body| body.len()),
+            body: None,
+            body_base64: None,
+            redacted: true,
+        }
+    }
+
+    /// The whole of it.
+    pub fn revealed(outcome: &Outcome) -> Self {
+        let headers = outcome.fields().map(|(name, value)| Field {
+            name: name.to_owned(),
+            value: Some(String::from_utf8_lossy(value).into_owned()),
+        });
+        let (body, body_base64) = match outcome.body() {
+            None => (None, None),
+            Some(bytes) => match String::from_utf8(bytes.to_vec()) {
+                Ok(text) => (Some(text), None),
+                Err(_) => (None, Some(STANDARD.encode(&bytes))),
+            },
+        };
+        Self {
+            headers: headers.collect(),
+            body,
+            body_base64,
+            redacted: false,
+            ..Self::redacted(outcome)
+        }
+    }
+}
+
+/// An instant in RFC 3339; none for "never".
+pub fn time(at: Timestamp) -> Option<String> {
+    // The end of the year 9999: RFC 3339 has no more digits.
+    const LAST: u64 = 253_402_300_799_000_000;
+    let micros = at.as_micros();
+    (micros <= LAST).then(|| {
+        let at = UNIX_EPOCH + Duration::from_micros(micros);
+        humantime::format_rfc3339_micros(at).to_string()
+    })
+}
+
+/// What can be done from this state, in words.
+fn choices(record: &Record) -> Vec<Choice> {
+    let choice = |action: &str, effect: &str, risk: &str| Choice {
+        action: action.to_owned(),
+        effect: effect.to_owned(),
+        risk: risk.to_owned(),
+    };
+    let runs_again = "Where the effect did happen, or is still to come, it happens twice. Ask the system \
+                      that has the effect, by this id.";
+    match record.state.kind() {
+        StateKind::Unknown | StateKind::InFlight => vec![
+            choice(
+                "resolve --happened",
+                "Retries get the answer that you give, and nothing runs again.",
+                "Where nothing happened, nothing ever will under this key, and clients believe it did.",
+            ),
+            choice(
+                "resolve --did-not-happen",
+                "The next request with this key runs the operation again.",
+                runs_again,
+            ),
+        ],
+        StateKind::Completed => vec![
+            choice(
+                "extend",
+                "The answer is replayed for longer.",
+                "None. The store keeps it longer.",
+            ),
+            choice(
+                "reveal",
+                "Shows the whole answer that is replayed.",
+                "Personal data may be in it. It is entered in the audit log that you looked.",
+            ),
+            choice(
+                "erase",
+                "Removes the answer, and keeps that there was one: retries get `expired`.",
+                "It cannot be taken back, and a client that missed the answer never gets it.",
+            ),
+        ],
+        StateKind::Released => Vec::new(),
+    }
+}
