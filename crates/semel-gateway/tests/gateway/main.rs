@@ -10,6 +10,7 @@ mod access;
 mod admin;
 mod bodies;
 mod broken;
+mod claims;
 mod clients;
 mod commands;
 mod configuration;

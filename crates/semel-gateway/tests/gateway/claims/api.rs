@@ -48,7 +48,11 @@ impl Api {
         };
         let body = Full::new(Bytes::from(body.to_owned()));
         let answer = send(request.body(body).unwrap()).await.unwrap();
-        assert_eq!(answer.header("cache-control"), Some("no-store"), "{answer:?}");
+        assert_eq!(
+            answer.header("cache-control"),
+            Some("no-store"),
+            "{answer:?}"
+        );
         self.check(method, path, &answer);
         answer
     }
@@ -69,7 +73,10 @@ impl Api {
         let content = &operation["responses"][status]["content"];
         let kind = answer.header("content-type").unwrap();
         let schema = &content[kind]["schema"];
-        assert!(!schema.is_null(), "{method} {path}: {status} {kind} is not described");
+        assert!(
+            !schema.is_null(),
+            "{method} {path}: {status} {kind} is not described"
+        );
         let body = serde_json::from_slice(&answer.body).unwrap();
         let wrong = self.mismatch(schema, &body);
         assert_eq!(wrong, None, "{method} {path}: {status} {body}");
@@ -116,7 +123,9 @@ impl Api {
         }
         match value {
             Value::Array(values) => {
-                let mut wrong = values.iter().map(|value| self.mismatch(&schema["items"], value));
+                let mut wrong = values
+                    .iter()
+                    .map(|value| self.mismatch(&schema["items"], value));
                 wrong.find_map(|wrong| wrong)
             }
             Value::Object(members) => {
@@ -128,12 +137,12 @@ impl Api {
                 if let Some(missing) = missing {
                     return Some(format!("{missing} is missing in {value}"));
                 }
-                members.iter().find_map(|(name, value)| {
-                    match &schema["properties"][name] {
+                members
+                    .iter()
+                    .find_map(|(name, value)| match &schema["properties"][name] {
                         Value::Null => Some(format!("{name} is not described")),
                         schema => self.mismatch(schema, value),
-                    }
-                })
+                    })
             }
             _ => None,
         }

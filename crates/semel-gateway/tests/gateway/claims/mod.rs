@@ -46,7 +46,10 @@ async fn one_of_many_claims_is_acquired() {
         answers.into_iter().partition(|answer| answer.status == 201);
     assert_eq!(acquired.len(), 1);
     for other in others {
-        assert_eq!((other.status.as_u16(), &*other.problem()), (409, "in-flight"));
+        assert_eq!(
+            (other.status.as_u16(), &*other.problem()),
+            (409, "in-flight")
+        );
         assert_eq!(other.header("retry-after"), Some("1"));
         assert_eq!(said(&other)["id"], said(&acquired[0])["id"]);
     }
@@ -54,7 +57,8 @@ async fn one_of_many_claims_is_acquired() {
         api: api.clone(),
         said: said(&acquired[0]),
     };
-    held.told("complete", json!({"outcome": {"json": {"n": 1}}})).await;
+    held.told("complete", json!({"outcome": {"json": {"n": 1}}}))
+        .await;
     for answer in all().await {
         assert_eq!(answer.status, 200);
         assert_eq!(said(&answer)["outcome"]["json"], json!({"n": 1}));
@@ -76,12 +80,16 @@ async fn the_same_nonce_gets_the_same_token() {
     let again = api.acquire("k", nonce.clone()).await;
     assert_eq!(held.said, again.said);
     // A program that was restarted finds what it finished.
-    held.told("steps", json!({"name": "a", "result": {"text": "done"}})).await;
+    held.told("steps", json!({"name": "a", "result": {"text": "done"}}))
+        .await;
     let again = api.acquire("k", nonce.clone()).await;
     assert_eq!(again.token(), held.token());
     assert_eq!(again.said["steps"][0]["name"], "a");
     assert_eq!(again.said["steps"][0]["result"]["text"], "done");
-    for other in [json!({"payload": [1]}), json!({"payload": [1], "nonce": "0".repeat(32)})] {
+    for other in [
+        json!({"payload": [1]}),
+        json!({"payload": [1], "nonce": "0".repeat(32)}),
+    ] {
         assert_eq!(api.claim("k", other).await.problem(), "in-flight");
     }
     held.told("complete", json!({})).await;
@@ -92,11 +100,20 @@ async fn the_same_nonce_gets_the_same_token() {
 async fn another_payload_is_a_mismatch_and_changes_nothing() {
     let gateway = gateway();
     let api = Api::of(gateway.admin).await;
-    let held = api.acquire("k", json!({"payload": {"a": 1, "b": [true]}})).await;
+    let held = api
+        .acquire("k", json!({"payload": {"a": 1, "b": [true]}}))
+        .await;
     let before = api.show(held.id()).await;
-    for other in [json!({"payload": {"a": 2}}), json!({"payload_base64": "YQ=="}), json!({})] {
+    for other in [
+        json!({"payload": {"a": 2}}),
+        json!({"payload_base64": "YQ=="}),
+        json!({}),
+    ] {
         let answer = api.claim("k", other).await;
-        assert_eq!((answer.status.as_u16(), &*answer.problem()), (422, "mismatch"));
+        assert_eq!(
+            (answer.status.as_u16(), &*answer.problem()),
+            (422, "mismatch")
+        );
     }
     assert_eq!(api.show(held.id()).await, before);
     let same = json!({"payload": {"b": [true], "a": 1}});
@@ -105,7 +122,11 @@ async fn another_payload_is_a_mismatch_and_changes_nothing() {
     assert_eq!(api.claim("k", json!({})).await.problem(), "mismatch");
     assert_eq!(api.claim("k", same).await.status, 200);
     // Another service, operation or scope is another record.
-    for other in [json!({"service": "orders"}), json!({"operation": "b"}), json!({"scope": [""]})] {
+    for other in [
+        json!({"service": "orders"}),
+        json!({"operation": "b"}),
+        json!({"scope": [""]}),
+    ] {
         api.acquire("k", other).await;
     }
 }
@@ -123,7 +144,11 @@ async fn a_stale_token_changes_nothing() {
     let before = api.show(held.id()).await;
     for endpoint in ["renew", "complete", "abandon", "unknown"] {
         let answer = lost.tell(endpoint, json!({})).await;
-        assert_eq!((answer.status.as_u16(), &*answer.problem()), (409, "stale"), "{endpoint}");
+        assert_eq!(
+            (answer.status.as_u16(), &*answer.problem()),
+            (409, "stale"),
+            "{endpoint}"
+        );
         assert_eq!(said(&answer)["reason"], "superseded");
     }
     let answer = lost.tell("steps", json!({"name": "a"})).await;
@@ -151,9 +176,15 @@ async fn a_stale_token_changes_nothing() {
         said: json!({"id": "0".repeat(64), "token": held.token()}),
         ..held.clone()
     };
-    assert_eq!(said(&nobody.tell("renew", json!({})).await)["reason"], "missing");
+    assert_eq!(
+        said(&nobody.tell("renew", json!({})).await)["reason"],
+        "missing"
+    );
     let metrics = gateway.metrics().await;
-    assert!(metrics.contains("semel_events_total{event=\"stale\"} 12\n"), "{metrics}");
+    assert!(
+        metrics.contains("semel_events_total{event=\"stale\"} 12\n"),
+        "{metrics}"
+    );
 }
 
 /// R7: a lost attempt is not run again, unless the claim says so.
@@ -163,22 +194,35 @@ async fn a_lost_attempt_is_held_until_its_outcome_comes() {
     let api = Api::of(gateway.admin).await;
     let lost = api.acquire("k", json!({"lease": "100ms"})).await;
     let answer = api.claim("k", json!({"wait": "1m"})).await;
-    assert_eq!((answer.status.as_u16(), &*answer.problem()), (409, "outcome-unknown"));
+    assert_eq!(
+        (answer.status.as_u16(), &*answer.problem()),
+        (409, "outcome-unknown")
+    );
     assert_eq!(said(&answer)["fence"], lost.said["fence"]);
     assert_eq!(api.show(lost.id()).await["state"], "unknown");
-    lost.told("complete", json!({"outcome": {"kind": "failure", "code": 7}})).await;
+    lost.told(
+        "complete",
+        json!({"outcome": {"kind": "failure", "code": 7}}),
+    )
+    .await;
     let outcome = said(&api.claim("k", json!({})).await)["outcome"].clone();
     assert_eq!(outcome, json!({"kind": "failure", "code": 7}));
     // One that says itself that it does not know.
     let marked = api.acquire("m", json!({})).await;
     for _ in 0..2 {
-        assert_eq!(marked.told("unknown", json!({})).await, json!({"state": "unknown"}));
+        assert_eq!(
+            marked.told("unknown", json!({})).await,
+            json!({"state": "unknown"})
+        );
     }
     assert_eq!(api.claim("m", json!({})).await.problem(), "outcome-unknown");
     let again = api.acquire("m", json!({"on_lost": "retry"})).await;
     assert_eq!(again.said["attempt"], 2);
     for _ in 0..2 {
-        assert_eq!(again.told("abandon", json!({})).await, json!({"state": "released"}));
+        assert_eq!(
+            again.told("abandon", json!({})).await,
+            json!({"state": "released"})
+        );
     }
     assert_eq!(api.acquire("m", json!({})).await.said["attempt"], 3);
 }
@@ -189,11 +233,17 @@ async fn a_lease_is_prolonged() {
     let api = Api::of(gateway.admin).await;
     let held = api.acquire("k", json!({"lease": "100ms"})).await;
     assert_eq!(held.said["lease_ms"], 100);
-    assert_eq!(held.told("renew", json!({})).await, json!({"lease_ms": 100}));
+    assert_eq!(
+        held.told("renew", json!({})).await,
+        json!({"lease_ms": 100})
+    );
     let hour = held.told("renew", json!({"lease": "1h"})).await;
     assert_eq!(hour, json!({"lease_ms": 3_600_000}));
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(api.claim("k", json!({"on_lost": "retry"})).await.problem(), "in-flight");
+    assert_eq!(
+        api.claim("k", json!({"on_lost": "retry"})).await.problem(),
+        "in-flight"
+    );
 }
 
 #[tokio::test]
@@ -208,7 +258,9 @@ async fn outcomes_expire_as_they_were_told_to() {
         (answer.status == 201).then_some(())
     })
     .await;
-    let held = api.acquire("t", json!({"lease": "100ms", "tombstone": "1h"})).await;
+    let held = api
+        .acquire("t", json!({"lease": "100ms", "tombstone": "1h"}))
+        .await;
     held.told("complete", json!({"ttl": "100ms"})).await;
     eventually("the tombstone", || async {
         let answer = api.claim("t", json!({})).await;
@@ -217,7 +269,9 @@ async fn outcomes_expire_as_they_were_told_to() {
     .await;
     let held = api.acquire("p", json!({"ttl": "payment"})).await;
     held.told("complete", json!({})).await;
-    let remaining = said(&api.claim("p", json!({})).await)["remaining_ms"].as_u64().unwrap();
+    let remaining = said(&api.claim("p", json!({})).await)["remaining_ms"]
+        .as_u64()
+        .unwrap();
     let week = 7 * 24 * 3_600_000;
     assert!((week - 600_000..=week).contains(&remaining), "{remaining}");
 }
@@ -229,21 +283,38 @@ async fn a_takeover_continues_after_the_last_step() {
     let first = api.acquire("k", json!({"lease": "100ms"})).await;
     let charge = json!({"name": "charge", "result": {"json": {"id": "ch_1"}}});
     for _ in 0..2 {
-        assert_eq!(first.told("steps", charge.clone()).await, json!({"steps": 1}));
+        assert_eq!(
+            first.told("steps", charge.clone()).await,
+            json!({"steps": 1})
+        );
     }
     let other = json!({"name": "charge", "result": {"json": {"id": "ch_2"}}});
     let answer = first.tell("steps", other).await;
-    assert_eq!((answer.status.as_u16(), &*answer.problem()), (409, "step-conflict"));
-    assert_eq!(first.told("steps", json!({"name": "mail"})).await, json!({"steps": 2}));
+    assert_eq!(
+        (answer.status.as_u16(), &*answer.problem()),
+        (409, "step-conflict")
+    );
+    assert_eq!(
+        first.told("steps", json!({"name": "mail"})).await,
+        json!({"steps": 2})
+    );
     let large = json!({"name": "large", "result": {"text": "x".repeat(70_000)}});
     let answer = first.tell("steps", large).await;
-    assert_eq!((answer.status.as_u16(), &*answer.problem()), (413, "too-large"));
-    let second = api.acquire("k", json!({"on_lost": "retry", "wait": "1m"})).await;
+    assert_eq!(
+        (answer.status.as_u16(), &*answer.problem()),
+        (413, "too-large")
+    );
+    let second = api
+        .acquire("k", json!({"on_lost": "retry", "wait": "1m"}))
+        .await;
     let steps = &second.said["steps"];
     assert_eq!(steps.as_array().unwrap().len(), 2);
     assert_eq!(steps[0]["name"], "charge");
     assert_eq!(steps[0]["result"]["json"], json!({"id": "ch_1"}));
-    assert_eq!(steps[1], json!({"name": "mail", "result": {"kind": "success", "code": 0}}));
+    assert_eq!(
+        steps[1],
+        json!({"name": "mail", "result": {"kind": "success", "code": 0}})
+    );
     assert_eq!(second.said["since"], first.said["since"]);
     assert_eq!(api.show(second.id()).await["steps"], *steps);
     second.told("complete", json!({})).await;
@@ -260,8 +331,14 @@ async fn who_gave_out_step_keys_can_say_so() {
         held.told("abandon", json!({"keys_given": true})).await;
     }
     let shown = api.show(held.id()).await;
-    assert_eq!((&shown["state"], &shown["steps"]), (&json!("released"), &json!([])));
-    assert_eq!(api.claim("k", json!({"payload": 2})).await.problem(), "mismatch");
+    assert_eq!(
+        (&shown["state"], &shown["steps"]),
+        (&json!("released"), &json!([]))
+    );
+    assert_eq!(
+        api.claim("k", json!({"payload": 2})).await.problem(),
+        "mismatch"
+    );
     let again = api.acquire("k", json!({"payload": 1})).await;
     assert_eq!(again.said["since"], held.said["since"]);
     // Without, another payload is welcome.
@@ -277,16 +354,24 @@ async fn a_claim_outlives_the_gateway() {
     let directory = gateway.directory();
     let api = Api::of(gateway.admin).await;
     let held = api.acquire("k", json!({"payload": {"n": 1}})).await;
-    held.told("steps", json!({"name": "a", "result": {"base64": "/wA="}})).await;
+    held.told("steps", json!({"name": "a", "result": {"base64": "/wA="}}))
+        .await;
     gateway.kill();
     let gateway = Gateway::start_in(&directory, nowhere(), &[]);
     let api = Api::of(gateway.admin).await;
-    let held = Held { api: api.clone(), ..held };
+    let held = Held {
+        api: api.clone(),
+        ..held
+    };
     let answer = api.claim("k", json!({"payload": {"n": 1}})).await;
     assert_eq!(answer.problem(), "in-flight");
     held.told("renew", json!({})).await;
-    assert_eq!(held.told("steps", json!({"name": "b"})).await, json!({"steps": 2}));
-    held.told("complete", json!({"outcome": {"json": [1.50]}})).await;
+    assert_eq!(
+        held.told("steps", json!({"name": "b"})).await,
+        json!({"steps": 2})
+    );
+    held.told("complete", json!({"outcome": {"json": [1.50]}}))
+        .await;
     gateway.kill();
     let gateway = Gateway::start_in(&directory, nowhere(), &[]);
     let api = Api::of(gateway.admin).await;
@@ -304,10 +389,15 @@ async fn keys_are_in_no_log_and_no_answer() {
     let gateway = Gateway::start(nowhere(), &["--log-level", "debug"]);
     let api = Api::of(gateway.admin).await;
     let key = "secret-key-0123456789";
-    let held = api.acquire(key, json!({"service": "orders", "scope": ["acme"]})).await;
+    let held = api
+        .acquire(key, json!({"service": "orders", "scope": ["acme"]}))
+        .await;
     let shown = api.show(held.id()).await;
     assert_eq!(shown["key_hint"], "secret-k");
-    assert_eq!((&shown["service"], &shown["operation"]), (&json!("orders"), &json!("job")));
+    assert_eq!(
+        (&shown["service"], &shown["operation"]),
+        (&json!("orders"), &json!("job"))
+    );
     assert_eq!(shown["scope"], json!(["acme"]));
     let mut answers = vec![shown.to_string()];
     for wrong in [
@@ -323,7 +413,10 @@ async fn keys_are_in_no_log_and_no_answer() {
     }
     let large = json!({"outcome": {"text": "x".repeat(2 << 20)}});
     assert_eq!(held.tell("complete", large).await.problem(), "too-large");
-    for text in answers.iter().chain([&gateway.log(), &gateway.metrics().await]) {
+    for text in answers
+        .iter()
+        .chain([&gateway.log(), &gateway.metrics().await])
+    {
         assert!(!text.contains(key), "{text}");
     }
     assert_eq!(get(gateway.admin, "/readyz").await.status, 200);

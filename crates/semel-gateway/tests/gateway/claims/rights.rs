@@ -69,9 +69,15 @@ async fn each_endpoint_asks_for_the_right_to_its_record() {
         for endpoint in ["renew", "steps", "complete", "abandon", "unknown", ""] {
             let held = fresh(name).await;
             let before = root.show(held.id()).await;
-            let theirs = Held { api: api.clone(), ..held };
+            let theirs = Held {
+                api: api.clone(),
+                ..held
+            };
             let answer = match endpoint {
-                "" => api.ask("GET", &format!("/v1/claims/{}", theirs.id()), "").await,
+                "" => {
+                    api.ask("GET", &format!("/v1/claims/{}", theirs.id()), "")
+                        .await
+                }
                 "steps" => theirs.tell("steps", json!({"name": "a"})).await,
                 endpoint => theirs.tell(endpoint, json!({})).await,
             };
@@ -83,7 +89,11 @@ async fn each_endpoint_asks_for_the_right_to_its_record() {
                 }
             }
         }
-        assert_eq!(api.ask("GET", "/openapi.json", "").await.status, 200, "{name}");
+        assert_eq!(
+            api.ask("GET", "/openapi.json", "").await.status,
+            200,
+            "{name}"
+        );
     }
 }
 
@@ -104,7 +114,10 @@ async fn rights_hold_after_a_restart() {
         api: api.with_token("token-of-others"),
         ..held.clone()
     };
-    assert_eq!(others.tell("complete", json!({})).await.problem(), "forbidden");
+    assert_eq!(
+        others.tell("complete", json!({})).await.problem(),
+        "forbidden"
+    );
     let held = Held {
         api: ours_of(&api),
         ..held
@@ -112,7 +125,10 @@ async fn rights_hold_after_a_restart() {
     held.told("complete", json!({})).await;
     // Of what there is not, nothing can be told.
     let none = "0".repeat(64);
-    let answer = others.api.ask("GET", &format!("/v1/claims/{none}"), "").await;
+    let answer = others
+        .api
+        .ask("GET", &format!("/v1/claims/{none}"), "")
+        .await;
     assert_eq!(answer.problem(), "not-found");
 }
 

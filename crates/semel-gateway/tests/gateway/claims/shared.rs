@@ -52,12 +52,17 @@ async fn they_meet_on_the_same_record() {
     let held = api.acquire("b", claim()).await;
     let running = guard.run(asked("b"), work).await.unwrap_err();
     assert!(running.is_retryable(), "{running}");
-    held.told("complete", json!({"outcome": {"json": {"parcel": 2}}})).await;
+    held.told("complete", json!({"outcome": {"json": {"parcel": 2}}}))
+        .await;
     let done = guard.run(asked("b"), work).await.unwrap();
     assert_eq!(done, Done::Replayed(Json(json!({"parcel": 2}))));
     // The worker continues after the script's steps.
     let held = api.acquire("c", claim()).await;
-    held.told("steps", json!({"name": "charge", "result": {"text": "ch_1"}})).await;
+    held.told(
+        "steps",
+        json!({"name": "charge", "result": {"text": "ch_1"}}),
+    )
+    .await;
     held.told("abandon", json!({})).await;
     let work = async |mut attempt: semel::guard::Attempt<SqliteStore>| {
         let charge: String = attempt

@@ -45,7 +45,8 @@ async fn those_who_wait_are_told_the_outcome() {
     let held = api.acquire("k", json!({})).await;
     let waiters = waiting(&api, WAITERS).await;
     let began = Instant::now();
-    held.told("complete", json!({"outcome": {"text": "done"}})).await;
+    held.told("complete", json!({"outcome": {"text": "done"}}))
+        .await;
     for waiter in waiters {
         let answer = waiter.await.unwrap();
         assert_eq!(answer.status, 200);
@@ -67,7 +68,10 @@ async fn one_of_those_who_wait_runs_after_a_release() {
     wait_for(&api, 3).await;
     let mut acquired = 0;
     let shown = api.show(held.id()).await;
-    assert_eq!((&shown["state"], &shown["attempt"]), (&json!("in-flight"), &json!(2)));
+    assert_eq!(
+        (&shown["state"], &shown["attempt"]),
+        (&json!("in-flight"), &json!(2))
+    );
     gateway.terminate();
     for waiter in waiters {
         let answer = waiter.await.unwrap();
@@ -89,7 +93,10 @@ async fn waits_end_when_the_gateway_stops() {
     gateway.terminate();
     for waiter in waiters {
         let answer = waiter.await.unwrap();
-        assert_eq!((answer.status.as_u16(), &*answer.problem()), (409, "in-flight"));
+        assert_eq!(
+            (answer.status.as_u16(), &*answer.problem()),
+            (409, "in-flight")
+        );
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
     assert!(gateway.ended().await.success());
@@ -154,7 +161,8 @@ async fn a_thousand_that_wait_are_woken_within_100_ms() {
     }
     wait_for(&api, waiters.len()).await;
     let began = Instant::now();
-    held.told("complete", json!({"outcome": {"text": "done"}})).await;
+    held.told("complete", json!({"outcome": {"text": "done"}}))
+        .await;
     let recorded = began.elapsed();
     let mut last = began;
     for waiter in waiters {
