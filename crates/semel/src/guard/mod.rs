@@ -232,7 +232,8 @@ impl<S: Store> Guard<S> {
         self.shared.tasks.len()
     }
 
-    /// Returns once none of these is running, on this guard or on one that shares its store. What the store did not take yet (R14) is tried for 5 s at least. Ends the
+    /// Returns once none of these is running, on this guard or on one that shares its store. What the
+    /// store did not take yet (R14) is tried for 5 s at least. Ends the
     /// [purger](Self::spawn_purger). Call it when no more calls come.
     pub async fn drain(&self) {
         let _draining = Draining(&self.shared.draining);

@@ -91,7 +91,7 @@ async fn records_are_decided_about_on_the_store_itself() {
     }
 }
 
-/// Afterwards no byte of the scope's answers is in the store, and those of others are.
+/// Afterwards nobody of the scope gets an answer any more, and the others go on getting theirs.
 #[tokio::test]
 async fn a_scope_is_erased() {
     let upstream = Script::start(PLACED).await;
