@@ -29,7 +29,9 @@ pub fn raise() -> usize {
 /// where so many of their calls may wait.
 pub fn for_operators(files: usize, waiting: usize) -> usize {
     let wanted = waiting.saturating_mul(2).saturating_add(64);
-    wanted.min(files / 16).max(OPERATORS)
+    // Few where there are few; of many, what is asked for.
+    let most = (files / 16).max(files.saturating_sub(4096) / 4);
+    wanted.min(most).max(OPERATORS)
 }
 
 /// How many calls may wait on so many connections: those who would end a wait find room, too.
@@ -78,6 +80,20 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_may_wait_where_files_are_many() {
+        for (files, connections, waiting) in [
+            (256, 16, 1),
+            (1024, 64, 24),
+            (20_000, 2112, 1024),
+            (1 << 20, 2112, 1024),
+        ] {
+            let operators = for_operators(files, 1024);
+            let found = (operators, for_waiting(operators, 1024));
+            assert_eq!(found, (connections, waiting), "{files}");
+        }
+    }
 
     #[test]
     fn a_reserve_is_left_and_neither_side_starves() {
