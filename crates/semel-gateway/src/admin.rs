@@ -54,16 +54,15 @@ pub fn router<S: Store>(admin: Admin<S>, api: Router) -> Router {
     let (interfaces, document) = described.split_for_parts();
     let document = openapi::served(&document);
     let guarded = interfaces
+        .method_not_allowed_fallback(not_so)
         .route("/api/v1/{*path}", any(nothing))
         .route("/v1/{*path}", any(nothing))
         .merge(api)
         .layer(DefaultBodyLimit::max(MAX_REQUEST))
-        // Methods that there are not are said to be so, whoever asks.
-        .route_layer(middleware::from_fn_with_state(
+        .layer(middleware::from_fn_with_state(
             Arc::clone(&admin),
             admitted::<S>,
-        ))
-        .method_not_allowed_fallback(not_so);
+        ));
     Router::new()
         .route(
             "/openapi.json",
