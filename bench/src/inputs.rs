@@ -17,5 +17,9 @@ pub(crate) fn outcome(index: usize) -> Outcome {
 
 /// A claim with a nonce of its own, as every attempt makes one.
 pub(crate) fn request(fingerprint: Fingerprint) -> ClaimRequest {
-    ClaimRequest::new(Nonce::random().expect("the system has randomness"), fingerprint, Duration::from_secs(30))
+    ClaimRequest::new(
+        Nonce::random().expect("the system has randomness"),
+        fingerprint,
+        Duration::from_secs(30),
+    )
 }

@@ -126,7 +126,10 @@ impl Buggy {
             Bug::NewNonceRetry => match claim {
                 Err(error) if error.kind() == StoreErrorKind::Unknown => {
                     let nonce = Nonce::random()?;
-                    let request = ClaimRequest { nonce, ..request.clone() };
+                    let request = ClaimRequest {
+                        nonce,
+                        ..request.clone()
+                    };
                     self.inner.claim(identity, &request).await
                 }
                 claim => claim,

@@ -125,7 +125,9 @@ impl<B: Base> Worker<B> {
         let store = self.guard.store();
         let key = Key::new(&format!("{:032x}", fastrand::u128(..)))?;
         let identity = Identity::new(Scope::new(["lab", "warm-up"]), "crash", key);
-        let request = ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), self.settings.lease).with_on_lost(OnLost::Retry);
+        let request =
+            ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), self.settings.lease)
+                .with_on_lost(OnLost::Retry);
         let Claim::Acquired(acquired) = store.claim(&identity, &request).await? else {
             bail!("a new identity is not acquired");
         };

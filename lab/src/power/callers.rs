@@ -195,7 +195,11 @@ fn say(what: &str, key: u64) -> Result<()> {
 
 /// Claims as all callers do.
 pub(super) async fn claim(store: &AnyStore, key: u64) -> Result<Claim, StoreError> {
-    let request = ClaimRequest::new(Nonce::random()?, Fingerprint::of(&key.to_le_bytes()), Duration::from_mins(10));
+    let request = ClaimRequest::new(
+        Nonce::random()?,
+        Fingerprint::of(&key.to_le_bytes()),
+        Duration::from_mins(10),
+    );
     store.claim(&identity(key)?, &request).await
 }
 

@@ -196,7 +196,8 @@ impl Worker {
         let Ok(nonce) = Nonce::random() else {
             return;
         };
-        let request = ClaimRequest::new(nonce, Self::fingerprint(), LEASE).with_on_lost(OnLost::Retry);
+        let request =
+            ClaimRequest::new(nonce, Self::fingerprint(), LEASE).with_on_lost(OnLost::Retry);
         // Whatever is answered: it is asked for again.
         let _ = self.guard.store().claim(identity, &request).await;
     }

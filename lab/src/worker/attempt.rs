@@ -74,7 +74,12 @@ impl Worker {
     }
 
     pub(super) fn request(&self, key: KeyIndex, other: bool) -> Result<ClaimRequest> {
-        Ok(ClaimRequest::new(Nonce::random()?, fingerprint(key, other), self.settings.lease).with_on_lost(self.traits(key).on_lost))
+        Ok(ClaimRequest::new(
+            Nonce::random()?,
+            fingerprint(key, other),
+            self.settings.lease,
+        )
+        .with_on_lost(self.traits(key).on_lost))
     }
 
     pub(super) async fn claim(&self, key: KeyIndex, request: &ClaimRequest) -> Result<Claim> {

@@ -1,7 +1,7 @@
 //! Who may use the operators' listener, and for what: tokens of the configuration file.
 //!
 //! [`Gate`] finds the [`Caller`] of a request, or refuses it. What the caller may do is asked where it
-//! is done: [`Caller::require`] for a role, [`Caller::may_claim`] for an operation. Without tokens a
+//! is done: `Caller::require` for a role, `Caller::may_claim` for an operation. Without tokens a
 //! listener on a loopback interface is open to everybody on the machine, and any other to nobody.
 
 mod pattern;

@@ -4,9 +4,9 @@
 //! 1. *Nothing is scanned without bound.* A page looks at so many records, for so long, and says where it
 //!    stopped ([`Found::next`]).
 //! 2. *An action is about what the viewer saw*: it carries the fence of that attempt, and is refused with
-//!    [`Code::Changed`] where the record has another one.
+//!    [`Code::RecordChanged`] where the record has another one.
 //! 3. *An attempt that runs is not decided about*: the store says so by its own clock
-//!    ([`Code::Running`]).
+//!    ([`Code::AttemptRunning`]).
 //! 4. *What is configured so needs two*: one proposes, another confirms (`four_eyes`).
 //! 5. *The intention is in the audit log before anything happens* (`audit`); where it cannot be written
 //!    there, nothing happens.
