@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::store::{ClaimRequest, Nonce, OnLost};
+use semel::store::{ClaimRequest, Nonce};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope};
 use semel_bench_load::{answer, key};
 
