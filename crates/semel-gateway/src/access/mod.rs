@@ -184,22 +184,27 @@ impl Caller {
         let mut claims = self.claims.iter();
         match claims.any(|pattern| pattern.takes(service, operation)) {
             true => Ok(()),
-            false => {
-                let name = &self.name;
-                let detail = format!("The token `{name}` has no right to claim this operation.");
-                Err(Refused::new(Code::Forbidden, detail))
-            }
+            false => Err(self.without_right()),
         }
+    }
+
+    /// Refuses callers who may claim nothing.
+    pub(crate) fn may_claim_any(&self) -> Result<(), Refused> {
+        match self.claims.is_empty() {
+            false => Ok(()),
+            true => Err(self.without_right()),
+        }
+    }
+
+    fn without_right(&self) -> Refused {
+        let name = &self.name;
+        let detail = format!("The token `{name}` has no right to claim this operation.");
+        Refused::new(Code::Forbidden, detail)
     }
 
     /// Whether there is nothing that it may not claim.
     pub(crate) fn may_claim_all(&self) -> bool {
         self.claims.contains(&Pattern::all())
-    }
-
-    /// Whether there is something that it may claim.
-    pub(crate) fn may_claim_some(&self) -> bool {
-        !self.claims.is_empty()
     }
 }
 
@@ -457,7 +462,7 @@ mod tests {
             assert_eq!(caller.may_claim("orders", "pay").is_ok(), other);
             assert_eq!(caller.may_claim("default", "settle-1").is_ok(), other);
             assert_eq!(caller.may_claim_all(), other);
-            assert_eq!(caller.may_claim_some(), settle);
+            assert_eq!(caller.may_claim_any().is_ok(), settle);
         }
         assert_eq!(named("pay@orders"), ("orders", "pay"));
         assert_eq!(named("pay"), ("default", "pay"));

@@ -61,10 +61,7 @@ impl Claims {
         if caller.may_claim_all() {
             return Ok(());
         }
-        if !caller.may_claim_some() {
-            // As it is called has no meaning to them.
-            return caller.may_claim("", "");
-        }
+        caller.may_claim_any()?;
         let operation = match self.operations.get(id) {
             Some(operation) => operation,
             None => match self.guard.store().get(id).await? {

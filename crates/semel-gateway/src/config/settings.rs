@@ -94,7 +94,7 @@ impl Setting {
     }
 }
 
-const fn setting(
+pub(crate) const fn setting(
     name: &'static str,
     value: &'static str,
     default: Option<&'static str>,
@@ -110,7 +110,7 @@ const fn setting(
     }
 }
 
-const fn list(name: &'static str, value: &'static str, help: &'static str) -> Setting {
+pub(crate) const fn list(name: &'static str, value: &'static str, help: &'static str) -> Setting {
     Setting {
         list: true,
         ..setting(name, value, None, help)

@@ -14,7 +14,7 @@ use semel::{Fingerprint, Identity, Key, Scope};
 
 use super::exits::OnExit;
 use super::gateway::Gateway;
-use crate::config::settings::{Reach, Setting};
+use crate::config::settings::{Setting, list, setting};
 use crate::config::{StoreUrl, values};
 use crate::tls::PemFile;
 use crate::tls::client::Trust;
@@ -37,29 +37,6 @@ pub(super) struct Settings {
     pub(super) max_output: usize,
     pub(super) report: Option<PathBuf>,
     pub(super) command: Vec<OsString>,
-}
-
-const fn setting(
-    name: &'static str,
-    value: &'static str,
-    default: Option<&'static str>,
-    help: &'static str,
-) -> Setting {
-    Setting {
-        name,
-        value: Some(value),
-        default,
-        help,
-        list: false,
-        reach: Reach::Start,
-    }
-}
-
-const fn list(name: &'static str, value: &'static str, help: &'static str) -> Setting {
-    Setting {
-        list: true,
-        ..setting(name, value, None, help)
-    }
 }
 
 /// Every setting of `semel run` that is also a variable.
