@@ -134,6 +134,11 @@ impl Refused {
         self.0.code
     }
 
+    /// What happened.
+    pub(crate) fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
     /// When to ask again.
     pub(crate) fn retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use axum::extract::rejection::JsonRejection;
 use axum::extract::{Extension, Path, Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -21,6 +20,7 @@ use tokio::time::timeout;
 
 use crate::access::{Caller, Role};
 use crate::config::{Config, Route};
+use crate::exchange::Given;
 use crate::metrics::Metrics;
 use crate::operations::order::{self, Lookup, Many, Order};
 use crate::operations::view::{Detail, Done, Page};
@@ -133,16 +133,16 @@ async fn show<S: Store + Clone>(State(api): Shared<S>, Path(id): Path<String>) -
 /// The key is in the body: URLs are written to logs.
 async fn lookup<S: Store + Clone>(
     State(api): Shared<S>,
-    lookup: Result<Json<Lookup>, JsonRejection>,
+    lookup: Result<Given<Lookup>, refused::Refused>,
 ) -> Answered<Detail> {
     let entry = api.operations.find(&body(lookup)?.id()?).await?;
     Ok(Json(Detail::from(&entry)))
 }
 
-fn body<T>(given: Result<Json<T>, JsonRejection>) -> Result<T, Refused> {
+fn body<T>(given: Result<Given<T>, refused::Refused>) -> Result<T, Refused> {
     given
-        .map(|Json(given)| given)
-        .map_err(|why| Refused::invalid(why.body_text()))
+        .map(|Given(given)| given)
+        .map_err(|why| Refused::invalid(why.detail()))
 }
 
 /// Who asks, for the audit log.
@@ -168,7 +168,7 @@ async fn act<S: Store + Clone>(
     Path((id, action)): Path<(String, String)>,
     Extension(peer): Extension<Peer>,
     Extension(caller): Extension<Caller>,
-    order: Result<Json<Order>, JsonRejection>,
+    order: Result<Given<Order>, refused::Refused>,
 ) -> Result<Response, Response> {
     let least = match action.as_str() {
         "erase" => Role::Admin,
@@ -203,7 +203,7 @@ async fn many<S: Store + Clone>(
     uri: Uri,
     Extension(peer): Extension<Peer>,
     Extension(caller): Extension<Caller>,
-    order: Result<Json<Many>, JsonRejection>,
+    order: Result<Given<Many>, refused::Refused>,
 ) -> Result<Response, Response> {
     caller
         .require(Role::Admin)

@@ -74,6 +74,10 @@ async fn a_record_is_listed_shown_and_found_by_its_key() {
         post(&gateway, "records/lookup", &other).await.problem(),
         "no-record"
     );
+    // What stands where a key does is not repeated (protocol rule R12).
+    let wrong = post(&gateway, "records/lookup", &json!({"key": 47_114_711})).await;
+    assert_eq!(wrong.problem(), "invalid-request");
+    assert!(!format!("{wrong:?}").contains("47114711"), "{wrong:?}");
 }
 
 #[tokio::test]
