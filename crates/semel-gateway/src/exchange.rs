@@ -20,13 +20,20 @@ use crate::refused::{Code, Refused};
 /// How long a request's body may take.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
-/// What a request says, in JSON.
+/// What a request says, in JSON, and declared as such: a page of another site cannot send that from a
+/// form.
 pub(crate) struct Given<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
     type Rejection = Refused;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refused> {
+        if !is_json(request.headers()) {
+            return Err(Refused::new(
+                Code::UnsupportedMediaType,
+                "Send JSON, with `Content-Type: application/json`. Nothing was done.",
+            ));
+        }
         let body = timeout(BODY_TIME, Bytes::from_request(request, state)).await;
         let body = match body {
             Ok(Ok(body)) => body,
@@ -48,6 +55,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
         json.end().map_err(|error| wrong(".", &error))?;
         Ok(Self(read))
     }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next());
+    kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
 /// What is wrong with a request, without the value: it may be a key.
@@ -111,12 +126,27 @@ mod tests {
     use crate::claims::wire::CompleteRequest;
 
     async fn said(body: &str) -> String {
-        let request = Request::post("/")
-            .body(Body::from(body.to_owned()))
-            .unwrap();
+        sent("application/json", body).await
+    }
+
+    async fn sent(kind: &str, body: &str) -> String {
+        let request = Request::post("/").header(CONTENT_TYPE, kind);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
         match Given::<CompleteRequest>::from_request(request, &()).await {
             Ok(_) => String::new(),
             Err(refused) => refused.to_string(),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_json_is_read() {
+        let body = r#"{"token": "t"}"#;
+        for kind in ["application/json", "Application/JSON; charset=utf-8"] {
+            assert_eq!(sent(kind, body).await, "", "{kind}");
+        }
+        for kind in ["", "text/plain", "application/jsonp", "é"] {
+            let said = sent(kind, body).await;
+            assert!(said.starts_with("unsupported-media-type"), "{kind}: {said}");
         }
     }
 

@@ -134,11 +134,6 @@ impl Refused {
         self.0.code
     }
 
-    /// What happened.
-    pub(crate) fn detail(&self) -> &str {
-        &self.0.detail
-    }
-
     /// When to ask again.
     pub(crate) fn retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);

@@ -133,16 +133,10 @@ async fn show<S: Store + Clone>(State(api): Shared<S>, Path(id): Path<String>) -
 /// The key is in the body: URLs are written to logs.
 async fn lookup<S: Store + Clone>(
     State(api): Shared<S>,
-    lookup: Result<Given<Lookup>, refused::Refused>,
+    Given(lookup): Given<Lookup>,
 ) -> Answered<Detail> {
-    let entry = api.operations.find(&body(lookup)?.id()?).await?;
+    let entry = api.operations.find(&lookup.id()?).await?;
     Ok(Json(Detail::from(&entry)))
-}
-
-fn body<T>(given: Result<Given<T>, refused::Refused>) -> Result<T, Refused> {
-    given
-        .map(|Given(given)| given)
-        .map_err(|why| Refused::invalid(why.detail()))
 }
 
 /// Who asks, for the audit log.
@@ -175,9 +169,10 @@ async fn act<S: Store + Clone>(
         _ => Role::Operator,
     };
     caller.require(least).map_err(IntoResponse::into_response)?;
+    let Given(order) = order.map_err(IntoResponse::into_response)?;
     let actor = actor(&caller, &peer);
     let done = finished(async move {
-        let (id, order) = (order::id(&id)?, body(order)?);
+        let id = order::id(&id)?;
         if action == "reveal" {
             return Ok(match api.operations.reveal(&actor, &id, &order).await? {
                 Ok(answer) => Json(answer).into_response(),
@@ -208,9 +203,9 @@ async fn many<S: Store + Clone>(
     caller
         .require(Role::Admin)
         .map_err(IntoResponse::into_response)?;
+    let Given(order) = order.map_err(IntoResponse::into_response)?;
     let actor = actor(&caller, &peer);
     let done = finished(async move {
-        let order = body(order)?;
         let operations = &api.operations;
         let done = match uri.path() {
             "/api/v1/erase" => operations.erase_scope(&actor, &order, |_| ()).await?,

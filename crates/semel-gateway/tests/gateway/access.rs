@@ -26,9 +26,13 @@ fn token(name: &str, token: &str, rights: &str) -> String {
 }
 
 async fn ask(admin: SocketAddr, method: &str, fields: &[(&str, &str)]) -> Answer {
+    ask_for(admin, method, "/v1/nowhere", fields).await
+}
+
+async fn ask_for(admin: SocketAddr, method: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
     let request = Request::builder()
         .method(method)
-        .uri(format!("http://{admin}/v1/nowhere"));
+        .uri(format!("http://{admin}{path}"));
     let request = fields.iter().fold(request, |request, (name, value)| {
         request.header(*name, *value)
     });
@@ -79,17 +83,34 @@ async fn other_sites_change_nothing() {
     let gateway = Gateway::start(shop.address, &[]);
     let json = ("content-type", "application/json");
     let own = format!("http://{}", gateway.admin);
-    for (fields, code) in [
-        (&[json][..], "not-found"),
-        (&[json, ("origin", &own)], "not-found"),
-        (&[json, ("origin", "https://evil.example")], "forbidden"),
-        (&[json, ("sec-fetch-site", "cross-site")], "forbidden"),
-        (&[("content-type", "text/plain")], "unsupported-media-type"),
-        (&[], "unsupported-media-type"),
+    let record = format!("/api/v1/records/{}/release", "0".repeat(64));
+    let claim = "/v1/claims";
+    for path in [
+        claim,
+        &format!("{claim}/{}/complete", "0".repeat(64)),
+        &record,
+        "/api/v1/records/lookup",
+        "/api/v1/purge",
+        "/api/v1/erase",
     ] {
-        let answer = ask(gateway.admin, "POST", fields).await;
-        assert_eq!(answer.problem(), code, "{fields:?}");
+        for (fields, code) in [
+            // Nothing is not JSON.
+            (&[json][..], "invalid-request"),
+            (&[json, ("origin", &own)], "invalid-request"),
+            (&[json, ("origin", "https://evil.example")], "forbidden"),
+            (&[json, ("sec-fetch-site", "cross-site")], "forbidden"),
+            (&[("content-type", "text/plain")], "unsupported-media-type"),
+            (&[], "unsupported-media-type"),
+        ] {
+            let answer = ask_for(gateway.admin, "POST", path, fields).await;
+            assert_eq!(answer.problem(), code, "{path} {fields:?}");
+        }
     }
+    let answer = ask_for(gateway.admin, "PUT", claim, &[]).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header("allow")),
+        (405, Some("POST"))
+    );
 }
 
 #[tokio::test]
