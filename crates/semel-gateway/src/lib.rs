@@ -19,6 +19,7 @@ mod connection;
 mod connector;
 pub mod cores;
 pub mod descriptors;
+pub mod events;
 mod exchange;
 mod headers;
 mod logged;

@@ -221,7 +221,7 @@ impl Drop for Telling {
 }
 
 /// To the microsecond.
-fn millis(time: Duration) -> f64 {
+pub(crate) fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 

@@ -1,5 +1,6 @@
 //! What is counted and timed, in the text format of Prometheus.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -48,8 +49,9 @@ const FREQUENT: [&str; 6] = [
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    events: Family<Label, Counter>,
-    observed: Family<Label, Counter>,
+    /// In the order of [`Signal::ALL`].
+    events: Box<[Counter]>,
+    observed: Box<[Counter]>,
     answers: [Counter; CLASSES.len()],
     requests: Family<ByEvent, Counter>,
     upstream_time: Family<ByRoute, Histogram, fn() -> Histogram>,
@@ -82,8 +84,8 @@ impl Metrics {
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("semel"),
-            events: Family::default(),
-            observed: Family::default(),
+            events: Box::default(),
+            observed: Box::default(),
             answers: Default::default(),
             requests: Family::default(),
             upstream_time: Family::new_with_constructor(durations),
@@ -111,10 +113,12 @@ impl Metrics {
             handshake_failures: Counter::default(),
         };
         // A counter that is there from the start can be told from one that was lost.
-        for event in Signal::ALL {
-            drop(metrics.events.get_or_create(&[("event", event.as_str())]));
-            drop(metrics.observed.get_or_create(&[("event", event.as_str())]));
-        }
+        let [events, observed] = [(); 2].map(|()| Family::<Label, Counter>::default());
+        let all = |family: &Family<Label, Counter>| {
+            let of = |event: &Signal| family.get_or_create_owned(&[("event", event.as_str())]);
+            Signal::ALL.iter().map(of).collect()
+        };
+        (metrics.events, metrics.observed) = (all(&events), all(&observed));
         for failure in Failure::ALL {
             let label = [("kind", failure.as_str())];
             drop(metrics.upstream_failures.get_or_create(&label));
@@ -130,12 +134,12 @@ impl Metrics {
         registry.register(
             "events",
             "What happened to requests with keys, and to their records",
-            metrics.events.clone(),
+            events,
         );
         registry.register(
             "observed",
             "What would have become of requests that are only observed (--mode observe)",
-            metrics.observed.clone(),
+            observed,
         );
         registry.register("answers", "Answers by status class", answers);
         registry.register(
@@ -291,24 +295,18 @@ impl Metrics {
     }
 
     pub(crate) fn event(&self, signal: Signal) {
-        self.events
-            .get_or_create(&[("event", signal.as_str())])
-            .inc();
+        count(&self.events, signal);
     }
 
     /// How often each of them happened in this process.
-    pub(crate) fn events(&self) -> serde_json::Map<String, serde_json::Value> {
-        let count = |event: &Signal| {
-            let label = [("event", event.as_str())];
-            let counter = self.events.get_or_create(&label);
-            (event.as_str().to_owned(), counter.get().into())
-        };
-        Signal::ALL.iter().map(count).collect()
+    pub(crate) fn events(&self) -> BTreeMap<String, u64> {
+        let counted = Signal::ALL.iter().zip(&self.events);
+        let counted = counted.map(|(event, counter)| (event.as_str().to_owned(), counter.get()));
+        counted.collect()
     }
 
     pub(crate) fn observed(&self, signal: Signal) {
-        let label = [("event", signal.as_str())];
-        self.observed.get_or_create(&label).inc();
+        count(&self.observed, signal);
     }
 
     /// What is counted and timed of the requests of a route.
@@ -395,6 +393,12 @@ impl Metrics {
     pub(crate) fn reconcile_left(&self, tally: Tally) {
         self.reconcile_pending.set(number(tally.pending));
         self.reconcile_given_up.set(number(tally.given_up));
+    }
+}
+
+fn count(counters: &[Counter], signal: Signal) {
+    if let Some(counter) = counters.get(signal as usize) {
+        counter.inc();
     }
 }
 

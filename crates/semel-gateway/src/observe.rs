@@ -5,13 +5,18 @@ use std::sync::Arc;
 
 use semel::guard::{Observer, Seen, Signal};
 
+use crate::events::Events;
 use crate::metrics::Metrics;
 
-pub(crate) struct Observing(pub(crate) Arc<Metrics>);
+pub(crate) struct Observing {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Arc<Events>,
+}
 
 impl Observer for Observing {
     fn on_event(&self, seen: &Seen<'_>) {
-        self.0.observed(seen.signal);
+        self.metrics.observed(seen.signal);
+        self.events.happened(seen, true);
         let would = match seen.signal {
             Signal::Replayed => "replay the answer",
             Signal::InFlight | Signal::Unknown | Signal::Expired => "answer 409",

@@ -14,6 +14,7 @@ use tower::Layer as _;
 use crate::bounded::Bounded;
 use crate::config::{Config, Route};
 use crate::descriptors::Shares;
+use crate::events::Events;
 use crate::headers::{self, Rules};
 use crate::logged::Logged;
 use crate::metrics::{Measured, Metrics};
@@ -75,14 +76,19 @@ impl<S: Store + Clone> Stacks<S> {
         store: S,
         trust: Arc<Trust>,
         metrics: Arc<Metrics>,
+        events: Arc<Events>,
     ) -> Self {
+        let observing = Observing {
+            metrics: Arc::clone(&metrics),
+            events: Arc::clone(&events),
+        };
         let observing = Guard::builder(store.clone())
-            .observer(Arc::new(Observing(Arc::clone(&metrics))))
+            .observer(Arc::new(observing))
             .build();
         let (decided, decisions) = mpsc::unbounded_channel();
         let watching = Watching {
-            metrics: Arc::clone(&metrics),
             decided: Some(decided),
+            ..Watching::new(Arc::clone(&metrics), events)
         };
         let mut guard = Guard::builder(store).observer(Arc::new(watching));
         if let Some(settings) = &config.reconcile {

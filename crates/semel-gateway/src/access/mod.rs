@@ -18,6 +18,7 @@ use http::request::Parts;
 use semel::Service;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
+use tokio::sync::watch;
 
 use crate::refused::{Code, Refused};
 pub use pattern::Pattern;
@@ -313,18 +314,29 @@ fn read(field: &[u8]) -> Option<(Option<Vec<u8>>, Vec<u8>)> {
 pub struct Gate {
     access: ArcSwap<Access>,
     is_local: bool,
+    changed: watch::Sender<()>,
 }
 
 impl Gate {
     /// A door for these. Without any, it is open where only this machine can connect.
     pub fn new(access: Access, is_local: bool) -> Self {
         let access = ArcSwap::from_pointee(access);
-        Self { access, is_local }
+        Self {
+            access,
+            is_local,
+            changed: watch::Sender::default(),
+        }
     }
 
     /// Lets in others from now on.
     pub fn set(&self, access: Access) {
         self.access.store(Arc::new(access));
+        self.changed.send_replace(());
+    }
+
+    /// For those who stay: they ask again after each change.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     /// Whether tokens are asked for.

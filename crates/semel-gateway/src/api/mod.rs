@@ -1,6 +1,8 @@
 //! The admin API: JSON under `/api/v1/` of the operators' listener. What it does is `operations`; here it
 //! is read from requests and written to answers.
 
+mod live;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,14 +18,16 @@ use semel::store::{ListQuery, Store};
 use semel::{Service, StateKind};
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::access::{Caller, Role};
+use crate::access::{Caller, Gate, Role};
 use crate::config::{Config, Route};
+use crate::events::Events;
 use crate::exchange::Given;
 use crate::metrics::Metrics;
 use crate::operations::order::{self, Lookup, Many, Order};
-use crate::operations::view::{Detail, Done, Page};
+use crate::operations::view::{Detail, Page};
 use crate::operations::{Actor, Code, Filter, Operations, Position, Refused};
 use crate::peer::Peer;
 use crate::refused;
@@ -37,6 +41,9 @@ const COUNTED: usize = 1_000;
 /// How long it counts in each state.
 const COUNTING: Duration = Duration::from_millis(500);
 
+/// How many may listen to what happens at once.
+pub const LISTENERS: usize = 64;
+
 /// What the API works on.
 pub struct Api<S> {
     /// What can be done.
@@ -47,6 +54,14 @@ pub struct Api<S> {
     pub health: Arc<Health>,
     /// What was counted in this process.
     pub metrics: Arc<Metrics>,
+    /// What happens in this process.
+    pub events: Arc<Events>,
+    /// Room for those who listen to it.
+    pub listening: Arc<Semaphore>,
+    /// Who may go on listening.
+    pub gate: Arc<Gate>,
+    /// Whether the gateway is stopping.
+    pub stopping: watch::Receiver<bool>,
 }
 
 type Shared<S> = State<Arc<Api<S>>>;
@@ -63,6 +78,7 @@ pub fn router<S: Store + Clone>(api: Api<S>) -> Router {
         .route("/api/v1/purge", post(many::<S>))
         .route("/api/v1/erase", post(many::<S>))
         .route("/api/v1/audit", get(audit::<S>))
+        .route("/api/v1/events", get(live::events::<S>))
         .route("/api/v1/policy", get(policy::<S>))
         .route("/api/v1/store", get(store::<S>))
         .layer(axum::middleware::from_fn(readers))
@@ -127,7 +143,7 @@ async fn list<S: Store + Clone>(State(api): Shared<S>, Query(mut pairs): Pairs) 
 
 async fn show<S: Store + Clone>(State(api): Shared<S>, Path(id): Path<String>) -> Answered<Detail> {
     let entry = api.operations.find(&order::id(&id)?).await?;
-    Ok(Json(Detail::from(&entry)))
+    Ok(Json(api.operations.detail(&entry)))
 }
 
 /// The key is in the body: URLs are written to logs.
@@ -136,7 +152,7 @@ async fn lookup<S: Store + Clone>(
     Given(lookup): Given<Lookup>,
 ) -> Answered<Detail> {
     let entry = api.operations.find(&lookup.id()?).await?;
-    Ok(Json(Detail::from(&entry)))
+    Ok(Json(api.operations.detail(&entry)))
 }
 
 /// Who asks, for the audit log.
@@ -184,7 +200,7 @@ async fn act<S: Store + Clone>(
             .operations
             .act(&actor, &id, &action, order, default_ttl)
             .await?;
-        let done = Done::from(done);
+        let done = api.operations.done(done);
         Ok(match done.proposed {
             true => proposed(done),
             false => Json(done).into_response(),

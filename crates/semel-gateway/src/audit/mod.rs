@@ -182,6 +182,11 @@ impl Begun {
     pub const fn number(&self) -> Number {
         self.number
     }
+
+    /// What is intended.
+    pub(crate) const fn intent(&self) -> &Intent {
+        &self.intent
+    }
 }
 
 /// What an entry's outcome holds.

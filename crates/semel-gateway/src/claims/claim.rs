@@ -42,11 +42,11 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
     let seen = |signal: Signal| {
         let mut seen = Seen::of(identity, signal);
         seen.waited = Some(since.elapsed());
-        guard.tell(&seen);
+        seen
     };
     let id = identity.digest().to_string();
     let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
-        seen(signal);
+        guard.tell(&seen(signal));
         Refused::of_layer(code, detail).with("id", id.clone())
     };
     loop {
@@ -54,10 +54,10 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         let answer = guard.store().claim(identity, &asked.request).await;
         let answer = answer.inspect_err(|error| {
             in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
-            seen(match error.kind() {
+            guard.tell(&seen(match error.kind() {
                 StoreErrorKind::Capacity => Signal::Capacity,
                 _ => Signal::StoreError,
-            });
+            }));
         })?;
         in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
         let refused = match answer {
@@ -72,14 +72,17 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                 }
                 let made = acquired_by(asked, &acquired, &steps(guard, asked, &acquired).await?)?;
                 in_doubt.is_doubtful = false;
-                seen(match acquired.attempt {
+                let mut seen = seen(match acquired.attempt {
                     1 => Signal::New,
                     _ => Signal::Again,
                 });
+                seen.attempt = Some(acquired.attempt);
+                seen.fence = Some(acquired.token.fence);
+                guard.tell(&seen);
                 return Ok(Made::Acquired(made));
             }
             Claim::Completed { outcome, remaining } => {
-                seen(Signal::Replayed);
+                guard.tell(&seen(Signal::Replayed));
                 return Ok(Made::Replayed(Replayed {
                     id,
                     outcome: body::shown(&outcome),
@@ -96,7 +99,7 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                     let turn = left.min(remaining.max(Duration::from_millis(1)));
                     tokio::select! {
                         waited = guard.store().wait(identity.digest(), fence, turn) => {
-                            waited.inspect_err(|_| seen(Signal::StoreError))?;
+                            waited.inspect_err(|_| guard.tell(&seen(Signal::StoreError)))?;
                         }
                         () = until_stopping(claims.stopping.clone()) => {}
                     }

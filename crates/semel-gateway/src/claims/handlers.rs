@@ -132,7 +132,7 @@ pub(super) async fn renew(
         None => held.lease,
     };
     claims.change(&id, &held, Update::Renew(lease)).await?;
-    claims.tell(&id, Signal::Renewed);
+    claims.tell(&id, &held, Signal::Renewed);
     let lease_ms = millis(lease);
     Ok(Told(StatusCode::OK, Renewed { lease_ms }))
 }
@@ -175,13 +175,13 @@ pub(super) async fn keep_step(
         kept.with(&step).map_err(too_large)?;
         match claims.keep(&id, &held, &step, &kept).await? {
             Fenced::Applied => {
-                claims.tell(&id, Signal::StepKept);
+                claims.tell(&id, &held, Signal::StepKept);
                 let steps = before + 1;
                 return Ok(Told(StatusCode::OK, Kept { steps }));
             }
             // Another one came in between.
             Fenced::Refused(Refusal::OtherSteps) => {}
-            Fenced::Refused(refusal) => return Err(claims.stale(&id, refusal)),
+            Fenced::Refused(refusal) => return Err(claims.stale(&id, &held, refusal)),
         }
     }
     let detail = "Other steps of this record are kept at the same time. Send it again.";
@@ -219,6 +219,7 @@ pub(super) async fn complete(
     let omitted = recorded == OutcomeKind::Omitted;
     claims.tell(
         &id,
+        &held,
         match omitted {
             true => Signal::Omitted,
             false => Signal::Completed,
@@ -254,12 +255,12 @@ pub(super) async fn abandon(
                 // Other steps are kept meanwhile: they say enough. Released before: with its mark.
                 Fenced::Applied
                 | Fenced::Refused(Refusal::OtherSteps | Refusal::Settled(StateKind::Released)) => {}
-                Fenced::Refused(refusal) => return Err(claims.stale(&id, refusal)),
+                Fenced::Refused(refusal) => return Err(claims.stale(&id, &held, refusal)),
             }
         }
     }
     claims.change(&id, &held, Update::Abandon).await?;
-    claims.tell(&id, Signal::Released);
+    claims.tell(&id, &held, Signal::Released);
     let state = Stands::Released;
     Ok(Told(StatusCode::OK, Ended { state }))
 }
@@ -283,7 +284,7 @@ pub(super) async fn mark_unknown(
     claims.allow(&caller, &id).await?;
     let held = Held::parse(&request.token)?;
     claims.change(&id, &held, Update::MarkUnknown).await?;
-    claims.tell(&id, Signal::MarkedUnknown);
+    claims.tell(&id, &held, Signal::MarkedUnknown);
     let state = Stands::Unknown;
     Ok(Told(StatusCode::OK, Ended { state }))
 }
@@ -299,7 +300,7 @@ impl Claims {
         let change = semel::record::Change::Held(held.token, update);
         match self.guard.store().change(id, &change).await? {
             Fenced::Applied => Ok(()),
-            Fenced::Refused(refusal) => Err(self.stale(id, refusal)),
+            Fenced::Refused(refusal) => Err(self.stale(id, held, refusal)),
         }
     }
 
@@ -323,7 +324,7 @@ impl Claims {
         }
         match told? {
             Fenced::Applied => Ok(outcome.kind()),
-            Fenced::Refused(refusal) => Err(self.stale(id, refusal)),
+            Fenced::Refused(refusal) => Err(self.stale(id, held, refusal)),
         }
     }
 
@@ -331,8 +332,8 @@ impl Claims {
     async fn kept(&self, id: &IdentityDigest, held: &Held) -> Result<Progress, Refused> {
         match self.guard.store().get(id).await? {
             Some(entry) if entry.record.token == held.token => Ok(entry.record.progress),
-            Some(_) => Err(self.stale(id, Refusal::Superseded)),
-            None => Err(self.stale(id, Refusal::Missing)),
+            Some(_) => Err(self.stale(id, held, Refusal::Superseded)),
+            None => Err(self.stale(id, held, Refusal::Missing)),
         }
     }
 
@@ -349,8 +350,8 @@ impl Claims {
     }
 
     /// The answer to a token that is not the current one.
-    fn stale(&self, id: &IdentityDigest, refusal: Refusal) -> Refused {
-        self.tell(id, Signal::Stale);
+    fn stale(&self, id: &IdentityDigest, held: &Held, refusal: Refusal) -> Refused {
+        self.tell(id, held, Signal::Stale);
         let reason = match refusal {
             Refusal::Missing => "missing",
             Refusal::Settled(state) => state.as_str(),

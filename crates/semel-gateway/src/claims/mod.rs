@@ -20,6 +20,7 @@ use utoipa_axum::routes;
 
 use crate::access::{self, Caller};
 use crate::refused::{Code, Refused};
+use token::Held;
 
 /// The largest request, in bytes.
 pub(crate) const MAX_REQUEST: usize = 2 << 20;
@@ -79,9 +80,10 @@ impl Claims {
         operation
     }
 
-    fn tell(&self, id: &IdentityDigest, signal: Signal) {
+    fn tell(&self, id: &IdentityDigest, held: &Held, signal: Signal) {
         let mut seen = Seen::new(signal);
         seen.id = Some(id);
+        seen.fence = Some(held.token.fence);
         self.guard.tell(&seen);
     }
 }

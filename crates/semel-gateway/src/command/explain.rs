@@ -146,6 +146,7 @@ impl Told {
             Arc::new(MemoryStore::default()),
             trust,
             metrics,
+            Arc::default(),
         );
         let arrived: Arc<Mutex<Option<Option<Identity>>>> = Arc::default();
         let arrival = Arc::clone(&arrived);

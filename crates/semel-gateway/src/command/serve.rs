@@ -14,7 +14,7 @@ use semel::store::{OnLost, Store};
 use semel::{AnyStore, StoreError};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
 use tracing::{Level, Subscriber};
 use tracing_subscriber::Layer;
@@ -32,6 +32,7 @@ use crate::claims::Claims;
 use crate::config::{Config, Limits, Route, Sources};
 use crate::cores::Cores;
 use crate::descriptors::{self, Shares};
+use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::operations::Operations;
 use crate::reconcile::{self, Watching};
@@ -191,7 +192,15 @@ async fn gateway(
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
     let has_spans = config.collector.is_some();
     let store = Watched::new(opened.clone(), Arc::clone(&health), has_spans);
-    let stacks = Stacks::new(config, shares, store.clone(), trust, Arc::clone(&metrics));
+    let events = Arc::<Events>::default();
+    let stacks = Stacks::new(
+        config,
+        shares,
+        store.clone(),
+        trust,
+        Arc::clone(&metrics),
+        Arc::clone(&events),
+    );
     let (layer, observing) = (stacks.layer().clone(), stacks.observing().clone());
     let table = Arc::new(ArcSwap::from_pointee(stacks.table(config.clone())?));
     let (served, measuring) = (Arc::clone(&table), Arc::clone(&metrics));
@@ -211,7 +220,10 @@ async fn gateway(
 
     let (stop, stopping) = watch::channel(false);
     let claiming = Guard::builder(AnyStore::new(store.clone()))
-        .observer(Arc::new(Watching::new(Arc::clone(&metrics))))
+        .observer(Arc::new(Watching::new(
+            Arc::clone(&metrics),
+            Arc::clone(&events),
+        )))
         .build();
     let waiting = descriptors::for_waiting(for_operators, config.limits.waiting);
     let claims = Claims::new(claiming.clone(), waiting, stopping.clone());
@@ -223,7 +235,7 @@ async fn gateway(
             pools: stacks.pools(),
             gate: Arc::clone(&gate),
             claims: Arc::new(claims),
-            stopping,
+            stopping: stopping.clone(),
             hosts: config.admin_hosts.clone(),
         },
         api::router(Api {
@@ -231,7 +243,12 @@ async fn gateway(
                 store.clone(),
                 Log::new(store.clone(), config.audit_retention),
             )
-            .with_four_eyes(config.four_eyes.clone()),
+            .with_four_eyes(config.four_eyes.clone())
+            .with_events(Arc::clone(&events)),
+            events,
+            listening: Arc::new(Semaphore::new(api::LISTENERS)),
+            gate: Arc::clone(&gate),
+            stopping,
             table: Arc::clone(&table),
             health: Arc::clone(&health),
             metrics: Arc::clone(&metrics),

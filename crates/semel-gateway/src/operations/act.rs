@@ -435,6 +435,15 @@ impl<S: Store + Clone> Operations<S> {
         })
     }
 
+    /// Whoever listens hears of it.
+    pub(super) fn told(&self, begun: &Begun, came: Came) {
+        if let Some(events) = &self.events {
+            let Intent { action, id, .. } = begun.intent();
+            let number = begun.number().to_string();
+            events.acted(action, id.as_deref(), came.as_str(), &number);
+        }
+    }
+
     /// What was done stays done where this fails: the entry says then that its result is not known.
     pub(super) async fn leave(
         &self,
@@ -444,6 +453,7 @@ impl<S: Store + Clone> Operations<S> {
         after: Option<serde_json::Value>,
     ) {
         let number = begun.number();
+        self.told(&begun, came);
         if let Err(error) = self.log.end(begun, came, detail, after).await {
             tracing::warn!(entry = %number, "audit: the result could not be entered: {error}");
         }

@@ -49,6 +49,7 @@ impl<S: Store + Clone> Operations<S> {
         let Some(number) = proposal else {
             let begun = self.enter(intent.clone()).await?;
             let number = begun.number().to_string();
+            self.told(&begun, Came::Proposed);
             self.log.end(begun, Came::Proposed, None, None).await?;
             return Ok(Some(number));
         };

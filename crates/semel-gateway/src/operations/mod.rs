@@ -18,15 +18,19 @@ pub mod order;
 mod refused;
 pub mod view;
 
+use std::sync::Arc;
+
 use semel::IdentityDigest;
 use semel::store::{Entry, Store};
 
 use crate::audit::{self, Log};
+use crate::events::Events;
 pub use act::{Action, Actor, Decided};
 pub(crate) use act::{facts, insist};
 pub use filter::{Filter, Found, MOST, Position};
 pub(crate) use four_eyes::ACTIONS;
 pub use refused::{Code, Refused};
+use view::{Detail, Done};
 
 /// What can be done on a store.
 #[derive(Debug)]
@@ -34,17 +38,25 @@ pub struct Operations<S> {
     store: S,
     log: Log<S>,
     four_eyes: Vec<String>,
+    events: Option<Arc<Events>>,
 }
 
 impl<S: Store + Clone> Operations<S> {
     /// On this store, which also keeps the audit log.
     pub const fn new(store: S, log: Log<S>) -> Self {
-        let four_eyes = Vec::new();
         Self {
             store,
             log,
-            four_eyes,
+            four_eyes: Vec::new(),
+            events: None,
         }
+    }
+
+    /// What happens to records in this process is shown with them, and what is done here is told there.
+    #[must_use]
+    pub fn with_events(mut self, events: Arc<Events>) -> Self {
+        self.events = Some(events);
+        self
     }
 
     /// These actions have to be confirmed by somebody else than who proposes them.
@@ -78,6 +90,22 @@ impl<S: Store + Clone> Operations<S> {
                 "the store has no such record: it was never claimed, or its retention ended",
             )
         })
+    }
+
+    /// All that is known of a record.
+    pub fn detail(&self, entry: &Entry) -> Detail {
+        let events = self.events.as_ref();
+        let lately = events.map(|events| events.of(&entry.label.digest));
+        Detail::of(entry, &lately.unwrap_or_default())
+    }
+
+    /// A record after an action.
+    pub fn done(&self, decided: Decided) -> Done {
+        Done {
+            audit: decided.number,
+            proposed: decided.is_proposed,
+            record: self.detail(&decided.entry),
+        }
     }
 
     /// Some of the records that the filter lets through.

@@ -5,13 +5,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use semel::guard::Signal;
 use semel::record::Resolved;
 use semel::store::Entry;
 use semel::{Outcome, OutcomeKind, Record, Service, State, StateKind, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::act::Decided;
 use super::filter::{Found, about_now};
+use crate::events::Kept;
 
 /// A record in a list. Times are the store's clock's, in RFC 3339.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +70,8 @@ pub struct Detail {
     /// What a list shows.
     #[serde(flatten)]
     pub summary: Summary,
+    /// What happened to it, the oldest first: what the record says, and what this gateway saw lately.
+    pub events: Vec<Event>,
     /// The latest resolution.
     pub resolved: Option<Resolution>,
     /// The steps that its attempts have finished. Results are not shown.
@@ -77,6 +80,27 @@ pub struct Detail {
     pub outcome: Option<Answer>,
     /// What can be done about it.
     pub actions: Vec<Choice>,
+}
+
+/// Something that happened to a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// What: as in the metric `semel_events_total`.
+    pub event: String,
+    /// When, by the clock of the store, or of the gateway that saw it; the first time of several.
+    pub at: Option<String>,
+    /// How often in a row.
+    pub times: u32,
+    /// When the last of them was.
+    pub last_at: Option<String>,
+    /// Which attempt, where that is known.
+    pub attempt: Option<u32>,
+    /// The fence of that attempt.
+    pub fence: Option<u64>,
+    /// Who says so: `store`, the record itself; or `gateway`, which saw it happen.
+    pub seen_by: String,
+    /// Whether the request was only observed.
+    pub observed: bool,
 }
 
 /// A record after an action.
@@ -196,8 +220,8 @@ impl From<&Entry> for Summary {
     }
 }
 
-impl From<&Entry> for Detail {
-    fn from(entry: &Entry) -> Self {
+impl Detail {
+    pub(crate) fn of(entry: &Entry, lately: &[Kept]) -> Self {
         let record = &entry.record;
         let outcome = match &record.state {
             State::Completed(outcome) => Some(Answer::redacted(outcome)),
@@ -210,20 +234,11 @@ impl From<&Entry> for Detail {
         });
         Self {
             summary: entry.into(),
+            events: events(record, lately),
             resolved: record.resolved.as_deref().map(Resolution::from),
             steps: steps.collect(),
             outcome,
             actions: choices(record),
-        }
-    }
-}
-
-impl From<Decided> for Done {
-    fn from(decided: Decided) -> Self {
-        Self {
-            audit: decided.number,
-            proposed: decided.is_proposed,
-            record: Detail::from(&decided.entry),
         }
     }
 }
@@ -307,6 +322,69 @@ pub fn time(at: Timestamp) -> Option<String> {
         let at = UNIX_EPOCH + Duration::from_micros(micros);
         humantime::format_rfc3339_micros(at).to_string()
     })
+}
+
+/// What the record says happened, and what was seen of the rest, in the order of time.
+fn events(record: &Record, lately: &[Kept]) -> Vec<Event> {
+    let said = |signal: Signal, at, attempt, fence| {
+        let event = Event {
+            event: signal.as_str().to_owned(),
+            at: time(at),
+            times: 1,
+            last_at: time(at),
+            attempt,
+            fence,
+            seen_by: "store".to_owned(),
+            observed: false,
+        };
+        (at, event)
+    };
+    let resolved = record.resolved.as_deref();
+    let ended_by = resolved.filter(|resolved| record.settled_at == Some(resolved.at));
+    // A resolution takes a fence of its own.
+    let fence = ended_by.map_or(record.token.fence, |resolved| resolved.fence);
+    let of_attempt = Some(fence.0);
+    let mut all = Vec::new();
+    if record.attempt > 1 {
+        all.push(said(Signal::New, record.created_at, Some(1), None));
+        all.push(said(
+            Signal::Again,
+            record.claimed_at,
+            Some(record.attempt),
+            of_attempt,
+        ));
+    } else {
+        all.push(said(Signal::New, record.claimed_at, Some(1), of_attempt));
+    }
+    let settled = record.settled_at.and_then(|at| match record.state.kind() {
+        _ if ended_by.is_some() => None,
+        StateKind::Completed => Some((at, Signal::Completed)),
+        StateKind::Released => Some((at, Signal::Released)),
+        StateKind::Unknown => Some((at, Signal::MarkedUnknown)),
+        StateKind::InFlight => None,
+    });
+    all.extend(settled.map(|(at, signal)| said(signal, at, Some(record.attempt), of_attempt)));
+    all.extend(resolved.map(|by| said(Signal::Resolved, by.at, None, Some(by.fence.0))));
+    let is_said = |kept: &&Kept| {
+        let mut said = all.iter().map(|(_, said)| said);
+        said.any(|said| said.event == kept.signal.as_str() && said.fence == kept.fence)
+    };
+    let seen: Vec<_> = lately.iter().filter(|kept| !is_said(kept)).collect();
+    all.extend(seen.into_iter().map(|kept| {
+        let event = Event {
+            event: kept.signal.as_str().to_owned(),
+            at: time(kept.first),
+            times: kept.times,
+            last_at: time(kept.last),
+            attempt: kept.attempt,
+            fence: kept.fence,
+            seen_by: "gateway".to_owned(),
+            observed: kept.observed,
+        };
+        (kept.first, event)
+    }));
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, event)| event).collect()
 }
 
 /// What can be done from this state, in words.

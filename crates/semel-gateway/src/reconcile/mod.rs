@@ -27,6 +27,7 @@ use tokio::time::Instant;
 
 use crate::command::with_causes;
 use crate::connector::Connector;
+use crate::events::Events;
 use crate::headers;
 use crate::metrics::Metrics;
 use crate::tls::client::{Speaks, Trust};
@@ -202,20 +203,25 @@ fn operations(services: &mut watch::Receiver<HashSet<Service>>) -> Vec<Box<str>>
     names.map(Box::from).collect()
 }
 
-/// Counts what happens, and logs what a question led to: by the record's digest, never by its key.
+/// Counts and tells what happens, and logs what a question led to: by the record's digest, never by its key.
 #[derive(Debug)]
 pub struct Watching {
     /// Where it is counted.
     pub metrics: Arc<Metrics>,
+    /// Where it is told.
+    pub events: Arc<Events>,
     /// Who enters in the audit log what was decided, where there is a reconciler.
     pub decided: Option<mpsc::UnboundedSender<Decided>>,
 }
 
 impl Watching {
     /// Of a guard that has no reconciler.
-    pub const fn new(metrics: Arc<Metrics>) -> Self {
-        let decided = None;
-        Self { metrics, decided }
+    pub const fn new(metrics: Arc<Metrics>, events: Arc<Events>) -> Self {
+        Self {
+            metrics,
+            events,
+            decided: None,
+        }
     }
 }
 
@@ -229,6 +235,7 @@ pub struct Decided {
 impl Observer for Watching {
     fn on_event(&self, seen: &Seen<'_>) {
         self.metrics.event(seen.signal);
+        self.events.happened(seen, false);
     }
 
     fn on_reconcile(&self, case: &Case<'_>, news: &Reconciled<'_>) {

@@ -129,14 +129,16 @@ impl Desk {
         let digest = order::id(id).map_err(|why| Failure::Misused(why.detail))?;
         match self {
             Self::Gateway(gateway) => gateway.get(&format!("records/{digest}")).await,
-            Self::Store(operations, _) => Ok(Detail::from(&operations.find(&digest).await?)),
+            Self::Store(operations, _) => Ok(operations.detail(&operations.find(&digest).await?)),
         }
     }
 
     pub(super) async fn lookup(&self, lookup: &Lookup) -> Result<Detail> {
         match self {
             Self::Gateway(gateway) => gateway.post("records/lookup", lookup).await,
-            Self::Store(operations, _) => Ok(Detail::from(&operations.find(&lookup.id()?).await?)),
+            Self::Store(operations, _) => {
+                Ok(operations.detail(&operations.find(&lookup.id()?).await?))
+            }
         }
     }
 
@@ -150,7 +152,7 @@ impl Desk {
             Self::Store(operations, actor) => {
                 let id = order::id(id)?;
                 let done = operations.act(actor, &id, action, order, DEFAULT_TTL).await;
-                Ok(done?.into())
+                Ok(operations.done(done?))
             }
         }
     }

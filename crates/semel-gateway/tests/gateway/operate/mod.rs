@@ -3,6 +3,7 @@
 mod api;
 mod audit;
 mod commands;
+mod live;
 mod roles;
 #[cfg(feature = "sqlite")]
 mod stores;

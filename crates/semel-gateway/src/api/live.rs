@@ -1,0 +1,130 @@
+//! What happens, as it happens: server-sent events (`text/event-stream`).
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, Request, State};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use http::request::Parts;
+use semel::Store;
+use semel_tower::ProblemCode;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::sleep;
+
+use super::{Pairs, Shared};
+use crate::access::{Gate, Role};
+use crate::events::{Heard, Listener, Live, Wanted, names};
+use crate::operations::{Refused, order};
+use crate::refused;
+
+/// After so long a silence it is broken: proxies close connections that are.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Tells what happens until the client goes away, may no longer listen, or the gateway stops.
+pub(super) async fn events<S: Store + Clone>(
+    State(api): Shared<S>,
+    Query(pairs): Pairs,
+    request: Request,
+) -> Result<Response, Response> {
+    let filter = Filter::of(&pairs).map_err(IntoResponse::into_response)?;
+    let busy = |why: &'static str| {
+        let refused = refused::Refused::of_layer(ProblemCode::Overloaded, why);
+        refused.retry_after(Duration::from_secs(5)).into_response()
+    };
+    if *api.stopping.borrow() {
+        return Err(busy("The gateway is stopping."));
+    }
+    let room = Arc::clone(&api.listening).try_acquire_owned();
+    let room = room.map_err(|_| busy("As many listen as may. Read the overview instead."))?;
+    let listening = Listening {
+        listener: api.events.listen(filter.wanted),
+        filter,
+        changes: api.gate.changes(),
+        gate: Arc::clone(&api.gate),
+        asked: request.into_parts().0,
+        stopping: api.stopping.clone(),
+        _room: room,
+    };
+    let told = stream::unfold(listening, |mut listening| async {
+        let event = listening.next().await?;
+        Some((Ok::<_, Infallible>(event), listening))
+    });
+    Ok(Sse::new(told).into_response())
+}
+
+/// What is told.
+#[derive(Debug, Default)]
+struct Filter {
+    wanted: Wanted,
+    id: Option<String>,
+}
+
+impl Filter {
+    fn of(pairs: &[(String, String)]) -> Result<Self, Refused> {
+        let mut filter = Self::default();
+        let mut some = Wanted::NONE;
+        for (name, value) in pairs {
+            match name.as_str() {
+                "event" => {
+                    some = some.and(value).ok_or_else(|| {
+                        let known = names().collect::<Vec<_>>().join(", ");
+                        Refused::invalid(format!("event: there is no `{value}`; there are {known}"))
+                    })?;
+                    filter.wanted = some;
+                }
+                "id" => filter.id = Some(order::id(value)?.to_string()),
+                _ => {
+                    let why = format!("{name}: there is no such filter; there are event and id");
+                    return Err(Refused::invalid(why));
+                }
+            }
+        }
+        Ok(filter)
+    }
+
+    fn lets_through(&self, live: &Live) -> bool {
+        self.id.is_none() || self.id == live.id
+    }
+}
+
+/// A client that listens.
+struct Listening {
+    listener: Listener,
+    filter: Filter,
+    changes: watch::Receiver<()>,
+    gate: Arc<Gate>,
+    /// What it came with.
+    asked: Parts,
+    stopping: watch::Receiver<bool>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Listening {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            let heard = tokio::select! {
+                biased;
+                // Nobody waits for its end.
+                _ = self.stopping.wait_for(|stopping| *stopping) => return None,
+                changed = self.changes.changed() => {
+                    changed.ok()?;
+                    let caller = self.gate.admit(&self.asked).ok()?;
+                    caller.require(Role::ReadOnly).ok()?;
+                    continue;
+                }
+                heard = self.listener.next() => heard?,
+                () = sleep(SILENCE) => return Some(Event::default().comment("")),
+            };
+            match heard {
+                Heard::Event(told) if !self.filter.lets_through(&told.live) => {}
+                Heard::Event(told) => return Event::default().json_data(&told.live).ok(),
+                Heard::Lost(lost) => {
+                    return Some(Event::default().event("lost").data(lost.to_string()));
+                }
+            }
+        }
+    }
+}
