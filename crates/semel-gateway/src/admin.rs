@@ -46,18 +46,18 @@ pub struct Admin<S> {
 }
 
 /// The routes of the operators' listener.
-pub fn router<S: Store>(admin: Admin<S>, api: Router) -> Router {
+pub(crate) fn router<S: Store>(admin: Admin<S>, api: OpenApiRouter) -> Router {
     let admin = Arc::new(admin);
     // What only those may use whom the gate lets in.
     let described = OpenApiRouter::with_openapi(openapi::head());
     let described = described.merge(claims::router(Arc::clone(&admin.claims)));
+    let described = described.merge(api);
     let (interfaces, document) = described.split_for_parts();
     let document = openapi::served(&document);
     let guarded = interfaces
         .method_not_allowed_fallback(not_so)
         .route("/api/v1/{*path}", any(nothing))
         .route("/v1/{*path}", any(nothing))
-        .merge(api)
         .layer(DefaultBodyLimit::max(MAX_REQUEST))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&admin),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
@@ -92,8 +92,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Refused;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refused> {
-        let path = Path::<String>::from_request_parts(parts, state).await;
-        let id = path.ok().and_then(|Path(id)| IdentityDigest::from_hex(&id));
+        let path = RawPathParams::from_request_parts(parts, state).await.ok();
+        let id = path.and_then(|path| {
+            let (_, id) = path.iter().find(|(name, _)| *name == "id")?;
+            IdentityDigest::from_hex(id)
+        });
         let detail = "There is no record of this id: it has 64 hexadecimal digits.";
         id.map(Self)
             .ok_or_else(|| Refused::new(Code::NotFound, detail))

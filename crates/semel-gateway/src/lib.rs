@@ -34,7 +34,7 @@ mod problem;
 pub mod proxy;
 mod proxy_protocol;
 pub mod reconcile;
-mod refused;
+pub mod refused;
 mod reload;
 pub mod routing;
 pub mod serve;

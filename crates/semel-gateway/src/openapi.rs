@@ -15,9 +15,14 @@ use crate::claims::wire::Problem;
 #[openapi(
     info(
         title = "semel",
-        description = "The operators' interfaces of a gateway: https://github.com/semel-rs/semel/blob/main/docs/claims.md"
+        description = "The operators' interfaces of a gateway: https://github.com/semel-rs/semel/blob/main/docs/claims.md and operate.md"
     ),
-    tags((name = "claims", description = "Work that happens once")),
+    tags(
+        (name = "claims", description = "Work that happens once"),
+        (name = "records", description = "What operators see of records, and decide about them"),
+        (name = "audit", description = "What they did"),
+        (name = "policy", description = "What holds"),
+    ),
     components(schemas(Problem)),
     modifiers(&Security),
 )]
@@ -90,50 +95,65 @@ fn problems(statuses: &[(u16, &str)]) -> BTreeMap<String, RefOr<Response>> {
     responses.collect()
 }
 
-const READ: [(u16, &str); 4] = [
+const WHO: [(u16, &str); 3] = [
     (401, "unauthorized"),
     (403, "forbidden"),
-    (404, "not-found"),
-    (503, "store-unavailable"),
+    (503, "store-unavailable, overloaded"),
 ];
+const FOUND: (u16, &str) = (404, "not-found, no-record");
 const WRITE: [(u16, &str); 3] = [
     (400, "invalid-request, incomplete-body"),
     (413, "too-large"),
     (415, "unsupported-media-type"),
 ];
 
-/// The problems of endpoints that change nothing.
-pub(crate) struct ReadProblems;
+macro_rules! problem_sets {
+    ($($(#[$doc:meta])+ $name:ident = $sets:expr;)+) => {
+        $($(#[$doc])+
+        pub(crate) struct $name;
 
-impl IntoResponses for ReadProblems {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&READ)
-    }
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<Response>> {
+                problems(&$sets.concat())
+            }
+        })+
+    };
 }
 
-/// The problems of endpoints that take a token.
-pub(crate) struct Problems;
-
-impl IntoResponses for Problems {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        let stale = [(409, "stale, step-conflict")];
-        problems(&[&READ[..], &WRITE, &stale].concat())
-    }
-}
-
-/// The problems of a claim.
-pub(crate) struct ClaimProblems;
-
-impl IntoResponses for ClaimProblems {
-    fn responses() -> BTreeMap<String, RefOr<Response>> {
-        let claim = [
+// Of two with the same status the later one is taken.
+problem_sets! {
+    /// The problems of what is always there.
+    LookProblems = [&WHO[..]];
+    /// The problems of what reads a query.
+    ListProblems = [&WHO[..], &[(400, "invalid-request")]];
+    /// The problems of what shows a record.
+    RecordProblems = [&WHO[..], &[FOUND]];
+    /// The problems of what finds a record.
+    LookupProblems = [&WHO[..], &WRITE, &[FOUND]];
+    /// The problems of what takes a token.
+    TokenProblems = [&WHO[..], &WRITE, &[FOUND, (409, "stale, step-conflict")]];
+    /// The problems of a claim.
+    ClaimProblems = [
+        &WHO[..],
+        &WRITE,
+        &[
             (400, "invalid-request, invalid-key, incomplete-body"),
             (409, "in-flight, outcome-unknown, expired"),
             (422, "mismatch"),
             (503, "store-unavailable, capacity"),
-        ];
-        let mut all = problems(&[&READ[..], &WRITE, &claim].concat());
-        all.remove("404");
-        all
-    }
+        ],
+    ];
+    /// The problems of what operators do.
+    ActionProblems = [
+        &WHO[..],
+        &WRITE,
+        &[
+            FOUND,
+            (400, "invalid-request, missing-reason, incomplete-body"),
+            (403, "forbidden, not-confirmed"),
+            (409, "attempt-running, record-changed, wrong-state"),
+            (413, "too-large, outcome-too-large"),
+            (503, "store-unavailable, action-unknown"),
+        ],
+    ];
 }

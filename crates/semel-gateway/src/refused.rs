@@ -24,8 +24,18 @@ pub(crate) enum Code {
     NotFound,
     MethodNotAllowed,
     UnsupportedMediaType,
+    // The claim API.
     Stale,
     StepConflict,
+    // The admin API.
+    MissingReason,
+    NoRecord,
+    AttemptRunning,
+    RecordChanged,
+    WrongState,
+    NotConfirmed,
+    OutcomeTooLarge,
+    ActionUnknown,
 }
 
 impl Code {
@@ -63,13 +73,68 @@ impl Code {
                 "step-conflict",
                 "The step is kept with another result",
             ),
+            Self::MissingReason => (
+                StatusCode::BAD_REQUEST,
+                "missing-reason",
+                "An action needs a reason",
+            ),
+            Self::NoRecord => (
+                StatusCode::NOT_FOUND,
+                "no-record",
+                "There is no such record",
+            ),
+            Self::AttemptRunning => (
+                StatusCode::CONFLICT,
+                "attempt-running",
+                "An attempt is running",
+            ),
+            Self::RecordChanged => (
+                StatusCode::CONFLICT,
+                "record-changed",
+                "The record has changed since it was looked at",
+            ),
+            Self::WrongState => (
+                StatusCode::CONFLICT,
+                "wrong-state",
+                "The record's state does not allow it",
+            ),
+            Self::NotConfirmed => (
+                StatusCode::FORBIDDEN,
+                "not-confirmed",
+                "Somebody else has to confirm it",
+            ),
+            Self::OutcomeTooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "outcome-too-large",
+                "The store cannot keep an answer of this size",
+            ),
+            Self::ActionUnknown => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "action-unknown",
+                "It is not known whether the store did it",
+            ),
+        }
+    }
+
+    /// Where it is described.
+    const fn page(self) -> &'static str {
+        match self {
+            Self::MissingReason
+            | Self::NoRecord
+            | Self::AttemptRunning
+            | Self::RecordChanged
+            | Self::WrongState
+            | Self::NotConfirmed
+            | Self::OutcomeTooLarge
+            | Self::ActionUnknown => "operate.md",
+            _ => "claims.md",
         }
     }
 }
 
 /// A problem answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Refused(Box<Parts>);
+pub struct Refused(Box<Parts>);
 
 #[derive(Debug, Clone, PartialEq)]
 struct Parts {
@@ -88,14 +153,8 @@ impl Refused {
     /// An answer of these interfaces only. The detail says what happened this time, without keys and
     /// tokens.
     pub(crate) fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
-        let (status, code, title) = code.parts();
-        Self::of("claims.md", status, code, title, detail.into())
-    }
-
-    /// An answer of the admin API.
-    pub(crate) fn of_operations(code: crate::operations::Code, detail: String) -> Self {
-        let (status, title) = (code.status(), code.title());
-        Self::of("operate.md", status, code.as_str(), title, detail.into())
+        let (status, name, title) = code.parts();
+        Self::of(code.page(), status, name, title, detail.into())
     }
 
     /// An answer that the layer gives too.
@@ -128,10 +187,20 @@ impl Refused {
         Self::new(Code::InvalidRequest, detail)
     }
 
+    /// Whether it is for this reason.
+    pub(crate) fn is(&self, code: Code) -> bool {
+        self.0.code == code.parts().1
+    }
+
     /// The stable `code` member.
     #[cfg(test)]
     pub(crate) const fn code(&self) -> &'static str {
         self.0.code
+    }
+
+    /// What happened.
+    pub(crate) fn detail(&self) -> &str {
+        &self.0.detail
     }
 
     /// When to ask again.
@@ -206,6 +275,8 @@ impl IntoResponse for Refused {
         response
     }
 }
+
+impl std::error::Error for Refused {}
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,12 +4,11 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, Request, State};
+use axum::extract::{Request, State};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use http::request::Parts;
-use semel::Store;
 use semel_tower::ProblemCode;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::sleep;
@@ -17,22 +16,37 @@ use tokio::time::sleep;
 use super::{Pairs, Shared};
 use crate::access::{Gate, Role};
 use crate::events::{Heard, Listener, Live, Wanted, names};
-use crate::operations::{Refused, order};
-use crate::refused;
+use crate::openapi::ListProblems;
+use crate::operations::order;
+use crate::refused::Refused;
 
 /// After so long a silence it is broken: proxies close connections that are.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Tells what happens until the client goes away, may no longer listen, or the gateway stops.
-pub(super) async fn events<S: Store + Clone>(
-    State(api): Shared<S>,
-    Query(pairs): Pairs,
+#[utoipa::path(
+    get,
+    path = "/api/v1/events",
+    operation_id = "events",
+    tag = "records",
+    params(
+        ("event" = Option<Vec<String>>, Query, description = "Only events of these names"),
+        ("id" = Option<String>, Query, description = "Only of this record", pattern = "^[0-9a-fA-F]{64}$"),
+    ),
+    responses(
+        (status = 200, description = "Each `data` is an event", content_type = "text/event-stream", body = Live),
+        ListProblems,
+    ),
+)]
+pub(super) async fn events(
+    State(api): Shared,
+    Pairs(pairs): Pairs,
     request: Request,
-) -> Result<Response, Response> {
-    let filter = Filter::of(&pairs).map_err(IntoResponse::into_response)?;
+) -> Result<Response, Refused> {
+    let filter = Filter::of(&pairs)?;
     let busy = |why: &'static str| {
-        let refused = refused::Refused::of_layer(ProblemCode::Overloaded, why);
-        refused.retry_after(Duration::from_secs(5)).into_response()
+        let refused = Refused::of_layer(ProblemCode::Overloaded, why);
+        refused.retry_after(Duration::from_secs(5))
     };
     if *api.stopping.borrow() {
         return Err(busy("The gateway is stopping."));

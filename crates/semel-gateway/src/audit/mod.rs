@@ -92,17 +92,22 @@ impl Number {
 }
 
 /// What somebody is about to do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(as = AuditIntent)]
 pub struct Intent {
     /// What it is.
+    #[schema(required = false)]
     pub action: String,
     /// The record that it is about; none where it is about many.
     pub id: Option<String>,
     /// Who.
+    #[schema(required = false)]
     pub by: String,
     /// The address, or the machine.
+    #[schema(required = false)]
     pub from: String,
     /// Why.
+    #[schema(required = false)]
     pub reason: String,
     /// What the record was.
     pub before: Option<Value>,
@@ -115,8 +120,9 @@ pub struct Intent {
 }
 
 /// What came of an intention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schema(as = AuditResult)]
 pub enum Came {
     /// It was done.
     Done,
@@ -141,7 +147,8 @@ impl Came {
 }
 
 /// An entry as it is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(as = AuditEntry)]
 pub struct Entry {
     /// Its place.
     pub number: String,
@@ -149,6 +156,7 @@ pub struct Entry {
     pub at: Option<String>,
     /// What somebody was about to do. None: they did not come to it, and nothing was done.
     #[serde(flatten)]
+    #[schema(value_type = Intent)]
     pub intent: Option<Intent>,
     /// What came of it.
     pub result: Came,
@@ -159,7 +167,8 @@ pub struct Entry {
 }
 
 /// A page of the log, the newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(as = AuditPage)]
 pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,

@@ -25,7 +25,7 @@ use super::wire::{
 use super::{Claims, body, no_record};
 use crate::access::{self, Caller};
 use crate::exchange::{Given, Id, Told};
-use crate::openapi::{ClaimProblems, Problems, ReadProblems};
+use crate::openapi::{ClaimProblems, RecordProblems, TokenProblems};
 use crate::refused::{Code, Refused};
 
 /// How often a step is kept again, when others are kept at the same time.
@@ -73,7 +73,7 @@ pub(super) async fn claim(
     operation_id = "show",
     tag = "claims",
     params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
-    responses((status = 200, description = "The record", body = Shown), ReadProblems),
+    responses((status = 200, description = "The record", body = Shown), RecordProblems),
 )]
 pub(super) async fn show(
     State(claims): Shared,
@@ -117,7 +117,7 @@ pub(super) async fn show(
     tag = "claims",
     params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
     request_body = RenewRequest,
-    responses((status = 200, description = "The lease is prolonged", body = Renewed), Problems),
+    responses((status = 200, description = "The lease is prolonged", body = Renewed), TokenProblems),
 )]
 pub(super) async fn renew(
     State(claims): Shared,
@@ -145,7 +145,7 @@ pub(super) async fn renew(
     tag = "claims",
     params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
     request_body = StepRequest,
-    responses((status = 200, description = "The step is kept", body = Kept), Problems),
+    responses((status = 200, description = "The step is kept", body = Kept), TokenProblems),
 )]
 pub(super) async fn keep_step(
     State(claims): Shared,
@@ -196,7 +196,7 @@ pub(super) async fn keep_step(
     tag = "claims",
     params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
     request_body = CompleteRequest,
-    responses((status = 200, description = "The outcome is recorded", body = Completed), Problems),
+    responses((status = 200, description = "The outcome is recorded", body = Completed), TokenProblems),
 )]
 pub(super) async fn complete(
     State(claims): Shared,
@@ -237,7 +237,7 @@ pub(super) async fn complete(
     tag = "claims",
     params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
     request_body = AbandonRequest,
-    responses((status = 200, description = "The next claim may run", body = Ended), Problems),
+    responses((status = 200, description = "The next claim may run", body = Ended), TokenProblems),
 )]
 pub(super) async fn abandon(
     State(claims): Shared,
@@ -273,7 +273,7 @@ pub(super) async fn abandon(
     tag = "claims",
     params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
     request_body = UnknownRequest,
-    responses((status = 200, description = "The outcome is unknown", body = Ended), Problems),
+    responses((status = 200, description = "The outcome is unknown", body = Ended), TokenProblems),
 )]
 pub(super) async fn mark_unknown(
     State(claims): Shared,

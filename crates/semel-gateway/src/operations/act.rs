@@ -8,14 +8,17 @@ use semel::store::{
     Entry, Fence, Fenced, Nonce, Resolution, Retention, Store, StoreExt as _, Verdict,
 };
 use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State, StoreError, StoreErrorKind};
+use semel_tower::ProblemCode;
 use tokio::time::sleep;
 
 use super::filter::about_now;
 use super::four_eyes::digest;
 use super::order::{Many, Order};
 use super::view::{Answer, DoneMany, time};
-use super::{Code, Filter, MOST, Operations, Position, Refused};
+use super::{Filter, MOST, Operations, Position, of_refusal, of_store};
 use crate::audit::{Begun, Came, Intent};
+use crate::command::with_causes;
+use crate::refused::{Code, Refused};
 
 /// The longest reason, in characters.
 const LONGEST_REASON: usize = 1_000;
@@ -170,7 +173,7 @@ impl<S: Store + Clone> Operations<S> {
             by: actor.name.as_str().into(),
             reason: reason.into(),
             fence: Fence(fence),
-            nonce: Nonce::random()?,
+            nonce: Nonce::random().map_err(of_store)?,
         };
         let cleared = self.cleared(name, &mut intent, digest(&same)?, proposal.as_deref());
         if let Some(number) = cleared.await? {
@@ -184,18 +187,15 @@ impl<S: Store + Clone> Operations<S> {
         let done = insist(|| self.store.resolve(id, &resolution)).await;
         let refused = match done {
             Ok(Fenced::Applied) => None,
-            Ok(Fenced::Refused(refusal)) => Some(Refused::from(refusal)),
-            Err(error) => Some(Refused::from(error)),
+            Ok(Fenced::Refused(refusal)) => Some(of_refusal(refusal)),
+            Err(error) => Some(of_store(error)),
         };
         let after = self.store.get(id).await.ok().flatten();
         let facts = after.as_ref().map(|entry| facts(&entry.record));
         let number = begun.number().to_string();
         let came = match &refused {
             None => Came::Done,
-            Some(Refused {
-                code: Code::ActionUnknown,
-                ..
-            }) => Came::Unknown,
+            Some(refused) if refused.is(Code::ActionUnknown) => Came::Unknown,
             Some(_) => Came::Refused,
         };
         let detail = refused.as_ref().map(ToString::to_string);
@@ -278,7 +278,7 @@ impl<S: Store + Clone> Operations<S> {
                         break Ok(());
                     }
                 }
-                Err(error) => break Err(error.into()),
+                Err(error) => break Err(of_store(error)),
             }
         };
         self.leave_many(begun, done, removed).await
@@ -356,12 +356,13 @@ impl<S: Store + Clone> Operations<S> {
                 by: actor.name.as_str().into(),
                 reason: reason.into(),
                 fence: record.token.fence,
-                nonce: Nonce::random()?,
+                nonce: Nonce::random().map_err(of_store)?,
             };
-            if insist(|| self.store.resolve(id, &resolution)).await? == Fenced::Applied {
+            let done = insist(|| self.store.resolve(id, &resolution)).await;
+            if done.map_err(of_store)? == Fenced::Applied {
                 return Ok(true);
             }
-            match self.store.get(id).await? {
+            match self.store.get(id).await.map_err(of_store)? {
                 Some(entry) => record = entry.record,
                 None => return Ok(false),
             }
@@ -426,12 +427,11 @@ impl<S: Store + Clone> Operations<S> {
 
     pub(super) async fn enter(&self, intent: Intent) -> Result<Begun, Refused> {
         self.log.begin(intent).await.map_err(|error| {
-            let error = Refused::from(error);
             let why = format!(
                 "nothing was done, because it could not be entered in the audit log: {}",
-                error.detail
+                with_causes(&error)
             );
-            Refused::new(Code::StoreUnavailable, why)
+            Refused::of_layer(ProblemCode::StoreUnavailable, why)
         })
     }
 
@@ -527,7 +527,7 @@ mod tests {
             ("a\u{1b}[2J", Code::InvalidRequest),
             (&"x".repeat(1_001), Code::InvalidRequest),
         ] {
-            assert_eq!(checked(reason).unwrap_err().code, code);
+            assert!(checked(reason).unwrap_err().is(code), "{reason}");
         }
     }
 }

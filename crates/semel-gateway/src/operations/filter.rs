@@ -8,9 +8,10 @@ use semel::store::{Cursor, Entry, ListQuery, Store};
 use semel::{Clock as _, Service, StateKind, StoreErrorKind, SystemClock, Timestamp};
 use tokio::time::Instant;
 
-use super::{Code, Refused};
+use super::of_store;
 use crate::audit;
 use crate::config::values;
+use crate::refused::Refused;
 
 /// How many records a page looks at. Where a filter is not the store's, most of them may not be wanted.
 const LOOK: usize = 2_000;
@@ -29,18 +30,21 @@ pub struct Filter {
     stuck: bool,
     service: Option<String>,
     operation: Option<String>,
+    /// As the note names it.
+    route: Option<String>,
     /// What a scope begins with.
     scope: Vec<String>,
     older: Option<Duration>,
 }
 
 /// The names that a filter is written with.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "state",
     "lapsed",
     "stuck",
     "service",
     "operation",
+    "route",
     "scope",
     "older",
 ];
@@ -63,6 +67,7 @@ impl Filter {
                     filter.service = Some(value.to_owned());
                 }
                 "operation" => filter.operation = Some(value.to_owned()),
+                "route" => filter.route = Some(value.to_owned()),
                 "scope" => filter.scope.push(value.to_owned()),
                 "older" => filter.older = Some(values::duration(value).map_err(wrong)?),
                 _ => {
@@ -109,6 +114,7 @@ impl Filter {
         !audit::is_entry(label)
             && is(&self.service, service)
             && is(&self.operation, operation)
+            && (self.route.is_none() || self.route.as_deref() == entry.record.note.get("route"))
             && label.scope.segments().len() >= self.scope.len()
             && self
                 .scope
@@ -215,9 +221,9 @@ pub(super) async fn page<S: Store>(
                     StoreErrorKind::Config | StoreErrorKind::NotApplied
                         if query.after.is_some() =>
                     {
-                        Refused::new(Code::InvalidRequest, format!("cursor: {error}"))
+                        Refused::invalid(format!("cursor: {error}"))
                     }
-                    _ => error.into(),
+                    _ => of_store(error),
                 })?;
             // A page that ends at its bound may have looked at more than it shows.
             found.looked_at += page.entries.len().max(1);
@@ -240,6 +246,7 @@ pub(super) async fn page<S: Store>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refused::Code;
 
     #[test]
     fn what_is_not_understood_is_said() {
@@ -249,7 +256,7 @@ mod tests {
                 "there are in-flight, unknown, completed, released",
             ),
             (
-                &[("route", "3")],
+                &[("method", "POST")],
                 "there is no such filter; there are state",
             ),
             (&[("older", "1 moon")], "older: `1 moon` is not a duration"),
@@ -264,8 +271,8 @@ mod tests {
             (&[("stuck", "true"), ("state", "unknown")], "without state"),
         ] {
             let refused = Filter::of(pairs.iter().copied()).unwrap_err();
-            assert_eq!(refused.code, Code::InvalidRequest);
-            assert!(refused.detail.contains(part), "{refused}");
+            assert!(refused.is(Code::InvalidRequest), "{refused}");
+            assert!(refused.detail().contains(part), "{refused}");
         }
     }
 

@@ -12,8 +12,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::filter::about_now;
 use super::view::time;
-use super::{Code, Operations, Refused};
+use super::{Operations, of_store};
 use crate::audit::{Came, Intent};
+use crate::refused::{Code, Refused};
 
 /// The actions that can need two.
 pub(crate) const ACTIONS: [&str; 6] = ["resolve", "release", "extend", "erase", "purge", "reveal"];
@@ -50,12 +51,13 @@ impl<S: Store + Clone> Operations<S> {
             let begun = self.enter(intent.clone()).await?;
             let number = begun.number().to_string();
             self.told(&begun, Came::Proposed);
-            self.log.end(begun, Came::Proposed, None, None).await?;
+            let kept = self.log.end(begun, Came::Proposed, None, None).await;
+            kept.map_err(of_store)?;
             return Ok(Some(number));
         };
         let wrong = |why: &str| Refused::new(Code::NotConfirmed, format!("proposal: {why}"));
         let place = number.parse().map_err(|why: String| wrong(&why))?;
-        let entry = self.log.entry(place).await?;
+        let entry = self.log.entry(place).await.map_err(of_store)?;
         let found = entry.ok_or_else(|| wrong("there is no such entry"))?;
         let Some(proposed) = found.intent.filter(|_| found.result == Came::Proposed) else {
             return Err(wrong("that entry proposes nothing"));

@@ -4,9 +4,9 @@
 //! 1. *Nothing is scanned without bound.* A page looks at so many records, for so long, and says where it
 //!    stopped ([`Found::next`]).
 //! 2. *An action is about what the viewer saw*: it carries the fence of that attempt, and is refused with
-//!    [`Code::RecordChanged`] where the record has another one.
+//!    `record-changed` where the record has another one.
 //! 3. *An attempt that runs is not decided about*: the store says so by its own clock
-//!    ([`Code::AttemptRunning`]).
+//!    (`attempt-running`).
 //! 4. *What is configured so needs two*: one proposes, another confirms (`four_eyes`).
 //! 5. *The intention is in the audit log before anything happens* (`audit`); where it cannot be written
 //!    there, nothing happens.
@@ -15,22 +15,30 @@ mod act;
 mod filter;
 mod four_eyes;
 pub mod order;
-mod refused;
 pub mod view;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use semel::IdentityDigest;
-use semel::store::{Entry, Store};
+use semel::store::{Entry, ListQuery, Refusal, Store};
+use semel::{IdentityDigest, StateKind, StoreError, StoreErrorKind};
+use semel_tower::ProblemCode;
+use tokio::time::{Instant, timeout_at};
 
 use crate::audit::{self, Log};
+use crate::command::with_causes;
 use crate::events::Events;
+use crate::refused::{Code, Refused};
 pub use act::{Action, Actor, Decided};
 pub(crate) use act::{facts, insist};
 pub use filter::{Filter, Found, MOST, Position};
 pub(crate) use four_eyes::ACTIONS;
-pub use refused::{Code, Refused};
-use view::{Detail, Done};
+use view::{Count, Counts, Detail, Done};
+
+/// How far it is counted.
+const COUNTED: usize = 1_000;
+/// For how long.
+const COUNTING: Duration = Duration::from_millis(500);
 
 /// What can be done on a store.
 #[derive(Debug)]
@@ -79,9 +87,9 @@ impl<S: Store + Clone> Operations<S> {
     /// One record.
     ///
     /// # Errors
-    /// [`Code::NoRecord`], or the store's.
+    /// `no-record`, or the store's.
     pub async fn find(&self, id: &IdentityDigest) -> Result<Entry, Refused> {
-        let found = self.store.get(id).await?;
+        let found = self.store.get(id).await.map_err(of_store)?;
         // The log's own are read there.
         let found = found.filter(|entry| !audit::is_entry(&entry.label));
         found.ok_or_else(|| {
@@ -119,5 +127,76 @@ impl<S: Store + Clone> Operations<S> {
         limit: usize,
     ) -> Result<Found, Refused> {
         filter::page(&self.store, filter, from, limit).await
+    }
+
+    /// How many records somebody may have to look at.
+    pub async fn counts(&self) -> Counts {
+        let (unknown, lapsed, in_flight) = tokio::join!(
+            self.count(StateKind::Unknown, false),
+            self.count(StateKind::InFlight, true),
+            self.count(StateKind::InFlight, false),
+        );
+        Counts {
+            unknown,
+            lapsed,
+            in_flight,
+        }
+    }
+
+    /// A store that reads all its records for it may take longer than anybody waits.
+    async fn count(&self, state: StateKind, lapsed: bool) -> Option<Count> {
+        let until = Instant::now() + COUNTING;
+        let mut query = ListQuery {
+            lapsed,
+            limit: COUNTED,
+            ..ListQuery::new(state)
+        };
+        let mut found = None::<Count>;
+        loop {
+            let Ok(page) = timeout_at(until, self.store.list(&query)).await else {
+                return found;
+            };
+            let page = page.ok()?;
+            let entries = page.entries.iter();
+            let operations = entries.filter(|entry| !audit::is_entry(&entry.label));
+            let records = found.map_or(0, |found| found.records) + operations.count();
+            let more = page.next.is_some();
+            found = Some(Count { records, more });
+            query.after = page.next;
+            if !more || records >= COUNTED {
+                return found;
+            }
+        }
+    }
+}
+
+/// What the store did not do. Operators may know why.
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+pub(crate) fn of_store(error: StoreError) -> Refused {
+    let why = with_causes(&error);
+    match error.kind() {
+        StoreErrorKind::Unknown => Refused::new(Code::ActionUnknown, why),
+        StoreErrorKind::TooLarge => Refused::new(Code::OutcomeTooLarge, why),
+        _ => Refused::of_layer(ProblemCode::StoreUnavailable, why),
+    }
+}
+
+fn of_refusal(refusal: Refusal) -> Refused {
+    match refusal {
+        Refusal::Missing => Refused::new(Code::NoRecord, "its retention ended in the meantime"),
+        Refusal::Running => Refused::new(
+            Code::AttemptRunning,
+            "an attempt holds its lease and may complete at any moment; wait for its end, or for its lease \
+             to lapse",
+        ),
+        Refusal::Superseded => Refused::new(
+            Code::RecordChanged,
+            "a later attempt, or another operator, came first; look at it again",
+        ),
+        Refusal::Settled(state) => {
+            let why = format!("the record is {}; look at it again", state.as_str());
+            Refused::new(Code::WrongState, why)
+        }
+        other => Refused::new(Code::WrongState, other.to_string()),
     }
 }

@@ -9,13 +9,15 @@ use semel::store::{Retention, Verdict};
 use semel::{Identity, IdentityDigest, Key, Outcome, OutcomeKind, Scope, Service};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
-use super::{Action, Refused};
+use super::Action;
 use crate::config::values;
 use crate::reconcile;
+use crate::refused::Refused;
 
 /// What `POST /api/v1/records/{id}/{action}` takes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
     /// The fence that the viewer saw.
@@ -28,6 +30,7 @@ pub struct Order {
     pub happened: Option<bool>,
     /// `resolve`: what retries get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub outcome: Option<Map<String, Value>>,
     /// `resolve`: how long they get it; `extend`: for how long from now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,7 +41,7 @@ pub struct Order {
 }
 
 /// What `POST /api/v1/purge` and `POST /api/v1/erase` take.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Many {
     /// Why.
@@ -56,7 +59,7 @@ pub struct Many {
 }
 
 /// What `POST /api/v1/records/lookup` takes: a full identity.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lookup {
     /// The service; `default` unless said.

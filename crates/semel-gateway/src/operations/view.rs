@@ -7,15 +7,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use semel::guard::Signal;
 use semel::record::Resolved;
-use semel::store::Entry;
+use semel::store::{Durability, Entry, Probe};
 use semel::{Outcome, OutcomeKind, Record, Service, State, StateKind, Timestamp};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::filter::{Found, about_now};
 use crate::events::Kept;
 
 /// A record in a list. Times are the store's clock's, in RFC 3339.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = RecordSummary)]
 pub struct Summary {
     /// Its name: the `Idempotency-Id` of the operation, 64 hexadecimal digits.
     pub id: String,
@@ -52,7 +54,8 @@ pub struct Summary {
 }
 
 /// A page of a list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Records)]
 pub struct Page {
     /// The records; may be fewer than were asked for.
     pub records: Vec<Summary>,
@@ -65,7 +68,8 @@ pub struct Page {
 }
 
 /// One record, with all that is known of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Record)]
 pub struct Detail {
     /// What a list shows.
     #[serde(flatten)]
@@ -83,7 +87,8 @@ pub struct Detail {
 }
 
 /// Something that happened to a record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = RecordEvent)]
 pub struct Event {
     /// What: as in the metric `semel_events_total`.
     pub event: String,
@@ -104,7 +109,8 @@ pub struct Event {
 }
 
 /// A record after an action.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Decision)]
 pub struct Done {
     /// The number of the audit log's entry.
     pub audit: String,
@@ -116,7 +122,8 @@ pub struct Done {
 }
 
 /// What became of many records.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Decisions)]
 pub struct DoneMany {
     /// The number of the audit log's entry.
     pub audit: String,
@@ -126,8 +133,136 @@ pub struct DoneMany {
     pub proposed: bool,
 }
 
+/// What waits for somebody else to confirm it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Proposed {
+    /// The number of the audit log's entry.
+    pub audit: String,
+    /// It is not done yet.
+    pub proposed: bool,
+}
+
+impl Proposed {
+    /// By this entry of the audit log.
+    pub const fn new(audit: String) -> Self {
+        Self {
+            audit,
+            proposed: true,
+        }
+    }
+}
+
+/// How things stand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Overview {
+    /// The program's version.
+    pub version: String,
+    /// The store's condition.
+    pub store: StoreCondition,
+    /// How many records somebody may have to look at.
+    pub records: Counts,
+    /// How often each event happened in this process, by its name; none on a store itself.
+    pub events: BTreeMap<String, u64>,
+}
+
+/// The store's condition.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreCondition {
+    /// `up`, `full` or `down`.
+    pub condition: String,
+    /// Why it is not up.
+    pub why: Option<String>,
+}
+
+/// How many records there are. None where they could not be counted in time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Counts {
+    /// Unknown ones.
+    pub unknown: Option<Count>,
+    /// In flight past their lease.
+    pub lapsed: Option<Count>,
+    /// In flight, lapsed ones too.
+    pub in_flight: Option<Count>,
+}
+
+/// How many there are, as far as it was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Count {
+    /// So many were counted.
+    pub records: usize,
+    /// Whether there may be more.
+    pub more: bool,
+}
+
+/// What holds for each route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Policy {
+    /// In the order in which they are tried.
+    pub routes: Vec<RoutePolicy>,
+}
+
+/// What holds for a route.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RoutePolicy {
+    /// Its name.
+    pub name: String,
+    /// What it takes.
+    pub matches: String,
+    /// Where its requests go.
+    pub upstreams: Vec<String>,
+    /// Whether its requests happen once. The rest is there if so.
+    pub protect: bool,
+    /// The service that its keys belong to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// `enforce` or `observe`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// The convention that it follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preset: Option<String>,
+    /// Whether requests without a key are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require_key: Option<bool>,
+    /// How long an attempt is held without being renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// How long answers are replayed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<String>,
+    /// How long a duplicate waits for an attempt in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<String>,
+    /// What becomes of a lost attempt: `hold`, `retry` or `reconcile`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_lost: Option<String>,
+    /// The largest body of a request with a key, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_body: Option<u64>,
+    /// Whether requests without a principal are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require_principal: Option<bool>,
+}
+
+/// The store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Store)]
+pub struct StoreView {
+    /// Which one.
+    pub store: String,
+    /// Its condition.
+    pub condition: StoreCondition,
+    /// What acknowledged records survive.
+    pub survives: String,
+    /// What operators should change.
+    pub warnings: Vec<String>,
+    /// Whether it finds records by their state. Otherwise a list looks through all records, some on each
+    /// page.
+    pub finds_by_state: bool,
+}
+
 /// A decision by an operator or a reconciler.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Resolution {
     /// Who decided.
     pub by: String,
@@ -144,7 +279,8 @@ pub struct Resolution {
 }
 
 /// A finished step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = RecordStep)]
 pub struct Step {
     /// Its name.
     pub name: String,
@@ -153,7 +289,8 @@ pub struct Step {
 }
 
 /// What is replayed. Redacted, it has no values: personal data may be among them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = StoredAnswer)]
 pub struct Answer {
     /// `success`, `failure`, or `omitted` where it was too large to keep.
     pub kind: String,
@@ -172,7 +309,8 @@ pub struct Answer {
 }
 
 /// A field of an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = StoredField)]
 pub struct Field {
     /// Its name.
     pub name: String,
@@ -181,7 +319,7 @@ pub struct Field {
 }
 
 /// Something that can be done about a record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Choice {
     /// The action's name.
     pub action: String,
@@ -239,6 +377,26 @@ impl Detail {
             steps: steps.collect(),
             outcome,
             actions: choices(record),
+        }
+    }
+}
+
+impl From<&Probe> for StoreView {
+    fn from(probe: &Probe) -> Self {
+        let survives = match probe.durability {
+            Durability::Process => "nothing: records end with the process",
+            Durability::Crash => "a crash of the store's process, but not a loss of power",
+            Durability::Power => "a loss of power",
+            Durability::Replicated => "the loss of a node",
+            _ => "",
+        };
+        Self {
+            store: probe.store.to_owned(),
+            condition: StoreCondition::default(),
+            survives: survives.to_owned(),
+            warnings: probe.warnings.clone(),
+            // They have no index by state: `docs/stores.md`.
+            finds_by_state: !["redis", "nats", "dynamodb"].contains(&probe.store),
         }
     }
 }

@@ -25,7 +25,8 @@ use crate::command::with_causes;
 use crate::connector::Connector;
 use crate::operations::order::{self, DEFAULT_TTL, Lookup, Many, Order};
 use crate::operations::view::{Answer, Detail, Done, DoneMany, Page};
-use crate::operations::{Actor, Filter, Operations, Position, Refused};
+use crate::operations::{Actor, Filter, Operations, Position, of_store};
+use crate::refused::Refused;
 use crate::tls::PemFile;
 use crate::tls::client::{Speaks, Trust};
 
@@ -118,7 +119,8 @@ impl Desk {
             }
             Self::Store(operations, _) => {
                 let filter = Filter::of(filter.iter().map(|(name, value)| (*name, &**value)));
-                let filter = filter.map_err(|why| Failure::Misused(format!("--{}", why.detail)))?;
+                let filter =
+                    filter.map_err(|why| Failure::Misused(format!("--{}", why.detail())))?;
                 let from = cursor.map_or_else(|| Ok(Position::default()), Position::parse)?;
                 Ok(operations.list(&filter, &from, limit).await?.into())
             }
@@ -126,7 +128,7 @@ impl Desk {
     }
 
     pub(super) async fn show(&self, id: &str) -> Result<Detail> {
-        let digest = order::id(id).map_err(|why| Failure::Misused(why.detail))?;
+        let digest = order::id(id).map_err(|why| Failure::Misused(why.detail().to_owned()))?;
         match self {
             Self::Gateway(gateway) => gateway.get(&format!("records/{digest}")).await,
             Self::Store(operations, _) => Ok(operations.detail(&operations.find(&digest).await?)),
@@ -211,7 +213,7 @@ impl Desk {
                     .transpose()
                     .map_err(Failure::Failed)?;
                 let page = operations.log().page(from, limit).await;
-                Ok(page.map_err(Refused::from)?)
+                Ok(page.map_err(of_store)?)
             }
         }
     }

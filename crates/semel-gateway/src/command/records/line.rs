@@ -22,6 +22,7 @@ pub fn command() -> Command {
                 .arg(switch("stuck", "Only unknown ones, and those in flight past their lease"))
                 .arg(switch("lapsed", "Only those in flight past their lease"))
                 .args(whose())
+                .arg(text("route", "NAME", "Only those whose note names this route"))
                 .arg(text("older", "DUR", "Only those first claimed at least so long ago"))
                 .arg(
                     text("limit", "N", "How many at most [default: 100, and all with --json]")

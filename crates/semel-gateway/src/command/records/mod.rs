@@ -81,7 +81,7 @@ pub(super) fn progress(line: &str) {
 
 async fn list(desk: &Desk, flags: &ArgMatches) -> Outcome {
     let mut filter = Vec::new();
-    for name in ["state", "service", "operation", "older"] {
+    for name in ["state", "service", "operation", "route", "older"] {
         filter.extend(text(flags, name).map(|value| (name, value.to_owned())));
     }
     for name in ["lapsed", "stuck"] {

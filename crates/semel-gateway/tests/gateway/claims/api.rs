@@ -8,6 +8,7 @@ use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
+use crate::support::described::described;
 use crate::support::{Answer, get, send};
 
 /// A client, with a token where it has one.
@@ -53,99 +54,8 @@ impl Api {
             Some("no-store"),
             "{answer:?}"
         );
-        self.check(method, path, &answer);
+        described(&self.document, method, path, &answer);
         answer
-    }
-
-    /// The answer is one that the description knows.
-    fn check(&self, method: &str, path: &str, answer: &Answer) {
-        let path = match path.split('/').collect::<Vec<_>>()[..] {
-            ["", "v1", "claims"] => "/v1/claims".to_owned(),
-            ["", "v1", "claims", _] => "/v1/claims/{id}".to_owned(),
-            ["", "v1", "claims", _, step] => format!("/v1/claims/{{id}}/{step}"),
-            _ => return,
-        };
-        let operation = &self.document["paths"][&path][method.to_lowercase()];
-        if operation.is_null() {
-            return;
-        }
-        let status = answer.status.as_str();
-        let content = &operation["responses"][status]["content"];
-        let kind = answer.header("content-type").unwrap();
-        let schema = &content[kind]["schema"];
-        assert!(
-            !schema.is_null(),
-            "{method} {path}: {status} {kind} is not described"
-        );
-        let body = serde_json::from_slice(&answer.body).unwrap();
-        let wrong = self.mismatch(schema, &body);
-        assert_eq!(wrong, None, "{method} {path}: {status} {body}");
-    }
-
-    /// What of a value is not as its schema says: as far as the schemas here go.
-    fn mismatch(&self, schema: &Value, value: &Value) -> Option<String> {
-        let schema = match schema["$ref"].as_str() {
-            Some(name) => {
-                let name = name.trim_start_matches("#/components/schemas/");
-                &self.document["components"]["schemas"][name]
-            }
-            None => schema,
-        };
-        for any in ["oneOf", "anyOf"] {
-            if let Some(schemas) = schema[any].as_array() {
-                let mut wrong = schemas.iter().map(|schema| self.mismatch(schema, value));
-                return match wrong.any(|wrong| wrong.is_none()) {
-                    true => None,
-                    false => Some(format!("{value} is none of {schemas:?}")),
-                };
-            }
-        }
-        if let Some(known) = schema["enum"].as_array()
-            && !known.contains(value)
-        {
-            return Some(format!("{value} is none of {known:?}"));
-        }
-        let kind = match value {
-            Value::Null => "null",
-            Value::Bool(_) => "boolean",
-            Value::Number(_) => "integer",
-            Value::String(_) => "string",
-            Value::Array(_) => "array",
-            Value::Object(_) => "object",
-        };
-        let expected = match &schema["type"] {
-            Value::String(one) => vec![one.as_str()],
-            Value::Array(some) => some.iter().filter_map(Value::as_str).collect(),
-            _ => return None,
-        };
-        if !expected.contains(&kind) {
-            return Some(format!("{value} is no {expected:?}"));
-        }
-        match value {
-            Value::Array(values) => {
-                let mut wrong = values
-                    .iter()
-                    .map(|value| self.mismatch(&schema["items"], value));
-                wrong.find_map(|wrong| wrong)
-            }
-            Value::Object(members) => {
-                let required = schema["required"].as_array().cloned().unwrap_or_default();
-                let missing = required.iter().find(|name| {
-                    let name = name.as_str().unwrap();
-                    !members.contains_key(name)
-                });
-                if let Some(missing) = missing {
-                    return Some(format!("{missing} is missing in {value}"));
-                }
-                members
-                    .iter()
-                    .find_map(|(name, value)| match &schema["properties"][name] {
-                        Value::Null => Some(format!("{name} is not described")),
-                        schema => self.mismatch(schema, value),
-                    })
-            }
-            _ => None,
-        }
     }
 
     /// A claim of this key in the operation `job`, with more members.

@@ -14,6 +14,7 @@ use std::process::{Command, Output, Stdio};
 use axum::http::Method;
 use serde_json::Value;
 
+use crate::support::described::described;
 use crate::support::{Answer, Gateway, Reaction, Script, order, request, send};
 
 /// Runs the program in an environment of its own.
@@ -77,20 +78,23 @@ fn admin(gateway: &Gateway) -> [String; 2] {
 async fn post(gateway: &Gateway, path: &str, body: &Value) -> Answer {
     let json = [("content-type", "application/json")];
     let path = format!("/api/v1/{path}");
-    send(request(
-        Method::POST,
-        gateway.admin,
-        &path,
-        &json,
-        &body.to_string(),
-    ))
-    .await
-    .unwrap()
+    let body = body.to_string();
+    let answer = send(request(Method::POST, gateway.admin, &path, &json, &body));
+    let answer = answer.await.unwrap();
+    described(&description(gateway).await, "POST", &path, &answer);
+    answer
+}
+
+async fn description(gateway: &Gateway) -> Value {
+    let answer = crate::support::get(gateway.admin, "/openapi.json").await;
+    serde_json::from_str(answer.text()).unwrap()
 }
 
 async fn read(gateway: &Gateway, path: &str) -> Value {
-    let answer = crate::support::get(gateway.admin, &format!("/api/v1/{path}")).await;
+    let path = format!("/api/v1/{path}");
+    let answer = crate::support::get(gateway.admin, &path).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
+    described(&description(gateway).await, "GET", &path, &answer);
     serde_json::from_str(answer.text()).unwrap()
 }
 

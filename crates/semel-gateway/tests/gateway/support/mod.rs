@@ -1,5 +1,6 @@
 //! A gateway process, upstreams to put behind it, and clients.
 
+pub(crate) mod described;
 mod gateway;
 mod ledger;
 mod raw;

@@ -1,0 +1,198 @@
+//! What changes something, or shows what is hidden.
+
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use http::{StatusCode, Uri};
+use semel::{IdentityDigest, Service};
+
+use super::{Answered, Api, Shared};
+use crate::access::{Caller, Role};
+use crate::config::Route;
+use crate::exchange::{Given, Id, Told};
+use crate::openapi::ActionProblems;
+use crate::operations::Actor;
+use crate::operations::order::{self, Many, Order};
+use crate::operations::view::{Answer, Done, DoneMany, Proposed};
+use crate::peer::Peer;
+use crate::refused::{Code, Refused};
+
+/// Decides about a record.
+///
+/// `resolve`: what is unknown happened, with this outcome, or did not happen. `release`: it did not happen.
+/// `extend`: what is completed is replayed for longer. `erase`: its answer is removed.
+#[utoipa::path(
+    post,
+    path = "/api/v1/records/{id}/{action}",
+    operation_id = "act",
+    tag = "records",
+    params(
+        ("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$"),
+        ("action" = String, Path, description = "What is done", pattern = "^(resolve|release|extend|erase)$"),
+    ),
+    request_body = Order,
+    responses(
+        (status = 200, description = "It is done", body = Done),
+        (status = 202, description = "Somebody else has to confirm it", body = Done),
+        ActionProblems,
+    ),
+)]
+pub(super) async fn act(
+    State(api): Shared,
+    uri: Uri,
+    Extension(peer): Extension<Peer>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+    order: Result<Given<Order>, Refused>,
+) -> Answered<Done> {
+    let action = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
+    caller.require(match &*action {
+        "erase" => Role::Admin,
+        _ => Role::Operator,
+    })?;
+    let Given(order) = order?;
+    let actor = actor(&caller, &peer);
+    finished(async move {
+        let ttl = api.default_ttl(&id).await;
+        let operations = &api.operations;
+        let done = operations.act(&actor, &id, &action, order, ttl).await?;
+        let done = operations.done(done);
+        Ok(Told(status(done.proposed), done))
+    })
+    .await
+}
+
+/// Shows the whole answer that is replayed.
+#[utoipa::path(
+    post,
+    path = "/api/v1/records/{id}/reveal",
+    operation_id = "reveal",
+    tag = "records",
+    params(("id" = String, Path, description = "The name of the record", pattern = "^[0-9a-fA-F]{64}$")),
+    request_body = Order,
+    responses(
+        (status = 200, description = "The answer", body = Answer),
+        (status = 202, description = "Somebody else has to confirm it", body = Proposed),
+        ActionProblems,
+    ),
+)]
+pub(super) async fn reveal(
+    State(api): Shared,
+    Extension(peer): Extension<Peer>,
+    Extension(caller): Extension<Caller>,
+    Id(id): Id,
+    order: Result<Given<Order>, Refused>,
+) -> Result<Result<Told<Answer>, Told<Proposed>>, Refused> {
+    caller.require(Role::Operator)?;
+    let Given(order) = order?;
+    let actor = actor(&caller, &peer);
+    finished(async move {
+        let revealed = api.operations.reveal(&actor, &id, &order).await?;
+        Ok(match revealed {
+            Ok(answer) => Ok(Told(StatusCode::OK, answer)),
+            Err(audit) => Err(Told(status(true), Proposed::new(audit))),
+        })
+    })
+    .await
+}
+
+/// Removes the answers of a scope.
+#[utoipa::path(
+    post,
+    path = "/api/v1/erase",
+    operation_id = "erase",
+    tag = "records",
+    request_body = Many,
+    responses(
+        (status = 200, description = "It is done", body = DoneMany),
+        (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
+        ActionProblems,
+    ),
+)]
+pub(super) async fn erase(
+    State(api): Shared,
+    Extension(peer): Extension<Peer>,
+    Extension(caller): Extension<Caller>,
+    order: Result<Given<Many>, Refused>,
+) -> Answered<DoneMany> {
+    caller.require(Role::Admin)?;
+    let Given(order) = order?;
+    let actor = actor(&caller, &peer);
+    finished(async move {
+        let done = api.operations.erase_scope(&actor, &order, |_| ()).await?;
+        Ok(Told(status(done.proposed), done))
+    })
+    .await
+}
+
+/// Removes what is past its retention.
+#[utoipa::path(
+    post,
+    path = "/api/v1/purge",
+    operation_id = "purge",
+    tag = "records",
+    request_body = Many,
+    responses(
+        (status = 200, description = "It is done", body = DoneMany),
+        (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
+        ActionProblems,
+    ),
+)]
+pub(super) async fn purge(
+    State(api): Shared,
+    Extension(peer): Extension<Peer>,
+    Extension(caller): Extension<Caller>,
+    order: Result<Given<Many>, Refused>,
+) -> Answered<DoneMany> {
+    caller.require(Role::Admin)?;
+    let Given(order) = order?;
+    let actor = actor(&caller, &peer);
+    finished(async move {
+        let done = api.operations.purge(&actor, &order, |_| ()).await?;
+        Ok(Told(status(done.proposed), done))
+    })
+    .await
+}
+
+/// Nothing is done until somebody else confirms it.
+const fn status(proposed: bool) -> StatusCode {
+    match proposed {
+        true => StatusCode::ACCEPTED,
+        false => StatusCode::OK,
+    }
+}
+
+/// Who asks, for the audit log.
+fn actor(caller: &Caller, peer: &Peer) -> Actor {
+    Actor {
+        name: caller.name().to_owned(),
+        from: peer.address().to_string(),
+    }
+}
+
+/// Does something to the end, also where whoever asked for it goes away in the middle.
+async fn finished<T: Send + 'static>(
+    task: impl Future<Output = Result<T, Refused>> + Send + 'static,
+) -> Result<T, Refused> {
+    tokio::spawn(task).await.unwrap_or_else(|error| {
+        let why = format!("it broke off: {error}");
+        Err(Refused::new(Code::ActionUnknown, why))
+    })
+}
+
+impl Api {
+    /// As long as an answer of the record's service is replayed that comes by itself.
+    async fn default_ttl(&self, id: &IdentityDigest) -> Duration {
+        let service = match self.operations.find(id).await {
+            Ok(entry) => Service::split(&entry.label.operation).1.to_owned(),
+            Err(_) => String::new(),
+        };
+        let table = self.table.load();
+        let of_service = |route: &&Route| {
+            route.protect && route.service.clone().unwrap_or_default().name() == service
+        };
+        let route = table.config.routes.iter().find(of_service);
+        route.map_or(order::DEFAULT_TTL, |route| route.ttl)
+    }
+}
