@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::guard::{Guard, Seen, Signal};
+use semel::guard::{Again, Guard, Lead, Seen, Signal};
 use semel::store::{Acquired, Claim, Entry, Fenced, Store as _, StoreExt as _};
 use semel::{AnyStore, Backoff, Progress, StoreErrorKind};
 use semel_tower::ProblemCode;
@@ -38,7 +38,7 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
     };
     let since = Instant::now();
     let deadline = since + asked.wait;
-    let mut room = None;
+    let (mut room, mut has_waited) = (None, false);
     let seen = |signal: Signal| {
         let mut seen = Seen::of(identity, signal);
         seen.waited = Some(since.elapsed());
@@ -50,16 +50,27 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         Refused::of_layer(code, detail).with("id", id.clone())
     };
     loop {
-        in_doubt.is_doubtful = true;
-        let answer = guard.store().claim(identity, &asked.request).await;
-        let answer = answer.inspect_err(|error| {
-            in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
-            guard.tell(&seen(match error.kind() {
-                StoreErrorKind::Capacity => Signal::Capacity,
-                _ => Signal::StoreError,
-            }));
-        })?;
-        in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
+        let again = match has_waited {
+            true => guard.again(identity, &asked.request, since).await,
+            false => Again::Send(Lead::default()),
+        };
+        let answer = match again {
+            Again::Told(answer) => answer,
+            Again::Send(lead) => {
+                in_doubt.is_doubtful = true;
+                let answer = guard.store().claim(identity, &asked.request).await;
+                let answer = answer.inspect_err(|error| {
+                    in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
+                    guard.tell(&seen(match error.kind() {
+                        StoreErrorKind::Capacity => Signal::Capacity,
+                        _ => Signal::StoreError,
+                    }));
+                })?;
+                in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
+                lead.tell(&answer);
+                answer
+            }
+        };
         let refused = match answer {
             Claim::Acquired(acquired) => {
                 // Sent again it may have been made long ago: what its client is told of the lease is to hold.
@@ -103,6 +114,7 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                         }
                         () = until_stopping(claims.stopping.clone()) => {}
                     }
+                    has_waited = true;
                     continue;
                 }
                 refused(

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::attempt::Claimed;
 use super::lease::later;
 use super::settle::{PATIENCE, in_runtime};
-use super::{Asked, Effects, Guard, Held, OnStoreError, Seen, Signal};
+use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Claim, ClaimRequest, Entry, Fence, Nonce, OnLost, Store};
 use crate::{Identity, Outcome, StoreError, StoreErrorKind};
@@ -94,6 +94,7 @@ impl<S: Store> Guard<S> {
             is_doubtful: false,
         };
         let (mut since, mut deadline, mut asked_about) = (None, None, None);
+        let mut has_waited = false;
         loop {
             let sent = Instant::now();
             let since = *since.get_or_insert(sent);
@@ -103,7 +104,11 @@ impl<S: Store> Guard<S> {
                     ..seen
                 });
             };
-            let answer = match claim.send().await {
+            let answer = match has_waited {
+                true => claim.send_again(since).await,
+                false => claim.send().await,
+            };
+            let answer = match answer {
                 Ok(answer) => answer,
                 Err(error)
                     if policy.on_store_error == OnStoreError::FailOpen && is_down(&error) =>
@@ -137,6 +142,7 @@ impl<S: Store> Guard<S> {
                         let waited = self.store().wait(identity.digest(), fence, turn).await;
                         waited
                             .inspect_err(|_| self.tell(&Seen::of(identity, Signal::StoreError)))?;
+                        has_waited = true;
                         continue;
                     }
                     let retry_after = remaining.min(RETRY_AFTER);
@@ -199,6 +205,18 @@ impl<S: Store> InDoubt<'_, S> {
             }
             retries -= 1;
             sleep(backoff.pause()).await;
+        }
+    }
+
+    /// Sends the claim, unless another that waited for the same attempt does.
+    async fn send_again(&mut self, since: Instant) -> Result<Claim, StoreError> {
+        match self.guard.again(self.identity, &self.request, since).await {
+            Again::Told(claim) => Ok(claim),
+            Again::Send(lead) => {
+                let claim = self.send().await?;
+                lead.tell(&claim);
+                Ok(claim)
+            }
         }
     }
 

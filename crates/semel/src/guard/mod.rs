@@ -25,6 +25,7 @@
 //! # }
 //! ```
 
+mod again;
 mod asked;
 mod attempt;
 mod attended;
@@ -54,6 +55,7 @@ use crate::StoreError;
 use crate::store::Store;
 use crate::sync::Watched;
 
+pub use again::{Again, Lead};
 pub use asked::Asked;
 pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
 pub use attended::{Attended, Caller};
@@ -86,6 +88,7 @@ struct Shared<S> {
     reconciler: Option<Arc<dyn Reconciler>>,
     reconcile_options: ReconcileOptions,
     flights: reconcile::Flights,
+    turns: again::Turns,
     tasks: TaskTracker,
     /// Those among them that tell the store what is known.
     pursuits: TaskTracker,
@@ -200,6 +203,7 @@ impl<S: Store> Guard<S> {
                 reconciler: None,
                 reconcile_options: ReconcileOptions::default(),
                 flights: reconcile::Flights::default(),
+                turns: again::Turns::default(),
                 tasks: TaskTracker::new(),
                 pursuits: TaskTracker::new(),
                 purgers: TaskTracker::new(),

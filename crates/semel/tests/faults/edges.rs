@@ -261,3 +261,46 @@ async fn an_error_that_is_kept_is_no_value_though_the_value_is_a_result() {
         }
     }
 }
+
+/// An attempt that ends is no stampede: who waited for it asks the store together.
+#[tokio::test(start_paused = true)]
+async fn of_a_thousand_that_wait_one_claims_again() {
+    const WAITERS: u32 = 1000;
+    let store = Arc::new(Scripted::new(&[]));
+    let policy = Policy::default().with_wait(Duration::from_mins(1));
+    let guard = Guard::new(Arc::clone(&store), policy);
+    for (key, last) in [("released", false), ("completed", true)] {
+        let first = held(&guard, &asked(key)).await;
+        let waiters: Vec<_> = (0..WAITERS)
+            .map(|_| {
+                let guard = guard.clone();
+                tokio::spawn(async move {
+                    match guard.begin(&asked(key)).await.unwrap() {
+                        Begin::Acquired(held) => {
+                            let done = held.complete(&Outcome::success(b"done")).await;
+                            assert_eq!(done.unwrap(), Settled::Applied);
+                            true
+                        }
+                        Begin::Completed(_) => false,
+                        other => panic!("{other:?}"),
+                    }
+                })
+            })
+            .collect();
+        sleep(Duration::from_secs(1)).await;
+        store.claims.store(0, SeqCst);
+        let done = Outcome::success(b"done");
+        let settled = match last {
+            true => first.complete(&done).await,
+            false => first.release().await,
+        };
+        assert_eq!(settled.unwrap(), Settled::Applied);
+        // One runs, and completes; all others take that.
+        let mut ran = 0;
+        for waiter in waiters {
+            ran += u32::from(waiter.await.unwrap());
+        }
+        assert_eq!(ran, u32::from(!last));
+        assert_eq!(store.claims.load(SeqCst), if last { 1 } else { 2 });
+    }
+}

@@ -33,6 +33,8 @@ pub(crate) struct Scripted {
     fates: Mutex<VecDeque<Fate>>,
     largest: usize,
     pub(crate) rolled_back: AtomicU32,
+    /// How many claims came.
+    pub(crate) claims: AtomicU32,
     /// Claims do not arrive.
     pub(crate) unreached: AtomicBool,
     /// Renewals are not answered.
@@ -53,6 +55,7 @@ impl Scripted {
             fates: Mutex::new(fates.iter().copied().collect()),
             largest: 1000,
             rolled_back: AtomicU32::new(0),
+            claims: AtomicU32::new(0),
             unreached: false.into(),
             deaf: false.into(),
             blind: false.into(),
@@ -163,6 +166,9 @@ impl Transactional for Scripted {
 #[rustfmt::skip]
 impl Store for Scripted {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.claims.fetch_add(1, Ordering::SeqCst);
+        // No answer comes at once.
+        tokio::task::yield_now().await;
         if self.unreached.load(Ordering::SeqCst) {
             return Err(error(StoreErrorKind::Unknown));
         }

@@ -2,18 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::Request;
-use http_body_util::Full;
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::api::{Api, said};
 use super::{gateway, nowhere};
-use crate::support::{Answer, Gateway, eventually, read_whole};
+use crate::support::{Answer, Gateway, eventually};
 
 const WAITERS: usize = 32;
 
@@ -129,46 +123,4 @@ async fn a_closed_connection_claims_nothing() {
     held.told("abandon", json!({})).await;
     assert_eq!(api.show(held.id()).await["state"], "released");
     assert_eq!(api.acquire("k", json!({})).await.said["attempt"], 2);
-}
-
-/// Must hold for the release build: `SEMEL_BIN`.
-#[tokio::test]
-#[ignore = "a time is measured: scripts/nightly, on a machine that does nothing else"]
-async fn a_thousand_that_wait_are_woken_within_100_ms() {
-    const STREAMS: usize = 200;
-    let gateway = gateway();
-    let api = Api::of(gateway.admin).await;
-    let held = api.acquire("k", json!({})).await;
-    let body = json!({"operation": "job", "key": "k", "wait": "5m"}).to_string();
-    let mut waiters = Vec::new();
-    for _ in 0..5 {
-        let stream = TokioIo::new(TcpStream::connect(api.address).await.unwrap());
-        let opened = http2::handshake(TokioExecutor::new(), stream).await;
-        let (sender, connection) = opened.unwrap();
-        tokio::spawn(connection);
-        waiters.extend((0..STREAMS).map(|_| {
-            let mut sender = sender.clone();
-            let request = Request::post(format!("http://{}/v1/claims", api.address))
-                .header("content-type", "application/json")
-                .body(Full::new(Bytes::from(body.clone())));
-            tokio::spawn(async move {
-                let answer = sender.send_request(request.unwrap()).await.unwrap();
-                let answer = read_whole(answer).await.unwrap();
-                assert_eq!(answer.status, 200, "{}", answer.text());
-                Instant::now()
-            })
-        }));
-    }
-    wait_for(&api, waiters.len()).await;
-    let began = Instant::now();
-    held.told("complete", json!({"outcome": {"text": "done"}}))
-        .await;
-    let recorded = began.elapsed();
-    let mut last = began;
-    for waiter in waiters {
-        last = last.max(waiter.await.unwrap());
-    }
-    let woken = last - began;
-    println!("recorded after {recorded:?}, the last of 1000 told after {woken:?}");
-    assert!(woken < Duration::from_millis(100), "{woken:?}");
 }
