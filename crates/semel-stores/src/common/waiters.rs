@@ -1,13 +1,14 @@
-//! Who waits in this process, and how a wait goes on a store that pushes, or does not.
+//! Who waits in this process, and how a wait goes on a store that pushes, or does not. A look is
+//! shared: a thousand who wait for one record cost the store as much as one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::IdentityDigest;
-use semel::store::{Result, Waited};
-use tokio::sync::watch;
+use semel::store::{Fence, Result, Waited};
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
+use tokio::sync::{self, watch};
 use tokio::time::{Instant, timeout_at};
 
 /// How often a waiter looks by itself.
@@ -63,33 +64,49 @@ fn chance() -> f64 {
 /// The waiters of one process, by record.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    waiting: Mutex<HashMap<IdentityDigest, watch::Sender<()>>>,
+    waiting: Mutex<HashMap<IdentityDigest, Watched>>,
+}
+
+/// What those who wait for one record share.
+struct Watched {
+    /// When they were woken last.
+    wakes: watch::Sender<Instant>,
+    looked: Arc<sync::Mutex<Option<Looked>>>,
+}
+
+/// The latest look.
+struct Looked {
+    fence: Fence,
+    begun: Instant,
+    ended: Instant,
+    found: std::result::Result<Running, (StoreErrorKind, Box<str>)>,
 }
 
 impl Waiters {
     /// Wakes who waits for this record.
     #[allow(dead_code, reason = "not every store pushes")]
     pub(crate) fn wake(&self, identity: &IdentityDigest) {
-        if let Some(sender) = self.waiting.lock().get(identity) {
-            sender.send_replace(());
+        if let Some(watched) = self.waiting.lock().get(identity) {
+            watched.wakes.send_replace(Instant::now());
         }
     }
 
     /// Wakes all: pushes may have been lost, everybody looks again.
     #[allow(dead_code, reason = "not every store pushes")]
     pub(crate) fn wake_all(&self) {
-        for sender in self.waiting.lock().values() {
-            sender.send_replace(());
+        for watched in self.waiting.lock().values() {
+            watched.wakes.send_replace(Instant::now());
         }
     }
 
-    /// Waits until `look` no longer finds the record in flight, or `timeout` has passed. Looks at
-    /// once, after each wake, and as often as `poll` says.
+    /// Waits until `look` no longer finds the record in flight under `fence`, or `timeout` has passed.
+    /// Looks at once, after each wake, and as often as `poll` says; or another waiter does, since.
     ///
     /// Nothing is lost between: the waiter is known to [`wake`](Self::wake) before it first looks.
     pub(crate) async fn wait<L>(
         self: &Arc<Self>,
         identity: &IdentityDigest,
+        fence: Fence,
         timeout: Duration,
         poll: Poll,
         mut look: impl FnMut() -> L,
@@ -104,15 +121,19 @@ impl Waiters {
             .unwrap_or(now + Duration::from_hours(24 * 365));
         let mut waiter = self.register(identity);
         let (mut pauses, mut unheard) = (poll.pauses(), Poll::ONLY.pauses());
+        // Looks that began before this know nothing of what is asked for.
+        let mut since = now;
         loop {
-            waiter.wakes.mark_unchanged();
-            let next = match look().await? {
+            since = since.max(*waiter.wakes.borrow_and_update());
+            let looked = waiter.look(fence, since, &mut look).await?;
+            let next = match looked.running {
                 Running::No => return Ok(Waited::Changed),
                 Running::Yes => pauses.next(),
                 Running::Unheard => unheard.next(),
             };
             let pause = next.unwrap_or(poll.longest);
-            let next = (Instant::now() + pause).min(end);
+            let next = (looked.ended + pause).min(end);
+            since = looked.begun + Duration::from_nanos(1);
             // The sender lives as long as this receiver: `changed` cannot fail.
             let pushed = timeout_at(next, waiter.wakes.changed()).await.is_ok();
             if !pushed && Instant::now() >= end {
@@ -123,11 +144,13 @@ impl Waiters {
 
     fn register(self: &Arc<Self>, identity: &IdentityDigest) -> Waiter {
         let mut waiting = self.waiting.lock();
-        let sender = waiting
-            .entry(*identity)
-            .or_insert_with(|| watch::Sender::new(()));
+        let watched = waiting.entry(*identity).or_insert_with(|| Watched {
+            wakes: watch::Sender::new(Instant::now()),
+            looked: Arc::default(),
+        });
         Waiter {
-            wakes: sender.subscribe(),
+            wakes: watched.wakes.subscribe(),
+            looked: Arc::clone(&watched.looked),
             identity: *identity,
             waiters: self.clone(),
         }
@@ -147,9 +170,64 @@ pub(crate) enum Running {
 }
 
 struct Waiter {
-    wakes: watch::Receiver<()>,
+    wakes: watch::Receiver<Instant>,
+    looked: Arc<sync::Mutex<Option<Looked>>>,
     identity: IdentityDigest,
     waiters: Arc<Waiters>,
+}
+
+/// A look that found something.
+struct Found {
+    running: Running,
+    begun: Instant,
+    ended: Instant,
+}
+
+impl Waiter {
+    /// What was found by a look that began at `since` or later: another waiter's, or one of its own. An
+    /// error is shared too, so that a store that is down makes nobody wait in line for it.
+    async fn look<L>(
+        &self,
+        fence: Fence,
+        since: Instant,
+        look: &mut impl FnMut() -> L,
+    ) -> Result<Found>
+    where
+        L: Future<Output = Result<Running>>,
+    {
+        let mut latest = self.looked.lock().await;
+        let is_it = |latest: &&Looked| latest.fence == fence && latest.begun >= since;
+        if let Some(latest) = latest.as_ref().filter(is_it) {
+            let running = match &latest.found {
+                Ok(running) => *running,
+                Err((kind, text)) => return Err(StoreError::new(*kind, text.clone())),
+            };
+            let (begun, ended) = (latest.begun, latest.ended);
+            return Ok(Found {
+                running,
+                begun,
+                ended,
+            });
+        }
+        let begun = Instant::now();
+        let found = look().await;
+        let ended = Instant::now();
+        *latest = Some(Looked {
+            fence,
+            begun,
+            ended,
+            found: match &found {
+                Ok(running) => Ok(*running),
+                Err(error) => Err((error.kind(), error.to_string().into())),
+            },
+        });
+        let running = found?;
+        Ok(Found {
+            running,
+            begun,
+            ended,
+        })
+    }
 }
 
 impl Drop for Waiter {
@@ -158,9 +236,106 @@ impl Drop for Waiter {
         let last = waiting
             .get(&self.identity)
             // This receiver is still counted.
-            .is_some_and(|sender| sender.receiver_count() <= 1);
+            .is_some_and(|watched| watched.wakes.receiver_count() <= 1);
         if last {
             waiting.remove(&self.identity);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const WAITERS: usize = 1000;
+
+    /// A thousand who wait, on a store that takes a millisecond to look and finds what `found` says.
+    struct Crowd {
+        waiters: Arc<Waiters>,
+        looks: Arc<AtomicUsize>,
+        waiting: Vec<tokio::task::JoinHandle<Result<Waited>>>,
+    }
+
+    impl Crowd {
+        fn new(
+            poll: Poll,
+            found: impl Fn() -> Result<Running> + Clone + Send + Sync + 'static,
+        ) -> Self {
+            let (waiters, looks) = (Arc::new(Waiters::default()), Arc::default());
+            let waiting = (0..WAITERS).map(|_| {
+                let (waiters, found) = (Arc::clone(&waiters), found.clone());
+                let looks: Arc<AtomicUsize> = Arc::clone(&looks);
+                tokio::spawn(async move {
+                    let look = || async {
+                        looks.fetch_add(1, SeqCst);
+                        let found = found();
+                        sleep(Duration::from_millis(1)).await;
+                        found
+                    };
+                    let (id, timeout) = (id(), Duration::from_mins(1));
+                    waiters.wait(&id, Fence(7), timeout, poll, look).await
+                })
+            });
+            let waiting = waiting.collect();
+            Self {
+                waiters,
+                looks,
+                waiting,
+            }
+        }
+    }
+
+    fn id() -> IdentityDigest {
+        IdentityDigest::from_hex(&"0a".repeat(32)).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_who_wait_look_as_often_as_one() {
+        let (running, done) = (Arc::new(Mutex::new(Running::Yes)), Running::No);
+        let found = Arc::clone(&running);
+        let crowd = Crowd::new(Poll::ONLY, move || Ok(*found.lock()));
+        sleep(Duration::from_secs(10)).await;
+        // At once, after pauses that double to half a second, and then more than once a second.
+        let looks = crowd.looks.swap(0, SeqCst);
+        assert!((20..40).contains(&looks), "{looks}");
+        *running.lock() = done;
+        crowd.waiters.wake(&id());
+        for waiter in crowd.waiting {
+            assert_eq!(waiter.await.unwrap().unwrap(), Waited::Changed);
+        }
+        assert_eq!(crowd.looks.load(SeqCst), 1);
+        assert!(crowd.waiters.waiting.lock().is_empty());
+    }
+
+    /// A look that was under way when they were woken may have seen what was before.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_woken_during_a_look_looks_again() {
+        let running = Arc::new(Mutex::new(Running::Yes));
+        let found = Arc::clone(&running);
+        let crowd = Crowd::new(Poll::BACKSTOP, move || Ok(*found.lock()));
+        sleep(Duration::from_micros(500)).await;
+        *running.lock() = Running::No;
+        crowd.waiters.wake(&id());
+        let began = Instant::now();
+        for waiter in crowd.waiting {
+            assert_eq!(waiter.await.unwrap().unwrap(), Waited::Changed);
+        }
+        assert!(began.elapsed() < Duration::from_millis(5));
+        assert_eq!(crowd.looks.load(SeqCst), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_is_all_of_theirs() {
+        let down = || Err(StoreError::new(StoreErrorKind::NotApplied, "down"));
+        let crowd = Crowd::new(Poll::BACKSTOP, down);
+        for waiter in crowd.waiting {
+            let error = waiter.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::NotApplied);
+        }
+        assert_eq!(crowd.looks.load(SeqCst), 1);
     }
 }

@@ -197,7 +197,9 @@ impl Store for DynamoDbStore {
             };
             Ok(if running { Running::Yes } else { Running::No })
         };
-        self.waiters.wait(identity, timeout, Poll::PAID, look).await
+        self.waiters
+            .wait(identity, fence, timeout, Poll::PAID, look)
+            .await
     }
 
     async fn probe(&self) -> Result<Probe> {

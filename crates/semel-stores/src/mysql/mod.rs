@@ -280,7 +280,9 @@ impl Store for MysqlStore {
                 Running::Yes
             })
         };
-        self.waiters.wait(identity, timeout, Poll::ONLY, look).await
+        self.waiters
+            .wait(identity, fence, timeout, Poll::ONLY, look)
+            .await
     }
 
     async fn probe(&self) -> Result<Probe> {

@@ -133,7 +133,9 @@ impl Store for NatsStore {
             Ok(if running { Running::Yes } else { Running::No })
         };
         let waiters = &self.shared.waiters;
-        waiters.wait(identity, timeout, Poll::BACKSTOP, look).await
+        waiters
+            .wait(identity, fence, timeout, Poll::BACKSTOP, look)
+            .await
     }
 
     async fn probe(&self) -> Result<Probe> {

@@ -264,7 +264,9 @@ impl Store for PostgresStore {
             self.read(|| make(identity, fence), step::looked).await
         };
         let poll = Poll::BACKSTOP;
-        self.waiters.wait(identity, timeout, poll, look).await
+        self.waiters
+            .wait(identity, fence, timeout, poll, look)
+            .await
     }
 
     async fn probe(&self) -> Result<Probe> {

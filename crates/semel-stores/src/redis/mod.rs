@@ -211,7 +211,10 @@ impl Store for RedisStore {
         inner.listener.start(inner.link.target(), &inner.waiters);
         let look = || inner.is_running(identity, fence);
         let poll = Poll::BACKSTOP;
-        inner.waiters.wait(identity, timeout, poll, look).await
+        inner
+            .waiters
+            .wait(identity, fence, timeout, poll, look)
+            .await
     }
 
     async fn probe(&self) -> Result<Probe> {

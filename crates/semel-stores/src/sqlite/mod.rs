@@ -222,7 +222,9 @@ impl Store for SqliteStore {
             })
         };
         let waiters = &self.shared.waiters;
-        waiters.wait(identity, timeout, Poll::BACKSTOP, look).await
+        waiters
+            .wait(identity, fence, timeout, Poll::BACKSTOP, look)
+            .await
     }
 
     async fn probe(&self) -> Result<Probe> {
