@@ -121,32 +121,20 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 struct Connection {
-    stream: Box<dyn Stream>,
+    wire: Wire,
     keys: Keys,
     index: usize,
     request: Vec<u8>,
-    answer: Vec<u8>,
 }
 
 impl Connection {
     /// One that is warm, and whose key was used, if it is one that will be repeated.
     async fn open(server: &Target, keys: Keys, index: usize) -> Result<Self> {
-        let stream = TcpStream::connect(server.address).await?;
-        stream.set_nodelay(true)?;
-        let stream: Box<dyn Stream> = match &server.tls {
-            None => Box::new(stream),
-            Some(trusted) => {
-                let name = ServerName::try_from("localhost")?;
-                let connector = TlsConnector::from(Arc::clone(trusted));
-                Box::new(connector.connect(name, stream).await?)
-            }
-        };
         let mut connection = Self {
-            stream,
+            wire: Wire::open(server).await?,
             keys,
             index,
             request: Vec::new(),
-            answer: Vec::new(),
         };
         connection.ask().await?;
         Ok(connection)
@@ -167,27 +155,65 @@ impl Connection {
             write!(self.request, "idempotency-key: \"{}\"\r\n", key(number))?;
         }
         write!(self.request, "content-length: {}\r\n\r\n{BODY}", BODY.len())?;
-        self.stream.write_all(&self.request).await?;
+        self.wire.exchange(&self.request).await.map(|_| ())
+    }
+}
+
+/// A connection that stays open, with one request at a time.
+pub(crate) struct Wire {
+    stream: Box<dyn Stream>,
+    answer: Vec<u8>,
+}
+
+impl Wire {
+    pub(crate) async fn open(server: &Target) -> Result<Self> {
+        let stream = TcpStream::connect(server.address).await?;
+        stream.set_nodelay(true)?;
+        let stream: Box<dyn Stream> = match &server.tls {
+            None => Box::new(stream),
+            Some(trusted) => {
+                let name = ServerName::try_from("localhost")?;
+                let connector = TlsConnector::from(Arc::clone(trusted));
+                Box::new(connector.connect(name, stream).await?)
+            }
+        };
+        let answer = Vec::new();
+        Ok(Self { stream, answer })
+    }
+
+    /// Posts JSON; gives the answer's body.
+    pub(crate) async fn post(&mut self, path: &str, json: &str) -> Result<&[u8]> {
+        let length = json.len();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{json}"
+        );
+        self.exchange(request.as_bytes()).await
+    }
+
+    /// Sends a request as it is; gives the answer's body.
+    async fn exchange(&mut self, request: &[u8]) -> Result<&[u8]> {
+        self.stream.write_all(request).await?;
         self.stream.flush().await?;
         self.answer.clear();
         loop {
             if self.stream.read_buf(&mut self.answer).await? == 0 {
                 bail!("the server closed the connection");
             }
-            if is_whole(&self.answer)? {
-                return Ok(());
+            if let Some(body) = body_of(&self.answer)? {
+                return Ok(&self.answer[body..]);
             }
         }
     }
 }
 
-/// Whether a whole response is there. Any status but 200 is an error.
-fn is_whole(answer: &[u8]) -> Result<bool> {
+/// Where the body of a whole response begins. Any status but 200 and 201 is an error.
+fn body_of(answer: &[u8]) -> Result<Option<usize>> {
     let Some(end) = answer.windows(4).position(|w| w == b"\r\n\r\n") else {
-        return Ok(false);
+        return Ok(None);
     };
     let head = std::str::from_utf8(&answer[..end])?;
-    if !head.starts_with("HTTP/1.1 200") {
+    if !head.starts_with("HTTP/1.1 200") && !head.starts_with("HTTP/1.1 201") {
         bail!("answered {head}");
     }
     let length = head.lines().find_map(|line| {
@@ -196,5 +222,5 @@ fn is_whole(answer: &[u8]) -> Result<bool> {
             .then(|| value.trim().parse::<usize>().ok())?
     });
     let length = length.with_context(|| format!("no length in {head}"))?;
-    Ok(answer.len() >= end + 4 + length)
+    Ok((answer.len() >= end + 4 + length).then_some(end + 4))
 }

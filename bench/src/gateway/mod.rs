@@ -1,6 +1,8 @@
-//! The gateway beside other proxies, in front of the same upstream.
+//! The gateway beside other proxies, in front of the same upstream; its claim API beside the library.
 
+mod claims;
 mod proxies;
+mod semel;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,6 +33,11 @@ const RATES: [(&str, &str, Option<Goal>); 8] = [
 const LATENCIES: [(&str, f64, f64); 2] = [("p50", 0.50, 1.1), ("p99", 0.99, 1.5)];
 
 pub(crate) fn measure(run: &Run) -> Result<()> {
+    proxied(run)?;
+    claims::measure(run)
+}
+
+fn proxied(run: &Run) -> Result<()> {
     let rates: Vec<_> = RATES
         .into_iter()
         .map(|(measured, other, goal)| {

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail};
 use rustls::pki_types::CertificateDer;
 
+use super::semel::{self, Semel};
 use crate::client::{Keys, Target};
 use crate::run::progress;
 use crate::server::{Server, free_address};
@@ -50,9 +51,9 @@ impl Certificate {
 /// All of them.
 pub(super) struct Proxies {
     /// Ours on the embedded store, in memory, and with TLS.
-    embedded: Server,
-    memory: Server,
-    tls: Server,
+    embedded: Semel,
+    memory: Semel,
+    tls: Semel,
     nginx: Nginx,
     haproxy: Haproxy,
     trusted: Arc<rustls::ClientConfig>,
@@ -64,9 +65,9 @@ impl Proxies {
         upstream: SocketAddr,
         certificate: &Certificate,
     ) -> Result<Self> {
-        let program = program()?;
+        let program = semel::program()?;
         let embedded = format!("file:{}", directory.join("semel").display());
-        let gateway = |store: &str, more: &[&str]| gateway(&program, upstream, store, more);
+        let gateway = |store: &str, more: &[&str]| Semel::start(&program, upstream, store, more);
         let (chain, key) = (certificate.chain.display(), certificate.key.display());
         let (chain, key) = (chain.to_string(), key.to_string());
         Ok(Self {
@@ -82,11 +83,11 @@ impl Proxies {
     /// Whom a load of this name asks, and with which keys.
     pub(super) fn load(&self, name: &str) -> Result<(Target, Keys)> {
         let (address, keys) = match name {
-            "unkeyed" => (self.embedded.address, Keys::Absent),
-            "unkeyed-tls" => (self.tls.address, Keys::Absent),
-            "fresh" => (self.embedded.address, Keys::Fresh),
-            "fresh-in-memory" => (self.memory.address, Keys::Fresh),
-            "replay" => (self.embedded.address, Keys::Repeated),
+            "unkeyed" => (self.embedded.server.address, Keys::Absent),
+            "unkeyed-tls" => (self.tls.server.address, Keys::Absent),
+            "fresh" => (self.embedded.server.address, Keys::Fresh),
+            "fresh-in-memory" => (self.memory.server.address, Keys::Fresh),
+            "replay" => (self.embedded.server.address, Keys::Repeated),
             "nginx" => (self.nginx.server.address, Keys::Absent),
             "nginx-tls" => (self.nginx.tls, Keys::Absent),
             "nginx-cache" => (self.nginx.cache, Keys::Repeated),
@@ -100,44 +101,6 @@ impl Proxies {
         };
         Ok((target, keys))
     }
-}
-
-fn gateway(program: &Path, upstream: SocketAddr, store: &str, more: &[&str]) -> Result<Server> {
-    let (listen, admin) = (free_address()?, free_address()?);
-    let mut command = Command::new(program);
-    command
-        .arg("serve")
-        .args(["--upstream", &format!("http://{upstream}")])
-        .args(["--listen", &listen.to_string()])
-        .args(["--admin", &admin.to_string()])
-        .args(["--store", store])
-        .args(more)
-        .stdout(Stdio::null());
-    Server::spawn(&mut command, listen)
-}
-
-/// The program `semel`: what `SEMEL_BIN` names, or the one built here from the root manifest.
-fn program() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os("SEMEL_BIN") {
-        return Ok(named.into());
-    }
-    progress("gateway: building the program semel");
-    let output = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()))
-        .args(["build", "--release", "--package", "semel-gateway"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .args(["--manifest-path"])
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
-        .stderr(Stdio::inherit())
-        .output()?;
-    ensure!(output.status.success(), "the gateway was not built");
-    let messages = String::from_utf8(output.stdout)?;
-    let built = messages.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let of_semel = message["target"]["name"] == "semel";
-        let program = message["executable"].as_str().filter(|_| of_semel)?;
-        Some(PathBuf::from(program))
-    });
-    built.context("the gateway has no program semel")
 }
 
 /// Its workers end with their master, and that one only when it is asked.

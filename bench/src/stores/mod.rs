@@ -41,14 +41,14 @@ pub(crate) fn measure(run: &Run) -> Result<()> {
 }
 
 /// Opens a store, and makes its tables.
-async fn open(url: &str) -> Result<AnyStore> {
+pub(crate) async fn open(url: &str) -> Result<AnyStore> {
     let mut options = OpenOptions::default();
     options.schema = Schema::Create;
     Ok(semel_stores::open(url, &options).await?)
 }
 
 /// Claims a new identity and completes it.
-async fn pair(store: &AnyStore, index: usize, retention: Retention) -> Result<()> {
+pub(crate) async fn pair(store: &AnyStore, index: usize, retention: Retention) -> Result<()> {
     let identity = identity(index);
     let request = request(Fingerprint::of(b"an order"));
     let Claim::Acquired(acquired) = store.claim(&identity, &request).await? else {
