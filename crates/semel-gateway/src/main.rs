@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Some(("conformance", flags)) => command::conformance::main(flags),
         Some(("records", flags)) => command::records::main(flags),
         Some(("audit", flags)) => command::audit::main(flags),
+        Some(("top", flags)) => command::top::main(flags),
         Some(("completions", flags)) => command::shell::completions(flags),
         Some(("man", flags)) => command::shell::man(flags),
         Some(("demo", flags)) => command::demo::main(flags),

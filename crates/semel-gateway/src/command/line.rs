@@ -79,6 +79,7 @@ pub fn command() -> Command {
         )
         .subcommand(super::records::command())
         .subcommand(super::records::audit())
+        .subcommand(super::top::command())
         .subcommand(demo())
         .subcommand(
             Command::new("completions")

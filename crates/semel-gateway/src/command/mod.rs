@@ -11,6 +11,7 @@ pub mod records;
 pub mod run;
 pub mod serve;
 pub mod shell;
+pub mod top;
 
 use std::fmt::Display;
 use std::future::Future;

@@ -16,7 +16,7 @@ use crate::refused::Refused;
 /// How many records a page looks at. Where a filter is not the store's, most of them may not be wanted.
 const LOOK: usize = 2_000;
 /// How long a page goes on looking. A call of a store's own is not cut short.
-const LOOK_FOR: Duration = Duration::from_millis(200);
+const LOOK_FOR: Duration = Duration::from_millis(50);
 /// The most on one page.
 pub const MOST: usize = 500;
 

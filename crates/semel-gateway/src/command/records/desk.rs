@@ -1,5 +1,7 @@
 //! Where the command line works: at a gateway's admin API, or on a store. Both answer the same.
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,8 +9,9 @@ use bytes::Bytes;
 use clap::ArgMatches;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::uri::Scheme;
-use http::{Method, Request, Uri};
+use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use semel::AnyStore;
@@ -16,15 +19,16 @@ use semel::store::Store as _;
 use semel_stores::{OpenError, OpenOptions};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use url::form_urlencoded;
 
 use super::{progress, text};
 use crate::audit::{self, Log};
 use crate::command::with_causes;
 use crate::connector::Connector;
+use crate::events::Live;
 use crate::operations::order::{self, DEFAULT_TTL, Lookup, Many, Order};
-use crate::operations::view::{Answer, Detail, Done, DoneMany, Page};
+use crate::operations::view::{Answer, Detail, Done, DoneMany, Overview, Page, StoreCondition};
 use crate::operations::{Actor, Filter, Operations, Position, of_store};
 use crate::refused::Refused;
 use crate::tls::PemFile;
@@ -34,6 +38,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Stores that read all their records for a list take their time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const MOST_BYTES: usize = 256 << 20;
+/// A gateway breaks its silence every ten seconds.
+const SILENCE: Duration = Duration::from_secs(30);
+/// When to listen again.
+const AGAIN: Duration = Duration::from_secs(2);
+const MOST_OF_A_LINE: usize = 64 << 10;
 
 /// Why a command did not do what it should.
 #[derive(Debug)]
@@ -100,7 +109,50 @@ impl Desk {
         Ok(Self::Store(Operations::new(store, log), actor))
     }
 
-    pub(super) async fn list(
+    /// What it is, for people.
+    pub(in crate::command) fn name(&self) -> &str {
+        match self {
+            Self::Gateway(gateway) => &gateway.base,
+            Self::Store(..) => "the store",
+        }
+    }
+
+    pub(in crate::command) async fn overview(&self) -> Result<Overview> {
+        match self {
+            Self::Gateway(gateway) => gateway.get("overview").await,
+            Self::Store(operations, _) => {
+                let probe = operations.store().probe().await;
+                probe.map_err(|error| Failure::Failed(with_causes(&error)))?;
+                Ok(Overview {
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    store: StoreCondition {
+                        condition: "up".to_owned(),
+                        why: None,
+                    },
+                    records: operations.counts().await,
+                    // They are counted in a gateway.
+                    events: BTreeMap::new(),
+                })
+            }
+        }
+    }
+
+    /// Hears of these events for ever, as they happen; on a store itself there are none.
+    pub(in crate::command) async fn listen(&self, to: &[&str], heard: impl Fn(Live)) -> Infallible {
+        let Self::Gateway(gateway) = self else {
+            return std::future::pending().await;
+        };
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(to.iter().map(|event| ("event", event)));
+        let path = format!("events?{}", query.finish());
+        loop {
+            // Whatever ended it, whoever looks sees by other requests how the gateway is.
+            gateway.hear(&path, &heard).await.ok();
+            sleep(AGAIN).await;
+        }
+    }
+
+    pub(in crate::command) async fn list(
         &self,
         filter: &[(&str, String)],
         cursor: Option<&str>,
@@ -300,26 +352,60 @@ impl Gateway {
         self.ask(Method::POST, path, body.into()).await
     }
 
-    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
-        let failed = |why: String| Failure::Failed(format!("{}: {why}", self.base));
+    fn failed(&self, why: impl std::fmt::Display) -> Failure {
+        Failure::Failed(format!("{}: {why}", self.base))
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
         let mut request = Request::new(Full::from(body));
         *request.method_mut() = method;
         let url = format!("{}/api/v1/{path}", self.base).parse();
-        *request.uri_mut() =
-            url.map_err(|error: http::uri::InvalidUri| failed(error.to_string()))?;
+        *request.uri_mut() = url.map_err(|error: http::uri::InvalidUri| self.failed(error))?;
         let json = HeaderValue::from_static("application/json");
         request.headers_mut().insert(CONTENT_TYPE, json);
         request
             .headers_mut()
             .extend(self.token.clone().map(|token| (AUTHORIZATION, token)));
+        self.client.request(request).await.map_err(|error| {
+            let why = with_causes(&error);
+            self.failed(format_args!(
+                "no gateway answers there, or it broke off ({why})"
+            ))
+        })
+    }
+
+    /// Hears of what happens until the gateway ends it, or is silent for too long.
+    async fn hear(&self, path: &str, heard: impl Fn(Live)) -> Result<()> {
+        let answer = timeout(ANSWER_TIMEOUT, self.send(Method::GET, path, Bytes::new())).await;
+        let mut answer = answer.map_err(|_| self.failed("no answer in time"))??;
+        if !answer.status().is_success() {
+            return Err(self.failed(answer.status()));
+        }
+        let mut read = Vec::new();
+        while let Ok(Some(Ok(frame))) = timeout(SILENCE, answer.frame()).await {
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            read.extend_from_slice(&data);
+            while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = read.drain(..=end).collect();
+                let data = line.strip_prefix(b"data: ");
+                // A number says how much was lost.
+                if let Some(live) = data.and_then(|data| serde_json::from_slice(data).ok()) {
+                    heard(live);
+                }
+            }
+            if read.len() > MOST_OF_A_LINE {
+                return Err(self.failed("a line has no end"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
+        let failed = |why: String| self.failed(why);
         let answer = async {
-            let answer = self.client.request(request).await.map_err(|error| {
-                failed(format!(
-                    "no gateway answers there, or it broke off ({})",
-                    with_causes(&error)
-                ))
-            })?;
-            let (head, body) = answer.into_parts();
+            let (head, body) = self.send(method, path, body).await?.into_parts();
             let body = Limited::new(body, MOST_BYTES).collect().await;
             let body = body.map_err(|error| failed(format!("its answer broke off: {error}")))?;
             Ok((head.status, body.to_bytes()))

@@ -141,7 +141,7 @@ fn reason() -> Arg {
     .required(true)
 }
 
-fn json() -> Arg {
+pub(in crate::command) fn json() -> Arg {
     switch("json", "JSON for scripts: an object on a line")
 }
 
@@ -171,7 +171,7 @@ fn whose() -> [Arg; 3] {
 }
 
 /// Where the records are.
-fn desk() -> [Arg; 5] {
+pub(in crate::command) fn desk() -> [Arg; 5] {
     [
         text(
             "admin",

@@ -3,7 +3,7 @@
 
 mod desk;
 mod line;
-mod print;
+pub(super) mod print;
 
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
@@ -14,6 +14,7 @@ use super::{FAILED, MISUSED, block_on, fail};
 use crate::operations::order::{Lookup, Many, Order};
 pub(super) use desk::{Desk, Failure};
 pub use line::{audit, command};
+pub(super) use line::{desk, json};
 pub(super) use print::{clean, columns};
 
 /// How many records a table has unless something else is asked for.
@@ -53,6 +54,13 @@ pub(super) fn run(flags: &ArgMatches, task: impl AsyncFnOnce(&Desk) -> Outcome) 
 }
 
 impl Failure {
+    /// In words.
+    pub(super) fn why(&self) -> &str {
+        match self {
+            Self::Misused(why) | Self::Failed(why) => why,
+        }
+    }
+
     fn end(self) -> ExitCode {
         match self {
             Self::Misused(why) => fail(MISUSED, format_args!("error: {why}")),

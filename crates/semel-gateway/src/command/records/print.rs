@@ -27,18 +27,24 @@ pub(in crate::command) fn columns<const N: usize>(names: [&str; N], rows: &[[Str
     }
 }
 
-pub(super) fn table(records: &[Summary]) {
-    let names = [
-        "STATE",
-        "AGE",
-        "ATTEMPT",
-        "SERVICE",
-        "OPERATION",
-        "SCOPE",
-        "KEY",
-        "ID",
-    ];
-    let rows: Vec<[String; 8]> = records
+/// The columns of a list.
+pub(in crate::command) const NAMES: [&str; 8] = [
+    "STATE",
+    "AGE",
+    "ATTEMPT",
+    "SERVICE",
+    "OPERATION",
+    "SCOPE",
+    "KEY",
+    "ID",
+];
+
+pub(in crate::command) fn table(records: &[Summary]) {
+    columns(NAMES, &rows(records));
+}
+
+pub(in crate::command) fn rows(records: &[Summary]) -> Vec<[String; 8]> {
+    records
         .iter()
         .map(|record| {
             [
@@ -52,8 +58,7 @@ pub(super) fn table(records: &[Summary]) {
                 record.id.clone(),
             ]
         })
-        .collect();
-    columns(names, &rows);
+        .collect()
 }
 
 fn state(record: &Summary) -> &str {

@@ -152,7 +152,13 @@ async fn a_gateway_and_its_store_say_the_same() {
 fn shells_and_the_manual_know_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let script = said(&semel(&["completions", shell]));
-        for word in ["records", "resolve", "did-not-happen", "audit-retention"] {
+        for word in [
+            "records",
+            "resolve",
+            "did-not-happen",
+            "audit-retention",
+            "top",
+        ] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
@@ -160,7 +166,9 @@ fn shells_and_the_manual_know_every_command() {
     said(&semel(&["man", directory.path().to_str().unwrap()]));
     let page = std::fs::read_to_string(directory.path().join("semel-records-resolve.1")).unwrap();
     assert!(page.contains("happened"), "{page}");
-    assert!(directory.path().join("semel.1").exists());
+    for page in ["semel.1", "semel-top.1"] {
+        assert!(directory.path().join(page).exists(), "{page}");
+    }
 }
 
 #[tokio::test]

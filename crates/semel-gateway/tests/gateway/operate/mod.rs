@@ -7,6 +7,7 @@ mod live;
 mod roles;
 #[cfg(feature = "sqlite")]
 mod stores;
+mod top;
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
