@@ -28,8 +28,8 @@ use semel::store::{
     Acquired, Claim, ClaimRequest, Fenced, Label, Nonce, Retention, Store, StoreExt as _, Token,
 };
 use semel::{
-    Clock as _, Fingerprint, FinishedStep, Identity, Key, Outcome, Record, Scope, State, StateKind,
-    StoreError, StoreErrorKind, SystemClock, Timestamp,
+    Clock as _, Fingerprint, FinishedStep, Identity, Key, Outcome, OutcomeKind, Record, Scope,
+    State, StateKind, StoreError, StoreErrorKind, SystemClock, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -86,7 +86,16 @@ impl FromStr for Number {
 
 impl Number {
     fn identity(self) -> Identity {
-        let key = Key::new(&self.nth.to_string()).expect("digits make a key");
+        self.named(&self.nth.to_string())
+    }
+
+    /// Of what is there once the proposal of this number is confirmed.
+    fn confirmation(self) -> Identity {
+        self.named(&format!("{}-confirmed", self.nth))
+    }
+
+    fn named(self, key: &str) -> Identity {
+        let key = Key::new(key).expect("digits make a key");
         Identity::new(Scope::new([self.period.to_string()]), OPERATION, key)
     }
 }
@@ -277,14 +286,39 @@ impl<S: Store> Log<S> {
             after,
         };
         let outcome = Outcome::success(&to_json(&kept)?);
-        let rest = PERIOD.as_micros() - u128::from(began.as_micros()) % PERIOD.as_micros();
-        let rest = Duration::from_micros(u64::try_from(rest).unwrap_or_default());
-        let retention = Retention::new(self.retention.saturating_add(rest));
+        let retention = self.kept_from(began);
         let done = insist(|| {
             self.store
                 .complete(identity.digest(), &token, &outcome, retention)
         });
         is_applied(done.await?)
+    }
+
+    /// How long what began then is kept: until some time after the end of its period.
+    fn kept_from(&self, began: Timestamp) -> Retention {
+        let rest = PERIOD.as_micros() - u128::from(began.as_micros()) % PERIOD.as_micros();
+        let rest = Duration::from_micros(u64::try_from(rest).unwrap_or_default());
+        Retention::new(self.retention.saturating_add(rest))
+    }
+
+    /// Confirms a proposal: true for one caller, ever. Whether it was one is for the caller to know.
+    ///
+    /// # Errors
+    /// The store's. What was proposed must not be done then.
+    pub(crate) async fn confirm(&self, proposal: Number) -> Answer<bool> {
+        let identity = proposal.confirmation();
+        let nonce = Nonce::random()?;
+        let fingerprint = Fingerprint::of(nonce.as_bytes());
+        let request = ClaimRequest::new(nonce, fingerprint, LEASE);
+        let Claim::Acquired(acquired) = insist(|| self.store.claim(&identity, &request)).await?
+        else {
+            return Ok(false);
+        };
+        let outcome = Outcome::builder(OutcomeKind::Success).void();
+        let retention = self.kept_from(acquired.since);
+        let (digest, token) = (identity.digest(), acquired.token);
+        let done = insist(|| self.store.complete(digest, &token, &outcome, retention)).await?;
+        is_applied(done).map(|()| true)
     }
 
     /// Enters what a reconciler decides, and once `drained` is over what it decided before. The record has
@@ -441,10 +475,10 @@ impl<S: Store> Log<S> {
         let first = from.map_or(newest + 1, |from| from.period.min(newest + 1));
         let mut entries = Vec::new();
         for period in (oldest..=first).rev() {
-            let mut nth = match from {
-                Some(from) if from.period == period => from.nth,
-                _ => self.last(period).await?,
-            };
+            let mut nth = self.last(period).await?;
+            if let Some(from) = from.filter(|from| from.period == period) {
+                nth = nth.min(from.nth);
+            }
             while nth > 0 {
                 let number = Number { period, nth };
                 if entries.len() == limit {

@@ -2,8 +2,8 @@
 //!
 //! A proposal is an entry of the audit log that says who asks for what, with the digest of the whole order.
 //! Whoever confirms sends the same order again, with the entry's number: nothing that may be secret has to
-//! be kept for it. A proposal is about the record as its proposer saw it (the fence), so that it is done once
-//! at most.
+//! be kept for it. A proposal is about the record as its proposer saw it (the fence), and is confirmed once at
+//! most: what confirms it is a record, too.
 
 use std::time::Duration;
 
@@ -78,6 +78,9 @@ impl<S: Store + Clone> Operations<S> {
             return Err(wrong(
                 "it asks for something else; confirm it with the same order",
             ));
+        }
+        if !self.log.confirm(place).await.map_err(of_store)? {
+            return Err(wrong("it was confirmed before; propose it again"));
         }
         intent.confirms = Some(number.to_owned());
         Ok(None)

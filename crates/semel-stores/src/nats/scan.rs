@@ -29,7 +29,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// Requests about single keys that are under way at the same time.
 pub(super) const ABREAST: usize = 32;
 /// Messages that one page looks at.
-const PAGE: usize = 2_048;
+const PAGE: usize = 512;
 /// How far the server's time may be from what this handle takes it for.
 const SLACK: Duration = Duration::from_secs(1);
 

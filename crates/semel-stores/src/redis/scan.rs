@@ -1,11 +1,18 @@
 //! Walking over all records: for listings, and for clearing.
 //!
 //! Redis has no order of keys, and an index would be a second key, which a script in a Cluster could not
-//! write together with the record. So a page is made of the smallest digests after the cursor, found by a
-//! whole `SCAN`: each key that stands throughout is seen by it at least once, sorting drops what is seen
-//! twice, and the next page begins after the last digest of this one. A record that stands still is
-//! therefore on exactly one page. The price is that each page reads all keys of the database (by steps of
-//! 1,000, so that other callers are not held up).
+//! write together with the record. So `SCAN` finds them, in one of two ways:
+//!
+//! *Few keys* ([`FEW`] of the database, whoever's): a page is made of the smallest digests after the cursor,
+//! found by a whole `SCAN`. Each key that stands throughout is seen by it at least once, sorting drops what is
+//! seen twice, and the next page begins after the last digest of this one: a record that stands still is on
+//! exactly one page.
+//!
+//! *Many keys*: a page looks at about [`PAGE`] of them, shows what it finds, and the next one goes on
+//! from there ([`Place`]), so that a page takes as long with a million records as with ten thousand. `SCAN`
+//! still misses no key that stands; where Redis makes its table smaller meanwhile (most keys were
+//! removed), a record may be on two pages. A server that was started anew, or became the master, has another
+//! order: the cursors of before are refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,22 +33,173 @@ const STEP: usize = 1_000;
 /// No page is longer: a store may answer fewer than were asked for.
 const LONGEST: usize = 1_000;
 
+/// Up to so many keys are all looked at for each page.
+const FEW: u64 = 10_000;
+
+/// About so many a page looks at where there are more.
+const PAGE: usize = 2_000;
+
 /// Records that are read at once.
 const READERS: usize = 32;
 
+/// Where a page among many keys begins. The positions of `SCAN` are in the order of a hash of the keys,
+/// which grows from one position to the next, whatever the size of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    /// Which of the servers, in the order of their names.
+    nth: u16,
+    /// And which run of it: each has an order of its own.
+    run: [u8; 20],
+    cursor: u64,
+    /// Of a step that had more than fit on the page: where it ended, and what was shown of it.
+    shown: Option<(u64, IdentityDigest)>,
+}
+
+impl Place {
+    fn to_bytes(self) -> Box<[u8]> {
+        let mut bytes = Vec::with_capacity(70);
+        bytes.extend_from_slice(&self.nth.to_be_bytes());
+        bytes.extend_from_slice(&self.run);
+        bytes.extend_from_slice(&self.cursor.to_be_bytes());
+        if let Some((end, last)) = self.shown {
+            bytes.extend_from_slice(&end.to_be_bytes());
+            bytes.extend_from_slice(last.as_bytes());
+        }
+        bytes.into()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (nth, rest) = bytes.split_first_chunk()?;
+        let (run, rest) = rest.split_first_chunk()?;
+        let (cursor, rest) = rest.split_first_chunk()?;
+        let shown = match rest.split_first_chunk() {
+            None => rest.is_empty().then_some(None)?,
+            Some((end, last)) => {
+                let last = IdentityDigest::from_bytes(last.try_into().ok()?);
+                Some((u64::from_be_bytes(*end), last))
+            }
+        };
+        Some(Self {
+            nth: u16::from_be_bytes(*nth),
+            run: *run,
+            cursor: u64::from_be_bytes(*cursor),
+            shown,
+        })
+    }
+}
+
+/// A cursor of a listing.
+enum From {
+    Start,
+    /// After this digest, among few keys.
+    After(IdentityDigest),
+    /// From here, among many.
+    Place(Place),
+}
+
+impl From {
+    fn of(query: &ListQuery) -> Result<Self> {
+        let Some(Cursor(bytes)) = &query.after else {
+            return Ok(Self::Start);
+        };
+        if let Ok(digest) = <[u8; 32]>::try_from(&**bytes) {
+            return Ok(Self::After(IdentityDigest::from_bytes(digest)));
+        }
+        Place::from_bytes(bytes).map(Self::Place).ok_or_else(|| {
+            StoreError::new(
+                StoreErrorKind::Config,
+                "the cursor is not one of this store",
+            )
+        })
+    }
+}
+
 impl Inner {
     pub(super) async fn list(self: &Arc<Self>, query: &ListQuery) -> Result<Page> {
-        let after = match &query.after {
-            None => None,
-            Some(Cursor(bytes)) => Some(IdentityDigest::from_bytes((**bytes).try_into().map_err(
-                |_| {
-                    StoreError::new(
-                        StoreErrorKind::Config,
-                        "the cursor is not one of this store",
-                    )
-                },
-            )?)),
-        };
+        match From::of(query)? {
+            From::After(digest) => self.list_few(query, Some(digest)).await,
+            From::Place(place) => self.list_many(query, Some(place)).await,
+            From::Start => {
+                let mut keys = 0_u64;
+                for node in self.nodes().await? {
+                    keys = keys.saturating_add(self.keys(&node).await?);
+                }
+                match keys <= FEW {
+                    true => self.list_few(query, None).await,
+                    false => self.list_many(query, None).await,
+                }
+            }
+        }
+    }
+
+    async fn list_many(self: &Arc<Self>, query: &ListQuery, from: Option<Place>) -> Result<Page> {
+        let limit = query.limit.clamp(1, LONGEST);
+        let nodes = self.nodes().await?;
+        let (mut looked_at, mut found) = (0, BTreeSet::new());
+        let mut next = None;
+        let first = from.map_or(0, |from| usize::from(from.nth));
+        'nodes: for (nth, node) in nodes.iter().enumerate().skip(first) {
+            let run = self.run_of(node).await?;
+            let nth = u16::try_from(nth).unwrap_or(u16::MAX);
+            let place = |cursor, shown| Place {
+                nth,
+                run,
+                cursor,
+                shown,
+            };
+            let from = from.filter(|from| from.nth == nth);
+            if from.is_some_and(|from| from.run != run) {
+                let why =
+                    "the server was started anew since the page before, or is another: begin again";
+                return Err(StoreError::new(StoreErrorKind::Config, why));
+            }
+            let mut scan = Scan {
+                node: node.clone(),
+                cursor: Some(from.map_or(0, |from| from.cursor)),
+                step: limit.clamp(100, STEP),
+            };
+            let mut shown = from.and_then(|from| from.shown);
+            while let Some(cursor) = scan.cursor {
+                if looked_at >= PAGE || found.len() == limit {
+                    next = Some(place(cursor, shown));
+                    break 'nodes;
+                }
+                let Some(digests) = scan.next(self).await? else {
+                    break;
+                };
+                // Others' keys are looked at too.
+                looked_at += digests.len().max(scan.step);
+                let end = scan.cursor.unwrap_or_default();
+                // Of the same stretch as before, what was not shown; of another, all.
+                let after = shown.take().filter(|(before, _)| *before == end);
+                let digests: BTreeSet<_> = digests
+                    .into_iter()
+                    .filter(|digest| after.is_none_or(|(_, last)| *digest > last))
+                    .collect();
+                let digests = digests.into_iter().collect();
+                let mut wanted = self.matching(scan.node(), digests, query).await?;
+                wanted.retain(|digest| !found.contains(digest));
+                let room = limit - found.len();
+                if wanted.len() > room {
+                    wanted.truncate(room);
+                    let last = wanted.last().copied();
+                    found.extend(wanted);
+                    next = last.map(|last| place(cursor, Some((end, last))));
+                    break 'nodes;
+                }
+                found.extend(wanted);
+            }
+        }
+        let next = next.map(|place| Cursor(place.to_bytes()));
+        let entries = self.entries(found, query).await?;
+        Ok(Page { entries, next })
+    }
+
+    async fn list_few(
+        self: &Arc<Self>,
+        query: &ListQuery,
+        after: Option<IdentityDigest>,
+    ) -> Result<Page> {
         let limit = query.limit.clamp(1, LONGEST);
         let mut smallest: BTreeSet<IdentityDigest> = BTreeSet::new();
         for node in self.nodes().await? {
@@ -66,10 +224,42 @@ impl Inner {
             .then(|| smallest.last())
             .flatten()
             .map(|last| Cursor(last.as_bytes().as_slice().into()));
-        let mut entries = self.read_all(smallest).await?;
-        // What changed meanwhile is listed elsewhere, or no longer.
-        entries.retain(|entry| entry.record.state.kind() == query.state);
+        let entries = self.entries(smallest, query).await?;
         Ok(Page { entries, next })
+    }
+
+    /// The records of these names, but for what changed meanwhile: it is listed elsewhere, or no longer.
+    async fn entries(
+        self: &Arc<Self>,
+        digests: BTreeSet<IdentityDigest>,
+        query: &ListQuery,
+    ) -> Result<Vec<Entry>> {
+        let mut entries = self.read_all(digests).await?;
+        entries.retain(|entry| entry.record.state.kind() == query.state);
+        Ok(entries)
+    }
+
+    /// How many keys a server has, whoever's; many, where it does not tell this user.
+    async fn keys(&self, node: &Node) -> Result<u64> {
+        let mut request = Pipeline::new();
+        request.cmd("DBSIZE");
+        let answer = self.link.pipeline(&request, node).await?.pop();
+        let keys = answer.and_then(|answer| redis::from_redis_value(answer).ok());
+        Ok(keys.unwrap_or(FEW + 1))
+    }
+
+    /// Which run of a server this is.
+    async fn run_of(&self, node: &Node) -> Result<[u8; 20]> {
+        let mut request = Pipeline::new();
+        request.cmd("INFO").arg("server");
+        let answer = self.link.pipeline(&request, node).await?.pop();
+        let text = answer.and_then(|answer| redis::from_redis_value::<String>(answer).ok());
+        let run = text.as_deref().and_then(|text| {
+            let run = text.lines().find_map(|line| line.strip_prefix("run_id:"))?;
+            let digits: Option<Vec<u8>> = run.trim().as_bytes().chunks_exact(2).map(byte).collect();
+            digits?.try_into().ok()
+        });
+        run.ok_or_else(|| corrupt("INFO answered no run_id"))
     }
 
     /// Which of these records the query wants.
@@ -180,6 +370,11 @@ impl Inner {
     }
 }
 
+/// Of two hexadecimal digits.
+fn byte(digits: &[u8]) -> Option<u8> {
+    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
 fn time(answer: Value) -> Option<Timestamp> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(answer).ok()?;
     Some(Timestamp::from_micros(seconds * 1_000_000 + micros))
@@ -190,6 +385,8 @@ struct Scan {
     node: Node,
     // `None` at the end.
     cursor: Option<u64>,
+    /// Keys that the server looks at in one go.
+    step: usize,
 }
 
 impl Scan {
@@ -197,6 +394,7 @@ impl Scan {
         Self {
             node,
             cursor: Some(0),
+            step: STEP,
         }
     }
 
@@ -213,7 +411,7 @@ impl Scan {
         // No character of a prefix means anything in a pattern.
         let pattern = format!("{}*", inner.options.prefix);
         let step = scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(pattern);
-        step.arg("COUNT").arg(STEP);
+        step.arg("COUNT").arg(self.step);
         let answer = inner.link.pipeline(&scan, &self.node).await?.pop();
         let answer = answer.unwrap_or_default().extract_error();
         let answer =

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ::redis::from_redis_value;
 use semel::store::{
-    ClaimRequest, Clear as _, Fence, Fenced, ListQuery, Refusal, Retention, StoreExt as _, Token,
+    ClaimRequest, Clear as _, Cursor, Fence, Fenced, ListQuery, Refusal, Retention, StoreExt as _,
+    Token,
 };
 use semel::{Identity, Key, Outcome, Scope, StateKind, Store as _, StoreErrorKind};
 use semel_testkit::servers::{Redis, Server as _};
@@ -242,4 +243,78 @@ async fn only_stores_for_tests_are_cleared() {
     assert_eq!((count(&store).await, count(&tests).await), (1_500, 0));
     store.clear(true).await.unwrap();
     assert_eq!(count(&store).await, 0);
+}
+
+/// Among many keys a page looks at some of them, and each record is on one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_among_many_keys_is_bounded() {
+    const RECORDS: usize = 500;
+    let (server, store) = server().await;
+    let fill = "for i = 1, 12000 do redis.call('SET', 'other:' .. i, 'x') end";
+    tell(server.address(), &["EVAL", fill, "0"]).await;
+    let mut unknown = None;
+    for nth in 0..RECORDS {
+        let identity = identity("a-key-of-some-length");
+        let own = claim(&store, &identity).await;
+        if nth == 0 {
+            let _ = store
+                .mark_unknown(identity.digest(), &own.token)
+                .await
+                .unwrap();
+            unknown = Some(*identity.digest());
+        }
+    }
+    let scanned = async || -> u64 {
+        let stats = tell(server.address(), &["INFO", "commandstats"]).await;
+        let stats: String = from_redis_value(stats).unwrap();
+        let scans = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_scan:calls="));
+        scans.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
+    };
+    for (state, limit, records) in [
+        (StateKind::InFlight, 1, RECORDS - 1),
+        (StateKind::InFlight, 100, RECORDS - 1),
+        (StateKind::InFlight, 1_000, RECORDS - 1),
+        (StateKind::Unknown, 100, 1),
+    ] {
+        let mut query = ListQuery {
+            limit,
+            ..ListQuery::new(state)
+        };
+        let (mut seen, mut pages) = (std::collections::HashSet::new(), 0);
+        loop {
+            let before = scanned().await;
+            let page = store.list(&query).await.unwrap();
+            assert!(
+                scanned().await - before <= 80,
+                "a whole scan takes 125 of the shortest steps"
+            );
+            assert!(page.entries.len() <= limit);
+            for entry in page.entries {
+                assert_eq!(entry.record.state.kind(), state);
+                assert!(seen.insert(entry.label.digest), "twice");
+            }
+            pages += 1;
+            match page.next {
+                Some(next) => query.after = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(seen.len(), records);
+        assert!(pages > 2, "{pages}");
+        if state == StateKind::Unknown {
+            assert_eq!(seen.into_iter().next(), unknown);
+        }
+    }
+    // Each run of a server has an order of its own.
+    let mut query = ListQuery::new(StateKind::InFlight);
+    let next = store.list(&query).await.unwrap().next.unwrap();
+    let mut other = next.0.to_vec();
+    other[5] ^= 1;
+    query.after = Some(Cursor(other.into()));
+    let error = failed(store.list(&query).await, StoreErrorKind::Config);
+    assert!(error.to_string().contains("begin again"), "{error}");
+    query.after = Some(Cursor(next.0[..20].into()));
+    failed(store.list(&query).await, StoreErrorKind::Config);
 }

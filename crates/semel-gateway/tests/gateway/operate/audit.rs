@@ -89,6 +89,29 @@ async fn an_entry_says_who_what_why_before_and_after() {
     assert_eq!(rest["entries"], json!([entry]));
 }
 
+/// The log's own records are no claims, and a page of it ends wherever somebody lets it begin.
+#[tokio::test]
+async fn it_is_read_there_and_nowhere_else() {
+    let upstream = Script::start(PLACED).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let id = lose(&upstream, &gateway, "order-4711").await;
+    let fence = read(&gateway, &format!("records/{id}")).await["fence"].clone();
+    let body = json!({"fence": fence, "reason": "r", "happened": false});
+    let done = post(&gateway, &format!("records/{id}/resolve"), &body).await;
+    let done: Value = serde_json::from_str(done.text()).unwrap();
+    let (period, nth) = done["audit"].as_str().unwrap().split_once('-').unwrap();
+    let key = semel::Key::new(nth).unwrap();
+    let entry = semel::Identity::new(semel::Scope::new([period]), "audit@", key);
+    for path in ["/v1/claims", "/api/v1/records"] {
+        let answer = get(gateway.admin, &format!("{path}/{}", entry.digest())).await;
+        assert_eq!(answer.status, 404, "{path}: {}", answer.text());
+    }
+    let far = format!("audit?cursor={period}-{}", u64::MAX);
+    let patience = std::time::Duration::from_secs(30);
+    let far = tokio::time::timeout(patience, read(&gateway, &far)).await;
+    assert_eq!(far.unwrap()["entries"].as_array().unwrap().len(), 1);
+}
+
 /// Of a gateway that is killed while many act, every action that was answered is in the log with its
 /// result, there is no gap, and an action that was not answered is in it, or did not happen.
 #[tokio::test]

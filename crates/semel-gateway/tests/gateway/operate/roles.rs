@@ -186,7 +186,7 @@ async fn what_needs_two_is_done_by_two() {
     assert_eq!(done.status, 200, "{done:?}");
     assert_eq!(order(gateway.address, "order-1").await.text(), "paid");
     let again = ask("admin", Method::POST, &path, &body).await;
-    assert_eq!(again.problem(), "record-changed", "{again:?}");
+    assert_eq!(again.problem(), "not-confirmed", "{again:?}");
     // What is not named needs one.
     let reveal = ask(
         "operator",
@@ -208,11 +208,51 @@ async fn what_needs_two_is_done_by_two() {
         found,
         [
             ["operator-name", "done"],
-            ["admin-name", "refused"],
             ["admin-name", "done"],
             ["operator-name", "proposed"],
         ]
     );
-    assert_eq!(log["entries"][2]["confirms"], proposed["audit"]);
+    assert_eq!(log["entries"][1]["confirms"], proposed["audit"]);
     assert!(!log.to_string().contains("paid"), "{log}");
+}
+
+/// What two agreed on is done once.
+#[tokio::test]
+async fn a_proposal_is_confirmed_once() {
+    let upstream = Script::start(PLACED).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let settings = "four-eyes = [\"reveal\"]\n";
+    std::fs::write(file.path(), configuration(upstream.address, settings)).unwrap();
+    let gateway = Gateway::start_with(file.path(), &[]);
+    assert_eq!(order(gateway.address, "order-1").await.status, 201);
+    let id = upstream.fields("idempotency-id")[0][0].clone();
+    let reveal = async |role: &str, body: Value| {
+        let bearer = format!("Bearer {}", token(role));
+        let fields = [
+            ("content-type", "application/json"),
+            ("authorization", &*bearer),
+        ];
+        let path = format!("/api/v1/records/{id}/reveal");
+        let request = request(
+            Method::POST,
+            gateway.admin,
+            &path,
+            &fields,
+            &body.to_string(),
+        );
+        send(request).await.unwrap()
+    };
+    let proposed = reveal("operator", json!({"reason": "the customer asks"})).await;
+    assert_eq!(proposed.status, 202, "{proposed:?}");
+    let proposed: Value = serde_json::from_str(proposed.text()).unwrap();
+    let confirm = json!({"reason": "so it is", "proposal": proposed["audit"]});
+    // Also of several at once.
+    let both = tokio::join!(
+        reveal("admin", confirm.clone()),
+        reveal("admin", confirm.clone())
+    );
+    let mut statuses = [both.0.status.as_u16(), both.1.status.as_u16()];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 403]);
+    assert_eq!(reveal("admin", confirm).await.problem(), "not-confirmed");
 }

@@ -8,7 +8,7 @@ use crate::support::{Gateway, Script, get, order};
 /// Stores that need no server, and those that the environment names, as the stores' own tests do.
 fn stores(directory: &std::path::Path) -> Vec<String> {
     let sqlite = format!("sqlite:{}", directory.join("records.db").display());
-    let named = ["POSTGRES", "MYSQL", "REDIS", "NATS", "DYNAMODB"];
+    let named = ["POSTGRES", "MARIADB", "REDIS", "NATS", "DYNAMODB"];
     let named = named
         .iter()
         .filter_map(|name| std::env::var(format!("SEMEL_TEST_{name}")).ok());
