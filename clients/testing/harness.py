@@ -8,6 +8,7 @@ import os
 import random
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import trustme
 
 PATIENCE = 60.0
 # The programs of `programs/`: those for Node in the folder where `clients/test` has built the package.
@@ -107,6 +110,9 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     # The service did it, and its connection breaks before it says so.
     cut: bool = False
+    # It does not say how long the body is; and the body has no end.
+    chunked: bool = False
+    endless: bool = False
 
 
 def json_answer(value: object, status: int = 200) -> Answer:
@@ -114,7 +120,7 @@ def json_answer(value: object, status: int = 200) -> Answer:
 
 
 @contextlib.contextmanager
-def service(answer: Callable[[Request], Answer]) -> Iterator[str]:
+def service(answer: Callable[[Request], Answer], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """An HTTP service on a free port; gives its URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -132,6 +138,15 @@ def service(answer: Callable[[Request], Answer]) -> Iterator[str]:
             self.send_response(answered.status)
             for name, value in answered.headers.items():
                 self.send_header(name, value)
+            if answered.chunked or answered.endless:
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+                chunk = b"%x\r\n%b\r\n" % (len(answered.body), answered.body)
+                self.wfile.write(chunk)
+                while answered.endless:
+                    self.wfile.write(chunk)
+                self.wfile.write(b"0\r\n\r\n")
+                return
             self.send_header("content-length", str(len(answered.body)))
             self.end_headers()
             self.wfile.write(answered.body)
@@ -150,14 +165,40 @@ def service(answer: Callable[[Request], Answer]) -> Iterator[str]:
             pass
 
     server = Server(("127.0.0.1", 0), Handler)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class Certificates:
+    """Those of three services: one that is trusted, with the authority at `path`, and two that are not."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        self.path = folder / "authority.pem"
+        authority.cert_pem.write_to_path(str(self.path))
+        self.handshakes = 0
+        self.trusted = self._of(authority.issue_cert("127.0.0.1"))
+        self.untrusted = {
+            "another authority": self._of(trustme.CA().issue_cert("127.0.0.1")),
+            "another name": self._of(authority.issue_cert("other.example")),
+        }
+
+    def _of(self, certificate: trustme.LeafCert) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        certificate.configure_cert(context)
+        context.sni_callback = self._count
+        return context
+
+    def _count(self, *_: object) -> None:
+        self.handshakes += 1
 
 
 class Network:

@@ -6,18 +6,20 @@ import asyncio
 import gc
 import inspect
 import pickle
+import ssl
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import semel
-from harness import Gateway, Network, eventually
-from semel import _claims
+from harness import Answer, Certificates, Gateway, Network, Request, eventually, json_answer, service
+from semel import _claims, _flow
 
 UPSTREAM = "http://127.0.0.1:9"
 
@@ -264,7 +266,7 @@ def test_patience_begins_when_the_wait_is_over(monkeypatch: pytest.MonkeyPatch, 
     flow = _claims.claim(_claims.Claim("wait", key, wait=30), patience=1)
     assert isinstance(next(flow), _claims.Send)
     now = 20.0
-    assert isinstance(flow.send(httpx.ReadError("broken")), _claims.Pause)
+    assert isinstance(flow.throw(httpx.ReadError("broken")), _flow.Pause)
 
 
 def test_errors_can_be_pickled() -> None:
@@ -373,7 +375,6 @@ def test_a_lease_is_renewed_while_the_work_runs(client: semel.Client, key: str) 
 
 def test_an_attempt_that_nobody_can_end_any_more_is_not_renewed(client: semel.Client, key: str) -> None:
     attempt = client.claim("forgotten", key, lease=0.2)
-    assert attempt.still_held()
     del attempt
     gc.collect()
     with client.claim("forgotten", key, on_lost="retry", wait=60) as attempt:
@@ -446,6 +447,114 @@ def test_a_completion_is_pursued_though_its_caller_was_cancelled(
 
     asyncio.run(run())
     assert client.claim("cancelled", key).result() == "known"
+
+
+def cancel_while_the_answer_is_lost(gateway: Gateway, key: str, **options: Any) -> None:
+    async def run() -> None:
+        with Network(gateway.admin, seed=1, cut=0, delay=0) as network:
+            network.lose_answers = 1 << 30
+            async with semel.AsyncClient(network.url) as client:
+                claiming = asyncio.create_task(client.claim("cancelled", key, lease=3600, **options))
+                await asyncio.to_thread(eventually, "an answer is lost", lambda: network.cuts["answer"] > 0)
+                claiming.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await claiming
+                network.lose_answers = 0
+
+    asyncio.run(run())
+
+
+def test_a_claim_that_was_cancelled_is_given_back(gateway: Gateway, client: semel.Client, key: str) -> None:
+    cancel_while_the_answer_is_lost(gateway, key)
+    assert client.run("cancelled", key, lambda attempt: attempt.attempt) == 2
+    cancel_while_the_answer_is_lost(gateway, key)
+    with client.claim("cancelled", key) as attempt:
+        assert attempt.result() == 2
+
+
+def test_but_not_what_may_have_been_begun(gateway: Gateway, client: semel.Client, key: str) -> None:
+    nonce = uuid.uuid4().hex
+    with client.claim("cancelled", key, nonce=nonce, lease=3600) as attempt:
+        cancel_while_the_answer_is_lost(gateway, key, nonce=nonce)
+        with pytest.raises(semel.InFlight):
+            client.claim("cancelled", key)
+        attempt.mark_unknown()
+    # A lost attempt that was taken over is lost again.
+    cancel_while_the_answer_is_lost(gateway, key, on_lost="retry")
+    with pytest.raises(semel.OutcomeUnknown):
+        client.claim("cancelled", key)
+
+
+def test_steps_are_given_back_with_their_keys(gateway: Gateway, client: semel.Client, key: str) -> None:
+    def fails(attempt: semel.Attempt) -> None:
+        assert attempt.step("charge", lambda _: 7) == 7
+        raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011 # it says nothing
+        client.run("cancelled", key, fails, in_steps=True)
+    cancel_while_the_answer_is_lost(gateway, key, in_steps=True)
+    ran = client.run("cancelled", key, lambda a: [a.attempt, a.step("charge", lambda _: 8)], in_steps=True)
+    assert ran == [3, 7]
+
+
+@pytest.mark.parametrize("whose", ["another authority", "another name"])
+def test_a_gateway_whose_certificate_is_not_trusted(
+    whose: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.path))
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append(request)
+        return json_answer({"id": "7", "outcome": {"kind": "success"}})
+
+    with service(answer, certificates.trusted) as url, semel.Client(url) as client:
+        assert client.claim("charge", key).id == "7"
+    with (
+        service(answer, certificates.untrusted[whose]) as url,
+        semel.Client(url) as client,
+        pytest.raises(semel.Untrusted, match="certificate verify failed"),
+    ):
+        client.claim("charge", key)
+    assert len(asked) == 1
+
+
+def test_a_certificate_after_a_lost_try_leaves_it_unsettled(key: str) -> None:
+    flow = _claims.claim(_claims.Claim("charge", key), patience=60)
+    assert isinstance(next(flow), _claims.Send)
+    assert isinstance(flow.throw(httpx.ReadError("broken")), _flow.Pause)
+    assert isinstance(next(flow), _claims.Send)
+    untrusted = httpx.ConnectError("no")
+    untrusted.__cause__ = ssl.SSLCertVerificationError()
+    with pytest.raises(semel.Unsettled) as unsettled:
+        flow.throw(untrusted)
+    assert unsettled.value.nonce is not None
+
+
+def test_an_answer_without_an_end_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_claims, "LONGEST_ANSWER", 1 << 20)
+    with service(lambda _: Answer(200, b" " * 65536, endless=True)) as url:
+        with semel.Client(url) as client, pytest.raises(semel.Unsettled, match="more than 1 MiB"):
+            client.claim("charge", key)
+
+        async def run() -> None:
+            async with semel.AsyncClient(url) as client:
+                await client.claim("charge", key)
+
+        with pytest.raises(semel.Unsettled, match="more than 1 MiB"):
+            asyncio.run(run())
+
+
+def test_a_redirect_is_no_answer_to_a_claim(key: str) -> None:
+    def answer(request: Request) -> Answer:
+        done = json_answer({"id": "7", "outcome": {"kind": "success"}})
+        return done if request.method == "GET" else Answer(302, headers={"location": "/"})
+
+    with service(answer) as url, httpx.Client(follow_redirects=True) as http:
+        with pytest.raises(semel.Refused) as refused:
+            semel.Client(url, http=http).claim("charge", key)
+        assert refused.value.status == 302
 
 
 def test_a_gateway_that_does_not_come_back_leaves_it_unsettled(

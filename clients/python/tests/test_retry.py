@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import json
 import socket
+import ssl
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +20,10 @@ import pytest
 import requests
 
 import semel
-from harness import Answer, Request, json_answer, service
+from harness import Answer, Certificates, Request, json_answer, service
+from semel._decide import Failure
 from semel._pursuit import Pursuit
-from semel.retry import AsyncRetryTransport, Budget, RetryTransport, Rules
+from semel.retry import AsyncRetryTransport, Budget, RetryTransport, Rules, came
 from semel.retry_requests import RetryAdapter
 
 Send = Callable[..., Any]
@@ -49,7 +55,8 @@ def by_async_httpx(rules: Rules) -> Send:
 def by_requests(rules: Rules) -> Send:
     def send(method: str, url: str, content: Any = None, **what: Any) -> requests.Response:
         with requests.Session() as session:
-            session.mount("http://", RetryAdapter(rules))
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, RetryAdapter(rules))
             return session.request(method, url, data=content, **what)
 
     return send
@@ -224,3 +231,69 @@ def test_streams_and_long_answers_are_not_read() -> None:
     assert pursuit.is_read(200, {"content-length": str(1 << 20)})
     assert not pursuit.is_read(200, {"content-length": str(1 + (1 << 20))})
     assert not pursuit.is_read(200, {"content-type": "text/event-stream; charset=utf-8"})
+
+
+@pytest.mark.parametrize("whose", ["another authority", "another name"])
+def test_a_certificate_that_is_not_trusted_ends_it(
+    by: Callable[[Rules], Send], whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(tmp_path)
+    for trusted in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.setenv(trusted, str(certificates.path))
+    script = Script(CREATED)
+    with service(script.answer, certificates.trusted) as url:
+        assert by(quick())("POST", url).status_code == 201
+    certificates.handshakes = 0
+    with (
+        service(script.answer, certificates.untrusted[whose]) as url,
+        pytest.raises((httpx.ConnectError, requests.exceptions.SSLError), match="certificate verify failed"),
+    ):
+        by(quick())("POST", url)
+    assert (certificates.handshakes, len(script.asked)) == (1, 1)
+
+
+def test_what_was_raised_in_the_course_of_such_an_error_is_another() -> None:
+    broken = httpx.ReadError("broken")
+    broken.__context__ = ssl.SSLCertVerificationError()
+    assert came(None, broken, 0) == Failure("reset", sent=True)
+
+
+def test_a_problem_without_an_end_is_not_read_to_it(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(503, b"x" * 65536, endless=True), CREATED)
+    with service(script.answer) as url:
+        assert by(quick())("POST", url).status_code == 201
+    assert len(script.asked) == 2
+
+
+def test_a_long_answer_without_a_length_comes_whole(by: Callable[[Rules], Send]) -> None:
+    body = bytes(range(256)) * (8 << 10)
+    script = Script(Answer(201, gzip.compress(body, 0), {"content-encoding": "gzip"}, chunked=True))
+    with service(script.answer) as url:
+        assert by(quick())("POST", url).content == body
+    assert len(script.asked) == 1
+
+
+def test_a_long_answer_can_be_read_as_a_file() -> None:
+    body = bytes(range(256)) * (8 << 10)
+    with service(Script(Answer(201, body, chunked=True)).answer) as url, requests.Session() as session:
+        session.mount("http://", RetryAdapter(quick()))
+        with session.post(url, stream=True) as answer:
+            assert answer.raw.read(5) == body[:5]
+            assert answer.raw.read() == body[5:]
+
+
+def test_an_answer_that_never_ends_is_unsettled(by: Callable[[Rules], Send]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        threading.Thread(target=trickle, args=(slow,), daemon=True).start()
+        with pytest.raises(semel.Unsettled):
+            by(quick(patience=0.5))("POST", f"http://127.0.0.1:{slow.getsockname()[1]}")
+
+
+def trickle(listener: socket.socket) -> None:
+    """An answer of a byte in a moment."""
+    with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        connection.sendall(b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n")
+        while True:
+            connection.sendall(b"1\r\nx\r\n")
+            time.sleep(0.02)

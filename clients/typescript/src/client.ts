@@ -1,4 +1,15 @@
-import { Failed, InFlight, ResultOmitted, SemelError, Stale, StepsChanged, Unsettled, problem } from './errors.js';
+import {
+  Failed,
+  InFlight,
+  ResultOmitted,
+  SemelError,
+  Stale,
+  StepsChanged,
+  Unsettled,
+  Untrusted,
+  problem,
+} from './errors.js';
+import { bytesOf, isUnsent, isUntrusted } from './network.js';
 import { later, now, sleep, within } from './time.js';
 
 /** Milliseconds, or as the gateway writes durations: `'30s'`, `'7d'`, `'payment'`. */
@@ -79,6 +90,10 @@ const LONGEST_WAIT = 600_000;
 const TIMEOUT = 10_000;
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 5_000;
+// For how long a claim that nobody waits for any more is sent again to be given back.
+const GIVE_BACK = 5_000;
+// No store keeps an outcome of more than 32 MiB; as JSON it is longer.
+const LONGEST_ANSWER = 64 << 20;
 // Nothing is known of the call after these; others are the answer to it.
 const TEMPORARY = new Set([408, 425, 429, 500, 502, 503, 504]);
 
@@ -122,6 +137,7 @@ export class Client {
       on_lost: options.inSteps ? 'retry' : (options.onLost ?? 'hold'),
     };
     const { payload, signal } = options;
+    signal?.throwIfAborted();
     if (payload instanceof Uint8Array) body['payload_base64'] = toBase64(payload);
     else if (payload !== undefined) body['payload'] = payload;
 
@@ -135,12 +151,28 @@ export class Client {
         return new Attempt(this, claimed, sent, options);
       } catch (error) {
         if (error instanceof Unsettled) error.nonce = nonce;
+        // Its answer may have been on its way. Under a nonce of the caller's, work may have begun before.
+        if (signal?.aborted && error === signal.reason && options.nonce === undefined) {
+          void this.#giveBack(body, options).catch(() => undefined);
+        }
         const left = waitedOut - now();
         if (!(error instanceof InFlight) || left <= 0) throw error;
         // Its wait was cut short: the gateway stops, or has too many that wait.
         await sleep(Math.min(left, error.retryAfter || FIRST_PAUSE), signal);
       }
     }
+  }
+
+  /** After a claim that nobody waits for any more: if it was made, it is found by its nonce, and ended. */
+  async #giveBack(body: object, { inSteps, onLost }: ClaimOptions): Promise<void> {
+    // `hold`: no attempt that was lost is taken over for this.
+    const again = { ...body, wait: '0ms', on_lost: 'hold' };
+    const claimed = (await this.call('/v1/claims', again, GIVE_BACK)) as Claimed;
+    if ('outcome' in claimed) return;
+    // It may have taken over a lost one, whose effect nobody knows.
+    const verb = claimed.attempt > 1 && onLost === 'retry' && !inSteps ? 'unknown' : 'abandon';
+    const how = verb === 'abandon' ? release(inSteps) : {};
+    await this.call(`/v1/claims/${claimed.id}/${verb}`, { token: claimed.token, ...how }, GIVE_BACK);
   }
 
   /** Runs `work` unless it has run before. Gives the result that is recorded. */
@@ -177,14 +209,24 @@ export class Client {
   ): Promise<unknown> {
     const end = now() + patience;
     const sent = JSON.stringify(body);
+    // An earlier try may have been carried out.
+    let lost = false;
     for (let longest = FIRST_PAUSE; ; longest = Math.min(longest * 2, LONGEST_PAUSE)) {
       let pause = Math.random() * longest;
       let cause: unknown;
       try {
-        const init = { method: 'POST', headers: this.#headers, body: sent, signal: within(timeout, signal) };
-        const response = await this.#fetch(this.#url + path, init);
+        const response = await this.#fetch(this.#url + path, {
+          method: 'POST',
+          headers: this.#headers,
+          body: sent,
+          // What answers there is not the claim API.
+          redirect: 'manual',
+          signal: within(timeout, signal),
+        });
         // A body that breaks off is asked for again, whatever its status.
-        const answer = parsed(await response.text());
+        const bytes = await bytesOf(response, LONGEST_ANSWER);
+        if (!bytes) throw new Unsettled(`${path}: an answer of more than ${LONGEST_ANSWER >> 20} MiB`);
+        const answer = parsed(new TextDecoder().decode(bytes));
         if (response.ok && answer !== undefined) return answer;
         const refusal = problem(response.status, answer);
         const after = /^\d+$/.exec(response.headers.get('retry-after') ?? '');
@@ -192,10 +234,16 @@ export class Client {
         if (refusal instanceof InFlight) refusal.retryAfter = asked;
         if (!response.ok && !TEMPORARY.has(response.status)) throw refusal;
         pause += asked;
+        lost = true;
         cause = refusal;
       } catch (error) {
         if (error instanceof SemelError) throw error;
         signal?.throwIfAborted();
+        if (isUntrusted(error)) {
+          const Kind = lost ? Unsettled : Untrusted;
+          throw new Kind('the certificate of the gateway is not trusted', { cause: error });
+        }
+        lost ||= !isUnsent(error);
         cause = error;
       }
       if (now() + pause > end) throw new Unsettled(`${path}: no answer within ${patience} ms`, { cause });
@@ -309,8 +357,7 @@ export class Attempt implements AsyncDisposable {
 
   /** Gives the key back: nothing happened, beyond the finished steps. */
   async abandon(): Promise<void> {
-    // Steps gave out keys: the next attempt must have the same ones.
-    await this.#settle('abandon', this.#options.inSteps ? { keys_given: true } : {});
+    await this.#settle('abandon', release(this.#options.inSteps));
   }
 
   /** Says that it may have happened, and that nobody will record it. */
@@ -430,6 +477,9 @@ export function once<A extends unknown[], R>(
     );
   };
 }
+
+// Steps gave out keys: the next attempt must have the same ones.
+const release = (inSteps = false): object => (inSteps ? { keys_given: true } : {});
 
 function parsed(text: string): unknown {
   try {

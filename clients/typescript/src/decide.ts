@@ -50,7 +50,8 @@ export function decide(sent: Sent, came: Answer | Failure, now: number = Date.no
 }
 
 function afterFailure(sent: Sent, { kind, sent: written, status = 0 }: Failure): Decision {
-  if (kind === 'invalid-request') return stop(sent, 'invalid', 'none');
+  // Written: a redirect was followed to what cannot be reached.
+  if (kind === 'invalid-request') return stop(sent, 'invalid', written ? 'possible' : 'none');
   if (kind === 'broken-answer' && status >= 200 && status < 300) {
     return isRepeatable(sent) ? again(sent, 'happened') : stop(sent, 'answer-lost', 'happened');
   }

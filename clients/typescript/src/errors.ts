@@ -85,6 +85,12 @@ export class Unsettled extends SemelError {
   }
 }
 
+/**
+ * The certificate of the gateway is not trusted: another authority, another name, or out of date. Nothing was
+ * sent.
+ */
+export class Untrusted extends SemelError {}
+
 /** A lasting failure: recorded as the result when the work throws it, thrown again by every replay. */
 export class Failed extends SemelError {
   constructor(readonly result?: unknown) {

@@ -1,5 +1,6 @@
 import { type Answer, type Decision, type Failure, type Sent, decide, isIdempotent } from './decide.js';
 import { Expired, Mismatch, OutcomeUnknown, type Problem, SemelError, Unsettled, isMembers } from './errors.js';
+import { bytesOf, isUnsent, isUntrusted } from './network.js';
 import { now, sleep } from './time.js';
 
 /** How patiently to retry. All times are milliseconds. */
@@ -55,7 +56,7 @@ export class Budget {
   }
 }
 
-// A longer one is not read whole.
+// A longer one is handed on as the stream that it is.
 const LONGEST_ANSWER = 1 << 20;
 
 const REFUSALS: Record<string, [typeof Problem, string]> = {
@@ -94,7 +95,7 @@ export function retryingFetch(options: RetryOptions = {}): typeof fetch {
       const left = end - now() - pause;
       const wait = left >= 0 ? budget.spend(left) : undefined;
       if (wait === undefined) return conclude(decision, key, tried);
-      if ('response' in tried) void tried.response.body?.cancel();
+      if ('response' in tried) tried.response.body?.cancel().catch(() => undefined);
       await sleep(pause + wait, signal);
     }
   };
@@ -117,8 +118,8 @@ async function attempt(
     const response = await send(new Request(request, body === null ? { signal } : { body, signal }));
     status = response.status;
     const isRead = isWhole(response.headers) && (keyed || status >= 400);
-    const bytes = isRead ? new Uint8Array(await response.clone().arrayBuffer()) : new Uint8Array();
-    return { came: { status, headers: response.headers, body: bytes }, response };
+    const bytes = isRead ? await bytesOf(response.clone(), LONGEST_ANSWER) : undefined;
+    return { came: { status, headers: response.headers, body: bytes ?? new Uint8Array() }, response };
   } catch (error) {
     return { came: failure(error, status, request), error };
   } finally {
@@ -137,11 +138,10 @@ function failure(error: unknown, status: number, { url, redirect }: Request): Fa
   if (!/^https?:/.test(url)) return { kind: 'invalid-request', sent: false };
   if (status) return { kind: 'broken-answer', sent: true, status };
   if (error instanceof DOMException && error.name === 'TimeoutError') return { kind: 'timeout', sent: true };
-  // Node says why in the cause; elsewhere it may have been sent. Where redirects are followed, it may be the
-  // target of one that was not reached, after the request had its effect.
-  const code = error instanceof Error && isMembers(error.cause) ? error.cause['code'] : undefined;
-  const unsent = redirect !== 'follow' && ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'].includes(String(code));
-  return { kind: unsent ? 'refused' : 'reset', sent: !unsent };
+  // Where redirects are followed, it may be the target of one, after the request had its effect.
+  const unsent = redirect !== 'follow';
+  if (isUntrusted(error)) return { kind: 'invalid-request', sent: !unsent };
+  return unsent && isUnsent(error) ? { kind: 'refused', sent: false } : { kind: 'reset', sent: true };
 }
 
 /** After the last try: its response or error, or what has to be known instead. */
@@ -163,7 +163,10 @@ function refusal(decision: Decision, key: string, came: Answer | Failure, respon
     return refused;
   }
   const what = decision.effect === 'happened' ? 'it happened' : 'it may have happened';
-  const unsettled = new Unsettled(`${what}, and its answer did not come in time`, { cause });
+  const why = isUntrusted(cause)
+    ? 'a certificate is not trusted: of the service, or of one that it redirects to'
+    : 'its answer did not come in time';
+  const unsettled = new Unsettled(`${what}, and ${why}`, { cause });
   unsettled.key = key;
   if (response) unsettled.response = response;
   return unsettled;

@@ -14,6 +14,7 @@ export {
   StepConflict,
   StepsChanged,
   Unsettled,
+  Untrusted,
 } from './errors.js';
 export { Budget, retryingFetch } from './fetch.js';
 export type { RetryOptions } from './fetch.js';

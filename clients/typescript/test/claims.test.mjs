@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { inspect } from 'node:util';
 
 import {
   Client,
@@ -14,6 +15,7 @@ import {
   Stale,
   StepsChanged,
   Unsettled,
+  Untrusted,
   once,
 } from '../dist/index.js';
 
@@ -24,8 +26,9 @@ const client = new Client(url, { patience: 10_000 });
 
 /** A client over a network that fails as it is told. */
 function cutOff(options) {
-  const network = { loseAnswers: 0, down: false, lost: 0 };
+  const network = { loseAnswers: 0, down: false, lost: 0, sent: 0 };
   const throughIt = async (...sent) => {
+    network.sent += 1;
     if (network.down) throw new TypeError('the network is down');
     const response = await fetch(...sent);
     if (network.loseAnswers > 0) {
@@ -263,4 +266,83 @@ test('a refusal that breaks off is asked for again', async () => {
   ];
   const broken = new Client(url, { fetch: async () => answers.shift() });
   await assert.rejects(broken.claim('charge', 'key'), Mismatch);
+});
+
+/** A claim that its caller gives up while its answer is on its way. Says whether more was sent then. */
+async function cancelled(key, options) {
+  const [lossy, network] = cutOff();
+  network.loseAnswers = Infinity;
+  const gone = new AbortController();
+  const claiming = lossy.claim('cancelled', key, { lease: 3_600_000, signal: gone.signal, ...options });
+  while (network.lost === 0) await sleep(5);
+  const { sent } = network;
+  gone.abort(new Error('gone'));
+  await assert.rejects(claiming, /gone/);
+  network.loseAnswers = 0;
+  return network.sent > sent;
+}
+
+test('a claim that was cancelled is given back', async () => {
+  const key = randomUUID();
+  assert.ok(await cancelled(key));
+  const attempt = await client.claim('cancelled', key, { wait: 60_000 });
+  assert.equal(attempt.attempt, 2);
+  await attempt.abandon();
+});
+
+test('but not what may have been begun', async () => {
+  const key = randomUUID();
+  const nonce = randomUUID().replaceAll('-', '');
+  const attempt = await client.claim('cancelled', key, { nonce, lease: 3_600_000 });
+  assert.ok(!(await cancelled(key, { nonce })));
+  await attempt.markUnknown();
+});
+
+test('a lost attempt that was taken over is lost again', async () => {
+  const key = randomUUID();
+  await (await client.claim('cancelled', key)).markUnknown();
+  await cancelled(key, { onLost: 'retry' });
+  await assert.rejects(client.claim('cancelled', key, { wait: 60_000 }), OutcomeUnknown);
+});
+
+test('who left before claims nothing', async () => {
+  const gone = AbortSignal.abort(new Error('gone'));
+  const none = new Client(url, { fetch: () => assert.fail('nothing is sent') });
+  await assert.rejects(none.claim('cancelled', 'key', { signal: gone }), /gone/);
+});
+
+test('a gateway whose certificate is not trusted', async () => {
+  for (const untrusted of process.env.SEMEL_TLS_URLS.split(' ').slice(1)) {
+    const error = await new Client(untrusted).claim('charge', 'key').catch((error) => error);
+    assert.ok(error instanceof Untrusted, inspect(error));
+    assert.equal(error.cause.name, 'TypeError');
+  }
+});
+
+test('a certificate after a lost try leaves it unsettled', async () => {
+  const errors = [new TypeError('broken'), new TypeError('no', { cause: { code: 'CERT_HAS_EXPIRED' } })];
+  const replaced = new Client(url, { fetch: () => Promise.reject(errors.shift()) });
+  const unsettled = await replaced.claim('charge', 'key').catch((error) => error);
+  assert.ok(unsettled instanceof Unsettled);
+  assert.match(unsettled.message, /certificate/);
+  assert.equal(unsettled.nonce.length, 32);
+});
+
+test('an answer without an end is refused', async () => {
+  const piece = new Uint8Array(1 << 20);
+  const endless = () => new Response(new ReadableStream({ pull: (body) => body.enqueue(piece) }));
+  const flooded = new Client(url, { fetch: async () => endless() });
+  await assert.rejects(flooded.claim('charge', 'key'), /more than 64 MiB/);
+});
+
+test('a redirect is no answer to a claim', async () => {
+  const redirects = [];
+  const moved = new Client(url, {
+    fetch: async (_, { redirect }) => {
+      redirects.push(redirect);
+      return new Response(null, { status: 302, headers: { location: '/' } });
+    },
+  });
+  await assert.rejects(moved.claim('charge', 'key'), { name: 'Refused', status: 302 });
+  assert.deepEqual(redirects, ['manual']);
 });

@@ -4,6 +4,7 @@ import { createServer } from 'node:http';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 
+import { isUntrusted } from '../dist/network.js';
 import { Budget, Expired, Mismatch, OutcomeUnknown, Unsettled, retryingFetch } from '../dist/index.js';
 
 const CUT = Symbol('the connection breaks');
@@ -201,4 +202,51 @@ test('a key is not printed', async (t) => {
   const unsettled = await quick({ patience: 100 })(url, { method: 'POST', headers }).catch((error) => error);
   assert.equal(unsettled.key, 's3cr3t');
   assert.doesNotMatch(inspect(unsettled), /s3cr3t/);
+});
+
+test('a certificate that is not trusted ends it', async () => {
+  const [trusted, ...untrusted] = process.env.SEMEL_TLS_URLS.split(' ');
+  const budget = new Budget();
+  budget.spend = () => assert.fail('it is not sent again');
+  assert.equal((await quick({ budget })(trusted, { method: 'POST' })).status, 404);
+  for (const url of untrusted) {
+    const nothing = await quick({ budget })(url, { method: 'POST', redirect: 'manual' }).catch((error) => error);
+    assert.ok(nothing instanceof TypeError, inspect(nothing));
+    assert.match(nothing.cause.code, /^(UNABLE_TO_VERIFY_LEAF_SIGNATURE|ERR_TLS_CERT_ALTNAME_INVALID)$/);
+    // That of a redirect's target looks the same.
+    const perhaps = await quick({ budget })(url, { method: 'POST' }).catch((error) => error);
+    assert.ok(perhaps instanceof Unsettled);
+    assert.match(perhaps.message, /a certificate is not trusted/);
+  }
+});
+
+test('certificates as Bun and Deno say it', () => {
+  const altname = Object.assign(new TypeError('…'), { code: 'ERR_TLS_CERT_ALTNAME_INVALID' });
+  const cause = new Error('error sending request: client error (Connect): invalid peer certificate: UnknownIssuer');
+  for (const error of [altname, new TypeError('fetch failed', { cause })]) assert.ok(isUntrusted(error));
+  for (const other of [new TypeError('fetch failed', { cause: { code: 'ECONNRESET' } }), new Error('CERT_'), 'why', null]) {
+    assert.ok(!isUntrusted(other));
+  }
+});
+
+/** Sends `piece` until the other side has enough. */
+const withoutEnd = (piece) => new ReadableStream({ pull: (body) => body.enqueue(piece) });
+
+test('a problem without an end is not read to it', async () => {
+  const answers = [new Response(withoutEnd(new Uint8Array(1 << 16)), { status: 503 }), new Response(null, { status: 201 })];
+  const send = quick({ fetch: async () => answers.shift() });
+  assert.equal((await send('http://service', { method: 'POST' })).status, 201);
+});
+
+test('a long answer without a length comes whole', async (t) => {
+  const body = Buffer.alloc(2 << 20, 'semel');
+  const server = createServer((request, response) => {
+    response.write(body.subarray(0, 7));
+    response.end(body.subarray(7));
+  });
+  await new Promise((done) => server.listen(0, '127.0.0.1', done));
+  t.after(() => server.close());
+  const response = await quick()(`http://127.0.0.1:${server.address().port}`, { method: 'POST' });
+  assert.equal(response.headers.get('content-length'), null);
+  assert.ok(body.equals(Buffer.from(await response.arrayBuffer())));
 });

@@ -16,6 +16,7 @@ from .errors import (
     StepConflict,
     StepsChanged,
     Unsettled,
+    Untrusted,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "StepConflict",
     "StepsChanged",
     "Unsettled",
+    "Untrusted",
     "current",
     "once",
 ]

@@ -1,6 +1,6 @@
-"""The claim API, without a network: each call is a generator of what to send and how long to pause.
+"""The claim API, without a network: each call is a flow of what to send and how long to pause.
 
-`Client` and `AsyncClient` drive the same generators. What a claim means is decided by the gateway.
+`Client` and `AsyncClient` drive the same flows. What a claim means is decided by the gateway.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import httpx
 
-from .errors import Failed, InFlight, ResultOmitted, StepsChanged, Unsettled, problem
+from ._flow import Flow, Pause, is_untrusted
+from .errors import Failed, InFlight, ResultOmitted, StepsChanged, Unsettled, Untrusted, problem
 
-T = TypeVar("T")
 Duration = float | str
 OnLost = Literal["hold", "retry"]
 
@@ -28,13 +28,19 @@ LONGEST_WAIT = 600.0
 # Beyond what a call waits at the gateway, in seconds.
 TIMEOUT = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+# For how long a claim that nobody waits for any more is sent again to be given back.
+GIVE_BACK = 5.0
+# No store keeps an outcome of more than 32 MiB; as JSON it is longer.
+LONGEST_ANSWER = 64 << 20
+# Nothing was written: there was no connection to write to.
+UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 # Nothing is known of the call after these; others are the answer to it.
 TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass
 class Send:
-    """One request; its reply is a response, or the error of the transport."""
+    """One request. What comes of it is an `Answer`, or an error of httpx."""
 
     path: str
     body: dict[str, Any]
@@ -42,12 +48,11 @@ class Send:
 
 
 @dataclass
-class Pause:
-    seconds: float
-
-
-Reply = httpx.Response | httpx.TransportError | None
-Flow = Generator[Send | Pause, Reply, T]
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    # `None` where it is too long.
+    body: bytes | None
 
 
 @dataclass(frozen=True)
@@ -232,43 +237,70 @@ def as_kept(outcome: Outcome) -> Outcome:
     )
 
 
+def give_back(what: Claim) -> Flow[None]:
+    """After a claim that nobody waits for any more: if it was made, it is found by its nonce, and ended."""
+    # `hold`: no attempt that was lost is taken over for this.
+    held = yield from claim(replace(what, wait=0.0, on_lost="hold", in_steps=False), GIVE_BACK)
+    if not isinstance(held, Held):
+        return
+    if held.attempt > 1 and what.on_lost == "retry" and not what.in_steps:
+        # It may have taken over a lost one, whose effect nobody knows.
+        yield from settle(held, "unknown", {}, GIVE_BACK)
+    else:
+        yield from settle(held, "abandon", release(what.in_steps), GIVE_BACK)
+
+
+def release(in_steps: bool) -> dict[str, Any]:
+    # Steps gave out keys: the next attempt must have the same ones.
+    return {"keys_given": True} if in_steps else {}
+
+
 def call(path: str, body: dict[str, Any], patience: float, timeout: float = TIMEOUT) -> Flow[dict[str, Any]]:
     """Sends the same until there is an answer, or patience is over: every call is safe to send again."""
     end = time.monotonic() + patience
     longest = FIRST_PAUSE
+    # An earlier try may have been carried out.
+    sent = False
     while True:
-        reply = yield Send(path, body, timeout)
         pause = random.uniform(0, longest)
         longest = min(longest * 2, LONGEST_PAUSE)
-        if isinstance(reply, httpx.Response):
-            answer = body_of(reply)
-            if reply.status_code in (200, 201) and isinstance(answer, dict):
-                return answer
-            refusal = problem(reply.status_code, answer)
-            asked = retry_after(reply)
-            if isinstance(refusal, InFlight):
-                refusal.retry_after = asked
-            if reply.status_code not in TEMPORARY:
-                raise refusal
-            pause += asked
+        why: Exception
+        try:
+            reply: Answer = yield Send(path, body, timeout)
+        except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
+            raise
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            if is_untrusted(error):
+                untrusted = f"the certificate of the gateway is not trusted: {error}"
+                raise (Unsettled if sent else Untrusted)(untrusted) from error
+            sent = sent or not isinstance(error, UNSENT)
+            why = error
         else:
-            refusal = None
+            sent = True
+            if reply.body is None:
+                raise Unsettled(f"{path}: an answer of more than {LONGEST_ANSWER >> 20} MiB")
+            answer = parsed(reply.body)
+            if reply.status in (200, 201) and isinstance(answer, dict):
+                return answer
+            why = problem(reply.status, answer)
+            asked = retry_after(reply)
+            if isinstance(why, InFlight):
+                why.retry_after = asked
+            if reply.status not in TEMPORARY:
+                raise why
+            pause += asked
         if time.monotonic() + pause > end:
-            raise Unsettled(f"{path}: no answer within {patience:g} s") from refusal or as_error(reply)
+            raise Unsettled(f"{path}: no answer within {patience:g} s") from why
         yield Pause(pause)
 
 
-def as_error(reply: Reply) -> Exception | None:
-    return reply if isinstance(reply, Exception) else None
-
-
-def body_of(reply: httpx.Response) -> Any:
+def parsed(body: bytes) -> Any:
     try:
-        return reply.json()
-    except ValueError:
+        return json.loads(body)
+    except (ValueError, RecursionError):
         return None
 
 
-def retry_after(reply: httpx.Response) -> float:
+def retry_after(reply: Answer) -> float:
     text = reply.headers.get("retry-after", "").strip()
     return float(text) if text.isascii() and text.isdigit() else 0.0

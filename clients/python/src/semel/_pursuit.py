@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import httpx
 
 from ._decide import IDEMPOTENT, Answer, Decision, Failure, Sent, decide
+from ._flow import Pieces
 from .errors import Expired, Mismatch, OutcomeUnknown, Problem, SemelError, Unsettled
 
 R = TypeVar("R")
 
-# A longer one is not read whole.
+# A longer one is handed on as the stream that it is.
 LONGEST_ANSWER = 1 << 20
 
 REFUSALS: dict[str, tuple[type[Problem], str]] = {
@@ -123,6 +124,10 @@ class Pursuit:
         if length.isascii() and length.isdigit() and float(length) > LONGEST_ANSWER:
             return False
         return self.key is not None or status >= 400
+
+    def pieces(self) -> Pieces:
+        """Of an answer that is read."""
+        return Pieces(LONGEST_ANSWER, self._end)
 
     def conclude(self, response: R | None, error: Exception | None) -> R:
         """After the last try: its response or error, or what has to be known instead."""

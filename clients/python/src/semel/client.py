@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, o
 import httpx
 
 from . import _claims
-from ._claims import Claim, Duration, Flow, Held, OnLost, Outcome, Pause, Reply, Send
+from ._claims import Answer, Claim, Duration, Held, OnLost, Outcome, Send
+from ._flow import Flow, Pause, Pieces, drive, drive_async
 from .errors import Failed, SemelError, Stale
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ def current() -> Any:
 class _Attempt:
     """What both kinds of attempts know."""
 
-    def __init__(self, got: Held | tuple[str, Outcome], options: Options) -> None:
+    def __init__(
+        self, client: Client | AsyncClient, got: Held | tuple[str, Outcome], options: Options
+    ) -> None:
+        self._client: Client | AsyncClient = client
         self._held = got if isinstance(got, Held) else None
         self._options = options
         # Somebody was told how it ended, or is being told: leaving the block changes nothing.
@@ -125,90 +129,40 @@ class _Attempt:
         # Who is cancelled or interrupted may have sent something.
         return on_error if in_steps or isinstance(error, Exception) else "unknown"
 
-    def _completion(self, outcome: Outcome, ttl: Duration | None) -> tuple[Outcome, dict[str, Any]]:
+    def _complete(self, result: Any, failed: bool, code: int, ttl: Duration | None) -> Flow[None]:
         self._worked = True
+        outcome = Outcome("failure" if failed else "success", result, code)
+        kept = _claims.as_kept(outcome)
         body: dict[str, Any] = {"outcome": outcome.to_wire()}
         if ttl is not None:
             body["ttl"] = _claims.duration(ttl)
-        return _claims.as_kept(outcome), body
-
-    def _release(self) -> dict[str, Any]:
-        # Steps gave out keys: the next attempt must have the same ones.
-        return {"keys_given": True} if self._options.get("in_steps") else {}
-
-
-class Attempt(_Attempt):
-    """A claim. `outcome` is what an earlier attempt recorded; while it is `None` the claim is ours."""
-
-    def __init__(self, client: Client, got: Held | tuple[str, Outcome], options: Options) -> None:
-        super().__init__(got, options)
-        self._client = client
-        if self._held is not None:
-            renewals = (client, self._held, self._stop, weakref.ref(self))
-            threading.Thread(target=_renew_in_thread, args=renewals, name="semel-renew", daemon=True).start()
-
-    def step(self, name: str, work: Callable[[str], R]) -> R:
-        """Runs `work` with the step's key, unless an earlier attempt has finished it. Gives its result."""
-        with self._next_step(name) as known:
-            step = known
-            if isinstance(step, str):
-                if not self.still_held():
-                    self._tell(_claims.renew(self._mine(), self._client.patience))
-                result = Outcome("success", work(step))
-                step = self._tell(_claims.keep_step(self._mine(), name, result, self._client.patience))
-        value: R = step.result()
-        return value
-
-    def complete(
-        self, result: Any = None, *, failed: bool = False, code: int = 0, ttl: Duration | None = None
-    ) -> None:
-        """Records the result, for everybody. With `failed` it is a lasting failure."""
-        kept, body = self._completion(Outcome("failure" if failed else "success", result, code), ttl)
-        self._settle("complete", body)
+        yield from self._settle("complete", body)
         self.outcome = kept
 
-    def abandon(self) -> None:
-        """Gives the key back: nothing happened, beyond the finished steps."""
-        self._settle("abandon", self._release())
+    def _abandon(self) -> Flow[None]:
+        yield from self._settle("abandon", _claims.release(self._options.get("in_steps", False)))
 
-    def mark_unknown(self) -> None:
-        """Says that it may have happened, and that nobody will record it."""
-        self._settle("unknown", {})
-
-    def _settle(self, verb: str, body: dict[str, Any], patience: float | None = None) -> None:
+    def _settle(self, verb: str, body: dict[str, Any], patience: float | None = None) -> Flow[None]:
         held = self._mine()
         self._ended = True
+        patience = self._client.patience if patience is None else patience
         try:
-            self._tell(
-                _claims.settle(held, verb, body, self._client.patience if patience is None else patience)
-            )
+            yield from self._watched(_claims.settle(held, verb, body, patience))
         finally:
             self._stop.set()
 
-    def _tell(self, flow: Flow[T]) -> T:
-        try:
-            return self._client._drive(flow)
-        except Stale:
-            self._ended = self._lost = True
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> Flow[None]:
+        """After work that ended with `error`, or did not say how it ended."""
         if self._ended:
-            self._stop.set()
             return
         try:
             if isinstance(error, Failed):
-                self.complete(error.result, failed=True)
+                yield from self._complete(error.result, True, 0, None)
             elif self._verdict(error) == "abandon":
-                self.abandon()
+                yield from self._abandon()
             else:
                 # Once: that nobody renews the lease any more says the same.
-                self._settle("unknown", {}, patience=0)
+                yield from self._settle("unknown", {}, patience=0)
         except SemelError as unsaid:
             if isinstance(error, Failed):
                 raise
@@ -217,7 +171,68 @@ class Attempt(_Attempt):
             # A result that is not JSON, or an `on_error` that raises.
             if not self._ended:
                 with contextlib.suppress(SemelError):
-                    self._settle("unknown", {}, patience=0)
+                    yield from self._settle("unknown", {}, patience=0)
+
+    def _ensure_held(self) -> Flow[None]:
+        if not self.still_held():
+            yield from self._watched(_claims.renew(self._mine(), self._client.patience))
+
+    def _keep_step(self, name: str, value: Any) -> Flow[Outcome]:
+        kept = _claims.keep_step(self._mine(), name, Outcome("success", value), self._client.patience)
+        return (yield from self._watched(kept))
+
+    def _watched(self, flow: Flow[T]) -> Flow[T]:
+        try:
+            return (yield from flow)
+        except Stale:
+            self._ended = self._lost = True
+            self._stop.set()
+            raise
+
+
+class Attempt(_Attempt):
+    """A claim. `outcome` is what an earlier attempt recorded; while it is `None` the claim is ours."""
+
+    _client: Client
+
+    def __init__(self, client: Client, got: Held | tuple[str, Outcome], options: Options) -> None:
+        super().__init__(client, got, options)
+        if self._held is not None:
+            renewals = _renewals(self._held, self._stop, weakref.ref(self))
+            thread = threading.Thread(target=client._drive, args=(renewals,), name="semel-renew", daemon=True)
+            thread.start()
+
+    def step(self, name: str, work: Callable[[str], R]) -> R:
+        """Runs `work` with the step's key, unless an earlier attempt has finished it. Gives its result."""
+        with self._next_step(name) as known:
+            step = known
+            if isinstance(step, str):
+                self._client._drive(self._ensure_held())
+                step = self._client._drive(self._keep_step(name, work(step)))
+        value: R = step.result()
+        return value
+
+    def complete(
+        self, result: Any = None, *, failed: bool = False, code: int = 0, ttl: Duration | None = None
+    ) -> None:
+        """Records the result, for everybody. With `failed` it is a lasting failure."""
+        self._client._drive(self._complete(result, failed, code, ttl))
+
+    def abandon(self) -> None:
+        """Gives the key back: nothing happened, beyond the finished steps."""
+        self._client._drive(self._abandon())
+
+    def mark_unknown(self) -> None:
+        """Says that it may have happened, and that nobody will record it."""
+        self._client._drive(self._settle("unknown", {}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._client._drive(self._leave(error))
 
 
 class Client:
@@ -270,55 +285,36 @@ class Client:
         self.close()
 
     def _drive(self, flow: Flow[T]) -> T:
-        reply: Reply = None
-        while True:
-            try:
-                todo = flow.send(reply)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            reply = None
-            if isinstance(todo, Pause):
-                time.sleep(todo.seconds)
-                continue
-            try:
-                reply = self._http.post(**_request(self.url, self._headers, todo))
-            except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
-                raise
-            except httpx.TransportError as error:
-                reply = error
+        return drive(flow, self._do)
 
-
-def _renew_in_thread(client: Client, held: Held, stop: threading.Event, of: weakref.ref[Attempt]) -> None:
-    while not stop.wait(_until_renewal(held)):
-        try:
-            client._drive(_claims.renew(held))
-        except Exception as error:
-            if stop.is_set() or _lost_by(error, of()):
-                return
-            stop.wait(held.lease / 10)
+    def _do(self, todo: Send | Pause) -> Answer | None:
+        if isinstance(todo, Pause):
+            (todo.until.wait if todo.until else time.sleep)(todo.seconds)
+            return None
+        body = Pieces(_claims.LONGEST_ANSWER, time.monotonic() + todo.timeout)
+        with self._http.stream(**_request(self.url, self._headers, todo)) as response:
+            is_whole = all(body.add(piece) for piece in response.iter_bytes())
+            return _answer(response, body, is_whole)
 
 
 class AsyncAttempt(_Attempt):
     """As `Attempt`, for asyncio."""
 
+    _client: AsyncClient
+
     def __init__(self, client: AsyncClient, got: Held | tuple[str, Outcome], options: Options) -> None:
-        super().__init__(got, options)
-        self._client = client
+        super().__init__(client, got, options)
         if self._held is not None:
-            renewals = _renew_in_task(client, self._held, self._stop, weakref.ref(self))
-            self._renewals = client._start(renewals, client._renewals)
+            renewals = client._drive(_renewals(self._held, self._stop, weakref.ref(self)))
+            self._renewing = client._start(renewals, client._renewals)
 
     async def step(self, name: str, work: Callable[[str], Awaitable[R]]) -> R:
         """Runs `work` with the step's key, unless an earlier attempt has finished it. Gives its result."""
         with self._next_step(name) as known:
             step = known
             if isinstance(step, str):
-                if not self.still_held():
-                    await self._tell(_claims.renew(self._mine(), self._client.patience))
-                result = Outcome("success", await work(step))
-                kept = _claims.keep_step(self._mine(), name, result, self._client.patience)
-                step = await self._tell(kept)
+                await self._client._drive(self._ensure_held())
+                step = await self._client._drive(self._keep_step(name, await work(step)))
         value: R = step.result()
         return value
 
@@ -326,41 +322,26 @@ class AsyncAttempt(_Attempt):
         self, result: Any = None, *, failed: bool = False, code: int = 0, ttl: Duration | None = None
     ) -> None:
         """Records the result, for everybody. With `failed` it is a lasting failure."""
-        kept, body = self._completion(Outcome("failure" if failed else "success", result, code), ttl)
-        await self._settle("complete", body)
-        self.outcome = kept
+        await self._pursue(self._complete(result, failed, code, ttl))
 
     async def abandon(self) -> None:
         """Gives the key back: nothing happened, beyond the finished steps."""
-        await self._settle("abandon", self._release())
+        await self._pursue(self._abandon())
 
     async def mark_unknown(self) -> None:
         """Says that it may have happened, and that nobody will record it."""
-        await self._settle("unknown", {})
+        await self._pursue(self._settle("unknown", {}))
 
-    async def _settle(self, verb: str, body: dict[str, Any], patience: float | None = None) -> None:
-        held = self._mine()
-        self._ended = True
-
+    async def _pursue(self, flow: Flow[None]) -> None:
         async def pursue() -> None:
             try:
-                flow = _claims.settle(
-                    held, verb, body, self._client.patience if patience is None else patience
-                )
-                await self._tell(flow)
+                await self._client._drive(flow)
             finally:
-                self._stop.set()
-                self._renewals.cancel()
+                if self._stop.is_set():
+                    self._renewing.cancel()
 
         # Goes on if the caller is cancelled: what is known is not thrown away.
         await asyncio.shield(self._client._start(pursue(), self._client._tasks))
-
-    async def _tell(self, flow: Flow[T]) -> T:
-        try:
-            return await self._client._drive(flow)
-        except Stale:
-            self._ended = self._lost = True
-            raise
 
     async def __aenter__(self) -> Self:
         return self
@@ -368,24 +349,8 @@ class AsyncAttempt(_Attempt):
     async def __aexit__(
         self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._ended:
-            return
-        try:
-            if isinstance(error, Failed):
-                await self.complete(error.result, failed=True)
-            elif self._verdict(error) == "abandon":
-                await self.abandon()
-            else:
-                await self._settle("unknown", {}, patience=0)
-        except SemelError as unsaid:
-            if isinstance(error, Failed):
-                raise
-            log.warning("the end of attempt %s could not be recorded: %s", self.id, unsaid)
-        finally:
-            # A result that is not JSON, or an `on_error` that raises.
-            if not self._ended:
-                with contextlib.suppress(SemelError):
-                    await self._settle("unknown", {}, patience=0)
+        if not self._ended:
+            await self._pursue(self._leave(error))
 
 
 class AsyncClient:
@@ -405,7 +370,7 @@ class AsyncClient:
         self._own = http is None
         self._http = http or httpx.AsyncClient(limits=LIMITS)
         self._headers = _headers(token)
-        # Completions, and renewals: these have no end of their own.
+        # What has to be told; and renewals, which have no end of their own.
         self._tasks: set[asyncio.Task[None]] = set()
         self._renewals: set[asyncio.Task[None]] = set()
 
@@ -414,7 +379,20 @@ class AsyncClient:
     ) -> AsyncAttempt:
         """Claims a key, or raises a `Problem` that says why not, or `Unsettled`."""
         what = _claim(operation, key, payload, options)
-        return AsyncAttempt(self, await self._drive(_claims.claim(what, self.patience)), options)
+        try:
+            got = await self._drive(_claims.claim(what, self.patience))
+        except asyncio.CancelledError:
+            # Its answer may have been on its way. Under a nonce of the caller's, work may have begun before.
+            if "nonce" not in options:
+                self._start(self._give_back(what), self._tasks)
+            raise
+        return AsyncAttempt(self, got, options)
+
+    async def _give_back(self, what: Claim) -> None:
+        try:
+            await self._drive(_claims.give_back(what))
+        except Exception as error:
+            log.info("a cancelled claim was not given back: %s", error)
 
     async def run(
         self,
@@ -438,7 +416,7 @@ class AsyncClient:
         return value
 
     async def aclose(self) -> None:
-        """Waits for completions that are still being told, then closes the connections."""
+        """Waits for what is still being told, as completions, then closes the connections."""
         for renewing in self._renewals:
             renewing.cancel()
         if self._tasks:
@@ -460,53 +438,43 @@ class AsyncClient:
         return task
 
     async def _drive(self, flow: Flow[T]) -> T:
-        reply: Reply = None
-        while True:
-            try:
-                todo = flow.send(reply)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            reply = None
-            if isinstance(todo, Pause):
-                await asyncio.sleep(todo.seconds)
-                continue
-            try:
-                reply = await self._http.post(**_request(self.url, self._headers, todo))
-            except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
-                raise
-            except httpx.TransportError as error:
-                reply = error
+        return await drive_async(flow, self._do)
+
+    async def _do(self, todo: Send | Pause) -> Answer | None:
+        if isinstance(todo, Pause):
+            await asyncio.sleep(todo.seconds)
+            return None
+        body = Pieces(_claims.LONGEST_ANSWER, time.monotonic() + todo.timeout)
+        async with self._http.stream(**_request(self.url, self._headers, todo)) as response:
+            is_whole = True
+            async for piece in response.aiter_bytes():
+                if not body.add(piece):
+                    is_whole = False
+                    break
+            return _answer(response, body, is_whole)
 
 
-async def _renew_in_task(
-    client: AsyncClient, held: Held, stop: threading.Event, of: weakref.ref[AsyncAttempt]
-) -> None:
+def _renewals(held: Held, stop: threading.Event, of: weakref.ref[_Attempt]) -> Flow[None]:
     while not stop.is_set():
-        await asyncio.sleep(_until_renewal(held))
+        yield Pause(_until_renewal(held), stop)
         try:
             if not stop.is_set():
-                await client._drive(_claims.renew(held))
+                yield from _claims.renew(held)
+        except Stale as error:
+            attempt = of()
+            # Not where it ended meanwhile, by this attempt itself.
+            if attempt is not None and not attempt._ended:
+                attempt._lost = True
+                log.warning("attempt %s lost its claim: %s", attempt.id, error)
+            return
         except Exception as error:
-            if _lost_by(error, of()):
-                return
-            await asyncio.sleep(held.lease / 10)
+            log.info("a lease could not be renewed: %s", error)
+            yield Pause(held.lease / 10, stop)
 
 
 def _until_renewal(held: Held) -> float:
     # A third of the lease after the last one. At once after a claim that waited: its lease began later.
     return max(held.until - time.monotonic() - held.lease * 2 / 3, 0.0)
-
-
-def _lost_by(error: Exception, attempt: _Attempt | None) -> bool:
-    if not isinstance(error, Stale):
-        log.info("a lease could not be renewed: %s", error)
-        return False
-    # Not where it ended meanwhile, by this attempt itself.
-    if attempt is not None and not attempt._ended:
-        attempt._lost = True
-        log.warning("attempt %s lost its claim: %s", attempt.id, error)
-    return True
 
 
 def _url(url: str) -> str:
@@ -527,7 +495,19 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 def _request(url: str, headers: dict[str, str], send: Send) -> dict[str, Any]:
-    return {"url": url + send.path, "json": send.body, "headers": headers, "timeout": send.timeout}
+    return {
+        "method": "POST",
+        "url": url + send.path,
+        "json": send.body,
+        "headers": headers,
+        "timeout": send.timeout,
+        # What answers there is not the claim API.
+        "follow_redirects": False,
+    }
+
+
+def _answer(response: httpx.Response, body: Pieces, is_whole: bool) -> Answer:
+    return Answer(response.status_code, response.headers, body.joined() if is_whole else None)
 
 
 def _claim(operation: str, key: str, payload: Any, options: Options) -> Claim:

@@ -93,6 +93,12 @@ class Unsettled(SemelError):
         self.response: Any = None
 
 
+class Untrusted(SemelError):
+    """The certificate of the gateway is not trusted: another authority, another name, or out of date.
+    Nothing was sent.
+    """
+
+
 class Failed(SemelError):
     """A lasting failure: recorded as the result when the work raises it, raised again by every replay."""
 

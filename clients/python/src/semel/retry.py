@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
+from ._claims import UNSENT
 from ._decide import LONGEST_PROBLEM, Answer, Failure
+from ._flow import Flow, Pause, Pieces, drive, drive_async, is_untrusted
 from ._pursuit import Budget, Pursuit, Rules
 
 __all__ = ["AsyncRetryTransport", "Budget", "RetryTransport", "Rules"]
-
-# Nothing was written: there was no connection to write to.
-UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class RetryTransport(httpx.BaseTransport):
@@ -28,30 +30,30 @@ class RetryTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.read()
-        request = copy_of(request)
-        pursuit = Pursuit(self._rules, request.method, request.headers)
-        while True:
-            response, error = None, None
-            status = 0
-            try:
-                bound(request, pursuit)
-                response = self._inner.handle_request(request)
-                status = response.status_code
-                if pursuit.is_read(status, response.headers):
-                    assert isinstance(response.stream, httpx.SyncByteStream)
-                    try:
-                        body = b"".join(response.stream)
-                    finally:
-                        response.close()
-                    response = whole(response, body)
-            except httpx.TransportError as failed:
-                response, error = None, failed
-            pause = pursuit.pause(came(response, error, status))
-            if pause is None:
-                return pursuit.conclude(response, error)
-            if response is not None:
-                response.close()
-            time.sleep(pause)
+        return drive(pursue(self._rules, request), self._do)
+
+    def _do(self, todo: Any) -> Any:
+        match todo:
+            case Pause():
+                time.sleep(todo.seconds)
+            case Close():
+                todo.response.close()
+            case Read(response):
+                stream = response.stream
+                assert isinstance(stream, httpx.SyncByteStream)
+                rest = iter(stream)
+                try:
+                    is_whole = all(todo.body.add(piece) for piece in rest)
+                except BaseException:
+                    stream.close()
+                    raise
+                if not is_whole:
+                    return with_stream(response, Begun(todo.body.joined(), rest, stream))
+                stream.close()
+                return with_stream(response, httpx.ByteStream(todo.body.joined()))
+            case _:
+                return self._inner.handle_request(todo)
+        return None
 
     def close(self) -> None:
         self._inner.close()
@@ -66,33 +68,91 @@ class AsyncRetryTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await request.aread()
-        request = copy_of(request)
-        pursuit = Pursuit(self._rules, request.method, request.headers)
-        while True:
-            response, error = None, None
-            status = 0
-            try:
-                bound(request, pursuit)
-                response = await self._inner.handle_async_request(request)
-                status = response.status_code
-                if pursuit.is_read(status, response.headers):
-                    assert isinstance(response.stream, httpx.AsyncByteStream)
-                    try:
-                        body = b"".join([piece async for piece in response.stream])
-                    finally:
-                        await response.aclose()
-                    response = whole(response, body)
-            except httpx.TransportError as failed:
-                response, error = None, failed
-            pause = pursuit.pause(came(response, error, status))
-            if pause is None:
-                return pursuit.conclude(response, error)
-            if response is not None:
-                await response.aclose()
-            await asyncio.sleep(pause)
+        return await drive_async(pursue(self._rules, request), self._do)
+
+    async def _do(self, todo: Any) -> Any:
+        match todo:
+            case Pause():
+                await asyncio.sleep(todo.seconds)
+            case Close():
+                await todo.response.aclose()
+            case Read(response):
+                stream = response.stream
+                assert isinstance(stream, httpx.AsyncByteStream)
+                rest = aiter(stream)
+                try:
+                    async for piece in rest:
+                        if not todo.body.add(piece):
+                            return with_stream(response, AsyncBegun(todo.body.joined(), rest, stream))
+                except BaseException:
+                    await stream.aclose()
+                    raise
+                await stream.aclose()
+                return with_stream(response, httpx.ByteStream(todo.body.joined()))
+            case _:
+                return await self._inner.handle_async_request(todo)
+        return None
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+@dataclass
+class Read:
+    """The body, into memory. What is too long for that comes as the stream that it is."""
+
+    response: httpx.Response
+    body: Pieces
+
+
+@dataclass
+class Close:
+    response: httpx.Response
+
+
+class Begun(httpx.SyncByteStream):
+    """What was read of a long answer, and the rest of it."""
+
+    def __init__(self, begin: bytes, rest: Iterator[bytes], stream: httpx.SyncByteStream) -> None:
+        self._begin, self._rest, self.close = begin, rest, stream.close  # type: ignore[method-assign]
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._begin
+        yield from self._rest
+
+
+class AsyncBegun(httpx.AsyncByteStream):
+    def __init__(self, begin: bytes, rest: AsyncIterator[bytes], stream: httpx.AsyncByteStream) -> None:
+        self._begin, self._rest, self.aclose = begin, rest, stream.aclose  # type: ignore[method-assign]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._begin
+        async for piece in self._rest:
+            yield piece
+
+
+def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
+    """Asks for requests to be sent until there is an answer."""
+    request = copy_of(request)
+    pursuit = Pursuit(rules, request.method, request.headers)
+    while True:
+        response: httpx.Response | None = None
+        error: httpx.TransportError | None = None
+        status = 0
+        try:
+            bound(request, pursuit)
+            response = yield request
+            status = response.status_code
+            if pursuit.is_read(status, response.headers):
+                response = yield Read(response, pursuit.pieces())
+        except httpx.TransportError as failed:
+            response, error = None, failed
+        pause = pursuit.pause(came(response, error, status))
+        if pause is None:
+            return pursuit.conclude(response, error)
+        if response is not None:
+            yield Close(response)
+        yield Pause(pause)
 
 
 def copy_of(request: httpx.Request) -> httpx.Request:
@@ -112,11 +172,13 @@ def bound(request: httpx.Request, pursuit: Pursuit) -> None:
     request.extensions = {**request.extensions, "timeout": timeout}
 
 
-def whole(response: httpx.Response, body: bytes) -> httpx.Response:
+def with_stream(
+    response: httpx.Response, stream: httpx.SyncByteStream | httpx.AsyncByteStream
+) -> httpx.Response:
     return httpx.Response(
         response.status_code,
         headers=response.headers,
-        stream=httpx.ByteStream(body),
+        stream=stream,
         extensions=response.extensions,
     )
 
@@ -140,7 +202,7 @@ def came(
 ) -> Answer | Failure:
     if response is not None:
         return Answer(response.status_code, response.headers, problem_in(response))
-    if isinstance(error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)):
+    if isinstance(error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)) or is_untrusted(error):
         return Failure("invalid-request", sent=False)
     if status:
         return Failure("broken-answer", status=status)

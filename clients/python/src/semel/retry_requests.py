@@ -5,15 +5,21 @@ session.mount("https://", RetryAdapter())
 
 from __future__ import annotations
 
+import io
+import itertools
+import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import httpx
 import requests
 import requests.adapters
-from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
+from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError, SSLError
+from urllib3.util.ssl_match_hostname import CertificateError
 
 from ._decide import Answer, Failure
+from ._flow import Pieces
 from ._pursuit import Budget, Pursuit, Rules
 
 __all__ = ["Budget", "RetryAdapter", "Rules"]
@@ -56,8 +62,10 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
                 response = super().send(request, stream, bound, verify, cert, proxies)
                 status = response.status_code
                 if pursuit.is_read(status, response.headers):
-                    body = response.content
+                    body = hold(response, pursuit.pieces())
             except requests.RequestException as failed:
+                if response is not None:
+                    response.close()
                 response, error = None, failed
             pause = pursuit.pause(came(response, error, status, body))
             if pause is None:
@@ -65,6 +73,43 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
             if response is not None:
                 response.close()
             time.sleep(pause)
+
+
+class Begun(io.RawIOBase):
+    """What was read of a long answer, and the rest of it."""
+
+    def __init__(self, raw: Any, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._left = pieces, b""
+        self._close = raw.close
+        # The session finds cookies in it.
+        self._original_response = getattr(raw, "_original_response", None)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._left = self._left or next(self._pieces, b"")
+        length = min(len(buffer), len(self._left))
+        buffer[:length], self._left = self._left[:length], self._left[length:]
+        return length
+
+    def close(self) -> None:
+        super().close()
+        self._close()
+
+
+def hold(response: requests.Response, body: Pieces) -> bytes:
+    """Reads the body into memory. What is too long for that can still be read from the response."""
+    pieces = response.iter_content(16 << 10)
+    try:
+        for piece in pieces:
+            if not body.add(piece):
+                response.raw = Begun(response.raw, itertools.chain([body.joined()], pieces))
+                return b""
+    except httpx.ReadTimeout as late:
+        raise requests.ReadTimeout(str(late)) from None
+    response._content = body.joined()
+    return body.joined()
 
 
 def within(pursuit: Pursuit, timeout: Any) -> Any:
@@ -88,13 +133,23 @@ def came(
 ) -> Answer | Failure:
     if response is not None:
         return Answer(response.status_code, response.headers, body)
-    if isinstance(error, INVALID):
+    if isinstance(error, INVALID) or is_untrusted(error):
         return Failure("invalid-request", sent=False)
     if status:
         return Failure("broken-answer", status=status)
-    reason = error.args[0] if error and error.args else None
-    if isinstance(reason, MaxRetryError):
-        reason = reason.reason
-    unsent = isinstance(reason, (NewConnectionError, ConnectTimeoutError))
+    unsent = isinstance(reason_of(error), (NewConnectionError, ConnectTimeoutError))
     timed_out = isinstance(error, requests.exceptions.Timeout)
     return Failure("timeout" if timed_out else "reset", sent=not unsent)
+
+
+def reason_of(error: Exception | None) -> Any:
+    reason = error.args[0] if error and error.args else None
+    return reason.reason if isinstance(reason, MaxRetryError) else reason
+
+
+def is_untrusted(error: Exception | None) -> bool:
+    """Whether it is the other side's certificate, or a proxy's: then nothing was sent."""
+    reason = reason_of(error)
+    reason = getattr(reason, "original_error", reason)
+    why = reason.args[0] if isinstance(reason, SSLError) and reason.args else None
+    return isinstance(why, (ssl.SSLCertVerificationError, CertificateError))
