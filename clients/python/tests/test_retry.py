@@ -265,6 +265,17 @@ def test_a_problem_without_an_end_is_not_read_to_it(by: Callable[[Rules], Send])
     assert len(script.asked) == 2
 
 
+def test_an_answer_that_is_given_up_frees_its_connection() -> None:
+    script = Script(Answer(503, b"x" * 65536, endless=True), CREATED)
+    inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
+    once = quick(budget=Budget(per_second=0, reserve=0))
+    with service(script.answer) as url, httpx.Client(transport=RetryTransport(inner, once)) as http:
+        with pytest.raises(semel.Unsettled) as kept:
+            http.post(url)
+        assert http.post(url).status_code == 201
+        assert kept.value.response.status_code == 503
+
+
 def test_a_long_answer_without_a_length_comes_whole(by: Callable[[Rules], Send]) -> None:
     body = bytes(range(256)) * (8 << 10)
     script = Script(Answer(201, gzip.compress(body, 0), {"content-encoding": "gzip"}, chunked=True))

@@ -17,6 +17,7 @@ from ._claims import UNSENT
 from ._decide import LONGEST_PROBLEM, Answer, Failure
 from ._flow import Flow, Pause, Pieces, drive, drive_async, is_untrusted
 from ._pursuit import Budget, Pursuit, Rules
+from .errors import SemelError
 
 __all__ = ["AsyncRetryTransport", "Budget", "RetryTransport", "Rules"]
 
@@ -149,7 +150,13 @@ def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
             response, error = None, failed
         pause = pursuit.pause(came(response, error, status))
         if pause is None:
-            return pursuit.conclude(response, error)
+            try:
+                return pursuit.conclude(response, error)
+            except SemelError:
+                # What was not read of it holds a connection, and no client closes it.
+                if response is not None:
+                    yield Close(response)
+                raise
         if response is not None:
             yield Close(response)
         yield Pause(pause)

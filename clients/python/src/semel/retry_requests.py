@@ -21,6 +21,7 @@ from urllib3.util.ssl_match_hostname import CertificateError
 from ._decide import Answer, Failure
 from ._flow import Pieces
 from ._pursuit import Budget, Pursuit, Rules
+from .errors import SemelError
 
 __all__ = ["Budget", "RetryAdapter", "Rules"]
 
@@ -69,7 +70,13 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
                 response, error = None, failed
             pause = pursuit.pause(came(response, error, status, body))
             if pause is None:
-                return pursuit.conclude(response, error)
+                try:
+                    return pursuit.conclude(response, error)
+                except SemelError:
+                    # What was not read of it holds a connection, and no session closes it.
+                    if response is not None:
+                        response.close()
+                    raise
             if response is not None:
                 response.close()
             time.sleep(pause)
