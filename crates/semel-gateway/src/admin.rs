@@ -1,4 +1,4 @@
-//! The operators' listener: liveness, readiness, metrics.
+//! The operators' listener: liveness, readiness, metrics, and around them the interfaces and the console.
 
 use std::net::IpAddr;
 use std::str::FromStr as _;
@@ -46,7 +46,7 @@ pub struct Admin<S> {
 }
 
 /// The routes of the operators' listener.
-pub(crate) fn router<S: Store>(admin: Admin<S>, api: OpenApiRouter) -> Router {
+pub(crate) fn router<S: Store>(admin: Admin<S>, api: OpenApiRouter, console: Router) -> Router {
     let admin = Arc::new(admin);
     // What only those may use whom the gate lets in.
     let described = OpenApiRouter::with_openapi(openapi::head());
@@ -73,6 +73,8 @@ pub(crate) fn router<S: Store>(admin: Admin<S>, api: OpenApiRouter) -> Router {
         .route("/metrics", get(metrics::<S>))
         .with_state(Arc::clone(&admin))
         .merge(guarded)
+        // It finds out by itself who calls: browsers have sessions.
+        .merge(console.layer(DefaultBodyLimit::max(MAX_REQUEST)))
         .layer(middleware::from_fn_with_state(admin, known_host::<S>))
 }
 

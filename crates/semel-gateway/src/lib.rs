@@ -17,6 +17,7 @@ pub mod command;
 pub mod config;
 mod connection;
 mod connector;
+pub mod console;
 pub mod cores;
 pub mod descriptors;
 pub mod events;

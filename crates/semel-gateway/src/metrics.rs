@@ -1,7 +1,7 @@
 //! What is counted and timed, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const SPANS: [&str; 2] = ["sent", "dropped"];
 const CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "other"];
 
 /// What becomes of most requests. Other events of a route are there once they happened.
-const FREQUENT: [&str; 6] = [
+pub(crate) const FREQUENT: [&str; 6] = [
     "ran",
     "replayed",
     "passed_on",
@@ -44,6 +44,9 @@ const FREQUENT: [&str; 6] = [
     "mismatch",
     "outcome-unknown",
 ];
+
+/// Counts of [`FREQUENT`], by route and operation.
+pub(crate) type ByRouteCounts = BTreeMap<[String; 2], [u64; FREQUENT.len()]>;
 
 /// Every metric of the gateway.
 #[derive(Debug)]
@@ -54,6 +57,8 @@ pub struct Metrics {
     observed: Box<[Counter]>,
     answers: [Counter; CLASSES.len()],
     requests: Family<ByEvent, Counter>,
+    /// Those of `requests` that are frequent: a family does not say what is in it.
+    by_route: Mutex<BTreeMap<[String; 2], [Counter; FREQUENT.len()]>>,
     upstream_time: Family<ByRoute, Histogram, fn() -> Histogram>,
     spans: Family<Label, Counter>,
     upstream_failures: Family<Label, Counter>,
@@ -88,6 +93,7 @@ impl Metrics {
             observed: Box::default(),
             answers: Default::default(),
             requests: Family::default(),
+            by_route: Mutex::default(),
             upstream_time: Family::new_with_constructor(durations),
             spans: Family::default(),
             upstream_failures: Family::default(),
@@ -315,12 +321,37 @@ impl Metrics {
         let of = |event: &&str| self.requests.get_or_create_owned(&by_event(&labels, event));
         let [route, operation] = labels.clone();
         let by_route = [("route", route), ("operation", operation)];
+        let frequent = FREQUENT.each_ref().map(of);
+        let mut routes = self.by_route.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.insert(labels.clone(), frequent.clone());
+        drop(routes);
         RouteMetrics {
-            frequent: FREQUENT.each_ref().map(of),
+            frequent,
             upstream_time: self.upstream_time.get_or_create_owned(&by_route),
             requests: self.requests.clone(),
             labels,
         }
+    }
+
+    /// What became of each route's requests.
+    pub(crate) fn by_route(&self) -> ByRouteCounts {
+        let routes = self.by_route.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = routes.iter().map(|(labels, counters)| {
+            let counts = counters.each_ref().map(Counter::get);
+            (labels.clone(), counts)
+        });
+        counts.collect()
+    }
+
+    /// How often this happened in this process.
+    pub(crate) fn count(&self, signal: Signal) -> u64 {
+        let counter = self.events.get(signal as usize);
+        counter.map_or(0, Counter::get)
+    }
+
+    /// How many requests have no answer yet.
+    pub(crate) fn in_flight(&self) -> u64 {
+        u64::try_from(self.in_flight.get()).unwrap_or_default()
     }
 
     pub(crate) fn spans(&self, count: usize, are_sent: bool) {

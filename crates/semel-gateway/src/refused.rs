@@ -193,7 +193,6 @@ impl Refused {
     }
 
     /// The stable `code` member.
-    #[cfg(test)]
     pub(crate) const fn code(&self) -> &'static str {
         self.0.code
     }
@@ -201,6 +200,16 @@ impl Refused {
     /// What happened.
     pub(crate) fn detail(&self) -> &str {
         &self.0.detail
+    }
+
+    /// The status of the answer.
+    pub(crate) const fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// In a few words, the same for all of a code.
+    pub(crate) const fn title(&self) -> &'static str {
+        self.0.title
     }
 
     /// When to ask again.

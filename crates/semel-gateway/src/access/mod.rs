@@ -5,7 +5,7 @@
 //! listener on a loopback interface is open to everybody on the machine, and any other to nobody.
 
 mod pattern;
-mod site;
+pub(crate) mod site;
 
 use std::fmt;
 use std::sync::Arc;
@@ -168,7 +168,6 @@ impl Caller {
     }
 
     /// Refuses callers who have a lower role.
-    #[allow(dead_code, reason = "the operators' interface asks for roles")]
     pub(crate) fn require(&self, least: Role) -> Result<(), Refused> {
         match self.role >= Some(least) {
             true => Ok(()),
@@ -241,6 +240,12 @@ impl Access {
             let is_it = bool::from(known.0.ct_eq(&asked.0));
             found.or(is_it.then_some(caller))
         })
+    }
+
+    fn of(&self, digest: TokenDigest) -> Option<&Caller> {
+        let mut all = self.0.iter();
+        all.find(|(known, _)| *known == digest)
+            .map(|(_, caller)| caller)
     }
 
     fn caller(&self, headers: &HeaderMap, is_local: bool) -> Result<Caller, Refused> {
@@ -344,9 +349,26 @@ impl Gate {
         !self.access.load().0.is_empty()
     }
 
+    /// Who has this token, and by what they are found again ([`Gate::holder`]).
+    pub(crate) fn known(&self, token: &[u8]) -> Option<(TokenDigest, Caller)> {
+        let access = self.access.load();
+        let caller = access.with(token)?.clone();
+        Some((TokenDigest::of(token), caller))
+    }
+
+    /// Who has a token that was shown before, as the configuration is now.
+    pub(crate) fn holder(&self, digest: TokenDigest) -> Option<Caller> {
+        self.access.load().of(digest).cloned()
+    }
+
+    /// Who sends a request with these fields.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refused> {
+        self.access.load().caller(headers, self.is_local)
+    }
+
     /// Who sends a request, if it may come in.
     pub(crate) fn admit(&self, request: &Parts) -> Result<Caller, Refused> {
-        let caller = self.access.load().caller(&request.headers, self.is_local)?;
+        let caller = self.caller(&request.headers)?;
         site::check(request)?;
         Ok(caller)
     }

@@ -22,7 +22,8 @@ pub(super) fn check(request: &Parts) -> Result<(), Refused> {
     }
 }
 
-fn is_own(request: &Parts) -> bool {
+/// Whether no page of another site sent it, as far as browsers say.
+pub(crate) fn is_own(request: &Parts) -> bool {
     let text = |name: &str| Some(request.headers.get(name)?.to_str().unwrap_or_default());
     // `none`: typed by the operator.
     if let Some(site) = text("sec-fetch-site") {

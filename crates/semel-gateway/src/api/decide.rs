@@ -164,7 +164,7 @@ const fn status(proposed: bool) -> StatusCode {
 }
 
 /// Who asks, for the audit log.
-fn actor(caller: &Caller, peer: &Peer) -> Actor {
+pub(crate) fn actor(caller: &Caller, peer: &Peer) -> Actor {
     Actor {
         name: caller.name().to_owned(),
         from: peer.address().to_string(),
@@ -172,7 +172,7 @@ fn actor(caller: &Caller, peer: &Peer) -> Actor {
 }
 
 /// Does something to the end, also where whoever asked for it goes away in the middle.
-async fn finished<T: Send + 'static>(
+pub(crate) async fn finished<T: Send + 'static>(
     task: impl Future<Output = Result<T, Refused>> + Send + 'static,
 ) -> Result<T, Refused> {
     tokio::spawn(task).await.unwrap_or_else(|error| {
@@ -183,7 +183,7 @@ async fn finished<T: Send + 'static>(
 
 impl Api {
     /// As long as an answer of the record's service is replayed that comes by itself.
-    async fn default_ttl(&self, id: &IdentityDigest) -> Duration {
+    pub(crate) async fn default_ttl(&self, id: &IdentityDigest) -> Duration {
         let service = match self.operations.find(id).await {
             Ok(entry) => Service::split(&entry.label.operation).1.to_owned(),
             Err(_) => String::new(),

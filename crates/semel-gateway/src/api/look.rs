@@ -8,7 +8,7 @@ use semel::store::{OnLost, Store as _};
 use semel_tower::{Mode, ProblemCode};
 use tokio::time::timeout;
 
-use super::{Answered, Pairs, Shared};
+use super::{Answered, Api, Pairs, Shared};
 use crate::audit;
 use crate::config::{Config, Route};
 use crate::exchange::{Given, Id, Told};
@@ -176,7 +176,7 @@ pub(super) async fn policy(State(api): Shared) -> Told<Policy> {
 }
 
 /// What holds for a route's requests.
-fn of_route(route: &Route) -> RoutePolicy {
+pub(crate) fn of_route(route: &Route) -> RoutePolicy {
     let duration = |of| humantime::format_duration(of).to_string();
     let shown = RoutePolicy {
         name: route.name.clone(),
@@ -222,10 +222,15 @@ fn of_route(route: &Route) -> RoutePolicy {
     responses((status = 200, description = "The store", body = StoreView), LookProblems),
 )]
 pub(super) async fn store(State(api): Shared) -> Answered<StoreView> {
+    Ok(Told(StatusCode::OK, promises(&api).await?))
+}
+
+/// What the store says of itself when it is asked.
+pub(crate) async fn promises(api: &Api) -> Result<StoreView, Refused> {
     let probe = timeout(PROBE_TIMEOUT, api.operations.store().probe()).await;
     let late = |_| Refused::of_layer(ProblemCode::StoreUnavailable, "no answer in time");
     let probe = probe.map_err(late)?.map_err(of_store)?;
     let mut view = StoreView::from(&probe);
     view.condition = condition(&api.health);
-    Ok(Told(StatusCode::OK, view))
+    Ok(view)
 }

@@ -29,6 +29,8 @@ use crate::operations::{MOST, Operations};
 use crate::refused::{Code, Refused};
 use crate::routing::Table;
 use crate::store::{Health, Watched};
+pub(crate) use decide::{actor, finished};
+pub(crate) use look::{of_route, promises};
 
 /// How many records a page has unless something else is asked for.
 const PAGE: usize = 100;
@@ -59,7 +61,7 @@ type Shared = State<Arc<Api>>;
 type Answered<T> = Result<Told<T>, Refused>;
 
 /// The routes of the API, and their description.
-pub(crate) fn router(api: Api) -> OpenApiRouter {
+pub(crate) fn router(api: Arc<Api>) -> OpenApiRouter {
     OpenApiRouter::new()
         .routes(routes!(look::overview))
         .routes(routes!(look::list))
@@ -75,7 +77,7 @@ pub(crate) fn router(api: Api) -> OpenApiRouter {
         .routes(routes!(look::store))
         .layer(from_fn(readers))
         .layer(map_response(never_kept))
-        .with_state(Arc::new(api))
+        .with_state(api)
 }
 
 /// Whoever only claims has nothing to look at here.

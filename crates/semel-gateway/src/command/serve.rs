@@ -30,6 +30,7 @@ use crate::api::{self, Api};
 use crate::audit::Log;
 use crate::claims::Claims;
 use crate::config::{Config, Limits, Route, Sources};
+use crate::console::{self, Console, History};
 use crate::cores::Cores;
 use crate::descriptors::{self, Shares};
 use crate::events::Events;
@@ -95,6 +96,8 @@ enum Error {
     Signals(io::Error),
     #[error("cannot start threads: {0}")]
     Threads(io::Error),
+    #[error("console: {0}")]
+    Console(StoreError),
     #[error("attempts still running at the end of --drain: {running}; {becomes}")]
     Unfinished { running: usize, becomes: String },
     #[error("the store did not close: {0}")]
@@ -117,6 +120,7 @@ impl Error {
             | Self::Traces(_) => MISUSED,
             Self::Signals(_)
             | Self::Threads(_)
+            | Self::Console(_)
             | Self::Unfinished { .. }
             | Self::Unusable(_)
             | Self::Close(_) => FAILED,
@@ -227,6 +231,25 @@ async fn gateway(
         .build();
     let waiting = descriptors::for_waiting(for_operators, config.limits.waiting);
     let claims = Claims::new(claiming.clone(), waiting, stopping.clone());
+    let api = Arc::new(Api {
+        operations: Operations::new(
+            store.clone(),
+            Log::new(store.clone(), config.audit_retention),
+        )
+        .with_four_eyes(config.four_eyes.clone())
+        .with_events(Arc::clone(&events)),
+        events,
+        listening: Arc::new(Semaphore::new(api::LISTENERS)),
+        gate: Arc::clone(&gate),
+        stopping: stopping.clone(),
+        table: Arc::clone(&table),
+        health: Arc::clone(&health),
+        metrics: Arc::clone(&metrics),
+    });
+    let history = Arc::new(History::new(Arc::clone(&metrics), Arc::clone(&health)));
+    let sampling = tokio::spawn(Arc::clone(&history).sample());
+    let console = Console::new(Arc::clone(&api), Arc::clone(&gate), stacks.pools(), history);
+    let console = console.map_err(Error::Console)?;
     let admin = admin::router(
         Admin {
             layer: layer.clone(),
@@ -238,21 +261,8 @@ async fn gateway(
             stopping: stopping.clone(),
             hosts: config.admin_hosts.clone(),
         },
-        api::router(Api {
-            operations: Operations::new(
-                store.clone(),
-                Log::new(store.clone(), config.audit_retention),
-            )
-            .with_four_eyes(config.four_eyes.clone())
-            .with_events(Arc::clone(&events)),
-            events,
-            listening: Arc::new(Semaphore::new(api::LISTENERS)),
-            gate: Arc::clone(&gate),
-            stopping,
-            table: Arc::clone(&table),
-            health: Arc::clone(&health),
-            metrics: Arc::clone(&metrics),
-        }),
+        api::router(api),
+        console::router(console),
     );
     tracing::info!(
         listen = %address_of(&listener),
@@ -348,6 +358,7 @@ async fn gateway(
     };
     purging.abort();
     watching.abort();
+    sampling.abort();
     if let Some(reconciling) = reconciling {
         reconciling.abort();
     }

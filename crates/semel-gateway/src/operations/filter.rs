@@ -182,7 +182,7 @@ pub struct Found {
 
 /// The present by this machine's clock. It says how old records are, to people; no protocol step is
 /// decided by it (R6).
-pub(super) fn about_now() -> Timestamp {
+pub(crate) fn about_now() -> Timestamp {
     SystemClock::default().now()
 }
 

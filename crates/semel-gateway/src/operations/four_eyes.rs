@@ -19,7 +19,7 @@ use crate::refused::{Code, Refused};
 /// The actions that can need two.
 pub(crate) const ACTIONS: [&str; 6] = ["resolve", "release", "extend", "erase", "purge", "reveal"];
 /// How long a proposal can be confirmed.
-const CONFIRMED_WITHIN: Duration = Duration::from_hours(24);
+pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_hours(24);
 
 /// The digest of an order: who confirms has to ask for the same.
 pub(super) fn digest(order: &impl serde::Serialize) -> Result<String, Refused> {
@@ -38,7 +38,7 @@ impl<S: Store + Clone> Operations<S> {
         digest: String,
         proposal: Option<&str>,
     ) -> Result<Option<String>, Refused> {
-        if !self.four_eyes.iter().any(|action| action == family) {
+        if !self.needs_two(family) {
             return match proposal {
                 None => Ok(None),
                 Some(_) => Err(Refused::invalid(

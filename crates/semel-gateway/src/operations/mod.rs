@@ -31,8 +31,9 @@ use crate::events::Events;
 use crate::refused::{Code, Refused};
 pub use act::{Action, Actor, Decided};
 pub(crate) use act::{facts, insist};
+pub(crate) use filter::about_now;
 pub use filter::{Filter, Found, MOST, Position};
-pub(crate) use four_eyes::ACTIONS;
+pub(crate) use four_eyes::{ACTIONS, CONFIRMED_WITHIN};
 use view::{Count, Counts, Detail, Done};
 
 /// How far it is counted.
@@ -72,6 +73,11 @@ impl<S: Store + Clone> Operations<S> {
     pub fn with_four_eyes(mut self, actions: Vec<String>) -> Self {
         self.four_eyes = actions;
         self
+    }
+
+    /// Whether these actions have to be confirmed.
+    pub fn needs_two(&self, family: &str) -> bool {
+        self.four_eyes.iter().any(|action| action == family)
     }
 
     /// The log of what was done.

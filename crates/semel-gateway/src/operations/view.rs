@@ -358,6 +358,22 @@ impl From<&Entry> for Summary {
     }
 }
 
+impl Summary {
+    /// What its state means.
+    pub(crate) fn meaning(&self) -> &str {
+        match (self.state.as_str(), self.lapsed) {
+            ("in-flight", true) => {
+                "nobody renews its lease any more, and nobody recorded an outcome"
+            }
+            ("in-flight", false) => "an attempt runs, and renews its lease",
+            ("unknown", _) => "it may have had its effect, and nobody recorded it",
+            ("completed", _) => "its answer is replayed",
+            ("released", _) => "it ended without an effect; the next request runs",
+            (other, _) => other,
+        }
+    }
+}
+
 impl Detail {
     pub(crate) fn of(entry: &Entry, lately: &[Kept]) -> Self {
         let record = &entry.record;
@@ -480,6 +496,16 @@ pub fn time(at: Timestamp) -> Option<String> {
         let at = UNIX_EPOCH + Duration::from_micros(micros);
         humantime::format_rfc3339_micros(at).to_string()
     })
+}
+
+/// How old something is, in its largest unit: 14m, 3h, 12d.
+pub(crate) fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
 }
 
 /// What the record says happened, and what was seen of the rest, in the order of time.

@@ -7,6 +7,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +45,18 @@ pub struct Health {
     /// A call failed.
     trouble: Notify,
     metrics: Arc<Metrics>,
+    times: Times,
+}
+
+/// How long the steps took that requests wait for, in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    /// How many there were.
+    pub(crate) steps: AtomicU64,
+    /// All together.
+    pub(crate) sum: AtomicU64,
+    /// The slowest since somebody took this down.
+    pub(crate) slowest: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -71,12 +84,30 @@ impl Health {
             }),
             trouble: Notify::new(),
             metrics,
+            times: Times::default(),
         }
     }
 
     /// The state when the store was last asked.
     pub fn condition(&self) -> Condition {
         self.known().condition.clone()
+    }
+
+    /// Since when.
+    pub(crate) fn since(&self) -> Duration {
+        self.known().since.elapsed()
+    }
+
+    pub(crate) const fn times(&self) -> &Times {
+        &self.times
+    }
+
+    /// A claim, or a change of its record, took so long.
+    pub(super) fn took(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.times.steps.fetch_add(1, Relaxed);
+        self.times.sum.fetch_add(nanos, Relaxed);
+        self.times.slowest.fetch_max(nanos, Relaxed);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -10,6 +10,7 @@ use semel::store::{
 };
 use semel::{Identity, IdentityDigest};
 
+use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
@@ -84,8 +85,13 @@ macro_rules! watch {
         impl<S: Store> Store for Watched<S> {
             $(async fn $name(&self, $($by_ref: &$ref,)* $($by_value: $value),*) -> Result<$out> {
                 let span = self.span($span);
+                let is_timed = matches!(stringify!($name), "claim" | "change");
+                let begun = is_timed.then(Instant::now);
                 let asked = self.inner.$name($($by_ref,)* $($by_value),*);
                 let answer = asked.instrument(span.clone()).await;
+                if let Some(begun) = begun {
+                    self.health.took(begun.elapsed());
+                }
                 $(if let Ok(answer) = &answer {
                     span.record("semel.found", $found(answer));
                 })?

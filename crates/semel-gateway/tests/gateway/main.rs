@@ -14,6 +14,7 @@ mod claims;
 mod clients;
 mod commands;
 mod configuration;
+mod console;
 #[path = "../../../semel-tower/tests/http/conventions/mod.rs"]
 #[allow(
     dead_code,

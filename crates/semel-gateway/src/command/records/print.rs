@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use super::say;
-use crate::operations::view::{Answer, Detail, Summary};
+use crate::operations::view::{Answer, Detail, Summary, age};
 
 /// Rows under these names, each column as wide as it needs.
 pub(in crate::command) fn columns<const N: usize>(names: [&str; N], rows: &[[String; N]]) {
@@ -73,16 +73,6 @@ fn scope(record: &Summary) -> String {
     segments.join(" / ")
 }
 
-/// In its largest unit: 14m, 3h, 12d.
-pub(in crate::command) fn age(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m", seconds / 60),
-        3600..86_400 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 /// What clients choose may move the cursor, or hide what is before it.
 pub(in crate::command) fn clean(text: &str) -> String {
     let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
@@ -96,17 +86,10 @@ pub(super) fn record(detail: &Detail) {
     };
     let at = |time: &Option<String>| time.clone().unwrap_or_else(|| "never".to_owned());
     line("id", &record.id);
-    let about = match (record.state.as_str(), record.lapsed) {
-        ("in-flight", true) => {
-            "lapsed: nobody renews its lease any more, and nobody recorded an outcome"
-        }
-        ("in-flight", false) => "in-flight: an attempt runs, and renews its lease",
-        ("unknown", _) => "unknown: it may have had its effect, and nobody recorded it",
-        ("completed", _) => "completed: its answer is replayed",
-        ("released", _) => "released: it ended without an effect; the next request runs",
-        (other, _) => other,
-    };
-    line("state", &about);
+    line(
+        "state",
+        &format_args!("{}: {}", state(record), record.meaning()),
+    );
     line("service", &clean(&record.service));
     line("operation", &clean(&record.operation));
     line("scope", &scope(record));

@@ -112,6 +112,6 @@ async fn lose(upstream: &Script, gateway: &Gateway, key: &str) -> String {
 }
 
 /// Answers with a header, and a body that is text.
-const PLACED: Reaction = Reaction::Send(
+pub(crate) const PLACED: Reaction = Reaction::Send(
     "HTTP/1.1 201 Created\r\ncontent-type: text/plain\r\nx-part: 7\r\ncontent-length: 6\r\n\r\nplaced",
 );
