@@ -17,7 +17,7 @@ use super::schema::VERSION_KEY;
 /// How many items one request of a listing looks at, at least: pages that find little are cheap.
 const LOOK_AT: i32 = 250;
 /// How many requests one page of a listing makes at most.
-const REQUESTS: u32 = 16;
+const REQUESTS: u32 = 4;
 
 /// A page of a scan.
 struct Scanned {

@@ -434,4 +434,45 @@ mod tests {
             format!("IF(n>0,{NEVER},n+{NEVER})")
         );
     }
+
+    /// Each page goes by the index, from where it begins, and sorts nothing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_page_scans_the_table() {
+        use semel_testkit::servers::{Kind, shared};
+        use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _};
+
+        let url = tokio::task::spawn_blocking(|| shared(Kind::MariaDb));
+        let url = url.await.unwrap().unwrap();
+        let name = format!("plans_{}", std::process::id());
+        let options = crate::MysqlOptions::from_url(&url).unwrap();
+        let options = options.table(&name).unwrap();
+        options.schema(crate::Schema::Create).open().await.unwrap();
+        let table = Table {
+            records: name.clone(),
+        };
+        let mut link = sqlx::MySqlConnection::connect(&url).await.unwrap();
+        let after = (
+            Timestamp::from_micros(7),
+            IdentityDigest::from_bytes([7; 32]),
+        );
+        for state in StateKind::ALL {
+            for (lapsed, after) in [(false, None), (false, Some(after)), (true, None)] {
+                let query = ListQuery {
+                    lapsed,
+                    ..ListQuery::new(state)
+                };
+                let explain = format!("EXPLAIN {}", table.list(&query, after, 101));
+                for row in link.fetch_all(AssertSqlSafe(explain)).await.unwrap() {
+                    let kind: Option<String> = row.get("type");
+                    let key: Option<String> = row.get("key");
+                    let extra: Option<String> = row.get("Extra");
+                    assert_eq!(key.as_deref(), Some("by_purge"), "{query:?}: {extra:?}");
+                    assert!(["range", "ref"].contains(&&*kind.unwrap()), "{query:?}");
+                    assert!(!extra.unwrap().contains("filesort"), "{query:?}");
+                }
+            }
+        }
+        let drop = format!("DROP TABLE `{name}`");
+        link.execute(AssertSqlSafe(drop)).await.unwrap();
+    }
 }

@@ -37,7 +37,7 @@ const LONGEST: usize = 1_000;
 const FEW: u64 = 10_000;
 
 /// About so many a page looks at where there are more.
-const PAGE: usize = 2_000;
+const PAGE: usize = 1_000;
 
 /// Records that are read at once.
 const READERS: usize = 32;

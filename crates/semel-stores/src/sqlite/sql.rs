@@ -200,4 +200,27 @@ mod tests {
         let sql = Table::new("mine").unwrap().sql(CLEAR);
         assert_eq!(sql, r#"DELETE FROM "mine""#);
     }
+
+    /// Looking up, listing and purging go by an index, and sort nothing.
+    #[test]
+    fn no_statement_scans_the_table() {
+        let connection = rusqlite::Connection::open_in_memory().unwrap();
+        let table = Table::new("semel").unwrap();
+        connection.execute_batch(&table.sql(CREATE)).unwrap();
+        for statement in [GET, FIND, LIST, RUNNING, PURGE] {
+            let explain = format!("EXPLAIN QUERY PLAN {}", table.sql(statement));
+            let mut explain = connection.prepare(&explain).unwrap();
+            let nulls = vec![rusqlite::types::Null; explain.parameter_count()];
+            let rows = explain.query_map(rusqlite::params_from_iter(nulls), |row| row.get(3));
+            let plan: Vec<String> = rows.unwrap().collect::<Result<_, _>>().unwrap();
+            let is_bad = |step: &String| {
+                step.contains("TEMP B-TREE") || step.starts_with("SCAN") && step.contains("semel")
+            };
+            assert!(!plan.iter().any(is_bad), "{statement}: {plan:?}");
+            assert!(
+                plan.iter().any(|step| step.contains("USING")),
+                "{statement}: {plan:?}"
+            );
+        }
+    }
 }
