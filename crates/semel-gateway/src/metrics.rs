@@ -80,7 +80,7 @@ pub struct Metrics {
     reconcile_given_up: Gauge,
     tunnels: Gauge,
     claims_waiting: Gauge,
-    certificate_expiry: Gauge,
+    certificate_expiry: Family<Label, Gauge>,
     handshake_failures: Counter,
 }
 
@@ -115,9 +115,12 @@ impl Metrics {
             reconcile_given_up: Gauge::default(),
             tunnels: Gauge::default(),
             claims_waiting: Gauge::default(),
-            certificate_expiry: Gauge::default(),
+            certificate_expiry: Family::default(),
             handshake_failures: Counter::default(),
         };
+        for listener in ["clients", "operators"] {
+            metrics.certificate_ends(listener, Duration::ZERO);
+        }
         // A counter that is there from the start can be told from one that was lost.
         let [events, observed] = [(); 2].map(|()| Family::<Label, Counter>::default());
         let all = |family: &Family<Label, Counter>| {
@@ -267,7 +270,7 @@ impl Metrics {
         );
         registry.register(
             "tls_expiry_seconds",
-            "When the certificate for clients ends, in seconds since 1970; 0 without TLS",
+            "When the certificate of a listener ends, in seconds since 1970; 0 without TLS",
             metrics.certificate_expiry.clone(),
         );
         registry.register(
@@ -401,9 +404,10 @@ impl Metrics {
         Tunnel::open(&self.tunnels)
     }
 
-    pub(crate) fn certificate_ends(&self, since_1970: Duration) {
+    pub(crate) fn certificate_ends(&self, listener: &'static str, since_1970: Duration) {
         let seconds = since_1970.as_secs();
         self.certificate_expiry
+            .get_or_create(&[("listener", listener)])
             .set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 

@@ -11,7 +11,6 @@ use crate::access::Access;
 use crate::config::{self, Sources};
 use crate::store;
 use crate::tls::client::Trust;
-use crate::tls::server::Files;
 
 /// Prints every setting with its value and where it comes from, and what was found of the store; or
 /// what is wrong, on stderr.
@@ -25,8 +24,10 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(MISUSED, error),
     };
-    if let Some(Err(error)) = config.tls.as_ref().map(Files::check) {
-        return fail(MISUSED, format_args!("error: {error}"));
+    for files in [&config.tls, &config.admin_tls].into_iter().flatten() {
+        if let Err(error) = files.check() {
+            return fail(MISUSED, format_args!("error: {error}"));
+        }
     }
     if let Err(error) = Access::open(&config.tokens) {
         return fail(MISUSED, format_args!("error: {error}"));

@@ -42,7 +42,9 @@ use crate::serve::{self, Bounds, Entry};
 use crate::stack::{self, Stacks};
 use crate::store::{self, Condition, Health, Watched};
 use crate::telemetry::{self, ACCESS, SPANS, Traces};
-use crate::tls::{self, client::Trust, server::Acceptor};
+use crate::tls;
+use crate::tls::client::Trust;
+use crate::tls::server::{Acceptor, Files};
 
 /// How long the store may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -175,9 +177,13 @@ async fn gateway(
     // Before anything is opened.
     let (shares, for_operators) = share_descriptors(config);
     let cores = Cores::start().map_err(Error::Threads)?;
-    let tls = config.tls.clone();
-    let tls = tls.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
-    let (tls, certificates) = tls.transpose()?.unzip();
+    let acceptor = |files: &Option<Files>| {
+        let files = files.clone();
+        let made = files.map(|files| Acceptor::new(files, Arc::clone(&metrics)));
+        made.transpose().map(Option::unzip)
+    };
+    let (tls, certificates) = acceptor(&config.tls)?;
+    let (admin_tls, admin_certificates) = acceptor(&config.admin_tls)?;
     if config.asks_over_tls() {
         trust.read()?;
     }
@@ -216,7 +222,7 @@ async fn gateway(
     let is_local = admin_listener.local_addr();
     let is_local = is_local.is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let gate = Arc::new(Gate::new(access, is_local));
-    if gate.asks() && !is_local {
+    if gate.asks() && !is_local && admin_tls.is_none() {
         tracing::warn!(
             "--admin is not on a loopback address and speaks no TLS: tokens cross the network as they are"
         );
@@ -276,7 +282,10 @@ async fn gateway(
     let administering = tokio::spawn(serve::run(
         admin_listener,
         Cores::current(),
-        Entry::default(),
+        Entry {
+            tls: admin_tls,
+            ..Entry::default()
+        },
         bounds,
         move |peer| admin.clone().layer(Extension(peer)),
         async { drop(admin_ends.await) },
@@ -324,7 +333,7 @@ async fn gateway(
         tracing::info!("stopping: no more connections are accepted");
         last.send(Instant::now() + grace).ok();
     };
-    if let Some(certificates) = certificates {
+    for certificates in [certificates, admin_certificates].into_iter().flatten() {
         tokio::spawn(certificates.run());
     }
     let bounds = Bounds::of(shares.connections);

@@ -52,6 +52,8 @@ pub struct Config {
     pub listen: String,
     /// The files for TLS towards clients, unless they speak without.
     pub tls: Option<Files>,
+    /// The same for operators.
+    pub admin_tls: Option<Files>,
     /// Where operators connect, as `HOST:PORT`.
     pub admin: String,
     /// The store's URL. May hold a password.

@@ -40,6 +40,13 @@ impl Sources {
         admin_hosts.extend(admin.rsplit_once(':').map(|(host, _)| host.to_owned()));
         // Whatever is missing here has its message among the errors.
         let tls = reader.tls();
+        let admin_tls = reader.shown(
+            "operators",
+            [
+                ("admin-tls-cert", "--admin-tls-cert"),
+                ("admin-tls-key", "--admin-tls-key"),
+            ],
+        );
         let trust_forwarded = reader
             .read("trust-forwarded", values::networks)
             .unwrap_or_default();
@@ -48,6 +55,7 @@ impl Sources {
         let config = Config {
             upstream_ca: reader.file("upstream-ca", "--upstream-ca"),
             tls,
+            admin_tls,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
             reconcile: self.reconcile(&mut reader, &routes),
             proxy_protocol: reader.switch("proxy-protocol"),
@@ -235,22 +243,36 @@ impl Reader<'_> {
     }
 
     fn tls(&mut self) -> Option<Files> {
-        let certificate = self.file("tls-cert", "--tls-cert");
-        let key = self.file("tls-key", "--tls-key");
         let client_ca = self.file("tls-client-ca", "--tls-client-ca");
-        let missing = match (&certificate, &key, &client_ca) {
-            (Some(_), None, _) => "--tls-cert needs --tls-key: the file of its private key",
-            (None, Some(_), _) => "--tls-key needs --tls-cert: the file of its certificate",
-            (None, None, Some(_)) => "--tls-client-ca needs --tls-cert and --tls-key",
-            _ => {
+        let is_named = |name| self.said.given.contains_key(name);
+        if client_ca.is_some() && !is_named("tls-cert") && !is_named("tls-key") {
+            self.error("--tls-client-ca needs --tls-cert and --tls-key".to_owned());
+        }
+        let names = [("tls-cert", "--tls-cert"), ("tls-key", "--tls-key")];
+        let files = self.shown("clients", names)?;
+        Some(Files { client_ca, ..files })
+    }
+
+    /// What a listener shows of itself.
+    fn shown(
+        &mut self,
+        listener: &'static str,
+        [(cert, cert_flag), (key, key_flag)]: [(&'static str, &'static str); 2],
+    ) -> Option<Files> {
+        let missing = match (self.file(cert, cert_flag), self.file(key, key_flag)) {
+            (Some(certificate), Some(key)) => {
                 return Some(Files {
-                    certificate: certificate?,
-                    key: key?,
-                    client_ca,
+                    listener,
+                    certificate,
+                    key,
+                    client_ca: None,
                 });
             }
+            (Some(_), None) => format!("{cert_flag} needs {key_flag}: the file of its private key"),
+            (None, Some(_)) => format!("{key_flag} needs {cert_flag}: the file of its certificate"),
+            (None, None) => return None,
         };
-        self.error(missing.to_owned());
+        self.error(missing);
         None
     }
 

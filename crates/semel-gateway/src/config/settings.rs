@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 58] = [
+pub const SETTINGS: [Setting; 60] = [
     list(
         "upstream",
         "URL",
@@ -338,6 +338,18 @@ pub const SETTINGS: [Setting; 58] = [
         "FILE",
         None,
         "Clients must have a certificate that one of these has signed, in PEM; with --tls-cert",
+    ),
+    setting(
+        "admin-tls-cert",
+        "FILE",
+        None,
+        "The certificate for operators with its chain, in PEM: --admin speaks TLS then; with --admin-tls-key",
+    ),
+    setting(
+        "admin-tls-key",
+        "FILE",
+        None,
+        "The private key of --admin-tls-cert, in PEM",
     ),
     setting(
         "drain",

@@ -1,4 +1,4 @@
-//! TLS towards clients: handshakes, and certificates that are replaced while the gateway runs.
+//! TLS of the listeners: handshakes, and certificates that are replaced while the gateway runs.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -22,9 +22,11 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The files that TLS towards clients is made of.
+/// The files that a listener's TLS is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
+    /// Whom the listener is for.
+    pub(crate) listener: &'static str,
     /// The certificate, and those between it and a root.
     pub certificate: PemFile,
     /// Its private key.
@@ -84,9 +86,10 @@ impl Files {
         let mut config = builder
             .with_single_cert(chain, key)
             .map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => self
-                    .key
-                    .unusable("it is not the key of the certificate in --tls-cert"),
+                rustls::Error::InconsistentKeys(_) => self.key.unusable(format_args!(
+                    "it is not the key of the certificate in {}",
+                    self.certificate.setting
+                )),
                 error => self.certificate.unusable(error),
             })?;
         config.alpn_protocols = vec![H2.to_vec(), HTTP1.to_vec()];
@@ -120,7 +123,7 @@ impl Acceptor {
     pub fn new(files: Files, metrics: Arc<Metrics>) -> Result<(Arc<Self>, Watch), Error> {
         let contents = files.read()?;
         let Made { config, expiry } = files.make(&contents)?;
-        metrics.certificate_ends(expiry);
+        metrics.certificate_ends(files.listener, expiry);
         let acceptor = Arc::new(Self {
             files,
             config: RwLock::new(config),
@@ -159,7 +162,8 @@ impl Acceptor {
     }
 
     fn replace(&self, made: Made) {
-        self.metrics.certificate_ends(made.expiry);
+        let listener = self.files.listener;
+        self.metrics.certificate_ends(listener, made.expiry);
         let mut config = self.config.write().unwrap_or_else(PoisonError::into_inner);
         *config = made.config;
     }
@@ -232,6 +236,7 @@ mod tests {
             PemFile { setting, path }
         };
         Files {
+            listener: "clients",
             certificate: file("--tls-cert", "cert.pem", certificate.pem()),
             key: file("--tls-key", "key.pem", key.serialize_pem()),
             client_ca: None,

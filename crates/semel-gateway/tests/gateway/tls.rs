@@ -194,7 +194,7 @@ async fn certificates_are_replaced_and_kept_if_the_new_ones_are_wrong() {
     assert!(send(&gateway, &client, order("\"k\"")).await.is_ok());
     let metrics = get(gateway.admin, "/metrics").await;
     // rcgen's certificates end in the year 4096.
-    let end = "semel_tls_expiry_seconds 67090118400\n";
+    let end = "semel_tls_expiry_seconds{listener=\"clients\"} 67090118400\n";
     assert!(metrics.text().contains(end), "{}", metrics.text());
 }
 
@@ -241,4 +241,30 @@ async fn a_certificate_names_the_caller() {
         assert_eq!((answer.status.as_u16(), answer.is_replay()), (201, replay));
     }
     assert_eq!(shop.placed(), 2);
+}
+
+/// Operators have a listener, and a certificate, of their own.
+#[tokio::test]
+async fn operators_speak_tls_too() {
+    let shop = Shop::open().await;
+    let authority = Authority::new();
+    let files = Files::of(&authority.sign(&["localhost"]));
+    let flags: Vec<_> = files
+        .flags
+        .iter()
+        .map(|flag| flag.replace("--tls", "--admin-tls"))
+        .collect();
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let gateway = Gateway::start(shop.address, &flags);
+    let client = authority.client(&["h2"], None);
+    let stream = connect(gateway.admin, &client).await.unwrap();
+    let request = Request::get("https://localhost/metrics");
+    let request = request.body(Full::<Bytes>::default()).unwrap();
+    let answer = http2(stream).await.send_request(request).await.unwrap();
+    let text = answer.into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8_lossy(&text);
+    let end = "semel_tls_expiry_seconds{listener=\"operators\"} 67090118400\n";
+    assert!(text.contains(end), "{text}");
+    // Clients' listener is as it was: this is the service's answer.
+    assert_eq!(get(gateway.address, "/orders").await.status, 405);
 }

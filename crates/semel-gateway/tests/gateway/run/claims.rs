@@ -10,7 +10,7 @@ use super::job::{EFFECT, Way, sqlite};
 /// Both ways lead to one record.
 #[test]
 fn a_run_through_the_gateway_is_replayed_from_the_store_and_back() {
-    let way = Way::gateway();
+    let way = Way::gateway_with(&[]);
     let store = sqlite(way.folder.path());
     let script = format!("{EFFECT} printf 'a\\000\\377'; echo err >&2; exit 3");
     for (key, ways) in [
@@ -99,7 +99,7 @@ fn a_token_is_shown_where_the_gateway_asks_for_one() {
 
 #[test]
 fn a_gateway_that_is_none_is_said_so() {
-    let way = Way::gateway();
+    let way = Way::gateway_with(&[]);
     // Something else that speaks HTTP.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let other_url = format!("http://{}", other.local_addr().unwrap());
@@ -131,7 +131,7 @@ fn a_gateway_that_is_none_is_said_so() {
 /// answer to its end is lost: it is told again.
 #[test]
 fn an_answer_that_is_lost_is_asked_for_again() {
-    let behind = Way::gateway();
+    let behind = Way::gateway_with(&[]);
     let proxy = Proxy::start(behind.admin()).unwrap();
     let way = behind.proxied(proxy.address());
     proxy.once(Fault::CutAnswers);

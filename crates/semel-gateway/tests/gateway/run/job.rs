@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::tls::Authority;
 use crate::support::{Gateway, PATIENCE};
 
 /// How records are reached.
@@ -31,9 +32,22 @@ impl Way {
         }
     }
 
-    /// A gateway before such a file.
+    /// A gateway before such a file, over TLS.
     pub(super) fn gateway() -> Self {
-        Self::gateway_with(&[])
+        let authority = Authority::new();
+        let folder = tempfile::tempdir().unwrap();
+        let [certificate, key] = authority.sign(&["localhost"]).files_in(folder.path());
+        let gateway = Self::gateway_with(&[
+            &format!("--admin-tls-cert={}", certificate.display()),
+            &format!("--admin-tls-key={}", key.display()),
+        ]);
+        let ca = authority.file_in(gateway.folder.path());
+        let url = format!("https://localhost:{}", gateway.admin().port());
+        let flags = ["--gateway", &url, "--gateway-ca", &ca.display().to_string()];
+        Self {
+            flags: flags.map(str::to_owned).to_vec(),
+            ..gateway
+        }
     }
 
     pub(super) fn gateway_with(flags: &[&str]) -> Self {

@@ -14,13 +14,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::job::Way;
+use super::job::{Way, until};
 use crate::crash::{Random, setting};
 
 /// Before the effect, the effect, after it: each takes a while in which a kill can hit.
-const COMMAND: &str = "sleep 0.05; echo $0 >> ledger; sleep 0.05; echo done $0";
+const COMMAND: &str = "echo $0 >> began; sleep 0.05; echo $0 >> ledger; sleep 0.05; echo done $0";
+/// How long that takes, at least.
+const RUN: Duration = Duration::from_millis(120);
 /// How many rounds are on their way at the same time.
 const AT_ONCE: usize = 4;
+
+/// Every second kill comes while the command runs; the others at any moment.
+const fn is_aimed(round: u64) -> bool {
+    round % 2 == 1
+}
 
 #[derive(Debug, Default)]
 struct Tally {
@@ -41,8 +48,7 @@ fn rounds(way: &Way) {
     // How long it takes when nobody kills it, on this machine now.
     let before = Instant::now();
     assert_eq!(way.job("warm", "true").run().code(), 0);
-    let usual = before.elapsed() + Duration::from_millis(120);
-    let span = u64::try_from(usual.as_micros()).unwrap() * 5 / 4;
+    let usual = before.elapsed() + RUN;
 
     let next = AtomicU64::new(0);
     let tallies: Vec<Tally> = std::thread::scope(|scope| {
@@ -55,6 +61,8 @@ fn rounds(way: &Way) {
                         if round >= rounds {
                             return tally;
                         }
+                        let span = [usual * 5 / 4, RUN][usize::from(is_aimed(round))];
+                        let span = u64::try_from(span.as_micros()).unwrap();
                         let moment = Random(seed ^ round << 32).below(span);
                         one_round(way, round, Duration::from_micros(moment), &mut tally);
                     }
@@ -94,8 +102,14 @@ fn one_round(way: &Way, round: u64, moment: Duration, tally: &mut Tally) {
     let job = way
         .job(&key, "")
         .with_command(&["/bin/sh", "-c", COMMAND, &key]);
-    let job = job.with(&["--lease", "600ms"]);
-    let mut killed = job.start();
+    // Soon over, once it is killed; and of those that nobody kills, long enough for a busy machine.
+    let mut killed = job.clone().with(&["--lease", "3s"]).start();
+    if is_aimed(round) {
+        until("the command to begin", || {
+            let began = std::fs::read_to_string(way.path("began")).unwrap_or_default();
+            began.lines().any(|line| line == key)
+        });
+    }
     std::thread::sleep(moment);
     let was_over = killed.is_over();
     drop(killed);
@@ -139,6 +153,11 @@ fn one_round(way: &Way, round: u64, moment: Duration, tally: &mut Tally) {
 #[test]
 fn killed_at_any_point_it_never_runs_twice_on_sqlite() {
     rounds(&Way::store());
+}
+
+#[test]
+fn killed_at_any_point_it_never_runs_twice_through_a_gateway() {
+    rounds(&Way::gateway());
 }
 
 #[cfg(feature = "postgres")]

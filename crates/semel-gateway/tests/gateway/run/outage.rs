@@ -90,7 +90,7 @@ fn an_outcome_outlives_an_outage_of_the_store() {
 
 #[test]
 fn an_outcome_outlives_an_outage_of_the_gateway() {
-    let behind = Way::gateway();
+    let behind = Way::gateway_with(&[]);
     let proxy = Proxy::start(behind.admin()).unwrap();
     away_and_back(&behind.proxied(proxy.address()), &proxy);
 }
