@@ -9,6 +9,7 @@
 pub mod access;
 pub mod admin;
 pub mod api;
+pub mod at_rest;
 pub mod audit;
 pub mod body;
 mod bounded;

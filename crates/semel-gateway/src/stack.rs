@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use http::header::{HOST, HeaderName, InvalidHeaderValue};
 use semel::Store;
 use semel::guard::{Guard, Policy};
+use semel::secrets::Secrets;
 use semel::store::Retention;
 use semel_tower::{IdempotencyLayer, Mode};
 use tokio::sync::{Semaphore, mpsc};
@@ -74,6 +75,7 @@ impl<S: Store + Clone> Stacks<S> {
         config: &Config,
         shares: Shares,
         store: S,
+        secrets: Option<&Secrets>,
         trust: Arc<Trust>,
         metrics: Arc<Metrics>,
         events: Arc<Events>,
@@ -105,6 +107,7 @@ impl<S: Store + Clone> Stacks<S> {
                 .with_max_attempts(shares.attempts)
                 .with_max_body_memory(config.limits.body_memory)
                 .with_host_header(headers::FORWARDED_HOST)
+                .with_secrets(secrets.cloned())
         };
         Self {
             layer: layer(guard.build()),

@@ -118,7 +118,7 @@ impl<S: Store> Run<S> {
             begun => return Ok(self.without_running(begun)),
         };
         let attempt = OperationId {
-            id: *self.identity.digest(),
+            id: *held.id(),
             attempt: Some(held.number()),
         };
         let mut response = self.attempt(held, inner, parts, body, slot).await?;
@@ -271,15 +271,17 @@ impl<S: Store> Run<S> {
 
     /// The answer where no attempt may be begun: what is known already needs none.
     pub(crate) async fn without_attempt<R: HttpBody>(&self, full: Full) -> Response<Body<R>> {
-        let entry = match self.guard.store().get(self.identity.digest()).await {
-            Ok(entry) => entry,
+        let found = match self.guard.look_up(&self.identity).await {
+            Ok(found) => found,
             Err(error) => {
                 self.tell(Signal::StoreError);
                 return self.without_running(Err(error));
             }
         };
-        let record = entry.map(|entry| entry.record);
-        let is_other = |record: &Record| record.fingerprint != self.asked.fingerprint();
+        let name = found.as_ref().map_or(&self.identity, |(name, _)| name);
+        let fingerprint = name.fingerprint(self.asked.fingerprint());
+        let record = found.map(|(_, entry)| entry.record);
+        let is_other = |record: &Record| record.fingerprint != fingerprint;
         let is_mismatch = record.as_ref().is_some_and(is_other);
         // Whether a tombstone is all that is left of an outcome the store's clock alone knows.
         let may_be_expired = |record: &Record| record.expires_at < record.purge_at;
@@ -450,11 +452,12 @@ impl<S: Store> Run<S> {
 
     /// What is recorded in place of a refused completion (R4); a problem where nobody knows more.
     async fn instead<R: HttpBody>(&self, lost: &'static str) -> Response<Body<R>> {
-        let entry = self.guard.store().get(self.identity.digest()).await;
-        let record = entry.ok().flatten().map(|entry| entry.record);
+        let found = self.guard.look_up(&self.identity).await.ok().flatten();
         // After a release another request may have the key (conformance row 59).
-        let ours = record.filter(|record| record.fingerprint == self.asked.fingerprint());
-        match ours.map(|record| record.state) {
+        let ours = found.filter(|(name, entry)| {
+            entry.record.fingerprint == name.fingerprint(self.asked.fingerprint())
+        });
+        match ours.map(|(_, entry)| entry.record.state) {
             Some(State::Completed(outcome)) => self.replay(&outcome),
             _ => {
                 let problem = Problem::new(ProblemCode::OutcomeUnknown);

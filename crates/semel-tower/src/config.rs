@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Response, response};
 use http_body::Body as HttpBody;
 use semel::guard::Asked;
+use semel::secrets::Secrets;
 use semel::store::Retention;
 use semel::{Clock as _, Fingerprint, Identity, Key, KeyRule, Note, Outcome, Scope, SystemClock};
 use serde_json::value::RawValue;
@@ -48,6 +49,8 @@ pub(crate) struct Config {
     pub(crate) key_rule: KeyRule,
     pub(crate) scope: ScopeRule,
     pub(crate) operation: OperationRule,
+    /// What identities are named under.
+    pub(crate) secrets: Option<Secrets>,
     pub(crate) body_form: BodyForm,
     pub(crate) host_header: HeaderName,
     pub(crate) fingerprint_headers: Vec<HeaderName>,
@@ -98,6 +101,7 @@ impl Default for Config {
             key_rule: KeyRule::GENERAL,
             scope: ScopeRule::default(),
             operation: OperationRule::default(),
+            secrets: None,
             body_form: BodyForm::default(),
             host_header: HOST,
             fingerprint_headers: Vec::new(),
@@ -200,10 +204,11 @@ impl Config {
     pub(crate) fn identity(&self, parts: &Parts, scope: Scope, key: Key) -> Identity {
         let scope = self.scope.with_target(scope, parts);
         let operation = self.operation.of(parts);
-        match self.mode {
-            Mode::Observe => Identity::new(scope, &format!("{operation} (observed)"), key),
-            Mode::Enforce | Mode::Off => Identity::new(scope, &operation, key),
-        }
+        let operation = match self.mode {
+            Mode::Observe => Cow::Owned(format!("{operation} (observed)")),
+            Mode::Enforce | Mode::Off => operation,
+        };
+        Identity::keyed(scope, &operation, key, self.secrets.as_ref())
     }
 
     /// Whose limits count for a request.

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, IntoHeaderName};
 use http::{HeaderMap, Method, StatusCode, request};
 use semel::guard::{Guard, Policy, TransactOptions};
+use semel::secrets::Secrets;
 use semel::transaction::Transactional;
 use semel::{Fingerprint, KeyRule, Scope, Service, Store, StoreError};
 use tower_layer::Layer;
@@ -271,6 +272,12 @@ impl<S: Store> IdempotencyLayer<S> {
     /// [`Service::operation`] makes.
     pub fn with_service(self, service: Service) -> Self {
         self.configured(|config| config.operation.set_service(service))
+    }
+
+    /// Names records, and keeps fingerprints, under a secret: see [`semel::secrets`].
+    pub fn with_secrets(self, secrets: impl Into<Option<Secrets>>) -> Self {
+        let secrets = secrets.into();
+        self.configured(|config| config.secrets = secrets)
     }
 
     /// Names what is done. `http` for everything unless set: the same key on another route is then

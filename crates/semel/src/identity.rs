@@ -1,11 +1,13 @@
 //! Identities: scope + operation + key, joined so that no two lists collide.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::Key;
+use crate::secrets::Secrets;
+use crate::{Fingerprint, Key};
 
 /// Who and what a key belongs to: tenant, account, session… as ordered segments.
 ///
@@ -87,12 +89,19 @@ impl fmt::Debug for IdentityDigest {
 /// completion is pinned by the claim's token, not by the scope.
 ///
 /// Cloning shares the parts: an identity is made once per request and cloned cheaply.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Identity(Arc<Parts>);
+#[derive(Clone)]
+pub struct Identity {
+    parts: Arc<Parts>,
+    // Under which of the secrets.
+    nth: usize,
+    // A store that seals keeps the start of the key elsewhere.
+    has_hint: bool,
+}
 
-#[derive(PartialEq, Eq, Hash)]
 struct Parts {
-    digest: IdentityDigest,
+    // As it is named under each secret.
+    digests: [IdentityDigest; 2],
+    secrets: Option<Secrets>,
     // Of scope, operation and key together: stores that count bytes need not walk them.
     len: usize,
     scope: Scope,
@@ -104,39 +113,131 @@ impl Identity {
     /// The identity of `key`, used for `operation` within `scope`.
     pub fn new(scope: Scope, operation: &str, key: Key) -> Self {
         let digest = digest_of(&scope, operation, &key);
+        Self::of([digest; 2], None, scope, operation, key)
+    }
+
+    /// The same under `secrets`: what a store, a log or an upstream sees of it, and of the
+    /// fingerprint that is kept with it, says nothing to whoever does not have them.
+    ///
+    /// ```
+    /// # use semel::{Identity, Key, Scope};
+    /// use semel::secrets::Secrets;
+    ///
+    /// let secrets = Secrets::parse("2026 AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")?;
+    /// let card = Key::new("4111111111111111")?;
+    /// let plain = Identity::new(Scope::new(["acme"]), "charge", card.clone());
+    /// let keyed = Identity::keyed(Scope::new(["acme"]), "charge", card, Some(&secrets));
+    /// assert_ne!(keyed.digest(), plain.digest());
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn keyed(scope: Scope, operation: &str, key: Key, secrets: Option<&Secrets>) -> Self {
+        let Some(secrets) = secrets else {
+            return Self::new(scope, operation, key);
+        };
+        let plain = digest_of(&scope, operation, &key);
+        let digest = |nth| secrets.digest(nth, plain.as_bytes()).unwrap_or(plain);
+        let digests = [digest(0), digest(1)];
+        Self::of(digests, Some(secrets.clone()), scope, operation, key)
+    }
+
+    fn of(
+        digests: [IdentityDigest; 2],
+        secrets: Option<Secrets>,
+        scope: Scope,
+        operation: &str,
+        key: Key,
+    ) -> Self {
         let names: usize = scope.segments().map(str::len).sum();
-        Self(Arc::new(Parts {
-            digest,
+        let parts = Parts {
+            digests,
+            secrets,
             len: names + operation.len() + key.as_str().len(),
             scope,
             operation: operation.into(),
             key,
-        }))
+        };
+        Self {
+            parts: Arc::new(parts),
+            nth: 0,
+            has_hint: true,
+        }
+    }
+
+    /// The same under the other secret, where there are two.
+    pub fn other(&self) -> Option<Self> {
+        let secrets = self.parts.secrets.as_ref()?;
+        let other = Self {
+            nth: 1 - self.nth,
+            ..self.clone()
+        };
+        (secrets.names().len() > 1).then_some(other)
+    }
+
+    /// A fingerprint as it is kept under this identity.
+    pub fn fingerprint(&self, plain: Fingerprint) -> Fingerprint {
+        match &self.parts.secrets {
+            Some(secrets) => secrets.fingerprint(self.nth, plain),
+            None => plain,
+        }
     }
 
     /// What a store looks up.
     pub fn digest(&self) -> &IdentityDigest {
-        &self.0.digest
+        &self.parts.digests[self.nth]
+    }
+
+    /// What a store keeps of the key: its [`hint`](Key::hint), or nothing.
+    pub fn hint(&self) -> &str {
+        match self.has_hint {
+            true => self.parts.key.hint(),
+            false => "",
+        }
+    }
+
+    /// The same, for a store that is not to keep the hint.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn without_hint(&self) -> Self {
+        Self {
+            has_hint: false,
+            ..self.clone()
+        }
     }
 
     // How many bytes of text it holds.
     pub(crate) fn text_len(&self) -> usize {
-        self.0.len
+        self.parts.len
     }
 
     /// Who and what the key belongs to.
     pub fn scope(&self) -> &Scope {
-        &self.0.scope
+        &self.parts.scope
     }
 
     /// The name of what is done.
     pub fn operation(&self) -> &str {
-        &self.0.operation
+        &self.parts.operation
     }
 
     /// The key. Stores keep its [`hint`](Key::hint), never the whole of it.
     pub fn key(&self) -> &Key {
-        &self.0.key
+        &self.parts.key
+    }
+}
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest() == other.digest()
+            && self.key() == other.key()
+            && self.scope() == other.scope()
+            && self.operation() == other.operation()
+    }
+}
+
+impl Eq for Identity {}
+
+impl Hash for Identity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.digest().hash(state);
     }
 }
 

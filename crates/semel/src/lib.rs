@@ -21,6 +21,8 @@
 //! | know how a record may change | [`record`] |
 //! | write with an expected version, upsert by natural key | [`versioned`] |
 //! | write a store | a [`Backend`](backend::Backend) |
+//! | keep digests from being guessed | [`secrets`] |
+//! | compress and encrypt what is kept | `sealed`, behind the feature of that name |
 //! | check a store | `conformance`, behind the feature of that name |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -37,6 +39,7 @@ pub mod guard;
 mod identity;
 pub mod inbox;
 mod key;
+mod keyring;
 pub mod memory;
 mod note;
 pub mod operation;
@@ -46,6 +49,9 @@ mod progress;
 mod protocol;
 pub mod purge;
 pub mod record;
+#[cfg(feature = "sealed")]
+pub mod sealed;
+pub mod secrets;
 mod service;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
@@ -64,6 +70,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintBuilder};
 pub use identity::{Identity, IdentityDigest, Scope};
 pub use key::{Key, KeyError, KeyRule};
+pub use keyring::{KeyName, KeysError};
 pub use note::Note;
 pub use outcome::{DecodeError, Fields, Outcome, OutcomeBuilder, OutcomeKind};
 pub use progress::{FinishedStep, Progress, ProgressTooLarge};

@@ -60,6 +60,12 @@ impl Note {
         Self((!all.is_empty()).then(|| all.into()))
     }
 
+    /// One line, as it is.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn line(name: &str, text: &str) -> Self {
+        Self(Some(format!("{name}={text}").into()))
+    }
+
     /// Whether there is nothing in it.
     pub const fn is_empty(&self) -> bool {
         self.0.is_none()

@@ -11,6 +11,11 @@
 //! | each field | name: 2-byte length and bytes; value: 4-byte length and bytes |
 //! | 1 | `0` void, `1` a body follows and takes all that is left |
 //!
+//! # Byte form, version 2: sealed
+//!
+//! The first 7 bytes as in version 1, of an outcome without code, fields and body, with version `2`
+//! and the real kind; then what `semel::sealed` made of the byte form of version 1.
+//!
 //! A version that this program does not know is an error, never an empty outcome.
 
 use std::fmt;
@@ -42,6 +47,9 @@ pub struct Outcome {
     body_at: usize,
 }
 
+/// Up to the body of an outcome that has no fields.
+const HEAD: usize = 7;
+
 /// Why bytes are not an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -62,6 +70,7 @@ pub enum DecodeError {
 impl Outcome {
     /// The version of the byte form that this program writes.
     pub const VERSION: u8 = 1;
+    const SEALED: u8 = 2;
 
     /// The code of a failure of which only the text is kept, as a guard keeps an error.
     pub(crate) const TEXT: u16 = 1;
@@ -147,6 +156,28 @@ impl Outcome {
         (self.encoded[self.body_at - 1] == 1).then(|| self.encoded.slice(self.body_at..))
     }
 
+    /// Whether it is encrypted: then it has no code, no field and no body. A store that seals
+    /// (feature `sealed`) opens it; without its key it stays so, and is never replayed.
+    pub fn is_sealed(&self) -> bool {
+        self.encoded[0] == Self::SEALED
+    }
+
+    /// The outcome whose byte form this is.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn sealed(&self, sealed: &[u8]) -> Self {
+        let head = [Self::SEALED, self.encoded[1], 0, 0, 0, 0, 0];
+        Self {
+            encoded: [&head, sealed].concat().into(),
+            body_at: HEAD,
+        }
+    }
+
+    /// What [`sealed`](Self::sealed) was given.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn as_sealed(&self) -> Option<&[u8]> {
+        self.is_sealed().then(|| &self.encoded[HEAD..])
+    }
+
     /// The versioned byte form. Shares the outcome's memory.
     pub const fn as_bytes(&self) -> &Bytes {
         &self.encoded
@@ -160,6 +191,17 @@ impl Outcome {
     pub fn from_bytes(encoded: Bytes) -> Result<Self, DecodeError> {
         let mut reader = Reader(&encoded);
         let version = reader.u8().ok_or(DecodeError::Damaged)?;
+        if version == Self::SEALED {
+            let is_sealed = encoded.len() > HEAD && encoded[2..HEAD] == [0; HEAD - 2];
+            let is_kind = (1..=3).contains(&encoded[1]);
+            let sealed = Self {
+                encoded,
+                body_at: HEAD,
+            };
+            return (is_sealed && is_kind)
+                .then_some(sealed)
+                .ok_or(DecodeError::Damaged);
+        }
         if version != Self::VERSION {
             return Err(DecodeError::Version {
                 found: version,
@@ -191,11 +233,15 @@ fn body_start(reader: &mut Reader<'_>, total: usize) -> Option<usize> {
 impl fmt::Debug for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the body: answers hold personal data.
-        f.debug_struct("Outcome")
-            .field("kind", &self.kind())
-            .field("code", &self.code())
-            .field("bytes", &self.encoded.len())
-            .finish()
+        f.debug_struct(if self.is_sealed() {
+            "Sealed"
+        } else {
+            "Outcome"
+        })
+        .field("kind", &self.kind())
+        .field("code", &self.code())
+        .field("bytes", &self.encoded.len())
+        .finish()
     }
 }
 

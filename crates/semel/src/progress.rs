@@ -11,6 +11,7 @@
 //! [`FinishedStep::keys_given`]. Every step takes more bytes than the first mark.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::DecodeError;
@@ -21,8 +22,12 @@ use crate::wire::Reader;
 pub struct Progress(Option<Arc<[u8]>>);
 
 /// A step that is finished: its name and its result, at most [`Progress::MAX_BYTES`] together.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct FinishedStep(Arc<[u8]>);
+#[derive(Clone)]
+pub struct FinishedStep {
+    bytes: Arc<[u8]>,
+    // How many steps are before it, as far as is known. No part of it, but a help for whoever seals.
+    place: usize,
+}
 
 /// A step's name and result, or all steps of a record together, take too many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +40,9 @@ pub struct ProgressTooLarge {
 impl Progress {
     /// The most bytes that the steps of one record take, names and lengths among them.
     pub const MAX_BYTES: usize = 64 << 10;
+
+    /// The most bytes that a store keeps of them: more, for what sealing adds to each step.
+    pub const MAX_STORED: usize = Self::MAX_BYTES + Self::MAX_BYTES / 4;
 
     /// The most bytes of a record under which no step is finished: those of the mark. See
     /// [`is_bare`](Self::is_bare).
@@ -61,13 +69,20 @@ impl Progress {
             .any(|(name, result)| name.is_empty() && result.is_empty())
     }
 
+    /// Whether a step is encrypted: a store that seals opens them, unless the key is missing.
+    pub fn is_sealed(&self) -> bool {
+        // The first byte of what is sealed. A result of a guard's begins with another.
+        self.kept()
+            .any(|(name, result)| name.is_empty() && result.first() == Some(&0xa1))
+    }
+
     /// The steps, in the order in which they were finished: names and results.
     pub fn steps(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.kept().filter(|kept| !is_mark(*kept))
     }
 
     /// The steps, and the marks.
-    fn kept(&self) -> impl Iterator<Item = (&str, &[u8])> {
+    pub(crate) fn kept(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let mut rest = Reader(self.as_bytes());
         // Checked when the bytes came in.
         std::iter::from_fn(move || one(&mut rest))
@@ -95,9 +110,18 @@ impl Progress {
     /// # Errors
     /// [`ProgressTooLarge`] where they take more than [`MAX_BYTES`](Self::MAX_BYTES) together.
     pub fn with(&self, step: &FinishedStep) -> Result<Self, ProgressTooLarge> {
-        let all = [self.as_bytes(), step.as_bytes()].concat();
-        within_bounds(all.len())?;
-        Ok(Self(Some(all.into())))
+        within_bounds(self.as_bytes().len() + step.as_bytes().len())?;
+        Ok(self.joined(step))
+    }
+
+    /// What a store has to keep then; `None` where that is too much.
+    pub(crate) fn stored_with(&self, step: &FinishedStep) -> Option<Self> {
+        let all = self.as_bytes().len() + step.as_bytes().len();
+        (all <= Self::MAX_STORED).then(|| self.joined(step))
+    }
+
+    fn joined(&self, step: &FinishedStep) -> Self {
+        Self(Some([self.as_bytes(), step.as_bytes()].concat().into()))
     }
 }
 
@@ -117,25 +141,73 @@ impl FinishedStep {
         let length = u32::try_from(result.len()).map_err(|_| too_large)?;
         step.extend_from_slice(&length.to_be_bytes());
         step.extend_from_slice(result);
-        Ok(Self(step.into()))
+        Ok(Self::from(step))
+    }
+
+    /// The same, known to stand behind these.
+    pub(crate) fn behind(mut self, kept: &Progress) -> Self {
+        self.place = kept.steps().count();
+        self
+    }
+
+    /// How many steps are before it, if it was said.
+    #[cfg(feature = "sealed")]
+    pub(crate) const fn place(&self) -> usize {
+        self.place
+    }
+
+    /// Whether it is no step but a mark, which stores understand.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn is_mark(&self) -> bool {
+        one(&mut Reader(&self.bytes)).is_some_and(is_mark)
+    }
+
+    /// A nameless step of any size, which is no mark.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn sealed(sealed: &[u8]) -> Self {
+        let mut step = Vec::with_capacity(MARK.len() + sealed.len());
+        step.extend_from_slice(&[0, 0]);
+        crate::wire::put_long(&mut step, sealed);
+        Self::from(step)
     }
 
     /// No step, but a mark that is kept like one: the attempt does its work in a transaction, and
     /// whatever is not committed did not happen. It stays as steps do, but no step is finished by it:
     /// a record that keeps nothing else is [bare](Progress::is_bare).
     pub fn in_transaction() -> Self {
-        Self(MARK.into())
+        Self::from(MARK.to_vec())
     }
 
     /// No step, but a mark: the attempt gave step keys to its work before it released the identity.
     /// The record is kept as one with finished steps, so that the next attempt has the same keys.
     pub fn keys_given() -> Self {
-        Self([0, 0, 0, 0, 0, 1, b'k'].into())
+        Self::from(vec![0, 0, 0, 0, 0, 1, b'k'])
     }
 
     /// The bytes that a store appends.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
+    }
+}
+
+impl From<Vec<u8>> for FinishedStep {
+    fn from(bytes: Vec<u8>) -> Self {
+        let bytes = bytes.into();
+        Self { bytes, place: 0 }
+    }
+}
+
+impl PartialEq for FinishedStep {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for FinishedStep {}
+
+impl Hash for FinishedStep {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes.hash(state);
     }
 }
 
@@ -169,7 +241,7 @@ impl fmt::Debug for Progress {
 
 impl fmt::Debug for FinishedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FinishedStep({} bytes)", self.0.len())
+        write!(f, "FinishedStep({} bytes)", self.bytes.len())
     }
 }
 

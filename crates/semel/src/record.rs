@@ -21,7 +21,7 @@ pub use crate::protocol::StateKind;
 use crate::protocol::{
     Acquired, Claim, ClaimRequest, Fence, OnLost, Refusal, Resolution, Retention, Token,
 };
-use crate::{Fingerprint, FinishedStep, Note, Outcome, Progress, Timestamp};
+use crate::{Fingerprint, FinishedStep, Note, Outcome, OutcomeKind, Progress, Timestamp};
 
 /// How long a released record is kept, so that the fence and the attempt's number go on from it.
 pub const RELEASED_FOR: Duration = Duration::from_secs(60);
@@ -384,6 +384,20 @@ impl Change {
         }
     }
 
+    /// Whether it puts an omitted outcome in the place of one that was kept: what that was is to leave
+    /// the store's files, too, at the next [purge](crate::Store::purge).
+    pub fn erases(&self) -> bool {
+        match self {
+            Self::Resolve(resolution) => {
+                let outcome = resolution.verdict.outcome();
+                let is_omitted =
+                    |(outcome, _): (&Outcome, _)| outcome.kind() == OutcomeKind::Omitted;
+                resolution.verdict.amends() && outcome.is_some_and(is_omitted)
+            }
+            Self::Held(..) => false,
+        }
+    }
+
     /// Whether no attempt is in flight after it: those that wait for one are to be woken.
     pub const fn ends_attempt(&self) -> bool {
         !matches!(
@@ -446,10 +460,8 @@ impl Update {
 fn keep_step(record: &Record, step: &FinishedStep, kept: usize) -> Transition {
     let progress = record.progress.as_bytes();
     if progress.len() == kept {
-        let progress = record
-            .progress
-            .with(step)
-            .map_err(|_| Refusal::OtherSteps)?;
+        let progress = record.progress.stored_with(step);
+        let progress = progress.ok_or(Refusal::OtherSteps)?;
         return Ok(Some(Record {
             progress,
             ..record.clone()

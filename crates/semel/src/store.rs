@@ -43,7 +43,7 @@ impl From<&Identity> for Label {
             digest: *identity.digest(),
             scope: identity.scope().clone(),
             operation: identity.operation().into(),
-            key_hint: identity.key().hint().into(),
+            key_hint: identity.hint().into(),
         }
     }
 }
@@ -173,7 +173,8 @@ pub trait Store: Send + Sync + 'static {
     /// Lists records by state.
     fn list(&self, query: &ListQuery) -> impl Future<Output = Result<Page>> + Send;
 
-    /// Removes at most `limit` records whose retention (and tombstone) ended.
+    /// Removes at most `limit` records whose retention (and tombstone) ended. A store that has its own
+    /// files then also removes from them what was [erased](Change::erases) by it before.
     fn purge(&self, limit: usize) -> impl Future<Output = Result<Purged>> + Send;
 
     /// Returns once the record may no longer be in flight under `fence`, or after `timeout`. At

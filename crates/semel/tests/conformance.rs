@@ -14,6 +14,8 @@ use semel::{ManualClock, SystemClock, Timestamp};
 enum Memory {
     System,
     Manual,
+    #[cfg(feature = "sealed")]
+    Sealed,
 }
 
 impl Factory for Memory {
@@ -31,6 +33,15 @@ impl Factory for Memory {
                     .with_other(store)
                     .with_clock(clock)
             }
+            #[cfg(feature = "sealed")]
+            Self::Sealed => {
+                let store = MemoryStore::with_clock(limits, SystemClock::new());
+                let key = "2026-11 AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+                let keys =
+                    semel::sealed::Keys::parse(key).map_err(|e| Failure::new(e.to_string()))?;
+                let store = Arc::new(semel::sealed::Sealed::new(store, keys));
+                Bench::new(store.clone()).with_other(store)
+            }
         };
         Ok(bench.exclusive())
     }
@@ -45,7 +56,12 @@ fn main() -> ExitCode {
     // Most cases sleep most of the time.
     arguments.test_threads.get_or_insert(8);
     let mut trials = Vec::new();
-    for (name, store) in [("system", Memory::System), ("manual", Memory::Manual)] {
+    for (name, store) in [
+        ("system", Memory::System),
+        ("manual", Memory::Manual),
+        #[cfg(feature = "sealed")]
+        ("sealed", Memory::Sealed),
+    ] {
         for case in CASES {
             trials.push(Trial::test(
                 format!("memory/{name}::{}", case.name),

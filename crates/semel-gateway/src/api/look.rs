@@ -106,7 +106,7 @@ pub(super) async fn record(State(api): Shared, Id(id): Id) -> Answered<Detail> {
     responses((status = 200, description = "The record", body = Detail), LookupProblems),
 )]
 pub(super) async fn lookup(State(api): Shared, Given(lookup): Given<Lookup>) -> Answered<Detail> {
-    let entry = api.operations.find(&lookup.id()?).await?;
+    let entry = api.operations.look_up(&lookup).await?;
     Ok(Told(StatusCode::OK, api.operations.detail(&entry)))
 }
 

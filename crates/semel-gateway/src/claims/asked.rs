@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use semel::guard::Policy;
+use semel::secrets::Secrets;
 use semel::store::{self, Nonce, Retention};
 use semel::{Fingerprint, Identity, Key, KeyRule, Note, Scope, Service};
 use semel_tower::ProblemCode;
@@ -45,7 +46,11 @@ pub(super) fn named(wire: &ClaimRequest) -> Result<Service, Refused> {
 }
 
 impl Asked {
-    pub(super) fn read(wire: &ClaimRequest, service: &Service) -> Result<Self, Refused> {
+    pub(super) fn read(
+        wire: &ClaimRequest,
+        service: &Service,
+        secrets: Option<&Secrets>,
+    ) -> Result<Self, Refused> {
         let key = KeyRule::GENERAL.parse(&wire.key);
         let key: Key = key
             .map_err(|error| Refused::of_layer(ProblemCode::InvalidKey, format!("key: {error}")))?;
@@ -70,7 +75,7 @@ impl Asked {
         };
         let operation = service.operation(&wire.operation);
         Ok(Self {
-            identity: Identity::new(Scope::new(&wire.scope), &operation, key),
+            identity: Identity::keyed(Scope::new(&wire.scope), &operation, key, secrets),
             request: store::ClaimRequest {
                 nonce,
                 fingerprint: fingerprint(wire)?,
@@ -205,7 +210,7 @@ mod tests {
     fn read(json: &str) -> Result<Asked, String> {
         let wire: ClaimRequest = serde_json::from_str(json).map_err(|error| error.to_string())?;
         let service = named(&wire).map_err(|refused| refused.to_string())?;
-        Asked::read(&wire, &service).map_err(|refused| refused.to_string())
+        Asked::read(&wire, &service, None).map_err(|refused| refused.to_string())
     }
 
     fn with(member: &str) -> Result<Asked, String> {

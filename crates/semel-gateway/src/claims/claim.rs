@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use semel::guard::{Again, Guard, Lead, Seen, Signal};
 use semel::store::{Acquired, Claim, Entry, Fenced, Store as _, StoreExt as _};
-use semel::{AnyStore, Backoff, Progress, StoreErrorKind};
+use semel::{AnyStore, Backoff, Identity, Progress, StoreErrorKind};
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, sleep};
 
@@ -44,22 +44,17 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         seen.waited = Some(since.elapsed());
         seen
     };
-    let id = identity.digest().to_string();
-    let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
-        guard.tell(&seen(signal));
-        Refused::of_layer(code, detail).with("id", id.clone())
-    };
     loop {
         let again = match has_waited {
             true => guard.again(identity, &asked.request, since).await,
             false => Again::Send(Lead::default()),
         };
-        let answer = match again {
-            Again::Told(answer) => answer,
+        let (identity, answer) = match again {
+            Again::Told(identity, answer) => (identity, answer),
             Again::Send(lead) => {
                 in_doubt.is_doubtful = true;
-                let answer = guard.store().claim(identity, &asked.request).await;
-                let answer = answer.inspect_err(|error| {
+                let answer = guard.claim(identity, &asked.request).await;
+                let (identity, answer) = answer.inspect_err(|error| {
                     in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
                     guard.tell(&seen(match error.kind() {
                         StoreErrorKind::Capacity => Signal::Capacity,
@@ -67,9 +62,14 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                     }));
                 })?;
                 in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
-                lead.tell(&answer);
-                answer
+                lead.tell(&identity, &answer);
+                (identity, answer)
             }
+        };
+        let id = identity.digest().to_string();
+        let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
+            guard.tell(&seen(signal));
+            Refused::of_layer(code, detail).with("id", id.clone())
         };
         let refused = match answer {
             Claim::Acquired(acquired) => {
@@ -81,7 +81,8 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                         continue;
                     }
                 }
-                let made = acquired_by(asked, &acquired, &steps(guard, asked, &acquired).await?)?;
+                let made = steps(guard, asked, &identity, &acquired).await?;
+                let made = acquired_by(asked, &identity, &acquired, &made)?;
                 in_doubt.is_doubtful = false;
                 let mut seen = seen(match acquired.attempt {
                     1 => Signal::New,
@@ -151,18 +152,20 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
 async fn steps(
     guard: &Guard<AnyStore>,
     asked: &Asked,
+    identity: &Identity,
     acquired: &Acquired,
 ) -> Result<Progress, Refused> {
     if acquired.attempt == 1 && !asked.is_repeatable {
         return Ok(Progress::EMPTY);
     }
-    let entry = guard.store().get(asked.identity.digest()).await?;
+    let entry = guard.store().get(identity.digest()).await?;
     let ours = entry.filter(|Entry { record, .. }| record.token == acquired.token);
     Ok(ours.map_or(Progress::EMPTY, |entry| entry.record.progress))
 }
 
 fn acquired_by(
     asked: &Asked,
+    identity: &Identity,
     acquired: &Acquired,
     steps: &Progress,
 ) -> Result<wire::Acquired, Refused> {
@@ -172,7 +175,7 @@ fn acquired_by(
         retention: asked.retention,
     };
     Ok(wire::Acquired {
-        id: asked.identity.digest().to_string(),
+        id: identity.digest().to_string(),
         token: held.to_text(),
         fence: acquired.token.fence.0,
         attempt: acquired.attempt,
@@ -196,21 +199,30 @@ impl Drop for InDoubt<'_> {
             return;
         }
         let guard = self.claims.guard.clone();
-        let (digest, nonce) = (*self.asked.identity.digest(), self.asked.request.nonce);
+        let nonce = self.asked.request.nonce;
+        let identity = self.asked.identity.clone();
+        let names = [Some(identity.clone()), identity.other()];
         let stopping = until_stopping(self.claims.stopping.clone());
         let give_back = async move {
             let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
             let mut is_last_look = false;
             loop {
                 let store = guard.store();
-                let given_back = match store.get(&digest).await {
-                    Ok(Some(entry)) if entry.record.token.nonce == nonce => {
-                        let token = entry.record.token;
-                        store.abandon(&digest, &token).await.map(|_| true)
-                    }
-                    Ok(_) => Ok(is_last_look),
-                    Err(error) => Err(error),
-                };
+                let mut given_back = Ok(is_last_look);
+                for digest in names.iter().flatten().map(|name| *name.digest()) {
+                    let found = match store.get(&digest).await {
+                        Ok(Some(entry)) if entry.record.token.nonce == nonce => {
+                            let token = entry.record.token;
+                            store.abandon(&digest, &token).await.map(|_| true)
+                        }
+                        Ok(_) => Ok(false),
+                        Err(error) => Err(error),
+                    };
+                    given_back = match (given_back, found) {
+                        (Ok(before), Ok(found)) => Ok(before || found),
+                        (Err(error), _) | (_, Err(error)) => Err(error),
+                    };
+                }
                 match given_back {
                     Ok(true) => break,
                     Ok(false) => {
@@ -252,7 +264,7 @@ mod tests {
             ..ClaimRequest::default()
         };
         let service = super::super::asked::named(&request);
-        Asked::read(&request, &service.unwrap_or_default()).unwrap_or_else(|_| unreachable!())
+        Asked::read(&request, &service.unwrap_or_default(), None).unwrap_or_else(|_| unreachable!())
     }
 
     /// What a later claim finds, after a first one that was made and whose client was told nothing.

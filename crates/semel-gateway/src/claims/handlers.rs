@@ -55,11 +55,14 @@ pub(super) async fn claim(
 ) -> Result<Result<Told<Acquired>, Told<Replayed>>, Refused> {
     let service = asked::named(&request)?;
     caller.may_claim(service.name(), &request.operation)?;
-    let asked = Asked::read(&request, &service)?;
+    let asked = Asked::read(&request, &service, claims.secrets.as_ref())?;
     // It may be large, and the wait long.
     drop(request);
     if !caller.may_claim_all() {
-        claims.remember(asked.identity.digest(), asked.identity.operation());
+        let names = [Some(asked.identity.clone()), asked.identity.other()];
+        for identity in names.iter().flatten() {
+            claims.remember(identity.digest(), identity.operation());
+        }
     }
     Ok(match claim::make(&claims, &asked).await? {
         Made::Acquired(acquired) => Ok(Told(StatusCode::CREATED, acquired)),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 use semel::guard::{Guard, Seen, Signal};
+use semel::secrets::Secrets;
 use semel::{AnyStore, IdentityDigest, Store};
 use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
@@ -30,6 +31,8 @@ const REMEMBERED: usize = 16 << 10;
 /// What the endpoints share.
 pub struct Claims {
     guard: Guard<AnyStore>,
+    /// What identities are named under.
+    secrets: Option<Secrets>,
     /// Room for calls that wait.
     waiting: Semaphore,
     room: usize,
@@ -44,11 +47,19 @@ impl Claims {
         let room = waiting.min(Semaphore::MAX_PERMITS);
         Self {
             guard,
+            secrets: None,
             waiting: Semaphore::new(room),
             room,
             stopping,
             operations: Cache::new(REMEMBERED),
         }
+    }
+
+    /// Names identities under these.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: Option<Secrets>) -> Self {
+        self.secrets = secrets;
+        self
     }
 
     /// How many calls are waiting.

@@ -48,8 +48,13 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
             Err(error) => return fail(MISUSED, format_args!("error: {error}")),
         };
         return block_on(async {
-            print(explain::lines(&sources, config, request).await);
-            ExitCode::SUCCESS
+            match explain::lines(&sources, config, request).await {
+                Ok(lines) => {
+                    print(lines);
+                    ExitCode::SUCCESS
+                }
+                Err(error) => fail(MISUSED, format_args!("error: {error}")),
+            }
         });
     }
     print(sources.lines());
@@ -57,7 +62,7 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     block_on(async {
-        match store::look(&config.store).await {
+        match store::look(&config.store, &config.at_rest).await {
             Ok(found) => {
                 print(found.into_iter().map(|line| format!("store: {line}")));
                 ExitCode::SUCCESS

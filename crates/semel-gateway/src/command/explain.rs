@@ -8,10 +8,12 @@ use bytes::Bytes;
 use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, Uri, Version};
 use semel::memory::MemoryStore;
+use semel::secrets::Secrets;
 use semel::{Identity, Scope};
 use semel_tower::Mode;
 use tower::{Layer as _, ServiceExt as _};
 
+use crate::at_rest;
 use crate::body::Body;
 use crate::config::{Config, Route, Sources};
 use crate::descriptors::Shares;
@@ -68,7 +70,8 @@ pub(super) async fn lines(
     sources: &Sources,
     config: Config,
     request: Request<Bytes>,
-) -> Vec<String> {
+) -> Result<Vec<String>, at_rest::Error> {
+    let secrets = config.at_rest.read().await?.secrets;
     let mut told = Told::default();
     let (parts, body) = request.into_parts();
     let (method, uri, headers) = (&parts.method, &parts.uri, &parts.headers);
@@ -77,7 +80,7 @@ pub(super) async fn lines(
     told.add("request", format!("{method} {} for {shown}", uri.path()));
     if let Err(problem) = wellformed::check(method, uri, Version::HTTP_11, headers) {
         told.problem(problem);
-        return told.0;
+        return Ok(told.0);
     }
     let found = routing::find(&config.routes, method, uri, headers);
     let nth = match found {
@@ -85,7 +88,7 @@ pub(super) async fn lines(
         Found::None => config.routes.len(),
         Found::Ambiguous => {
             told.problem(Problem::AmbiguousPath);
-            return told.0;
+            return Ok(told.0);
         }
     };
     // All its readings fall to the same route.
@@ -100,13 +103,14 @@ pub(super) async fn lines(
     }
     let Some(route) = config.routes.get(nth).cloned() else {
         told.problem(Problem::NoRoute);
-        return told.0;
+        return Ok(told.0);
     };
     told.add("route", format!("{route}  ({})", sources.place(nth)));
     told.0.extend(sources.route(nth));
-    told.through(&config, &route, Request::from_parts(parts, body))
+    let request = Request::from_parts(parts, body);
+    told.through(&config, &route, secrets.as_ref(), request)
         .await;
-    told.0
+    Ok(told.0)
 }
 
 /// What was said so far.
@@ -125,7 +129,13 @@ impl Told {
     }
 
     /// Through the layer of its route, on a store that is empty.
-    async fn through(&mut self, config: &Config, route: &Route, request: Request<Bytes>) {
+    async fn through(
+        &mut self,
+        config: &Config,
+        route: &Route,
+        secrets: Option<&Secrets>,
+        request: Request<Bytes>,
+    ) {
         let (mut parts, body) = request.into_parts();
         let rules = Rules::new(config, route);
         rules.admit(&mut parts.headers, parts.uri.authority(), None);
@@ -144,6 +154,7 @@ impl Told {
             config,
             shares,
             Arc::new(MemoryStore::default()),
+            secrets,
             trust,
             metrics,
             Arc::default(),

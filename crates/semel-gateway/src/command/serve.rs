@@ -40,7 +40,7 @@ use crate::reconcile::{self, Watching};
 use crate::reload::Reload;
 use crate::serve::{self, Bounds, Entry};
 use crate::stack::{self, Stacks};
-use crate::store::{self, Condition, Health, Watched};
+use crate::store::{self, Condition, Health, Opened, Watched};
 use crate::telemetry::{self, ACCESS, SPANS, Traces};
 use crate::tls;
 use crate::tls::client::Trust;
@@ -188,7 +188,11 @@ async fn gateway(
         trust.read()?;
     }
     let access = Access::open(&config.tokens)?;
-    let opened = store::open(&config.store).await?;
+    let Opened {
+        store: opened,
+        sealed,
+        secrets,
+    } = store::open(&config.store, &config.at_rest).await?;
     let is_nameless = |route: &Route| route.protect && route.service.is_none();
     if config.routes.iter().any(is_nameless) && config.store.can_be_shared() {
         tracing::warn!(
@@ -207,6 +211,7 @@ async fn gateway(
         config,
         shares,
         store.clone(),
+        secrets.as_ref(),
         trust,
         Arc::clone(&metrics),
         Arc::clone(&events),
@@ -237,13 +242,15 @@ async fn gateway(
         .build();
     let waiting = descriptors::for_waiting(for_operators, config.limits.waiting);
     let claims = Claims::new(claiming.clone(), waiting, stopping.clone());
+    let claims = claims.with_secrets(secrets.clone());
     let api = Arc::new(Api {
         operations: Operations::new(
             store.clone(),
             Log::new(store.clone(), config.audit_retention),
         )
         .with_four_eyes(config.four_eyes.clone())
-        .with_events(Arc::clone(&events)),
+        .with_events(Arc::clone(&events))
+        .with_at_rest(sealed, secrets),
         events,
         listening: Arc::new(Semaphore::new(api::LISTENERS)),
         gate: Arc::clone(&gate),

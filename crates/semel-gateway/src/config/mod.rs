@@ -28,6 +28,7 @@ use semel_tower::{Mode, NoteField, Preset, ScopeLimits};
 use tracing::Level;
 
 use crate::access::Token;
+use crate::at_rest::AtRest;
 use crate::principal::{Auth, Jwt, Part, Source};
 use crate::reconcile::Settings;
 use crate::routing::Matches;
@@ -58,6 +59,8 @@ pub struct Config {
     pub admin: String,
     /// The store's URL. May hold a password.
     pub store: StoreUrl,
+    /// What keeps others from reading records in it.
+    pub at_rest: AtRest,
     /// Whom to ask about lost attempts, under [`OnLost::Reconcile`].
     pub reconcile: Option<Settings>,
     /// The peers who are believed what they say of others.

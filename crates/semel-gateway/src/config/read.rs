@@ -8,6 +8,7 @@ use tracing::Level;
 use super::file::SectionSaid;
 use super::sources::{Given, Said, Sources};
 use super::{Config, ConfigError, Dispositions, Limits, Route, StoreUrl, values};
+use crate::at_rest::{self, AtRest, Source};
 use crate::reconcile::Settings;
 use crate::routing::{Host, Matches, Path, method};
 use crate::telemetry;
@@ -57,6 +58,10 @@ impl Sources {
             tls,
             admin_tls,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
+            at_rest: AtRest {
+                keys: reader.read(at_rest::KEYS, Source::parse),
+                secrets: reader.read(at_rest::SECRETS, Source::parse),
+            },
             reconcile: self.reconcile(&mut reader, &routes),
             proxy_protocol: reader.switch("proxy-protocol"),
             trust_forwarded,

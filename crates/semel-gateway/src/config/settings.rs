@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 60] = [
+pub const SETTINGS: [Setting; 62] = [
     list(
         "upstream",
         "URL",
@@ -168,6 +168,18 @@ pub const SETTINGS: [Setting; 60] = [
         "URL",
         Some("file:./semel-data"),
         "Where records are kept: file:PATH, memory:, sqlite:PATH, postgres://…, redis://… and others",
+    ),
+    setting(
+        "encryption-keys",
+        "SOURCE",
+        None,
+        "The keys that answers are encrypted with: a file, env:NAME or exec:COMMAND; a line each, a name and 32 bytes as base64, the one in use first",
+    ),
+    setting(
+        "identity-keys",
+        "SOURCE",
+        None,
+        "The secrets that keys and bodies are digested with, likewise: one, or two while they are rotated",
     ),
     setting(
         "service",

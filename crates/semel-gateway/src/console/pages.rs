@@ -478,7 +478,7 @@ pub(super) async fn find(
                 scope: (!scope.is_empty()).then_some(scope),
                 key: form.get("key").to_owned(),
             };
-            lookup.id()
+            console.api.operations.name(&lookup).await
         }
     };
     match or_problem(&console, &visitor, id) {

@@ -186,6 +186,7 @@ impl<S: Store + Clone> Operations<S> {
         let begun = self.enter(intent).await?;
         let done = insist(|| self.store.resolve(id, &resolution)).await;
         let refused = match done {
+            Ok(Fenced::Applied) if name == "erase" => self.clean_files().await.err(),
             Ok(Fenced::Applied) => None,
             Ok(Fenced::Refused(refusal)) => Some(of_refusal(refusal)),
             Err(error) => Some(of_store(error)),
@@ -317,7 +318,17 @@ impl<S: Store + Clone> Operations<S> {
         let done = self
             .erase_all(&filter, actor, reason, &mut erased, &mut progress)
             .await;
+        let done = match done {
+            Ok(()) => self.clean_files().await,
+            failed => failed,
+        };
         self.leave_many(begun, done, erased).await
+    }
+
+    /// What was erased leaves the store's own files, if it has some, with the next purge.
+    async fn clean_files(&self) -> Result<(), Refused> {
+        insist(|| self.store.purge(1)).await?;
+        Ok(())
     }
 
     async fn erase_all(

@@ -20,8 +20,11 @@ pub mod view;
 use std::sync::Arc;
 use std::time::Duration;
 
+use order::Lookup;
+use semel::sealed::Sealed;
+use semel::secrets::Secrets;
 use semel::store::{Entry, ListQuery, Refusal, Store};
-use semel::{IdentityDigest, StateKind, StoreError, StoreErrorKind};
+use semel::{AnyStore, IdentityDigest, StateKind, StoreError, StoreErrorKind};
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, timeout_at};
 
@@ -48,6 +51,8 @@ pub struct Operations<S> {
     log: Log<S>,
     four_eyes: Vec<String>,
     events: Option<Arc<Events>>,
+    sealed: Option<Sealed<AnyStore>>,
+    secrets: Option<Secrets>,
 }
 
 impl<S: Store + Clone> Operations<S> {
@@ -58,6 +63,8 @@ impl<S: Store + Clone> Operations<S> {
             log,
             four_eyes: Vec::new(),
             events: None,
+            sealed: None,
+            secrets: None,
         }
     }
 
@@ -65,6 +72,17 @@ impl<S: Store + Clone> Operations<S> {
     #[must_use]
     pub fn with_events(mut self, events: Arc<Events>) -> Self {
         self.events = Some(events);
+        self
+    }
+
+    /// The store with the keys that it is sealed with, and the secrets of identities.
+    #[must_use]
+    pub fn with_at_rest(
+        mut self,
+        sealed: Option<Sealed<AnyStore>>,
+        secrets: Option<Secrets>,
+    ) -> Self {
+        (self.sealed, self.secrets) = (sealed, secrets);
         self
     }
 
@@ -103,6 +121,35 @@ impl<S: Store + Clone> Operations<S> {
                 Code::NoRecord,
                 "the store has no such record: it was never claimed, or its retention ended",
             )
+        })
+    }
+
+    /// The record of a key, under whichever secret.
+    ///
+    /// # Errors
+    /// What cannot be part of an identity, [`Code::NoRecord`], or the store's.
+    pub async fn look_up(&self, lookup: &Lookup) -> Result<Entry, Refused> {
+        self.find(&self.name(lookup).await?).await
+    }
+
+    /// The name of that record.
+    ///
+    /// # Errors
+    /// What cannot be part of an identity, or the store's.
+    pub async fn name(&self, lookup: &Lookup) -> Result<IdentityDigest, Refused> {
+        let identity = lookup.identity(self.secrets.as_ref())?;
+        Ok(match identity.other() {
+            Some(other)
+                if self
+                    .store
+                    .get(identity.digest())
+                    .await
+                    .map_err(of_store)?
+                    .is_none() =>
+            {
+                *other.digest()
+            }
+            _ => *identity.digest(),
         })
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use semel::secrets::Secrets;
 use semel::store::{Retention, Verdict};
 use semel::{Identity, IdentityDigest, Key, Outcome, OutcomeKind, Scope, Service};
 use serde::{Deserialize, Serialize};
@@ -181,11 +182,11 @@ pub fn outcome(given: &Map<String, Value>) -> Result<Outcome, Refused> {
 }
 
 impl Lookup {
-    /// The record's name.
+    /// The identity.
     ///
     /// # Errors
-    /// What cannot be part of an identity. Shows nothing of the key.
-    pub fn id(&self) -> Result<IdentityDigest, Refused> {
+    /// What cannot be part of one. Shows nothing of the key.
+    pub fn identity(&self, secrets: Option<&Secrets>) -> Result<Identity, Refused> {
         let service = self
             .service
             .as_deref()
@@ -197,7 +198,8 @@ impl Lookup {
             .as_ref()
             .map_or_else(Scope::anonymous, Scope::new);
         let operation = self.operation.as_deref().unwrap_or(reconcile::OPERATION);
-        Ok(*Identity::new(scope, &service.operation(operation), key).digest())
+        let operation = service.operation(operation);
+        Ok(Identity::keyed(scope, &operation, key, secrets))
     }
 }
 

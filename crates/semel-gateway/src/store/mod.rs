@@ -3,10 +3,13 @@
 mod health;
 mod watched;
 
+use semel::sealed::Sealed;
+use semel::secrets::Secrets;
 use semel::store::{Durability, Store as _};
 use semel::{AnyStore, StoreError};
 use semel_stores::{OpenError, OpenOptions, Schema};
 
+use crate::at_rest::{self, AtRest};
 use crate::command::{FAILED, MISUSED};
 use crate::config::StoreUrl;
 
@@ -20,6 +23,9 @@ pub enum Error {
     /// It could not be opened.
     #[error("--store: {}", crate::command::with_causes(.0))]
     Open(#[from] OpenError),
+    /// Keys or secrets cannot be used.
+    #[error(transparent)]
+    AtRest(#[from] at_rest::Error),
     /// It was opened, and does not work.
     #[error("the store does not work: {}", crate::command::with_causes(.0))]
     Probe(StoreError),
@@ -29,7 +35,7 @@ impl Error {
     /// The exit code of a program that ends for this.
     pub(crate) const fn code(&self) -> u8 {
         match self {
-            Self::Open(_) => MISUSED,
+            Self::Open(_) | Self::AtRest(_) => MISUSED,
             Self::Probe(_) => FAILED,
         }
     }
@@ -39,7 +45,8 @@ impl Error {
 ///
 /// # Errors
 /// Why it cannot be opened, or does not work.
-pub async fn open(url: &StoreUrl) -> Result<AnyStore, Error> {
+pub async fn open(url: &StoreUrl, at_rest: &AtRest) -> Result<Opened, Error> {
+    let ready = at_rest.read().await?;
     let mut options = OpenOptions::default();
     // Where there is nothing yet nothing can be lost; an older version waits for `semel migrate`.
     options.schema = Schema::Create;
@@ -47,14 +54,34 @@ pub async fn open(url: &StoreUrl) -> Result<AnyStore, Error> {
     for warning in warnings(&store).await? {
         tracing::warn!("store: {warning}");
     }
-    Ok(store)
+    for line in ready.lines() {
+        tracing::info!("store: {line}");
+    }
+    let (store, sealed) = ready.seal(store);
+    Ok(Opened {
+        store,
+        sealed,
+        secrets: ready.secrets,
+    })
+}
+
+/// A store, with what is needed to read it.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// The store, which opens what is sealed in it.
+    pub store: AnyStore,
+    /// The same with its keys, if it has some.
+    pub sealed: Option<Sealed<AnyStore>>,
+    /// The secrets of its identities.
+    pub secrets: Option<Secrets>,
 }
 
 /// Tries a store as a gateway would at its start, and says what was found. Makes nothing.
 ///
 /// # Errors
 /// Why a gateway would not start with it.
-pub async fn look(url: &StoreUrl) -> Result<Vec<String>, Error> {
+pub async fn look(url: &StoreUrl, at_rest: &AtRest) -> Result<Vec<String>, Error> {
+    let ready = at_rest.read().await?;
     let mut options = OpenOptions::default();
     options.existing = true;
     let store = match semel_stores::open(&url.0, &options).await {
@@ -67,6 +94,7 @@ pub async fn look(url: &StoreUrl) -> Result<Vec<String>, Error> {
         Err(error) => return Err(error.into()),
     };
     let mut found = vec!["opened, and works".to_owned()];
+    found.extend(ready.lines());
     found.extend(warnings(&store).await?);
     store.close().await.map_err(Error::Probe)?;
     Ok(found)

@@ -8,6 +8,8 @@
 
 mod access;
 mod admin;
+#[cfg(all(feature = "file", feature = "sqlite", feature = "postgres"))]
+mod at_rest;
 mod bodies;
 mod broken;
 mod claims;

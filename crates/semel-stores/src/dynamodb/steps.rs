@@ -112,7 +112,7 @@ impl DynamoDbStore {
         step: &FinishedStep,
         kept: usize,
     ) -> Result<Fenced> {
-        let room = kept.saturating_add(step.as_bytes().len()) <= Progress::MAX_BYTES;
+        let room = kept.saturating_add(step.as_bytes().len()) <= Progress::MAX_STORED;
         for _ in 0..ROUNDS {
             let written = if room {
                 let update = update::keep_step(token, step, kept);

@@ -152,7 +152,7 @@ impl Update {
         self.set_time(CLAIMED, record.claimed_at);
         self.set(SCOPE, item::scope(identity.scope()));
         self.set(OPERATION, item::text(identity.operation()));
-        self.set(KEY_HINT, item::text(identity.key().hint()));
+        self.set(KEY_HINT, item::text(identity.hint()));
         match record.note.as_text() {
             "" => self.remove(NOTE),
             note => self.set(NOTE, item::text(note)),

@@ -1,4 +1,4 @@
-//! The seam between the store and its storage engine: three operations on ordered bytes.
+//! The seam between the store and its storage engine: a few operations on ordered bytes.
 
 use std::ops::ControlFlow;
 
@@ -60,6 +60,12 @@ pub trait Engine: Send + Sync + 'static {
     /// # Errors
     /// [`Corrupt`](semel::StoreErrorKind::Corrupt) where the stored bytes are damaged.
     fn scan(&self, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()>;
+
+    /// Removes from the files what has no key any more. Takes its time, while others read and write.
+    ///
+    /// # Errors
+    /// Some of it may be there still.
+    fn scrub(&self) -> Result<()>;
 
     /// At most how many bytes of batches lie in the log only, so that a loss there loses them.
     fn log_bytes(&self) -> u64;

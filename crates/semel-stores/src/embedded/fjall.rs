@@ -7,6 +7,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
@@ -14,17 +15,26 @@ use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 
 use super::engine::{Batch, Engine, Visit};
+use super::keys;
 
 /// fjall in a directory.
 pub(super) struct Fjall {
     database: Database,
     records: Keyspace,
     path: PathBuf,
+    /// fjall's own directory.
+    files: PathBuf,
 }
 
 /// A full write buffer is sorted and written out in the background. Small ones keep what recovery
 /// replays small, and each flush short.
 const WRITE_BUFFER: u64 = 16 << 20;
+/// A log is cut that is longer.
+const LOG_BYTES: usize = 64_000_000;
+const FILLER_BYTES: usize = 1 << 20;
+/// How often it is looked whether it was.
+const LOOKS: usize = 100;
+const REST: Duration = Duration::from_millis(20);
 /// Flushing and compacting, beside each other.
 const WORKERS: usize = 2;
 
@@ -37,6 +47,7 @@ impl Fjall {
                 .worker_threads(WORKERS)
                 .manual_journal_persist(true)
                 .open()?;
+            let files = records.to_owned();
             let records = database.keyspace("records", || {
                 KeyspaceCreateOptions::default()
                     .max_memtable_size(WRITE_BUFFER)
@@ -46,8 +57,19 @@ impl Fjall {
                 database,
                 records,
                 path: path.to_owned(),
+                files,
             })
         })
+    }
+
+    /// The files of the log.
+    fn logs(&self) -> io::Result<Vec<PathBuf>> {
+        let files = std::fs::read_dir(&self.files)?.map(|file| Ok(file?.path()));
+        let is_log = |file: &io::Result<PathBuf>| match file {
+            Ok(path) => path.extension().is_some_and(|of| of == "jnl"),
+            Err(_) => true,
+        };
+        files.filter(is_log).collect()
     }
 }
 
@@ -92,6 +114,34 @@ impl Engine for Fjall {
             Ok(())
         });
         scanned.map_err(of_reading)
+    }
+
+    /// Two things keep what was replaced: tables, until they are merged, and the log. That is cut when a
+    /// write buffer is written out while the log is longer than 64 MB, which cannot be asked for, so it is
+    /// filled up.
+    fn scrub(&self) -> Result<()> {
+        guarded(&self.path, || {
+            let before = self.logs()?;
+            let filler = vec![0; FILLER_BYTES];
+            for _ in 0..=LOG_BYTES / FILLER_BYTES {
+                self.records.insert(keys::FILLER, &*filler)?;
+            }
+            self.database.persist(PersistMode::SyncData)?;
+            let mut looks = 0;
+            while self.logs()?.iter().any(|log| before.contains(log)) {
+                if looks == LOOKS {
+                    return Err(io::Error::other("its log was not cut").into());
+                }
+                looks += 1;
+                std::thread::sleep(REST);
+                self.records.remove(keys::FILLER)?;
+                self.records.rotate_memtable_and_wait()?;
+            }
+            self.records.major_compact()?;
+            // Tables that were merged go with the next change of their list.
+            self.records.remove(keys::FILLER)?;
+            self.records.rotate_memtable_and_wait()
+        })
     }
 
     fn log_bytes(&self) -> u64 {

@@ -3,6 +3,7 @@
 //! | key | value |
 //! |---|---|
 //! | `f` | version of this layout |
+//! | `e` | nothing of worth: see `scrub` |
 //! | `g` + number of a group (8) | the group's [`Mark`] |
 //! | `o` + digest (32) | a record in flight or unknown: few |
 //! | `s` + digest (32) | a completed or released record |
@@ -16,6 +17,8 @@ use semel::{IdentityDigest, Record, StateKind, Timestamp};
 /// The version of the layout that this program writes, under [`FORMAT`].
 pub(super) const VERSION: u8 = 1;
 pub(super) const FORMAT: &[u8] = b"f";
+
+pub(super) const FILLER: &[u8] = b"e";
 
 pub(super) const MARKS: (&[u8], &[u8]) = (b"g", b"h");
 pub(super) const OPEN: (&[u8], &[u8]) = (b"o", b"p");

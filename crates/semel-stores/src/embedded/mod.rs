@@ -58,6 +58,7 @@ mod watermark;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -131,6 +132,8 @@ pub struct FileStore {
     room: Room,
     directory: Option<PathBuf>,
     for_tests: bool,
+    /// Something was erased, and lies in the files.
+    erased: AtomicBool,
 }
 
 /// The largest outcome, in its byte form. A batch is held in memory more than once.
@@ -169,6 +172,17 @@ impl FileStore {
             ));
         }
         answer.await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    /// On a thread of its own: it takes a while.
+    async fn scrub(&self) -> Result<()> {
+        let engine = self.shared.engine()?;
+        let (done, scrubbed) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("semel-scrub".into())
+            .spawn(move || drop(done.send(engine.scrub())))
+            .map_err(|e| lost().with_source(e))?;
+        scrubbed.await.unwrap_or_else(|_| Err(lost()))
     }
 
     fn list_open(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
@@ -280,13 +294,18 @@ impl Store for FileStore {
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         fits(change, "file", MAX_OUTCOME)?;
         self.shared.engine()?;
-        let (digest, change) = (*identity, change.clone());
-        self.submit(|done| Step::Fenced {
+        let (digest, erases) = (*identity, change.erases());
+        let change = change.clone();
+        let fenced = self.submit(|done| Step::Fenced {
             digest,
             change,
             done,
-        })
-        .await
+        });
+        let fenced = fenced.await?;
+        if erases {
+            self.erased.store(true, Ordering::Relaxed);
+        }
+        Ok(fenced)
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -314,6 +333,12 @@ impl Store for FileStore {
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
         self.shared.engine()?;
+        if self.erased.swap(false, Ordering::Relaxed)
+            && let Err(error) = self.scrub().await
+        {
+            self.erased.store(true, Ordering::Relaxed);
+            return Err(error);
+        }
         let mut removed = 0;
         loop {
             let limit_now = PURGE_SLICE.min(limit - removed);

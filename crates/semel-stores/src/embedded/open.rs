@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -202,6 +203,7 @@ impl FileOptions {
             room,
             directory,
             for_tests: self.for_tests,
+            erased: AtomicBool::new(false),
         })
     }
 }

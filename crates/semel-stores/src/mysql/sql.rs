@@ -351,7 +351,7 @@ fn held(token: &Token, update: &Update) -> (String, String) {
         ),
         Update::Complete(outcome, retention) => (completed(outcome, *retention), unsettled),
         Update::KeepStep { step, kept } => {
-            let (step, most) = (step.as_bytes(), Progress::MAX_BYTES);
+            let (step, most) = (step.as_bytes(), Progress::MAX_STORED);
             let all = kept.saturating_add(step.len());
             (
                 format!("progress=CONCAT(progress,{})", Hex(step)),

@@ -220,7 +220,7 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
             "{bare}",
             &format!("(octet_length(r.steps) <= {})", Progress::BARE_BYTES),
         )
-        .replace("{steps_at_most}", &Progress::MAX_BYTES.to_string())
+        .replace("{steps_at_most}", &Progress::MAX_STORED.to_string())
         .replace("{now}", "statement_timestamp()")
         .replace("{records}", &table.quoted())
         .replace("{versions}", &table.versions())

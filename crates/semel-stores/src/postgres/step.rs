@@ -80,7 +80,7 @@ pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
         Param::micros(request.lease),
         Param::Text(row::array(identity.scope().segments())),
         Param::Text(escaped(identity.operation())),
-        Param::Text(escaped(identity.key().hint())),
+        Param::Text(escaped(identity.hint())),
         // It has no NUL: nothing to escape.
         Param::Text(request.note.as_text().into()),
     ]);

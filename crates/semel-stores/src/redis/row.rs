@@ -209,7 +209,7 @@ fn parse_netstrings(mut bytes: &[u8]) -> Option<Vec<&str>> {
 
 /// What operators know a record by, as it is stored.
 pub(super) fn label(identity: &Identity) -> String {
-    let fixed = [identity.operation(), identity.key().hint()];
+    let fixed = [identity.operation(), identity.hint()];
     netstrings(fixed.into_iter().chain(identity.scope().segments()))
 }
 

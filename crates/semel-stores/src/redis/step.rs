@@ -132,7 +132,7 @@ impl Inner {
                 step: finished,
                 kept,
             } => {
-                let (kept, most) = (kept.to_string(), Progress::MAX_BYTES.to_string());
+                let (kept, most) = (kept.to_string(), Progress::MAX_STORED.to_string());
                 let args = [
                     token,
                     finished.as_bytes(),

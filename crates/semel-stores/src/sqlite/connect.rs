@@ -86,7 +86,8 @@ impl Place {
         match role {
             Role::Read => connection.execute_batch("PRAGMA query_only = ON"),
             Role::Write => connection.execute_batch(&format!(
-                "PRAGMA cache_size = -{WRITER_CACHE}; PRAGMA journal_size_limit = {LOG_BYTES}"
+                "PRAGMA cache_size = -{WRITER_CACHE}; PRAGMA journal_size_limit = {LOG_BYTES}; \
+                 PRAGMA secure_delete = ON"
             )),
             Role::Make | Role::Lend => Ok(()),
         }

@@ -39,6 +39,7 @@ impl SqliteStore {
             scans: Queue::new(),
             waiters: Arc::default(),
             waiting: AtomicUsize::new(0),
+            erased: AtomicBool::new(false),
             locked: AtomicBool::new(false),
             commits: AtomicU64::new(0),
         });

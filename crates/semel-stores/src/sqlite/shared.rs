@@ -24,6 +24,8 @@ pub(super) struct Shared {
     pub(super) waiting: AtomicUsize,
     /// Whether the writer waits for somebody else's lock.
     pub(super) locked: AtomicBool,
+    /// Whether something was erased that lies in the log.
+    pub(super) erased: AtomicBool,
     /// How many transactions were committed.
     pub(super) commits: AtomicU64,
 }

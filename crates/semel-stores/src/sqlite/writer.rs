@@ -125,6 +125,7 @@ impl Writer {
     fn group(&self, on: &mut Session<'_>, steps: Vec<Step>) -> Result<(), ()> {
         match self.transact(on, &steps) {
             Ok(answers) => {
+                self.scrub(on, &steps);
                 for (step, answer) in steps.into_iter().zip(answers) {
                     step.answer(Ok(answer));
                 }
@@ -154,6 +155,25 @@ impl Writer {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// What was erased is overwritten in the file at once (`secure_delete`), and lies in the log until that
+    /// is cut: at the next purge, if nobody reads what is in it.
+    fn scrub(&self, on: &Session<'_>, steps: &[Step]) {
+        let is_erasing = |work: &Work| matches!(work, Work::Fenced(_, change) if change.erases());
+        if steps.iter().any(|step| is_erasing(&step.work)) {
+            self.shared.erased.store(true, Ordering::Relaxed);
+        }
+        let is_purge = |step: &Step| matches!(step.work, Work::Purge(_));
+        if self.shared.erased.load(Ordering::Relaxed) && steps.iter().any(is_purge) {
+            let cut = "PRAGMA wal_checkpoint(TRUNCATE)";
+            let is_busy = on
+                .connection
+                .query_row(cut, [], |row| row.get::<_, bool>(0));
+            self.shared
+                .erased
+                .store(is_busy.unwrap_or(true), Ordering::Relaxed);
         }
     }
 

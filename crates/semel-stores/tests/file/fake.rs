@@ -128,6 +128,10 @@ impl Engine for Handle {
         Ok(())
     }
 
+    fn scrub(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn scan(&self, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
         let map = self.0.map.lock().clone();
         for (key, value) in map.range(from.to_vec()..to.to_vec()) {

@@ -26,20 +26,22 @@ pub(super) struct Turn {
 
 #[derive(Clone)]
 struct Told {
+    identity: Identity,
     claim: Claim,
     lease: Duration,
 }
 
 impl Told {
     /// What a claim under `nonce` would be answered at that moment.
-    fn to(self, nonce: Nonce) -> Claim {
-        match self.claim {
+    fn to(self, nonce: Nonce) -> Again {
+        let claim = match self.claim {
             Claim::Acquired(acquired) if acquired.token.nonce != nonce => Claim::InFlight {
                 fence: acquired.token.fence,
                 remaining: self.lease,
             },
             claim => claim,
-        }
+        };
+        Again::Told(self.identity, claim)
     }
 }
 
@@ -48,8 +50,8 @@ impl Told {
 pub enum Again {
     /// Send the claim, and [tell](Lead::tell) those who wait for its answer.
     Send(Lead),
-    /// This is the answer to another's, sent since.
-    Told(Claim),
+    /// This is the answer to another's, sent since, and the identity that it is about.
+    Told(Identity, Claim),
 }
 
 /// A claim that others may wait for. Dropped, it sends them to the store. By default nobody waits for it.
@@ -65,12 +67,15 @@ struct Leading {
 
 impl Lead {
     /// Tells the others what the store answered.
-    pub fn tell(self, claim: &Claim) {
+    pub fn tell(self, identity: &Identity, claim: &Claim) {
         // What is done about an unknown outcome is each caller's own.
         let is_own = matches!(claim, Claim::Unknown { .. });
         if let Some(leading) = self.0.as_ref().filter(|_| !is_own) {
-            let (claim, lease) = (claim.clone(), leading.lease);
-            leading.told.send_replace(Some(Told { claim, lease }));
+            leading.told.send_replace(Some(Told {
+                identity: identity.clone(),
+                claim: claim.clone(),
+                lease: leading.lease,
+            }));
         }
     }
 }
@@ -119,7 +124,7 @@ impl<S> Guard<S> {
         };
         let told = told.wait_for(Option::is_some).await;
         match told.ok().and_then(|told| told.clone()) {
-            Some(told) => Again::Told(told.to(request.nonce)),
+            Some(told) => told.to(request.nonce),
             None => Again::Send(Lead::default()),
         }
     }
@@ -156,13 +161,13 @@ mod tests {
     async fn lead(guard: &Guard<MemoryStore>, request: &ClaimRequest, since: Instant) -> Lead {
         match guard.again(&identity(), request, since).await {
             Again::Send(lead) => lead,
-            Again::Told(claim) => panic!("told {claim:?}"),
+            Again::Told(_, claim) => panic!("told {claim:?}"),
         }
     }
 
     async fn told(guard: &Guard<MemoryStore>, request: &ClaimRequest, since: Instant) -> Claim {
         match guard.again(&identity(), request, since).await {
-            Again::Told(claim) => claim,
+            Again::Told(_, claim) => claim,
             Again::Send(_) => panic!("to claim by itself"),
         }
     }
@@ -189,7 +194,7 @@ mod tests {
         ] {
             let leads = lead(&guard, &own, since).await;
             let follows = told(&guard, &other, since);
-            let (follows, ()) = tokio::join!(follows, async { leads.tell(&answer) });
+            let (follows, ()) = tokio::join!(follows, async { leads.tell(&identity(), &answer) });
             assert_eq!(follows, others);
             assert!(guard.shared.turns.lock().is_empty());
         }
@@ -205,7 +210,7 @@ mod tests {
             let follows = lead(&guard, &own, since);
             let answers = async {
                 match answer {
-                    Some(answer) => leads.tell(&answer),
+                    Some(answer) => leads.tell(&identity(), &answer),
                     None => drop(leads),
                 }
             };

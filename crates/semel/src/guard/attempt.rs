@@ -274,6 +274,11 @@ impl<S: Store> Held<S> {
         self.claimed.number
     }
 
+    /// The name of its record.
+    pub fn id(&self) -> &IdentityDigest {
+        &self.claimed.identity
+    }
+
     /// What the work may know. From now on it counts as begun.
     pub fn info(&mut self) -> AttemptInfo {
         self.begin_work();

@@ -32,6 +32,7 @@ mod attended;
 mod claim;
 mod engine;
 mod lease;
+mod named;
 mod observer;
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 pub mod observers;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 
 use super::attempt::Claimed;
+use super::named::sealed;
 use super::run::SOON;
 use super::{
     Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
@@ -309,7 +310,7 @@ impl<S: Store> Claimed<S> {
         if self.token.is_some() && self.effects != Effects::InSteps && policy.on_lost.is_none() {
             return Err(StepError::Undeclared);
         }
-        let kept = self.finished_steps().await;
+        let kept = self.readable_steps().await;
         let kept = kept.map_err(StepError::store(Ran::No))?;
         let kept = kept.ok_or(StepError::Superseded { ran: Ran::No })?;
         let place = self.steps.lock().taken;
@@ -344,6 +345,14 @@ impl<S: Store> Claimed<S> {
         let steps = self.steps.lock();
         let kept = steps.kept.as_ref().map_or(0, |kept| kept.steps().count());
         kept.saturating_sub(steps.taken)
+    }
+
+    /// The same, for those who read it.
+    pub(crate) async fn readable_steps(&self) -> Result<Option<Progress>, StoreError> {
+        match self.finished_steps().await? {
+            Some(kept) if kept.is_sealed() => Err(sealed()),
+            kept => Ok(kept),
+        }
     }
 
     /// What is kept under the record; `None` where another attempt has it.
@@ -398,6 +407,7 @@ impl<S: Store> Claimed<S> {
         match (mark, kept) {
             (Some(mark), Some(kept)) if !keys || kept.is_bare() => {
                 let (store, before) = (self.store(), kept.as_bytes().len());
+                let mark = mark.behind(&kept);
                 store.keep_step(&self.identity, token, &mark, before).await
             }
             _ => Ok(Fenced::Applied),
@@ -410,7 +420,7 @@ impl<S: Store> Claimed<S> {
         if kept.is_in_transaction() {
             return Ok(());
         }
-        let mark = FinishedStep::in_transaction();
+        let mark = FinishedStep::in_transaction().behind(&kept);
         if let Fenced::Refused(refusal) = self.keep(&mark, &kept).await? {
             let what = "the attempt lost its lease";
             return Err(StoreError::new(StoreErrorKind::NotApplied, what).with_source(refusal));
@@ -432,6 +442,7 @@ fn finished<T: Value, E>(
     };
     let outcome = value.to_outcome();
     let step = FinishedStep::new(name, outcome.as_bytes()).map_err(too_large)?;
+    let step = step.behind(kept);
     let all = kept.with(&step).map_err(too_large)?;
     Ok((step, all))
 }

@@ -35,7 +35,7 @@ impl History {
     pub(super) async fn of<S: Store, E>(held: &Held<S>) -> Result<Self, InboxError<E>> {
         let unread = |source| InboxError::store(Ran::No, source);
         // Another attempt's, where this one lost its claim: nothing can be kept behind it either.
-        let progress = held.claimed().finished_steps().await.map_err(unread)?;
+        let progress = held.claimed().readable_steps().await.map_err(unread)?;
         let progress = progress.unwrap_or_default();
         let (mut errors, mut released) = (Vec::new(), 0);
         for (name, text) in progress.steps() {

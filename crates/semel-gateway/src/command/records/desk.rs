@@ -78,6 +78,11 @@ impl Desk {
     }
 
     async fn on(url: &str, flags: &ArgMatches) -> Result<Self> {
+        let ready = super::at_rest(flags)
+            .map_err(Failure::Misused)?
+            .read()
+            .await;
+        let ready = ready.map_err(|error| Failure::Misused(error.to_string()))?;
         let mut options = OpenOptions::default();
         options.existing = true;
         let opened = semel_stores::open(url, &options).await;
@@ -105,8 +110,10 @@ impl Desk {
                 .trim_start()
                 .to_owned(),
         };
+        let (store, sealed) = ready.seal(store);
         let log = Log::new(store.clone(), audit::DEFAULT_RETENTION);
-        Ok(Self::Store(Operations::new(store, log), actor))
+        let operations = Operations::new(store, log).with_at_rest(sealed, ready.secrets);
+        Ok(Self::Store(operations, actor))
     }
 
     /// What it is, for people.
@@ -190,9 +197,7 @@ impl Desk {
     pub(super) async fn lookup(&self, lookup: &Lookup) -> Result<Detail> {
         match self {
             Self::Gateway(gateway) => gateway.post("records/lookup", lookup).await,
-            Self::Store(operations, _) => {
-                Ok(operations.detail(&operations.find(&lookup.id()?).await?))
-            }
+            Self::Store(operations, _) => Ok(operations.detail(&operations.look_up(lookup).await?)),
         }
     }
 

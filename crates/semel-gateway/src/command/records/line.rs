@@ -4,6 +4,8 @@ use clap::builder::ArgAction;
 use clap::{Arg, ArgGroup, Command};
 
 use super::super::line::text;
+use crate::at_rest;
+use crate::config::settings::{SETTINGS, Setting};
 
 /// `semel records`.
 pub fn command() -> Command {
@@ -171,7 +173,10 @@ fn whose() -> [Arg; 3] {
 }
 
 /// Where the records are.
-pub(in crate::command) fn desk() -> [Arg; 5] {
+pub(in crate::command) fn desk() -> impl Iterator<Item = Arg> {
+    let at_rest = |setting: &&Setting| [at_rest::KEYS, at_rest::SECRETS].contains(&setting.name);
+    let at_rest = SETTINGS.iter().filter(at_rest);
+    let at_rest = at_rest.map(|setting| setting.arg().requires("store"));
     [
         text(
             "admin",
@@ -200,4 +205,6 @@ pub(in crate::command) fn desk() -> [Arg; 5] {
         )
         .requires("store"),
     ]
+    .into_iter()
+    .chain(at_rest)
 }

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 
 use super::{FAILED, MISUSED, block_on, fail};
+use crate::at_rest::{self, AtRest, Source};
+use crate::config::settings::SETTINGS;
 use crate::operations::order::{Lookup, Many, Order};
 pub(super) use desk::{Desk, Failure};
 pub use line::{audit, command};
@@ -71,6 +73,26 @@ impl Failure {
 
 pub(super) fn text<'a>(flags: &'a ArgMatches, name: &str) -> Option<&'a str> {
     flags.get_one::<String>(name).map(String::as_str)
+}
+
+/// Where the keys of a store come from, by flag or environment.
+pub(super) fn at_rest(flags: &ArgMatches) -> Result<AtRest, String> {
+    let source = |name: &str| {
+        let setting = SETTINGS.iter().find(|setting| setting.name == name);
+        let given = text(flags, name).map(|said| (format!("--{name}"), said.to_owned()));
+        let given = given.or_else(|| {
+            let variable = setting?.variable();
+            let value = std::env::var(&variable).ok()?;
+            (!value.is_empty()).then_some((variable, value))
+        });
+        let read = given
+            .map(|(from, value)| Source::parse(&value).map_err(|why| format!("{from}: {why}")));
+        read.transpose()
+    };
+    Ok(AtRest {
+        keys: source(at_rest::KEYS)?,
+        secrets: source(at_rest::SECRETS)?,
+    })
 }
 
 /// Writes to stdout. Whoever does not read on is no failure.

@@ -60,6 +60,8 @@ pub(super) struct Remote {
 struct Held {
     /// What was sent to make it.
     request: Option<(wire::ClaimRequest, Nonce)>,
+    /// What the gateway calls its record: it may have secrets.
+    id: Option<String>,
     /// What it is held by.
     token: Option<(Fence, String)>,
     /// It may have been made, and the guard does not know of it.
@@ -154,6 +156,11 @@ impl Remote {
         Err(StoreError::new(kind, what))
     }
 
+    fn named(&self, id: &IdentityDigest) -> String {
+        let known = self.held().id.clone();
+        known.unwrap_or_else(|| id.to_string())
+    }
+
     /// Sends a claim, and notes what came of it.
     async fn send(&self, request: &wire::ClaimRequest, wait: Duration) -> Result<Answered> {
         let was_doubtful = std::mem::replace(&mut self.held().is_doubtful, true);
@@ -166,6 +173,7 @@ impl Remote {
             Answer::Refused(problem) => Answered::Refused(problem),
             Answer::Done(StatusCode::CREATED, acquired) => {
                 let acquired: wire::Acquired = read(&acquired)?;
+                self.held().id = Some(acquired.id.clone());
                 self.held().token = Some((Fence(acquired.fence), acquired.token.clone()));
                 return Ok(Answered::Acquired(acquired));
             }
@@ -182,7 +190,7 @@ impl Remote {
         what: &str,
         request: &impl Serialize,
     ) -> Result<Fenced> {
-        let path = format!("/{id}/{what}");
+        let path = format!("/{}/{what}", self.named(id));
         Ok(match self.post(&path, request, Duration::ZERO).await? {
             Answer::Done(..) => Fenced::Applied,
             Answer::Refused(problem) => Fenced::Refused(refusal(&problem)),
@@ -362,7 +370,7 @@ impl Store for Remote {
     }
 
     async fn get(&self, id: &IdentityDigest) -> Result<Option<Entry>> {
-        let path = format!("/{id}");
+        let path = format!("/{}", self.named(id));
         match self.ask(Method::GET, &path, Bytes::new(), WITHIN).await? {
             Answer::Done(_, shown) => self.entry(*id, read(&shown)?).map(Some),
             Answer::Refused(_) => Ok(None),

@@ -25,6 +25,7 @@ use rustix::process::{Signal, umask};
 use semel::guard::{
     Asked, AttemptInfo, Begin, Guard, Held, Observer, Seen, Settled, Settlement, Signal as Event,
 };
+use semel::secrets::Secrets;
 use semel::store::{Entry, OnLost, Refusal, Store as _};
 use semel::{AnyStore, Note, StateKind, StoreError, Timestamp};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -81,8 +82,8 @@ pub fn main(flags: &ArgMatches, mode: Mode) -> ExitCode {
         }
     });
     match settings {
-        Ok(settings) => block_on(async move {
-            let report = run(&settings, mode).await;
+        Ok(mut settings) => block_on(async move {
+            let report = run(&mut settings, mode).await;
             ExitCode::from(report.tell(settings.report.as_deref()))
         }),
         Err(errors) => {
@@ -94,7 +95,7 @@ pub fn main(flags: &ArgMatches, mode: Mode) -> ExitCode {
 
 type Signals = UnboundedReceiver<Signal>;
 
-async fn run(settings: &Settings, mode: Mode) -> Report {
+async fn run(settings: &mut Settings, mode: Mode) -> Report {
     let id = *settings.identity.digest();
     let not_run =
         |why: String| Report::new(Result::Unavailable, id).because(format!("not run: {why}"));
@@ -104,11 +105,17 @@ async fn run(settings: &Settings, mode: Mode) -> Report {
     };
     let store = tokio::select! {
         opened = open(&settings.place) => match opened {
-            Ok(store) => store,
+            Ok(opened) => opened,
             Err(error) => return not_run(with_causes(&error)),
         },
         signal = signals.recv() => return not_run(stopped_by(signal)),
     };
+    let (store, secrets) = store;
+    settings.name_under(secrets.as_ref());
+    let settings = &*settings;
+    let id = *settings.identity.digest();
+    let not_run =
+        |why: String| Report::new(Result::Unavailable, id).because(format!("not run: {why}"));
     let ends = Arc::new(Ends::default());
     let guard = Guard::builder(store)
         .policy(settings.policy)
@@ -141,10 +148,14 @@ async fn run(settings: &Settings, mode: Mode) -> Report {
     report
 }
 
-async fn open(place: &Place) -> std::result::Result<AnyStore, store::Error> {
+async fn open(place: &Place) -> std::result::Result<(AnyStore, Option<Secrets>), store::Error> {
     match place {
-        Place::Store(url) => store::open(url).await,
-        Place::Gateway(gateway) => Ok(AnyStore::new(Remote::new(gateway))),
+        Place::Store(url, at_rest) => {
+            let opened = store::open(url, at_rest).await?;
+            Ok((opened.store, opened.secrets))
+        }
+        // It names records itself.
+        Place::Gateway(gateway) => Ok((AnyStore::new(Remote::new(gateway)), None)),
     }
 }
 

@@ -9,11 +9,13 @@ use clap::{Arg, ArgMatches, Command};
 use http::HeaderValue;
 use http::uri::Scheme;
 use semel::guard::Policy;
+use semel::secrets::Secrets;
 use semel::store::{OnLost, Retention};
 use semel::{Fingerprint, Identity, Key, Scope};
 
 use super::exits::OnExit;
 use super::gateway::Gateway;
+use crate::at_rest::{self, AtRest, Source};
 use crate::config::settings::{Setting, list, setting};
 use crate::config::{StoreUrl, values};
 use crate::tls::PemFile;
@@ -21,13 +23,14 @@ use crate::tls::client::Trust;
 
 /// Where records are kept.
 pub(super) enum Place {
-    Store(StoreUrl),
+    Store(StoreUrl, AtRest),
     Gateway(Gateway),
 }
 
 /// What is run, and how.
 pub(super) struct Settings {
     pub(super) place: Place,
+    /// As it is without secrets.
     pub(super) identity: Identity,
     pub(super) fingerprint: Fingerprint,
     pub(super) policy: Policy,
@@ -46,6 +49,18 @@ pub const SETTINGS: &[Setting] = &[
         "URL",
         None,
         "Where records are kept: sqlite:/PATH, postgres://…, redis://… and others",
+    ),
+    setting(
+        "encryption-keys",
+        "SOURCE",
+        None,
+        "With --store: the keys that answers in it are encrypted with: a file, env:NAME or exec:COMMAND",
+    ),
+    setting(
+        "identity-keys",
+        "SOURCE",
+        None,
+        "With --store: the secrets that keys in it are digested with, likewise",
     ),
     setting(
         "gateway",
@@ -195,6 +210,13 @@ impl<V: Fn(&str) -> Option<OsString>> Reader<'_, V> {
 }
 
 impl Settings {
+    /// Names the work as the store's secrets say.
+    pub(super) fn name_under(&mut self, secrets: Option<&Secrets>) {
+        let identity = &self.identity;
+        let (scope, key) = (identity.scope().clone(), identity.key().clone());
+        self.identity = Identity::keyed(scope, identity.operation(), key, secrets);
+    }
+
     /// Reads flags and environment; or says all that is wrong.
     pub(super) fn read(
         flags: &ArgMatches,
@@ -286,7 +308,11 @@ impl<V: Fn(&str) -> Option<OsString>> Reader<'_, V> {
                 Some(("memory", _)) => Err(FORGETS.to_owned()),
                 _ => values::store(value),
             };
-            return Some(Place::Store(StoreUrl(self.right(&from, url)?)));
+            let at_rest = AtRest {
+                keys: self.read(at_rest::KEYS, Source::parse),
+                secrets: self.read(at_rest::SECRETS, Source::parse),
+            };
+            return Some(Place::Store(StoreUrl(self.right(&from, url)?), at_rest));
         }
         let url = self.right(&from, values::gateway(value));
         let token = self.token();

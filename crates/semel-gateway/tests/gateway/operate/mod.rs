@@ -19,7 +19,7 @@ use crate::support::described::described;
 use crate::support::{Answer, Gateway, Reaction, Script, order, request, send};
 
 /// Runs the program in an environment of its own.
-fn semel(arguments: &[&str]) -> Output {
+pub(crate) fn semel(arguments: &[&str]) -> Output {
     semel_with(arguments, "")
 }
 
@@ -64,7 +64,7 @@ fn failed(output: &Output) -> (i32, String) {
 }
 
 /// The objects that a command printed, one on a line.
-fn lines(output: &Output) -> Vec<Value> {
+pub(crate) fn lines(output: &Output) -> Vec<Value> {
     said(output)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -101,7 +101,7 @@ async fn read(gateway: &Gateway, path: &str) -> Value {
 
 /// An order whose upstream closes the connection: its outcome is unknown. The record's id, which the
 /// upstream was given.
-async fn lose(upstream: &Script, gateway: &Gateway, key: &str) -> String {
+pub(crate) async fn lose(upstream: &Script, gateway: &Gateway, key: &str) -> String {
     upstream.react(Reaction::Close);
     assert_eq!(
         order(gateway.address, key).await.problem(),

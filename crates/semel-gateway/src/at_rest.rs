@@ -1,0 +1,240 @@
+//! What keeps records from being read where they lie: the keys of answers, the secrets of identities, and
+//! where they come from.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel::AnyStore;
+use semel::sealed::{Keys, Sealed};
+use semel::secrets::Secrets;
+use tokio::time::timeout;
+
+/// The setting for the keys of answers.
+pub(crate) const KEYS: &str = "encryption-keys";
+/// The setting for the secrets of identities.
+pub(crate) const SECRETS: &str = "identity-keys";
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where keys and secrets come from.
+#[derive(Debug, Clone, Default)]
+pub struct AtRest {
+    /// The keys of answers; without, they are kept as they are.
+    pub keys: Option<Source>,
+    /// The secrets of identities and fingerprints.
+    pub secrets: Option<Source>,
+}
+
+/// Where a text comes from that is a secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A file.
+    File(PathBuf),
+    /// A variable of the environment.
+    Variable(String),
+    /// What a program prints, and its arguments.
+    Command(Vec<String>),
+}
+
+/// Why keys or secrets cannot be used. Never shows one.
+#[derive(Debug, thiserror::Error)]
+#[error("--{setting}: {source_of}: {why}")]
+pub struct Error {
+    setting: &'static str,
+    source_of: String,
+    why: String,
+}
+
+/// Keys and secrets, read.
+#[derive(Debug, Clone, Default)]
+pub struct Ready {
+    /// The keys of answers.
+    pub keys: Option<Arc<Keys>>,
+    /// The secrets of identities.
+    pub secrets: Option<Secrets>,
+}
+
+impl AtRest {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// What cannot be read, or is not understood.
+    pub async fn read(&self) -> Result<Ready, Error> {
+        let keys = match &self.keys {
+            Some(source) => Some(Arc::new(source.parse_as(KEYS, Keys::parse).await?)),
+            None => None,
+        };
+        let secrets = match &self.secrets {
+            Some(source) => Some(source.parse_as(SECRETS, Secrets::parse).await?),
+            None => None,
+        };
+        Ok(Ready { keys, secrets })
+    }
+}
+
+impl Ready {
+    /// The store, sealed if there are keys.
+    pub fn seal(&self, store: AnyStore) -> (AnyStore, Option<Sealed<AnyStore>>) {
+        match &self.keys {
+            None => (store, None),
+            Some(keys) => {
+                let sealed = Sealed::new(store, Arc::clone(keys));
+                (AnyStore::new(sealed.clone()), Some(sealed))
+            }
+        }
+    }
+
+    /// What holds, as sentences.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let list = |names: &mut dyn Iterator<Item = String>| {
+            let first = names.next().unwrap_or_default();
+            let others: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+            match others.is_empty() {
+                true => format!("`{first}`"),
+                false => format!("`{first}`; {} too are read", others.join(", ")),
+            }
+        };
+        let keys = self.keys.as_ref().map(|keys| {
+            let names = list(&mut keys.names().map(|name| name.to_string()));
+            format!("answers are encrypted with the key {names}")
+        });
+        let secrets = self.secrets.as_ref().map(|secrets| {
+            let names = list(&mut secrets.names().map(|name| name.to_string()));
+            format!("identities are under the secret {names}")
+        });
+        keys.into_iter().chain(secrets).collect()
+    }
+}
+
+impl Source {
+    /// Reads where it is: `env:NAME`, `exec:PROGRAM ARGUMENTS`, or a file.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let missing = |what: &str| Err(format!("`{text}` does not say {what}"));
+        match text.split_once(':') {
+            Some(("env", "")) => missing("which variable"),
+            Some(("env", name)) => Ok(Self::Variable(name.to_owned())),
+            Some(("exec", words)) => {
+                let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+                match words.is_empty() {
+                    true => missing("which program"),
+                    false => Ok(Self::Command(words)),
+                }
+            }
+            Some(("file", "")) => missing("which file"),
+            Some(("file", path)) => Ok(Self::File(path.into())),
+            _ if text.is_empty() => missing("where the keys are"),
+            _ => Ok(Self::File(text.into())),
+        }
+    }
+
+    async fn parse_as<T, E: fmt::Display>(
+        &self,
+        setting: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, Error> {
+        let parsed = match self.text().await {
+            Ok(text) => parse(&text).map_err(|why| why.to_string()),
+            Err(why) => Err(why),
+        };
+        parsed.map_err(|why| Error {
+            setting,
+            source_of: self.to_string(),
+            why,
+        })
+    }
+
+    async fn text(&self) -> Result<String, String> {
+        match self {
+            Self::File(path) => {
+                let read = tokio::fs::read_to_string(path).await;
+                read.map_err(|error| format!("cannot be read: {error}"))
+            }
+            Self::Variable(name) => match std::env::var(name) {
+                Ok(text) => Ok(text),
+                Err(error) => Err(error.to_string()),
+            },
+            Self::Command(words) => {
+                let (program, arguments) = words.split_first().ok_or("there is no program")?;
+                let output = tokio::process::Command::new(program)
+                    .args(arguments)
+                    .stdin(Stdio::null())
+                    .stderr(Stdio::inherit())
+                    .kill_on_drop(true)
+                    .output();
+                let output = timeout(PATIENCE, output).await;
+                let output = output.map_err(|_| format!("did not end within {PATIENCE:?}"))?;
+                let output = output.map_err(|error| format!("cannot be run: {error}"))?;
+                if !output.status.success() {
+                    return Err(format!("ended with {}", output.status));
+                }
+                String::from_utf8(output.stdout).map_err(|_| "printed no UTF-8".to_owned())
+            }
+        }
+    }
+}
+
+/// What can be shown of it.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "`{}`", path.display()),
+            Self::Variable(name) => write!(f, "the variable `{name}`"),
+            // Arguments may be secrets.
+            Self::Command(words) => {
+                let program = words.first().map_or("", String::as_str);
+                write!(f, "the command `{program}`")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_a_file_a_variable_or_a_command() {
+        let command = Source::Command(vec!["op".into(), "read".into(), "x".into()]);
+        for (text, source) in [
+            ("/etc/semel/keys", Source::File("/etc/semel/keys".into())),
+            ("file:keys", Source::File("keys".into())),
+            ("env:KEYS", Source::Variable("KEYS".into())),
+            ("exec:op  read x", command),
+        ] {
+            assert_eq!(Source::parse(text), Ok(source));
+        }
+        for wrong in ["", "env:", "exec: ", "file:"] {
+            assert!(Source::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_command_prints_is_read_and_its_failure_told() {
+        let echo = Source::parse("exec:echo some text").unwrap();
+        assert_eq!(echo.text().await.as_deref(), Ok("some text\n"));
+        let refused = |text: &'static str| async move {
+            let source = Source::parse(text).unwrap();
+            let refused = source.parse_as(KEYS, Keys::parse).await;
+            refused.unwrap_err().to_string()
+        };
+        assert!(
+            refused("exec:false secret")
+                .await
+                .contains("`false`: ended with")
+        );
+        assert!(refused("exec:/no/such").await.contains("cannot be run"));
+        assert!(refused("/no/such").await.contains("cannot be read"));
+        assert!(
+            refused("env:SEMEL_NO_SUCH")
+                .await
+                .contains("--encryption-keys: the variable")
+        );
+        assert!(refused("exec:echo old").await.contains("line 1: expected"));
+    }
+}

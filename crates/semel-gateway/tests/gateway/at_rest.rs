@@ -1,0 +1,432 @@
+//! What lies in the files of a store, who can read it, and what holds while keys are rotated.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use axum::http::Method;
+use semel_testkit::servers::{Postgres, Server as _};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::operate::{lines, lose, semel};
+use crate::support::{
+    Answer, Gateway, Reaction, Script, Shop, eventually, order, order_with, request,
+};
+
+const OLD: &str = "old AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const NEW: &str = "new //79/Pv6+fj39vX08/Lx8O/u7ezr6uno5+bl5OPi4eA=";
+const SECRETS: [&str; 4] = ["body-of-4711", "field-of-4711", "key-of-4", "card-of-4711"];
+const PLACED: Reaction = Reaction::Send(
+    "HTTP/1.1 201 Created\r\ncontent-type: text/plain\r\nx-part: field-of-4711\r\ncontent-length: 12\r\n\r\nbody-of-4711",
+);
+
+/// A file with these keys, as a flag.
+fn file(directory: &Path, name: &str, lines: &[&str]) -> String {
+    let path = directory.join(name);
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    path.display().to_string()
+}
+
+/// A store, and the directory that has all its files.
+struct Place {
+    url: String,
+    files: PathBuf,
+    // Ends with this.
+    _server: Option<Postgres>,
+}
+
+fn places(directory: &Path) -> Vec<Place> {
+    let own = |name: &str, url: String| Place {
+        url,
+        files: directory.join(name),
+        _server: None,
+    };
+    for name in ["file", "sqlite"] {
+        std::fs::create_dir(directory.join(name)).unwrap();
+    }
+    let postgres = Postgres::start(&[]).unwrap();
+    let at = |path: &str| directory.join(path).display().to_string();
+    vec![
+        own("file", format!("file:{}", at("file/records"))),
+        own("sqlite", format!("sqlite:{}", at("sqlite/records.db"))),
+        Place {
+            url: postgres.url(),
+            files: postgres.folder(),
+            _server: Some(postgres),
+        },
+    ]
+}
+
+/// Which of the texts are in a file below the directory, as they are or as hexadecimal digits.
+fn found(directory: &Path, texts: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for text in texts {
+        let hex: String = text.bytes().map(|b| format!("{b:02x}")).collect();
+        let mut search = Command::new("grep");
+        search
+            .args(["-rlaF", "-e", text, "-e", &hex])
+            .arg(directory);
+        let files = String::from_utf8(search.output().unwrap().stdout).unwrap();
+        found.extend(files.lines().map(|file| format!("{text} in {file}")));
+    }
+    found
+}
+
+fn flags<'a>(store: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let note = ["--note", "header:x-card", "--service", "shop"];
+    [&["--store", store], &note[..], more].concat()
+}
+
+async fn stop(mut gateway: Gateway) {
+    gateway.terminate();
+    assert!(gateway.ended().await.success(), "{}", gateway.log());
+}
+
+/// Completed, replayed and lost requests: of their bodies, fields, notes and keys nothing is in the files;
+/// without keys, all of it is, but for the key.
+#[tokio::test]
+async fn the_files_of_a_store_say_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = file(directory.path(), "keys", &[OLD]);
+    let secrets = file(directory.path(), "secrets", &[NEW]);
+    for place in places(directory.path()) {
+        let upstream = Script::start(PLACED).await;
+        let sealed = ["--encryption-keys", &keys, "--identity-keys", &secrets];
+        let gateway = Gateway::start(upstream.address, &flags(&place.url, &sealed));
+        let send = async |gateway: &Gateway, key: &str| {
+            let fields = [("idempotency-key", key), ("x-card", "card-of-4711")];
+            order_with(gateway.address, &fields).await
+        };
+        for key in ["key-of-4711", "key-of-4712"] {
+            assert_eq!(send(&gateway, key).await.status, 201);
+            let replayed = send(&gateway, key).await;
+            assert!(replayed.is_replay());
+            assert_eq!(replayed.text(), "body-of-4711");
+            assert_eq!(replayed.header("x-part"), Some("field-of-4711"));
+        }
+        let lost = lose(&upstream, &gateway, "key-of-4713").await;
+        // Who may look finds it, with the start of its key.
+        let admin = format!("http://{}", gateway.admin);
+        let shown = &lines(&semel(&[
+            "records", "show", &lost, "--json", "--admin", &admin,
+        ]))[0];
+        assert_eq!(shown["key_hint"], "key-o");
+        stop(gateway).await;
+        assert_eq!(found(&place.files, &SECRETS), [""; 0], "{}", place.url);
+
+        // That the search finds what is there.
+        upstream.react(PLACED);
+        let gateway = Gateway::start(upstream.address, &flags(&place.url, &[]));
+        assert_eq!(send(&gateway, "key-of-4721-to-be-seen").await.status, 201);
+        stop(gateway).await;
+        let seen = found(&place.files, &SECRETS);
+        for secret in SECRETS {
+            let sees = |line: &String| line.starts_with(secret);
+            assert!(seen.iter().any(sees), "{secret} {}: {seen:?}", place.url);
+        }
+    }
+}
+
+/// What the key sealed is an error that operators can read, and does not run again.
+#[tokio::test]
+async fn a_lost_key_is_told_and_nothing_runs_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = (
+        file(directory.path(), "old", &[OLD]),
+        file(directory.path(), "new", &[NEW]),
+    );
+    for place in places(directory.path()) {
+        let shop = Shop::open().await;
+        let first = Gateway::start(
+            shop.address,
+            &flags(&place.url, &["--encryption-keys", &old]),
+        );
+        assert_eq!(order(first.address, "lost").await.status, 201);
+        stop(first).await;
+        for keys in [&["--encryption-keys", &new][..], &[]] {
+            let gateway = Gateway::start(shop.address, &flags(&place.url, keys));
+            let refused = order(gateway.address, "lost").await;
+            assert_eq!(
+                (refused.status.as_u16(), &*refused.problem()),
+                (503, "store-unavailable")
+            );
+            assert_eq!(shop.executions()["lost"], 1, "{}", place.url);
+            // Others are served.
+            let other = format!("other-{}", keys.len());
+            assert_eq!(order(gateway.address, &other).await.status, 201);
+            let admin = format!("http://{}", gateway.admin);
+            let list = semel(&["records", "list", "--json", "--admin", &admin]);
+            let records = lines(&list);
+            assert!(
+                records.iter().any(|r| r["state"] == "completed"),
+                "{records:?}"
+            );
+            let told = if keys.is_empty() {
+                "is encrypted"
+            } else {
+                "the key `old`"
+            };
+            eventually("the log", async || {
+                gateway.log().contains(told).then_some(())
+            })
+            .await;
+            stop(gateway).await;
+        }
+        let both = file(directory.path(), "both", &[NEW, OLD]);
+        let gateway = Gateway::start(
+            shop.address,
+            &flags(&place.url, &["--encryption-keys", &both]),
+        );
+        assert!(order(gateway.address, "lost").await.is_replay());
+        stop(gateway).await;
+    }
+}
+
+/// Sends each key to all of the gateways at once, until one says it is done, and then once more to each.
+async fn load(gateways: &[&Gateway], keys: impl Iterator<Item = String>) -> Vec<(String, Answer)> {
+    let mut tasks = JoinSet::new();
+    let addresses: Vec<_> = gateways.iter().map(|gateway| gateway.address).collect();
+    let room = Arc::new(tokio::sync::Semaphore::new(8));
+    for key in keys {
+        let (addresses, room) = (addresses.clone(), room.clone());
+        tasks.spawn(async move {
+            let _room = room.acquire().await.unwrap();
+            let mut racing = JoinSet::new();
+            for address in [&addresses[..], &addresses].concat() {
+                let key = key.clone();
+                racing.spawn(async move {
+                    eventually("an answer", async || {
+                        let answer = order(address, &key).await;
+                        match answer.status.as_u16() {
+                            201 => Some(answer),
+                            409 if answer.problem() == "in-flight" => None,
+                            _ => panic!("{answer:?}"),
+                        }
+                    })
+                    .await
+                });
+            }
+            let answers = racing.join_all().await;
+            for answer in &answers {
+                assert_eq!(answer.body, answers[0].body, "{key}");
+            }
+            (key, answers.into_iter().next().unwrap())
+        });
+    }
+    tasks.join_all().await
+}
+
+async fn replayed(gateways: &[&Gateway], answers: &[(String, Answer)]) {
+    for (key, answer) in answers {
+        for gateway in gateways {
+            let again = order(gateway.address, key).await;
+            assert!(again.is_replay(), "{key}: {again:?}");
+            assert_eq!(again.body, answer.body, "{key}");
+        }
+    }
+}
+
+/// Gateways with the lists before and after each step of a rotation serve the same keys at the same time:
+/// each runs once, and all that was answered is replayed by both.
+async fn rotated(store: &str, setting: &str, directory: &Path, steps: &[&[&str]]) {
+    let shop = Shop::open().await;
+    let start = |nth: usize, lines: &[&str]| {
+        let keys = file(directory, &format!("step-{nth}"), lines);
+        let flag = [format!("--{setting}"), keys];
+        // `plain` alone is no list: the gateway has none.
+        let flag: Vec<&str> = match lines {
+            ["plain"] => Vec::new(),
+            _ => flag.iter().map(String::as_str).collect(),
+        };
+        Gateway::start(shop.address, &flags(store, &flag))
+    };
+    let mut answers = Vec::new();
+    let mut before = start(0, steps[0]);
+    for (nth, lines) in steps.iter().enumerate().skip(1) {
+        let after = start(nth, lines);
+        let both = [&before, &after];
+        let port = shop.address.port();
+        let keys = (0..16).map(|key| format!("{setting}-{port}-{nth}-{key}"));
+        // What is done while it is replayed.
+        let (done, ()) = tokio::join!(load(&both, keys), replayed(&both, &answers));
+        answers.extend(done);
+        assert_eq!(shop.placed(), answers.len(), "{setting} {nth}");
+        replayed(&both, &answers).await;
+        before = after;
+    }
+    assert!(shop.executions().values().all(|times| *times == 1));
+}
+
+fn shared_places(directory: &Path) -> Vec<Place> {
+    let mut places = places(directory);
+    // A file store is open in one process.
+    places.retain(|place| !place.url.starts_with("file:"));
+    places
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_answers_are_rotated_under_load() {
+    let directory = tempfile::tempdir().unwrap();
+    for place in shared_places(directory.path()) {
+        // One that only reads what it did not seal comes first.
+        let steps: [&[&str]; 3] = [&[OLD], &[OLD, NEW], &[NEW, OLD]];
+        rotated(&place.url, "encryption-keys", directory.path(), &steps).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_of_identities_are_rotated_under_load() {
+    let directory = tempfile::tempdir().unwrap();
+    for place in shared_places(directory.path()) {
+        let steps: [&[&str]; 3] = [&["plain"], &["plain", OLD], &[OLD, "plain"]];
+        rotated(&place.url, "identity-keys", directory.path(), &steps).await;
+        let steps: [&[&str]; 3] = [&[OLD], &[OLD, NEW], &[NEW, OLD]];
+        rotated(&place.url, "identity-keys", directory.path(), &steps).await;
+    }
+}
+
+/// Keys come from a variable or a command as well; what is wrong is told before anything is opened.
+#[tokio::test]
+async fn keys_come_from_where_they_are_said_to_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = file(directory.path(), "keys", &[NEW, OLD]);
+    let store = format!("sqlite:{}", directory.path().join("records.db").display());
+    let shop = Shop::open().await;
+    let command = format!("exec:cat {keys}");
+    let gateway = Gateway::start(
+        shop.address,
+        &flags(&store, &["--encryption-keys", &command]),
+    );
+    assert_eq!(order(gateway.address, "k").await.status, 201);
+    assert!(
+        gateway
+            .log()
+            .contains("encrypted with the key `new`; `old` too are read")
+    );
+    stop(gateway).await;
+    let check = |keys: &str| {
+        let upstream = format!("http://{}", shop.address);
+        let output = semel(&[
+            "check",
+            "--upstream",
+            &upstream,
+            "--store",
+            &store,
+            "--encryption-keys",
+            keys,
+        ]);
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    assert_eq!(check(&keys).0, Some(0));
+    let wrong = file(directory.path(), "wrong", &[OLD, "new c2hvcnQ="]);
+    for (keys, why) in [
+        (
+            "env:NO_SUCH_KEYS",
+            "--encryption-keys: the variable `NO_SUCH_KEYS`: environment variable not found",
+        ),
+        (
+            "exec:false",
+            "the command `false`: ended with exit status: 1",
+        ),
+        (&*wrong, "line 2: expected a name of 1 to 8 letters"),
+        ("env:", "does not say which variable"),
+    ] {
+        let (code, told) = check(keys);
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains(why) && !told.contains("c2hvcnQ"), "{told}");
+    }
+    // The same records, on the store itself.
+    let shown = semel(&[
+        "records",
+        "list",
+        "--json",
+        "--store",
+        &store,
+        "--encryption-keys",
+        &keys,
+    ]);
+    assert_eq!(lines(&shown)[0]["state"], "completed");
+}
+
+/// After a scope is erased no byte of its answers is in the files, retries are told so, and the log says who
+/// did it and why. Others' answers are there still.
+#[tokio::test]
+async fn erased_answers_leave_the_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut places = places(directory.path());
+    places.retain(|place| !place.url.starts_with("postgres"));
+    for place in places {
+        // The body is what the request brings.
+        let shop = Shop::open().await;
+        let flags = ["--store", &place.url, "--scope-header", "x-account"];
+        let gateway = Gateway::start(shop.address, &flags);
+        let send = async |account: &str, nth: usize| {
+            let key = format!("order-{nth}");
+            let fields = [("x-account", account), ("idempotency-key", &key)];
+            // Some answers are long: they have pages of their own.
+            let body = format!("\"by-{account}-{nth:03} {}\"", "x".repeat(nth * 300));
+            let request = request(Method::POST, gateway.address, "/orders", &fields, &body);
+            crate::support::send(request).await.unwrap()
+        };
+        for nth in 0..60 {
+            for account in ["ada", "bob"] {
+                assert_eq!(send(account, nth).await.status, 201);
+            }
+        }
+        let answers = ["by-ada-0", "by-bob-0"];
+        let seen = found(&place.files, &answers);
+        assert!(
+            answers
+                .iter()
+                .all(|a| seen.iter().any(|line| line.starts_with(a))),
+            "{seen:?}"
+        );
+
+        let admin = format!("http://{}", gateway.admin);
+        let listed = lines(&semel(&["records", "list", "--json", "--admin", &admin]));
+        let of_ada = listed
+            .iter()
+            .map(|record| record["scope"].as_array().unwrap());
+        let of_ada = of_ada.map(|scope| {
+            scope
+                .iter()
+                .map(|s| s.as_str().unwrap())
+                .collect::<Vec<_>>()
+        });
+        let scope = of_ada
+            .into_iter()
+            .find(|scope| scope.contains(&"ada"))
+            .unwrap();
+        let mut erase = vec!["records", "erase", "--yes", "--json", "--admin", &admin];
+        erase.extend(["--reason", "asked by Ada"]);
+        scope
+            .iter()
+            .for_each(|segment| erase.extend(["--scope", segment]));
+        assert_eq!(lines(&semel(&erase))[0]["records"], 60);
+
+        let left = found(&place.files, &answers[..1]);
+        assert_eq!(left, [""; 0], "{}", place.url);
+        assert!(!found(&place.files, &answers[1..]).is_empty());
+        for nth in [0, 7, 59] {
+            assert_eq!(send("ada", nth).await.problem(), "expired");
+            assert!(send("bob", nth).await.is_replay());
+        }
+        let log = lines(&semel(&["audit", "--json", "--admin", &admin]));
+        assert_eq!(
+            (&log[0]["action"], &log[0]["reason"], &log[0]["result"]),
+            (
+                &json!("erase-scope"),
+                &json!("asked by Ada"),
+                &json!("done")
+            )
+        );
+        assert!(log[0]["by"].as_str().is_some_and(|by| !by.is_empty()));
+        stop(gateway).await;
+        // And after what happens at the end.
+        assert_eq!(found(&place.files, &answers[..1]), [""; 0], "{}", place.url);
+    }
+}
