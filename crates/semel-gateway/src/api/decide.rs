@@ -155,6 +155,35 @@ pub(super) async fn purge(
     .await
 }
 
+/// Encrypts all answers with the key in use.
+#[utoipa::path(
+    post,
+    path = "/api/v1/reencrypt",
+    operation_id = "reencrypt",
+    tag = "records",
+    request_body = Many,
+    responses(
+        (status = 200, description = "It is done", body = DoneMany),
+        (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
+        ActionProblems,
+    ),
+)]
+pub(super) async fn reencrypt(
+    State(api): Shared,
+    Extension(peer): Extension<Peer>,
+    Extension(caller): Extension<Caller>,
+    order: Result<Given<Many>, Refused>,
+) -> Answered<DoneMany> {
+    caller.require(Role::Admin)?;
+    let Given(order) = order?;
+    let actor = actor(&caller, &peer);
+    finished(async move {
+        let done = api.operations.reencrypt(&actor, &order, |_| ()).await?;
+        Ok(Told(status(done.proposed), done))
+    })
+    .await
+}
+
 /// Nothing is done until somebody else confirms it.
 const fn status(proposed: bool) -> StatusCode {
     match proposed {

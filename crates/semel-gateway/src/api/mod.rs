@@ -71,6 +71,7 @@ pub(crate) fn router(api: Arc<Api>) -> OpenApiRouter {
         .routes(routes!(decide::reveal))
         .routes(routes!(decide::erase))
         .routes(routes!(decide::purge))
+        .routes(routes!(decide::reencrypt))
         .routes(routes!(look::audit))
         .routes(routes!(live::events))
         .routes(routes!(look::policy))

@@ -4,10 +4,14 @@
 use std::future::Future;
 use std::time::Duration;
 
+use semel::sealed::{Keys, Sealed};
 use semel::store::{
-    Entry, Fence, Fenced, Nonce, Resolution, Retention, Store, StoreExt as _, Verdict,
+    Entry, Fence, Fenced, ListQuery, Nonce, Resolution, Retention, Store, StoreExt as _, Verdict,
 };
-use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State, StoreError, StoreErrorKind};
+use semel::{
+    AnyStore, IdentityDigest, Outcome, OutcomeKind, Record, State, StateKind, StoreError,
+    StoreErrorKind,
+};
 use semel_tower::ProblemCode;
 use tokio::time::sleep;
 
@@ -285,6 +289,44 @@ impl<S: Store + Clone> Operations<S> {
         self.leave_many(begun, done, removed).await
     }
 
+    /// Seals all answers anew that are not under the key in use. What is under it already is left alone, so
+    /// that it goes on where it was broken off. Answers how many records were written, and how many are
+    /// left that others than the first key are needed for.
+    ///
+    /// # Errors
+    /// Why nothing was written, or no more.
+    pub async fn reencrypt(
+        &self,
+        actor: &Actor,
+        order: &Many,
+        mut progress: impl FnMut(usize),
+    ) -> Result<DoneMany, Refused> {
+        if !order.scope.is_empty() || order.service.is_some() {
+            let why = "all answers of a store are under one key: this takes a reason only";
+            return Err(Refused::invalid(why));
+        }
+        let Some(sealed) = &self.sealed else {
+            let why = "--encryption-keys: there are none here";
+            return Err(Refused::invalid(why));
+        };
+        let begun = match self.enter_many(actor, "reencrypt", order).await? {
+            Ok(begun) => begun,
+            Err(proposed) => return Ok(proposed),
+        };
+        let (mut written, mut left) = (0, 0);
+        let mut tell = |is_written| {
+            match is_written {
+                true => written += 1,
+                false => left += 1,
+            }
+            progress(written);
+        };
+        let done = reseal_all(sealed, actor, &order.reason, &mut tell).await;
+        let done = done.map_err(of_store);
+        let done = self.leave_many(begun, done, written).await?;
+        Ok(DoneMany { left, ..done })
+    }
+
     /// Removes the answers of all completed records whose scope begins with these segments, and keeps that
     /// they were there. Answers how many, and the number of the audit log's entry.
     ///
@@ -410,6 +452,7 @@ impl<S: Store + Clone> Operations<S> {
             Some(audit) => Ok(Err(DoneMany {
                 audit,
                 records: 0,
+                left: 0,
                 proposed: true,
             })),
             None => Ok(Ok(self.enter(intent).await?)),
@@ -432,6 +475,7 @@ impl<S: Store + Clone> Operations<S> {
         done.map(|()| DoneMany {
             audit,
             records,
+            left: 0,
             proposed: false,
         })
     }
@@ -469,6 +513,70 @@ impl<S: Store + Clone> Operations<S> {
             tracing::warn!(entry = %number, "audit: the result could not be entered: {error}");
         }
     }
+}
+
+/// Looks at all records of a store as it has them, and tells of each that was sealed anew or that needs
+/// another key than the first.
+async fn reseal_all(
+    sealed: &Sealed<AnyStore>,
+    actor: &Actor,
+    reason: &str,
+    tell: &mut impl FnMut(bool),
+) -> Result<(), StoreError> {
+    let (store, first) = (sealed.inner(), sealed.keys().names().next());
+    for state in StateKind::ALL {
+        let mut query = ListQuery::new(state);
+        loop {
+            let page = store.list(&query).await?;
+            for entry in &page.entries {
+                let is_written = reseal(sealed, entry, actor, reason).await?;
+                if is_written {
+                    tell(true);
+                }
+                // Of what is completed the note may be under another key, which is no loss.
+                let is_open = !matches!(entry.record.state, State::Completed(_));
+                let others = |name: &_| Some(*name) != first;
+                if is_open && Keys::used_by(entry).iter().any(others) {
+                    tell(false);
+                }
+            }
+            query.after = page.next;
+            if query.after.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether it was written. One that is changed by somebody else meanwhile is sealed by them.
+async fn reseal(
+    sealed: &Sealed<AnyStore>,
+    entry: &Entry,
+    actor: &Actor,
+    reason: &str,
+) -> Result<bool, StoreError> {
+    let (record, nonce) = (&entry.record, Nonce::random()?);
+    let Some(outcome) = sealed.resealed(entry, &nonce)? else {
+        return Ok(false);
+    };
+    let now = about_now();
+    let replay = now.until(record.expires_at);
+    let tombstone = now.max(record.expires_at).until(record.purge_at);
+    let before = record.resolved.as_deref();
+    let resolution = Resolution {
+        verdict: Verdict::Amended {
+            outcome,
+            retention: Retention::new(replay).with_tombstone(tombstone),
+        },
+        by: before.map_or_else(|| actor.name.as_str().into(), |by| by.by.clone()),
+        reason: before.map_or_else(|| reason.into(), |by| by.reason.clone()),
+        fence: record.token.fence,
+        nonce,
+    };
+    let store = sealed.inner();
+    let done = insist(|| store.resolve(&entry.label.digest, &resolution)).await?;
+    Ok(done == Fenced::Applied)
 }
 
 /// What is kept in place of an answer that was erased.

@@ -129,6 +129,9 @@ pub struct DoneMany {
     pub audit: String,
     /// How many records.
     pub records: usize,
+    /// `reencrypt`: how many records in flight, unknown or released another key than the first is needed for.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub left: usize,
     /// Whether it is not done yet: somebody else has to confirm it.
     pub proposed: bool,
 }
@@ -612,4 +615,7 @@ fn choices(record: &Record) -> Vec<Choice> {
         ],
         StateKind::Released => Vec::new(),
     }
+}
+const fn is_none(number: &usize) -> bool {
+    *number == 0
 }

@@ -430,3 +430,60 @@ async fn erased_answers_leave_the_files() {
         assert_eq!(found(&place.files, &answers[..1]), [""; 0], "{}", place.url);
     }
 }
+
+/// Afterwards the old key is needed for nothing but what is still open, and what was kept without a key is
+/// encrypted.
+#[tokio::test]
+async fn answers_are_encrypted_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = |name: &str, lines: &[&str]| file(directory.path(), name, lines);
+    let (old, both, new) = (
+        keys("old", &[OLD]),
+        keys("both", &[NEW, OLD]),
+        keys("new", &[NEW]),
+    );
+    for place in places(directory.path()) {
+        let upstream = Script::start(PLACED).await;
+        let start = |keys: &[&str]| Gateway::start(upstream.address, &flags(&place.url, keys));
+        for (keys, key) in [(&[][..], "plain"), (&["--encryption-keys", &old], "sealed")] {
+            let gateway = start(keys);
+            assert_eq!(order(gateway.address, key).await.status, 201);
+            stop(gateway).await;
+        }
+        let gateway = start(&["--encryption-keys", &both]);
+        let admin = format!("http://{}", gateway.admin);
+        let again = [
+            "records",
+            "reencrypt",
+            "--reason",
+            "rotation",
+            "--yes",
+            "--json",
+        ];
+        let again = [&again[..], &["--admin", &admin]].concat();
+        let done = &lines(&semel(&again))[0];
+        assert_eq!(
+            (&done["records"], &done["left"]),
+            (&json!(2), &json!(null)),
+            "{}",
+            place.url
+        );
+        // Only what the audit log has of it, which was written after it was looked at, or not at all.
+        let done = &lines(&semel(&again))[0];
+        assert_eq!(done["records"], 0, "{}", place.url);
+        stop(gateway).await;
+        let gateway = start(&["--encryption-keys", &new]);
+        for key in ["plain", "sealed"] {
+            let replayed = order(gateway.address, key).await;
+            assert!(replayed.is_replay(), "{key}: {replayed:?}");
+            assert_eq!(replayed.text(), "body-of-4711");
+        }
+        let admin = format!("http://{}", gateway.admin);
+        let log = lines(&semel(&["audit", "--json", "--admin", &admin]));
+        assert_eq!(
+            (&log[1]["action"], &log[1]["result"]),
+            (&json!("reencrypt"), &json!("done"))
+        );
+        stop(gateway).await;
+    }
+}

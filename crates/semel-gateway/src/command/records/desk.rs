@@ -223,6 +223,7 @@ impl Desk {
                 let told = |records| progress(&format!("{action}: {records} records"));
                 let done = match action {
                     "erase" => operations.erase_scope(actor, order, told).await,
+                    "reencrypt" => operations.reencrypt(actor, order, told).await,
                     _ => operations.purge(actor, order, told).await,
                 };
                 progress("");

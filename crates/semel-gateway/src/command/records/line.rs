@@ -78,6 +78,7 @@ pub fn command() -> Command {
                 .arg(fence().requires("id")),
         )
         .subcommand(decision("purge", "Removes what is past its retention now, as gateways do every minute"))
+        .subcommand(decision("reencrypt", "Encrypts all answers with the first of --encryption-keys; goes on where it was broken off"))
 }
 
 /// `semel audit`.

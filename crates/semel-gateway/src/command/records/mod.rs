@@ -33,7 +33,7 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
     run(flags, async |desk| match name {
         "list" => list(desk, flags).await,
         "show" => show(desk, flags).await,
-        "purge" => many(desk, name, flags).await,
+        "purge" | "reencrypt" => many(desk, name, flags).await,
         "erase" if text(flags, "id").is_none() => many(desk, name, flags).await,
         action => act(desk, action, flags).await,
     })
@@ -311,6 +311,9 @@ async fn many(desk: &Desk, action: &str, flags: &ArgMatches) -> Outcome {
             order.scope.join(" / ")
         );
     }
+    if action == "reencrypt" {
+        what = "encrypt all answers with the key in use".to_owned();
+    }
     confirm(flags, &what, || ())?;
     let done = desk.many(action, &order).await?;
     if flags.get_flag("json") {
@@ -322,6 +325,12 @@ async fn many(desk: &Desk, action: &str, flags: &ArgMatches) -> Outcome {
             "{} records; audit entry {}",
             done.records, done.audit
         ));
+        if done.left > 0 {
+            say(format_args!(
+                "{} records in flight, unknown or released need another key still",
+                done.left
+            ));
+        }
     }
     Ok(())
 }

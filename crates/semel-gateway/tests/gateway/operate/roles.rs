@@ -64,6 +64,7 @@ async fn each_role_may_do_its_own() {
         (Method::POST, format!("records/{done}/reveal"), 2),
         (Method::POST, format!("records/{done}/erase"), 3),
         (Method::POST, "purge".to_owned(), 3),
+        (Method::POST, "reencrypt".to_owned(), 3),
         (Method::POST, "erase".to_owned(), 3),
     ] {
         let answer = ask(None, method.clone(), &path, &reason).await;
