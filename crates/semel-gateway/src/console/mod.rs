@@ -199,14 +199,15 @@ pub fn router(console: Console) -> Router {
         .route("/records/{id}/{action}", post(record::act))
         .route("/audit", get(pages::audit))
         .route("/policy", get(pages::policy))
-        .layer(middleware::from_fn_with_state(
+        .route_layer(middleware::from_fn_with_state(
             Arc::clone(&console),
             signed_in,
         ))
         .route("/sign-in", get(sign_in).post(begin))
         .route("/sign-out", post(end))
-        .layer(middleware::from_fn_with_state(Arc::clone(&console), known))
-        .layer(middleware::map_response(guarded));
+        // Not of other paths: a claim that is sent to a wrong one is no form.
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&console), known))
+        .route_layer(middleware::map_response(guarded));
     pages
         .route("/assets/{version}/{name}", get(assets::serve))
         .with_state(console)
