@@ -2,6 +2,7 @@
 //! shared: a thousand who wait for one record cost the store as much as one.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,10 @@ use parking_lot::Mutex;
 use semel::store::{Fence, Result, Waited};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{self, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// How long another's look is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often a waiter looks by itself.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +73,8 @@ pub(crate) struct Waiters {
 
 /// What those who wait for one record share.
 struct Watched {
+    /// How many there are.
+    waiters: usize,
     /// When they were woken last.
     wakes: watch::Sender<Instant>,
     looked: Arc<sync::Mutex<Option<Looked>>>,
@@ -145,9 +151,11 @@ impl Waiters {
     fn register(self: &Arc<Self>, identity: &IdentityDigest) -> Waiter {
         let mut waiting = self.waiting.lock();
         let watched = waiting.entry(*identity).or_insert_with(|| Watched {
+            waiters: 0,
             wakes: watch::Sender::new(Instant::now()),
             looked: Arc::default(),
         });
+        watched.waiters += 1;
         Waiter {
             wakes: watched.wakes.subscribe(),
             looked: Arc::clone(&watched.looked),
@@ -195,7 +203,17 @@ impl Waiter {
     where
         L: Future<Output = Result<Running>>,
     {
-        let mut latest = self.looked.lock().await;
+        // One that nobody polls any more holds up nobody for long.
+        let Ok(mut latest) = timeout(PATIENCE, self.looked.lock()).await else {
+            let begun = Instant::now();
+            let running = look().await?;
+            let ended = Instant::now();
+            return Ok(Found {
+                running,
+                begun,
+                ended,
+            });
+        };
         let is_it = |latest: &&Looked| latest.fence == fence && latest.begun >= since;
         if let Some(latest) = latest.as_ref().filter(is_it) {
             let running = match &latest.found {
@@ -233,12 +251,11 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut waiting = self.waiters.waiting.lock();
-        let last = waiting
-            .get(&self.identity)
-            // This receiver is still counted.
-            .is_some_and(|watched| watched.wakes.receiver_count() <= 1);
-        if last {
-            waiting.remove(&self.identity);
+        if let Entry::Occupied(mut watched) = waiting.entry(self.identity) {
+            watched.get_mut().waiters -= 1;
+            if watched.get().waiters == 0 {
+                watched.remove();
+            }
         }
     }
 }

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::Guard;
 use crate::store::{Claim, ClaimRequest, Nonce};
 use crate::sync::Mutex;
 use crate::{Fingerprint, Identity, IdentityDigest};
+
+/// How long another's answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The claims under way.
 pub(super) type Turns = Arc<Mutex<HashMap<IdentityDigest, Turn>>>;
@@ -26,22 +29,20 @@ pub(super) struct Turn {
 
 #[derive(Clone)]
 struct Told {
-    identity: Identity,
     claim: Claim,
     lease: Duration,
 }
 
 impl Told {
     /// What a claim under `nonce` would be answered at that moment.
-    fn to(self, nonce: Nonce) -> Again {
-        let claim = match self.claim {
+    fn to(self, nonce: Nonce) -> Claim {
+        match self.claim {
             Claim::Acquired(acquired) if acquired.token.nonce != nonce => Claim::InFlight {
                 fence: acquired.token.fence,
                 remaining: self.lease,
             },
             claim => claim,
-        };
-        Again::Told(self.identity, claim)
+        }
     }
 }
 
@@ -50,8 +51,8 @@ impl Told {
 pub enum Again {
     /// Send the claim, and [tell](Lead::tell) those who wait for its answer.
     Send(Lead),
-    /// This is the answer to another's, sent since, and the identity that it is about.
-    Told(Identity, Claim),
+    /// This is the answer to another's, sent since.
+    Told(Claim),
 }
 
 /// A claim that others may wait for. Dropped, it sends them to the store. By default nobody waits for it.
@@ -67,15 +68,12 @@ struct Leading {
 
 impl Lead {
     /// Tells the others what the store answered.
-    pub fn tell(self, identity: &Identity, claim: &Claim) {
+    pub fn tell(self, claim: &Claim) {
         // What is done about an unknown outcome is each caller's own.
         let is_own = matches!(claim, Claim::Unknown { .. });
         if let Some(leading) = self.0.as_ref().filter(|_| !is_own) {
-            leading.told.send_replace(Some(Told {
-                identity: identity.clone(),
-                claim: claim.clone(),
-                lease: leading.lease,
-            }));
+            let (claim, lease) = (claim.clone(), leading.lease);
+            leading.told.send_replace(Some(Told { claim, lease }));
         }
     }
 }
@@ -122,9 +120,10 @@ impl<S> Guard<S> {
                 }
             }
         };
-        let told = told.wait_for(Option::is_some).await;
-        match told.ok().and_then(|told| told.clone()) {
-            Some(told) => told.to(request.nonce),
+        // One that nobody polls any more holds up nobody for long.
+        let told = timeout(PATIENCE, told.wait_for(Option::is_some)).await;
+        match told.ok().and_then(|told| told.ok()?.clone()) {
+            Some(told) => Again::Told(told.to(request.nonce)),
             None => Again::Send(Lead::default()),
         }
     }
@@ -161,13 +160,13 @@ mod tests {
     async fn lead(guard: &Guard<MemoryStore>, request: &ClaimRequest, since: Instant) -> Lead {
         match guard.again(&identity(), request, since).await {
             Again::Send(lead) => lead,
-            Again::Told(_, claim) => panic!("told {claim:?}"),
+            Again::Told(claim) => panic!("told {claim:?}"),
         }
     }
 
     async fn told(guard: &Guard<MemoryStore>, request: &ClaimRequest, since: Instant) -> Claim {
         match guard.again(&identity(), request, since).await {
-            Again::Told(_, claim) => claim,
+            Again::Told(claim) => claim,
             Again::Send(_) => panic!("to claim by itself"),
         }
     }
@@ -194,7 +193,7 @@ mod tests {
         ] {
             let leads = lead(&guard, &own, since).await;
             let follows = told(&guard, &other, since);
-            let (follows, ()) = tokio::join!(follows, async { leads.tell(&identity(), &answer) });
+            let (follows, ()) = tokio::join!(follows, async { leads.tell(&answer) });
             assert_eq!(follows, others);
             assert!(guard.shared.turns.lock().is_empty());
         }
@@ -210,13 +209,15 @@ mod tests {
             let follows = lead(&guard, &own, since);
             let answers = async {
                 match answer {
-                    Some(answer) => leads.tell(&identity(), &answer),
+                    Some(answer) => leads.tell(&answer),
                     None => drop(leads),
                 }
             };
             let (_, ()) = tokio::join!(follows, answers);
         }
         let _leads = lead(&guard, &own, since).await;
+        // Nobody polls it any more.
+        drop(lead(&guard, &own, since).await);
         // For something else; and a call that began after the claim was sent.
         drop(lead(&guard, &request(b"b"), since).await);
         tokio::time::advance(LEASE).await;
