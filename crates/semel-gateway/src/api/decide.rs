@@ -211,7 +211,8 @@ pub(crate) async fn finished<T: Send + 'static>(
 }
 
 impl Api {
-    /// As long as an answer of the record's service is replayed that comes by itself.
+    /// As long as an answer of the record's service is replayed that comes by itself; of several routes,
+    /// the longest.
     pub(crate) async fn default_ttl(&self, id: &IdentityDigest) -> Duration {
         let service = match self.operations.find(id).await {
             Ok(entry) => Service::split(&entry.label.operation).1.to_owned(),
@@ -221,7 +222,8 @@ impl Api {
         let of_service = |route: &&Route| {
             route.protect && route.service.clone().unwrap_or_default().name() == service
         };
-        let route = table.config.routes.iter().find(of_service);
-        route.map_or(order::DEFAULT_TTL, |route| route.ttl)
+        let routes = table.config.routes.iter().filter(of_service);
+        let longest = routes.map(|route| route.ttl).max();
+        longest.unwrap_or(order::DEFAULT_TTL)
     }
 }

@@ -1,6 +1,7 @@
 //! What happens, as it happens: server-sent events (`text/event-stream`).
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,6 +119,8 @@ struct Listening {
 
 impl Listening {
     async fn next(&mut self) -> Option<Event> {
+        // From one event that is let through to the next.
+        let mut silence = pin!(sleep(SILENCE));
         loop {
             let heard = tokio::select! {
                 biased;
@@ -130,7 +133,7 @@ impl Listening {
                     continue;
                 }
                 heard = self.listener.next() => heard?,
-                () = sleep(SILENCE) => return Some(Event::default().comment("")),
+                () = &mut silence => return Some(Event::default().comment("")),
             };
             match heard {
                 Heard::Event(told) if !self.filter.lets_through(&told.live) => {}

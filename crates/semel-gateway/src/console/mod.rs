@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{FromRequest as _, Request, State};
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue, LOCATION, ORIGIN,
     REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
@@ -35,6 +35,7 @@ use tokio::time::{Instant, timeout};
 use crate::access::site;
 use crate::access::{Caller, Gate, Role};
 use crate::api::Api;
+use crate::claims::MAX_REQUEST;
 use crate::operations::view::Counts;
 use crate::pool::Pools;
 use crate::refused::Refused;
@@ -45,6 +46,8 @@ use session::Sessions;
 
 /// How long a form may take.
 const FORM_TIME: Duration = Duration::from_secs(30);
+/// The largest form of who is not signed in, in bytes.
+const SHORT_FORM: usize = 4 << 10;
 /// How long a count of the store's records is shown: others may look at the same time.
 const COUNT_FOR: Duration = Duration::from_secs(4);
 /// The name of a form's number.
@@ -258,8 +261,14 @@ async fn known(State(console): Shared, request: Request, next: Next) -> Response
             let why = "A page of another site sent this form. Nothing was done.";
             return console.problem(&visitor, StatusCode::FORBIDDEN, "Refused", why);
         }
-        let whole = Bytes::from_request(Request::from_parts(parts.clone(), body), &());
-        let Ok(Ok(whole)) = timeout(FORM_TIME, whole).await else {
+        // Whom nobody knows can only sign in, or out: nothing large is held for them.
+        let signs = matches!(parts.uri.path(), "/sign-in" | "/sign-out");
+        let most = match (&visitor.caller, signs) {
+            (Some(_), _) => MAX_REQUEST,
+            (None, true) => SHORT_FORM,
+            (None, false) => return next.run(Request::from_parts(parts, body)).await,
+        };
+        let Ok(Ok(whole)) = timeout(FORM_TIME, to_bytes(body, most)).await else {
             let why = "The form is larger than 2 MiB, or did not come whole. Nothing was done.";
             return console.problem(
                 &visitor,

@@ -478,7 +478,7 @@ pub(super) async fn find(
                 scope: (!scope.is_empty()).then_some(scope),
                 key: form.get("key").to_owned(),
             };
-            console.api.operations.name(&lookup).await
+            console.api.operations.name(&lookup)
         }
     };
     match or_problem(&console, &visitor, id) {

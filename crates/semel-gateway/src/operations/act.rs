@@ -190,7 +190,11 @@ impl<S: Store + Clone> Operations<S> {
         let begun = self.enter(intent).await?;
         let done = insist(|| self.store.resolve(id, &resolution)).await;
         let refused = match done {
-            Ok(Fenced::Applied) if name == "erase" => self.clean_files().await.err(),
+            Ok(Fenced::Applied) if name == "erase" => self.clean_files().await.err().map(|why| {
+                let why =
+                    format!("it is erased, and its bytes may still be in the store's files: {why}");
+                Refused::new(Code::ActionUnknown, why)
+            }),
             Ok(Fenced::Applied) => None,
             Ok(Fenced::Refused(refusal)) => Some(of_refusal(refusal)),
             Err(error) => Some(of_store(error)),
