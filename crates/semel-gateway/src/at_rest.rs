@@ -89,22 +89,20 @@ impl Ready {
 
     /// What holds, as sentences.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let list = |names: &mut dyn Iterator<Item = String>| {
-            let first = names.next().unwrap_or_default();
-            let others: Vec<String> = names.map(|name| format!("`{name}`")).collect();
-            match others.is_empty() {
-                true => format!("`{first}`"),
-                false => format!("`{first}`; {} too are read", others.join(", ")),
-            }
-        };
         let keys = self.keys.as_ref().map(|keys| {
-            let names = list(&mut keys.names().map(|name| name.to_string()));
-            format!("answers are encrypted with the key {names}")
+            let mut names = keys.names().map(|name| format!("`{name}`"));
+            let first = names.next().unwrap_or_default();
+            let others = names.collect::<Vec<_>>().join(", ");
+            let too = match others.is_empty() {
+                true => String::new(),
+                false => format!("; {others} too are read"),
+            };
+            format!("answers are encrypted with the key {first}{too}")
         });
-        let secrets = self.secrets.as_ref().map(|secrets| {
-            let names = list(&mut secrets.names().map(|name| name.to_string()));
-            format!("identities are under the secret {names}")
-        });
+        let secrets = self
+            .secrets
+            .as_ref()
+            .map(|secrets| format!("identities are under the secret `{}`", secrets.name()));
         keys.into_iter().chain(secrets).collect()
     }
 }

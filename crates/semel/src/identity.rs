@@ -92,15 +92,12 @@ impl fmt::Debug for IdentityDigest {
 #[derive(Clone)]
 pub struct Identity {
     parts: Arc<Parts>,
-    // Under which of the secrets.
-    nth: usize,
     // A store that seals keeps the start of the key elsewhere.
     has_hint: bool,
 }
 
 struct Parts {
-    // As it is named under each secret.
-    digests: [IdentityDigest; 2],
+    digest: IdentityDigest,
     secrets: Option<Secrets>,
     // Of scope, operation and key together: stores that count bytes need not walk them.
     len: usize,
@@ -113,7 +110,7 @@ impl Identity {
     /// The identity of `key`, used for `operation` within `scope`.
     pub fn new(scope: Scope, operation: &str, key: Key) -> Self {
         let digest = digest_of(&scope, operation, &key);
-        Self::of([digest; 2], None, scope, operation, key)
+        Self::of(digest, None, scope, operation, key)
     }
 
     /// The same under `secrets`: what a store, a log or an upstream sees of it, and of the
@@ -135,13 +132,12 @@ impl Identity {
             return Self::new(scope, operation, key);
         };
         let plain = digest_of(&scope, operation, &key);
-        let digest = |nth| secrets.digest(nth, plain.as_bytes()).unwrap_or(plain);
-        let digests = [digest(0), digest(1)];
-        Self::of(digests, Some(secrets.clone()), scope, operation, key)
+        let digest = secrets.digest(plain.as_bytes());
+        Self::of(digest, Some(secrets.clone()), scope, operation, key)
     }
 
     fn of(
-        digests: [IdentityDigest; 2],
+        digest: IdentityDigest,
         secrets: Option<Secrets>,
         scope: Scope,
         operation: &str,
@@ -149,7 +145,7 @@ impl Identity {
     ) -> Self {
         let names: usize = scope.segments().map(str::len).sum();
         let parts = Parts {
-            digests,
+            digest,
             secrets,
             len: names + operation.len() + key.as_str().len(),
             scope,
@@ -158,32 +154,21 @@ impl Identity {
         };
         Self {
             parts: Arc::new(parts),
-            nth: 0,
             has_hint: true,
         }
-    }
-
-    /// The same under the other secret, where there are two.
-    pub fn other(&self) -> Option<Self> {
-        let secrets = self.parts.secrets.as_ref()?;
-        let other = Self {
-            nth: 1 - self.nth,
-            ..self.clone()
-        };
-        (secrets.names().len() > 1).then_some(other)
     }
 
     /// A fingerprint as it is kept under this identity.
     pub fn fingerprint(&self, plain: Fingerprint) -> Fingerprint {
         match &self.parts.secrets {
-            Some(secrets) => secrets.fingerprint(self.nth, plain),
+            Some(secrets) => secrets.fingerprint(plain),
             None => plain,
         }
     }
 
     /// What a store looks up.
     pub fn digest(&self) -> &IdentityDigest {
-        &self.parts.digests[self.nth]
+        &self.parts.digest
     }
 
     /// What a store keeps of the key: its [`hint`](Key::hint), or nothing.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use semel::guard::{Again, Guard, Lead, Seen, Signal};
 use semel::store::{Acquired, Claim, Entry, Fenced, Store as _, StoreExt as _};
-use semel::{AnyStore, Backoff, Identity, Progress, StoreErrorKind};
+use semel::{AnyStore, Backoff, Progress, StoreErrorKind};
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, sleep};
 
@@ -44,17 +44,22 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         seen.waited = Some(since.elapsed());
         seen
     };
+    let id = identity.digest().to_string();
+    let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
+        guard.tell(&seen(signal));
+        Refused::of_layer(code, detail).with("id", id.clone())
+    };
     loop {
         let again = match has_waited {
             true => guard.again(identity, &asked.request, since).await,
             false => Again::Send(Lead::default()),
         };
-        let (identity, answer) = match again {
-            Again::Told(identity, answer) => (identity, answer),
+        let answer = match again {
+            Again::Told(answer) => answer,
             Again::Send(lead) => {
                 in_doubt.is_doubtful = true;
                 let answer = guard.claim(identity, &asked.request).await;
-                let (identity, answer) = answer.inspect_err(|error| {
+                let answer = answer.inspect_err(|error| {
                     in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
                     guard.tell(&seen(match error.kind() {
                         StoreErrorKind::Capacity => Signal::Capacity,
@@ -62,14 +67,9 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                     }));
                 })?;
                 in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
-                lead.tell(&identity, &answer);
-                (identity, answer)
+                lead.tell(&answer);
+                answer
             }
-        };
-        let id = identity.digest().to_string();
-        let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
-            guard.tell(&seen(signal));
-            Refused::of_layer(code, detail).with("id", id.clone())
         };
         let refused = match answer {
             Claim::Acquired(acquired) => {
@@ -81,8 +81,7 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                         continue;
                     }
                 }
-                let made = steps(guard, asked, &identity, &acquired).await?;
-                let made = acquired_by(asked, &identity, &acquired, &made)?;
+                let made = acquired_by(asked, &acquired, &steps(guard, asked, &acquired).await?)?;
                 in_doubt.is_doubtful = false;
                 let mut seen = seen(match acquired.attempt {
                     1 => Signal::New,
@@ -152,20 +151,18 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
 async fn steps(
     guard: &Guard<AnyStore>,
     asked: &Asked,
-    identity: &Identity,
     acquired: &Acquired,
 ) -> Result<Progress, Refused> {
     if acquired.attempt == 1 && !asked.is_repeatable {
         return Ok(Progress::EMPTY);
     }
-    let entry = guard.store().get(identity.digest()).await?;
+    let entry = guard.store().get(asked.identity.digest()).await?;
     let ours = entry.filter(|Entry { record, .. }| record.token == acquired.token);
     Ok(ours.map_or(Progress::EMPTY, |entry| entry.record.progress))
 }
 
 fn acquired_by(
     asked: &Asked,
-    identity: &Identity,
     acquired: &Acquired,
     steps: &Progress,
 ) -> Result<wire::Acquired, Refused> {
@@ -175,7 +172,7 @@ fn acquired_by(
         retention: asked.retention,
     };
     Ok(wire::Acquired {
-        id: identity.digest().to_string(),
+        id: asked.identity.digest().to_string(),
         token: held.to_text(),
         fence: acquired.token.fence.0,
         attempt: acquired.attempt,
@@ -199,30 +196,21 @@ impl Drop for InDoubt<'_> {
             return;
         }
         let guard = self.claims.guard.clone();
-        let nonce = self.asked.request.nonce;
-        let identity = self.asked.identity.clone();
-        let names = [Some(identity.clone()), identity.other()];
+        let (digest, nonce) = (*self.asked.identity.digest(), self.asked.request.nonce);
         let stopping = until_stopping(self.claims.stopping.clone());
         let give_back = async move {
             let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
             let mut is_last_look = false;
             loop {
                 let store = guard.store();
-                let mut given_back = Ok(is_last_look);
-                for digest in names.iter().flatten().map(|name| *name.digest()) {
-                    let found = match store.get(&digest).await {
-                        Ok(Some(entry)) if entry.record.token.nonce == nonce => {
-                            let token = entry.record.token;
-                            store.abandon(&digest, &token).await.map(|_| true)
-                        }
-                        Ok(_) => Ok(false),
-                        Err(error) => Err(error),
-                    };
-                    given_back = match (given_back, found) {
-                        (Ok(before), Ok(found)) => Ok(before || found),
-                        (Err(error), _) | (_, Err(error)) => Err(error),
-                    };
-                }
+                let given_back = match store.get(&digest).await {
+                    Ok(Some(entry)) if entry.record.token.nonce == nonce => {
+                        let token = entry.record.token;
+                        store.abandon(&digest, &token).await.map(|_| true)
+                    }
+                    Ok(_) => Ok(is_last_look),
+                    Err(error) => Err(error),
+                };
                 match given_back {
                     Ok(true) => break,
                     Ok(false) => {

@@ -27,6 +27,7 @@ use crate::access::{self, Caller};
 use crate::audit;
 use crate::exchange::{Given, Id, Told};
 use crate::openapi::{ClaimProblems, RecordProblems, TokenProblems};
+use crate::reconcile;
 use crate::refused::{Code, Refused};
 
 /// How often a step is kept again, when others are kept at the same time.
@@ -59,10 +60,7 @@ pub(super) async fn claim(
     // It may be large, and the wait long.
     drop(request);
     if !caller.may_claim_all() {
-        let names = [Some(asked.identity.clone()), asked.identity.other()];
-        for identity in names.iter().flatten() {
-            claims.remember(identity.digest(), identity.operation());
-        }
+        claims.remember(asked.identity.digest(), asked.identity.operation());
     }
     Ok(match claim::make(&claims, &asked).await? {
         Made::Acquired(acquired) => Ok(Told(StatusCode::CREATED, acquired)),
@@ -108,7 +106,10 @@ pub(super) async fn show(
         expires_at: is_final.then(|| time(record.expires_at)),
         steps: body::steps(&record.progress)?,
         outcome: match &record.state {
-            semel::State::Completed(outcome) => Some(body::shown(outcome)),
+            // Answers to requests are for their clients; whoever else sees one is in the audit log.
+            semel::State::Completed(outcome) if operation != reconcile::OPERATION => {
+                Some(body::shown(outcome))
+            }
             _ => None,
         },
     };

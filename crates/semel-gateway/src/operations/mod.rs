@@ -93,9 +93,16 @@ impl<S: Store + Clone> Operations<S> {
         self
     }
 
-    /// Whether these actions have to be confirmed.
+    /// Whether these actions have to be confirmed. Either of `resolve` and `release` gives a key back:
+    /// who has to confirm the one confirms both.
     pub fn needs_two(&self, family: &str) -> bool {
-        self.four_eyes.iter().any(|action| action == family)
+        let also = match family {
+            "resolve" => "release",
+            "release" => "resolve",
+            family => family,
+        };
+        let mut four_eyes = self.four_eyes.iter();
+        four_eyes.any(|action| action == family || action == also)
     }
 
     /// The log of what was done.
@@ -124,33 +131,20 @@ impl<S: Store + Clone> Operations<S> {
         })
     }
 
-    /// The record of a key, under whichever secret.
+    /// The record of a key.
     ///
     /// # Errors
     /// What cannot be part of an identity, [`Code::NoRecord`], or the store's.
     pub async fn look_up(&self, lookup: &Lookup) -> Result<Entry, Refused> {
-        self.find(&self.name(lookup).await?).await
+        self.find(&self.name(lookup)?).await
     }
 
     /// The name of that record.
     ///
     /// # Errors
-    /// What cannot be part of an identity, or the store's.
-    pub async fn name(&self, lookup: &Lookup) -> Result<IdentityDigest, Refused> {
-        let identity = lookup.identity(self.secrets.as_ref())?;
-        Ok(match identity.other() {
-            Some(other)
-                if self
-                    .store
-                    .get(identity.digest())
-                    .await
-                    .map_err(of_store)?
-                    .is_none() =>
-            {
-                *other.digest()
-            }
-            _ => *identity.digest(),
-        })
+    /// What cannot be part of an identity.
+    pub fn name(&self, lookup: &Lookup) -> Result<IdentityDigest, Refused> {
+        Ok(*lookup.identity(self.secrets.as_ref())?.digest())
     }
 
     /// All that is known of a record.

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::attempt::Claimed;
 use super::lease::later;
 use super::settle::{PATIENCE, in_runtime};
-use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Signal};
+use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Claim, ClaimRequest, Entry, Fence, Nonce, OnLost, Store};
 use crate::{Identity, Outcome, StoreError, StoreErrorKind};
@@ -108,8 +108,8 @@ impl<S: Store> Guard<S> {
                 true => claim.send_again(since).await,
                 false => claim.send().await,
             };
-            let (identity, answer) = match answer {
-                Ok((identity, answer)) => (&identity.clone(), answer),
+            let answer = match answer {
+                Ok(answer) => answer,
                 Err(error)
                     if policy.on_store_error == OnStoreError::FailOpen && is_down(&error) =>
                 {
@@ -151,9 +151,7 @@ impl<S: Store> Guard<S> {
                 }
                 Claim::Unknown { fence } => {
                     // Each attempt is looked into once: the answer may be that nobody knows.
-                    if asked_about.replace(fence) != Some(fence)
-                        && claim.look_into(identity, fence).await?
-                    {
+                    if asked_about.replace(fence) != Some(fence) && claim.look_into(fence).await? {
                         continue;
                     }
                     (Signal::Unknown, Some(fence), Begin::Unknown)
@@ -186,7 +184,7 @@ struct InDoubt<'a, S: Store> {
 impl<S: Store> InDoubt<'_, S> {
     /// Sends the claim, and again under the same nonce while the store does not answer: if the first
     /// one arrived, the second is told that it won.
-    async fn send(&mut self) -> Result<(Identity, Claim), StoreError> {
+    async fn send(&mut self) -> Result<Claim, StoreError> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(60));
         let mut retries = CLAIM_RETRIES;
         loop {
@@ -211,29 +209,29 @@ impl<S: Store> InDoubt<'_, S> {
     }
 
     /// Sends the claim, unless another that waited for the same attempt does.
-    async fn send_again(&mut self, since: Instant) -> Result<(Identity, Claim), StoreError> {
+    async fn send_again(&mut self, since: Instant) -> Result<Claim, StoreError> {
         match self.guard.again(self.identity, &self.request, since).await {
-            Again::Told(identity, claim) => Ok((identity, claim)),
+            Again::Told(claim) => Ok(claim),
             Again::Send(lead) => {
-                let (identity, claim) = self.send().await?;
-                lead.tell(&identity, &claim);
-                Ok((identity, claim))
+                let claim = self.send().await?;
+                lead.tell(&claim);
+                Ok(claim)
             }
         }
     }
 
     /// Whether another claim is worth it after an attempt of unknown outcome.
-    async fn look_into(&mut self, identity: &Identity, fence: Fence) -> Result<bool, StoreError> {
+    async fn look_into(&mut self, fence: Fence) -> Result<bool, StoreError> {
         let (guard, asked) = (self.guard, self.asked);
         if self.request.on_lost == OnLost::Reconcile {
-            return Ok(guard.reconcile(asked, identity, fence).await);
+            return Ok(guard.reconcile(asked, self.identity, fence).await);
         }
         if guard.policy.on_lost.is_some() || asked.effects != Effects::Offered {
             return Ok(false);
         }
         // The mark was kept before the transaction was begun. What was said to be unknown, and not
         // found so after its lease, is unknown for all that.
-        let entry = guard.store().get(identity.digest()).await?;
+        let entry = guard.store().get(self.identity.digest()).await?;
         let is_lost = entry.is_some_and(|Entry { record, .. }| {
             record.progress.is_in_transaction() && record.settled_at >= Some(record.lease_until)
         });
@@ -252,26 +250,18 @@ impl<S: Store> Drop for InDoubt<'_, S> {
         let (guard, asked, nonce) = (self.guard.clone(), self.asked.clone(), self.request.nonce);
         let identity = self.identity.clone();
         self.guard.pursue(async move {
-            let store = guard.store();
+            let (store, digest) = (guard.store(), *identity.digest());
             let signal = |signal| guard.tell(&Seen::of(&identity, signal));
-            let mut names = vec![identity.clone()];
-            names.extend(identity.other());
-            let mut is_found = false;
             for is_first_look in [true, false] {
-                for digest in names.iter().map(|identity| *identity.digest()) {
-                    let sent = Instant::now();
-                    let found = guard
-                        .ask_until(guard.drained(&signal), &signal, || store.get(&digest))
-                        .await?;
-                    if let Some(entry) = found.filter(|entry| entry.record.token.nonce == nonce) {
-                        let acquired = Some(entry.record.acquired());
-                        let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
-                        let _: Settled = Held::new(Arc::new(claimed)).release().await?;
-                        is_found = true;
-                    }
-                }
-                if is_found {
-                    break;
+                let sent = Instant::now();
+                let found = guard
+                    .ask_until(guard.drained(&signal), &signal, || store.get(&digest))
+                    .await?;
+                if let Some(entry) = found.filter(|entry| entry.record.token.nonce == nonce) {
+                    let acquired = Some(entry.record.acquired());
+                    let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
+                    let released = Held::new(Arc::new(claimed)).release().await;
+                    return released.map(drop);
                 }
                 // What is still on its way may arrive after the first look.
                 if is_first_look {
