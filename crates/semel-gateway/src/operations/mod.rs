@@ -134,7 +134,7 @@ impl<S: Store + Clone> Operations<S> {
     /// The record of a key.
     ///
     /// # Errors
-    /// What cannot be part of an identity, [`Code::NoRecord`], or the store's.
+    /// What cannot be part of an identity, `no-record`, or the store's.
     pub async fn look_up(&self, lookup: &Lookup) -> Result<Entry, Refused> {
         self.find(&self.name(lookup)?).await
     }
