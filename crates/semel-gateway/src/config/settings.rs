@@ -179,7 +179,7 @@ pub const SETTINGS: [Setting; 62] = [
         "identity-keys",
         "SOURCE",
         None,
-        "The secrets that keys and bodies are digested with, likewise: one, or two while they are rotated",
+        "The secret that keys and bodies are digested with, likewise, in one line",
     ),
     setting(
         "service",

@@ -60,7 +60,7 @@ pub const SETTINGS: &[Setting] = &[
         "identity-keys",
         "SOURCE",
         None,
-        "With --store: the secrets that keys in it are digested with, likewise",
+        "With --store: the secret that keys in it are digested with, likewise",
     ),
     setting(
         "gateway",
