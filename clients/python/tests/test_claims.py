@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import json
 import pickle
 import ssl
 import threading
@@ -22,6 +23,7 @@ from harness import Answer, Certificates, Gateway, Network, Request, eventually,
 from semel import _claims, _flow
 
 UPSTREAM = "http://127.0.0.1:9"
+OMITTED = json_answer({"state": "completed", "omitted": True})
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +159,7 @@ def test_an_error_before_the_effect_lets_the_next_call_run(client: semel.Client,
     assert client.run("divide", key, lambda attempt: attempt.attempt) == 3
 
 
-@pytest.mark.parametrize("result", [object(), float("nan"), {1: object()}])
+@pytest.mark.parametrize("result", [object(), float("nan"), {1: object()}, "\ud800"])
 def test_a_result_that_cannot_be_told_is_no_error_before_the_effect(
     client: semel.Client, key: str, result: Any
 ) -> None:
@@ -241,6 +243,45 @@ def test_a_client_that_closes_renews_no_more(gateway: Gateway, key: str) -> None
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_a_result_that_is_too_large_is_omitted_for_everybody(client: semel.Client, key: str) -> None:
+    ran = []
+
+    def export(attempt: semel.Attempt) -> bytes:
+        ran.append(attempt.attempt)
+        return bytes(2 << 20)
+
+    for _ in range(2):
+        with pytest.raises(semel.ResultOmitted):
+            client.run("export", key, export, on_lost="retry")
+    assert ran == [1]
+
+
+# A proxy in front of the gateway, which takes less; and a store.
+@pytest.mark.parametrize("taken", [Answer(413, b"<html>"), OMITTED])
+def test_so_is_one_that_others_do_not_take(key: str, taken: Answer) -> None:
+    claimed = {"id": "7" * 64, "token": "t", "fence": 1, "attempt": 1, "since": 1, "lease_ms": 60_000}
+
+    def answer(request: Request) -> Answer:
+        if request.path == "/v1/claims":
+            return json_answer({**claimed, "steps": []}, 201)
+        return OMITTED if json.loads(request.body)["outcome"]["kind"] == "omitted" else taken
+
+    with service(answer) as url, semel.Client(url) as client, pytest.raises(semel.ResultOmitted):
+        client.run("export", key, lambda _: 1)
+
+
+def test_a_completion_that_is_refused_leaves_it_unknown(client: semel.Client, key: str) -> None:
+    with client.claim("charge", key) as attempt:
+        with pytest.raises(semel.NotRecorded, match="the work ran") as lost:
+            attempt.complete(ttl="soon")
+        assert isinstance(lost.value.__cause__, semel.Refused)
+        with pytest.raises(semel.OutcomeUnknown):
+            client.claim("charge", key)
+        # Whoever can mend it still can record it.
+        attempt.complete("in the end")
+    assert client.claim("charge", key).result() == "in the end"
+
+
 def test_steps_run_one_after_the_other(gateway: Gateway, client: semel.Client, key: str) -> None:
     with client.claim("settle", key, in_steps=True) as attempt:
         with pytest.raises(RuntimeError, match="'b' has to wait"):
@@ -267,6 +308,18 @@ def test_patience_begins_when_the_wait_is_over(monkeypatch: pytest.MonkeyPatch, 
     assert isinstance(next(flow), _claims.Send)
     now = 20.0
     assert isinstance(flow.throw(httpx.ReadError("broken")), _flow.Pause)
+
+
+def test_a_claim_that_is_sent_again_waits_for_what_is_left(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    flow = _claims.claim(_claims.Claim("wait", key, wait=600), patience=60)
+    first = next(flow)
+    assert (first.body["wait"], first.timeout) == ("600000ms", 610)
+    now = 590.0
+    assert isinstance(flow.throw(httpx.ReadError("broken")), _flow.Pause)
+    again = next(flow)
+    assert (again.body["wait"], again.timeout) == ("10000ms", 20)
 
 
 def test_errors_can_be_pickled() -> None:
@@ -479,10 +532,35 @@ def test_but_not_what_may_have_been_begun(gateway: Gateway, client: semel.Client
         with pytest.raises(semel.InFlight):
             client.claim("cancelled", key)
         attempt.mark_unknown()
-    # A lost attempt that was taken over is lost again.
+    # A lost attempt that was taken over is left to its lease.
     cancel_while_the_answer_is_lost(gateway, key, on_lost="retry")
-    with pytest.raises(semel.OutcomeUnknown):
+    with pytest.raises(semel.InFlight):
         client.claim("cancelled", key)
+
+
+def interrupt(gateway: Gateway, key: str, times: int, **options: Any) -> int:
+    """A claim whose answers, so many of them, end in a Ctrl-C. Says how many calls were made."""
+    calls = []
+
+    def interrupted(response: httpx.Response) -> None:
+        calls.append(response.url)
+        if len(calls) <= times:
+            raise KeyboardInterrupt
+
+    with httpx.Client(event_hooks={"response": [interrupted]}) as http, pytest.raises(KeyboardInterrupt):
+        semel.Client(gateway.admin, http=http).claim("interrupted", key, lease=3600, **options)
+    return len(calls)
+
+
+def test_a_claim_that_was_interrupted_is_given_back(gateway: Gateway, client: semel.Client, key: str) -> None:
+    assert interrupt(gateway, key, 1) == 3
+    assert client.run("interrupted", key, lambda attempt: attempt.attempt) == 2
+    # Not after a second Ctrl-C; and not what may have been begun.
+    assert interrupt(gateway, key + "2", 2) == 2
+    assert interrupt(gateway, key + "3", 1, nonce=uuid.uuid4().hex) == 1
+    for kept in (key + "2", key + "3"):
+        with pytest.raises(semel.InFlight):
+            client.claim("interrupted", kept)
 
 
 def test_steps_are_given_back_with_their_keys(gateway: Gateway, client: semel.Client, key: str) -> None:
@@ -582,3 +660,7 @@ def test_who_has_no_right_is_refused(key: str, tmp_path: Any) -> None:
             with pytest.raises(semel.Refused) as refused:
                 client.claim("charge", key)
             assert (refused.value.status, refused.value.code) == (403, "forbidden")
+            attempt = client.claim("close-day", key + "2")
+            client._headers = {}
+            with pytest.raises(semel.NotRecorded, match="unauthorized"):
+                attempt.complete()

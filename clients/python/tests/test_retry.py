@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 import requests
@@ -178,6 +179,13 @@ def test_no_answer_in_time_is_unsettled(by: Callable[[Rules], Send]) -> None:
     assert len(script.asked) > 1
 
 
+def test_so_is_a_refusal_that_cannot_be_read(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(504, b"no gzip", {"content-encoding": "gzip"}))
+    with service(script.answer) as url, pytest.raises(semel.Unsettled) as unsettled:
+        by(quick(patience=0.3))("POST", url, headers={"idempotency-key": "mine"})
+    assert unsettled.value.key == "mine"
+
+
 def test_a_refusal_after_a_lost_try_is_unsettled(by: Callable[[Rules], Send]) -> None:
     script = Script(Answer(cut=True), Answer(401))
     with service(script.answer) as url, pytest.raises(semel.Unsettled) as unsettled:
@@ -282,6 +290,39 @@ def test_a_long_answer_without_a_length_comes_whole(by: Callable[[Rules], Send])
     with service(script.answer) as url:
         assert by(quick())("POST", url).content == body
     assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_is_handed_on_has_the_timeout_of_its_caller(
+    by: Callable[[Rules], Send], is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ahead = time.monotonic, 0.0
+    monkeypatch.setattr("time.monotonic", lambda: real() + ahead)
+    waits: list[float | None] = []
+    for where, name in [(anyio, "fail_after"), (socket.socket, "settimeout")]:
+        monkeypatch.setattr(where, name, noting(waits, getattr(where, name)))
+    script = Script(Answer(503), Answer(201, bytes(2 << 20), chunked=is_read))
+
+    def answer(request: Request) -> Answer:
+        nonlocal ahead
+        # The first try takes most of the patience.
+        ahead = 40.0
+        return script.answer(request)
+
+    with service(answer) as url:
+        assert len(by(quick(patience=60))("POST", url, timeout=600).content) == 2 << 20
+    assert len(script.asked) == 2
+    # No longer than the patience, where it may have been one to hold.
+    assert waits[-1] == (60 if is_read else 600)
+    assert any(wait is not None and wait <= 20 for wait in waits)
+
+
+def noting(waits: list[float | None], call: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*given: Any) -> Any:
+        waits.append(given[-1])
+        return call(*given)
+
+    return noted
 
 
 def test_a_long_answer_can_be_read_as_a_file() -> None:

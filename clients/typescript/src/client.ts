@@ -1,12 +1,15 @@
 import {
   Failed,
   InFlight,
+  NotRecorded,
+  Problem,
   ResultOmitted,
   SemelError,
   Stale,
   StepsChanged,
   Unsettled,
   Untrusted,
+  isMembers,
   problem,
 } from './errors.js';
 import { bytesOf, isUnsent, isUntrusted } from './network.js';
@@ -65,6 +68,13 @@ interface WireOutcome {
   base64?: string;
 }
 
+interface CallOptions {
+  timeout?: number;
+  /** What waits at the gateway waits until then, however often it is sent. */
+  waitUntil?: number;
+  signal?: AbortSignal | undefined;
+}
+
 interface Acquired {
   id: string;
   token: string;
@@ -92,6 +102,9 @@ const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 5_000;
 // For how long a claim that nobody waits for any more is sent again to be given back.
 const GIVE_BACK = 5_000;
+// The API takes 2 MiB with all that is in a request. Refusing a longer one it closes the connection, and the
+// refusal may be lost with it.
+const LONGEST_OUTCOME = (2 << 20) - 1024;
 // No store keeps an outcome of more than 32 MiB; as JSON it is longer.
 const LONGEST_ANSWER = 64 << 20;
 // Nothing is known of the call after these; others are the answer to it.
@@ -143,11 +156,11 @@ export class Client {
 
     const waitedOut = now() + (options.wait ?? 0);
     for (;;) {
-      const wait = Math.min(Math.max(waitedOut - now(), 0), LONGEST_WAIT);
-      body['wait'] = duration(wait);
       const sent = now();
+      const wait = Math.min(Math.max(waitedOut - sent, 0), LONGEST_WAIT);
+      const how = { waitUntil: sent + wait, signal };
       try {
-        const claimed = (await this.call('/v1/claims', body, wait + this.patience, wait + TIMEOUT, signal)) as Claimed;
+        const claimed = (await this.call('/v1/claims', body, wait + this.patience, how)) as Claimed;
         return new Attempt(this, claimed, sent, options);
       } catch (error) {
         if (error instanceof Unsettled) error.nonce = nonce;
@@ -166,13 +179,12 @@ export class Client {
   /** After a claim that nobody waits for any more: if it was made, it is found by its nonce, and ended. */
   async #giveBack(body: object, { inSteps, onLost }: ClaimOptions): Promise<void> {
     // `hold`: no attempt that was lost is taken over for this.
-    const again = { ...body, wait: '0ms', on_lost: 'hold' };
-    const claimed = (await this.call('/v1/claims', again, GIVE_BACK)) as Claimed;
+    const claimed = (await this.call('/v1/claims', { ...body, on_lost: 'hold' }, GIVE_BACK)) as Claimed;
     if ('outcome' in claimed) return;
-    // It may have taken over a lost one, whose effect nobody knows.
-    const verb = claimed.attempt > 1 && onLost === 'retry' && !inSteps ? 'unknown' : 'abandon';
-    const how = verb === 'abandon' ? release(inSteps) : {};
-    await this.call(`/v1/claims/${claimed.id}/${verb}`, { token: claimed.token, ...how }, GIVE_BACK);
+    // It may have taken over a lost one, whose effect nobody knows, or follow one that was abandoned, which is
+    // no case for operators. It is left to its lease: then the next claim takes it over.
+    if (claimed.attempt > 1 && onLost === 'retry' && !inSteps) return;
+    await this.call(`/v1/claims/${claimed.id}/abandon`, { token: claimed.token, ...release(inSteps) }, GIVE_BACK);
   }
 
   /** Runs `work` unless it has run before. Gives the result that is recorded. */
@@ -184,14 +196,12 @@ export class Client {
   ): Promise<R> {
     const attempt = await this.claim(operation, key, options);
     if (!attempt.outcome) {
-      let result: R;
       try {
-        result = await work(attempt);
+        await attempt.complete(await work(attempt));
       } catch (error) {
         await attempt.end(error);
         throw error;
       }
-      await attempt.complete(result);
     }
     return attempt.result() as R;
   }
@@ -202,18 +212,18 @@ export class Client {
    */
   async call(
     path: string,
-    body: unknown,
+    body: object,
     patience: number,
-    timeout: number = TIMEOUT,
-    signal?: AbortSignal,
-  ): Promise<unknown> {
+    { timeout = TIMEOUT, waitUntil, signal }: CallOptions = {},
+  ): Promise<Record<string, unknown>> {
     const end = now() + patience;
-    const sent = JSON.stringify(body);
     // An earlier try may have been carried out.
     let lost = false;
     for (let longest = FIRST_PAUSE; ; longest = Math.min(longest * 2, LONGEST_PAUSE)) {
       let pause = Math.random() * longest;
       let cause: unknown;
+      const wait = waitUntil && Math.max(waitUntil - now(), 0);
+      const sent = JSON.stringify({ ...body, wait: wait === undefined ? undefined : duration(wait) });
       try {
         const response = await this.#fetch(this.#url + path, {
           method: 'POST',
@@ -221,18 +231,18 @@ export class Client {
           body: sent,
           // What answers there is not the claim API.
           redirect: 'manual',
-          signal: within(timeout, signal),
+          signal: within(timeout + (wait ?? 0), signal),
         });
         // A body that breaks off is asked for again, whatever its status.
         const bytes = await bytesOf(response, LONGEST_ANSWER);
         if (!bytes) throw new Unsettled(`${path}: an answer of more than ${LONGEST_ANSWER >> 20} MiB`);
         const answer = parsed(new TextDecoder().decode(bytes));
-        if (response.ok && answer !== undefined) return answer;
+        if ([200, 201].includes(response.status) && isMembers(answer)) return answer;
         const refusal = problem(response.status, answer);
         const after = /^\d+$/.exec(response.headers.get('retry-after') ?? '');
         const asked = after ? Number(after[0]) * 1000 : 0;
         if (refusal instanceof InFlight) refusal.retryAfter = asked;
-        if (!response.ok && !TEMPORARY.has(response.status)) throw refusal;
+        if (!TEMPORARY.has(response.status)) throw refusal;
         pause += asked;
         lost = true;
         cause = refusal;
@@ -268,6 +278,8 @@ export class Attempt implements AsyncDisposable {
   // Somebody was told how it ended, or is being told: leaving the block changes nothing.
   #ended: boolean;
   #stopped = false;
+  // There is a result.
+  #worked = false;
 
   /** @internal */
   constructor(client: Client, claimed: Claimed, sent: number, options: ClaimOptions) {
@@ -348,11 +360,28 @@ export class Attempt implements AsyncDisposable {
 
   /** Records the result, for everybody. */
   async complete(value?: unknown, { failed = false, code = 0, ttl }: CompleteOptions = {}): Promise<void> {
-    const outcome: Outcome = { kind: failed ? 'failure' : 'success', value, code };
-    const body: Record<string, unknown> = { outcome: toWire(outcome) };
-    if (ttl !== undefined) body['ttl'] = duration(ttl);
-    await this.#settle('complete', body);
-    this.outcome = asKept(outcome);
+    this.#worked = true;
+    const kept = asKept({ kind: failed ? 'failure' : 'success', value, code });
+    const how = { ttl: ttl === undefined ? undefined : duration(ttl) };
+    this.outcome = await this.#end(() => this.#record(kept, how));
+  }
+
+  /** Gives the outcome back as every replay will show it. */
+  async #record(kept: Outcome, how: object): Promise<Outcome> {
+    const omitted = withoutValue(kept);
+    try {
+      const answer = await this.#tell('complete', { outcome: toWire(kept), ...how }).catch((refused: unknown) => {
+        // It is too long for a proxy in front of the gateway.
+        if (!(refused instanceof Problem && refused.status === 413)) throw refused;
+        return this.#tell('complete', { outcome: toWire(omitted), ...how });
+      });
+      return answer['omitted'] ? omitted : kept;
+    } catch (refused) {
+      const isRefusal = refused instanceof Problem || refused instanceof Untrusted;
+      if (!isRefusal || refused instanceof Stale) throw refused;
+      await this.#tell('unknown', {}, 0).catch(() => undefined);
+      throw new NotRecorded(`the work ran, and recording it was refused: ${refused.message}`, { cause: refused });
+    }
   }
 
   /** Gives the key back: nothing happened, beyond the finished steps. */
@@ -375,28 +404,33 @@ export class Attempt implements AsyncDisposable {
    */
   async end(error: unknown): Promise<void> {
     if (this.#ended) return;
-    if (error instanceof Failed) return this.complete(error.result, { failed: true });
-    const { inSteps, onError = inSteps ? 'abandon' : 'unknown' } = this.#options;
     try {
-      const verdict = error === undefined ? 'unknown' : typeof onError === 'function' ? onError(error) : onError;
-      if (verdict === 'abandon') await this.abandon();
+      if (error instanceof Failed) await this.complete(error.result, { failed: true });
+      else if (this.#verdict(error) === 'abandon') await this.abandon();
       // Once: that nobody renews the lease any more says the same.
       else await this.#settle('unknown', {}, 0);
     } catch (unsaid) {
-      // An `onError` that throws.
+      // A result that is not JSON, or an `onError` that throws.
       if (!this.#ended) await this.#settle('unknown', {}, 0).catch(() => undefined);
       // The error of the work counts.
-      if (!(unsaid instanceof SemelError)) throw unsaid;
+      if (error instanceof Failed || !(unsaid instanceof SemelError)) throw unsaid;
       console.warn(`semel: the end of attempt ${this.id} could not be recorded: ${unsaid.message}`);
     }
+  }
+
+  #verdict(error: unknown): OnError {
+    const { inSteps, onError = inSteps ? 'abandon' : 'unknown' } = this.#options;
+    // Where the work is over, the effect is there. Not so with steps: their keys protect them.
+    if (error === undefined || (this.#worked && !inSteps)) return 'unknown';
+    return typeof onError === 'function' ? onError(error) : onError;
   }
 
   /** @internal */
   async renew(patience: number): Promise<void> {
     const held = this.#mine();
     const sent = now();
-    const answer = (await this.#tell('renew', {}, patience, held.lease / 3)) as { lease_ms: number };
-    held.until = Math.max(held.until, sent + answer.lease_ms);
+    const answer = await this.#tell('renew', {}, patience, held.lease / 3);
+    held.until = Math.max(held.until, sent + Number(answer['lease_ms']));
   }
 
   /** @internal */
@@ -405,24 +439,28 @@ export class Attempt implements AsyncDisposable {
   }
 
   async #settle(verb: string, body: object, patience?: number): Promise<void> {
+    await this.#end(() => this.#tell(verb, body, patience));
+  }
+
+  async #end<T>(tell: () => Promise<T>): Promise<T> {
     this.#mine();
     this.#ended = true;
     try {
-      await this.#tell(verb, body, patience);
+      return await tell();
     } finally {
       this.#stopped = true;
     }
   }
 
-  async #tell(verb: string, body: object, patience?: number, timeout?: number): Promise<unknown> {
+  async #tell(
+    verb: string,
+    body: object,
+    patience = this.#client.patience,
+    timeout = TIMEOUT,
+  ): Promise<Record<string, unknown>> {
     const { id, token } = this.#mine().acquired;
     try {
-      return await this.#client.call(
-        `/v1/claims/${id}/${verb}`,
-        { token, ...body },
-        patience ?? this.#client.patience,
-        timeout,
-      );
+      return await this.#client.call(`/v1/claims/${id}/${verb}`, { token, ...body }, patience, { timeout });
     } catch (error) {
       // Not where it ended meanwhile, by this attempt itself.
       if (error instanceof Stale && !(verb === 'renew' && this.#ended)) {
@@ -512,11 +550,17 @@ function fromWire(wire: WireOutcome): Outcome {
   return wire.content_type === undefined ? outcome : { ...outcome, contentType: wire.content_type };
 }
 
-/** What a replay will show: a Date becomes text, `undefined` in an object nothing. */
+/**
+ * What a replay will show: a Date becomes text, `undefined` in an object nothing. What cannot be sent is an
+ * error here: before anybody was told of an end.
+ */
 function asKept(outcome: Outcome): Outcome {
-  if (outcome.value === undefined || outcome.value instanceof Uint8Array) return outcome;
-  return { ...outcome, value: JSON.parse(JSON.stringify(outcome.value)) };
+  const wire = JSON.stringify(toWire(outcome));
+  if (new TextEncoder().encode(wire).length > LONGEST_OUTCOME) return withoutValue(outcome);
+  return fromWire(JSON.parse(wire));
 }
+
+const withoutValue = ({ code = 0 }: Outcome): Outcome => ({ kind: 'omitted', code });
 
 function valueOf(outcome: Outcome): unknown {
   if (outcome.kind === 'failure') throw new Failed(outcome.value);

@@ -85,6 +85,9 @@ export class Unsettled extends SemelError {
   }
 }
 
+/** The work ran, and the gateway refused to record it (`cause`). Its outcome counts as unknown. */
+export class NotRecorded extends SemelError {}
+
 /**
  * The certificate of the gateway is not trusted: another authority, another name, or out of date. Nothing was
  * sent.

@@ -5,6 +5,7 @@ export {
   Failed,
   InFlight,
   Mismatch,
+  NotRecorded,
   OutcomeUnknown,
   Problem,
   Refused,

@@ -11,7 +11,10 @@ import {
   Failed,
   InFlight,
   Mismatch,
+  NotRecorded,
   OutcomeUnknown,
+  Refused,
+  ResultOmitted,
   Stale,
   StepsChanged,
   Unsettled,
@@ -243,6 +246,86 @@ test('an onError that throws leaves it unknown', async () => {
   await assert.rejects(client.claim('charge', key), OutcomeUnknown);
 });
 
+const cycle = {};
+cycle.of = cycle;
+for (const result of [1n, cycle]) {
+  test(`a result that cannot be told is no error before the effect: ${inspect(result)}`, async () => {
+    const key = randomUUID();
+    const fail = () => {
+      throw new Failed(result);
+    };
+    await assert.rejects(client.run('charge', key, { onError: 'abandon' }, () => result), TypeError);
+    await assert.rejects(client.run('charge', `${key}2`, { onError: 'abandon' }, fail), TypeError);
+    for (const kept of [key, `${key}2`]) await assert.rejects(client.claim('charge', kept), OutcomeUnknown);
+  });
+}
+
+test('a result that is too large is omitted for everybody', async () => {
+  const key = randomUUID();
+  const ran = [];
+  const work = ({ attempt }) => {
+    ran.push(attempt);
+    return new Uint8Array(2 << 20);
+  };
+  for (let n = 0; n < 2; n += 1) {
+    await assert.rejects(client.run('export', key, { onLost: 'retry' }, work), ResultOmitted);
+  }
+  assert.deepEqual(ran, [1]);
+});
+
+test('so is one that others do not take', async () => {
+  const claimed = { id: '7'.repeat(64), token: 't', fence: 1, attempt: 1, since: 1, lease_ms: 60_000, steps: [] };
+  const omitted = () => Response.json({ state: 'completed', omitted: true });
+  // A proxy in front of the gateway, which takes less; and a store.
+  for (const taken of [() => new Response('<html>', { status: 413 }), omitted]) {
+    const narrow = async (to, { body }) => {
+      if (to.endsWith('/claims')) return Response.json(claimed, { status: 201 });
+      return JSON.parse(body).outcome.kind === 'omitted' ? omitted() : taken();
+    };
+    await assert.rejects(new Client(url, { fetch: narrow }).run('export', 'key', {}, () => 1), ResultOmitted);
+  }
+});
+
+test('a completion that is refused leaves it unknown', async () => {
+  const key = randomUUID();
+  const attempt = await client.claim('charge', key);
+  const lost = await attempt.complete(1, { ttl: 'soon' }).catch((error) => error);
+  assert.ok(lost instanceof NotRecorded, inspect(lost));
+  assert.match(lost.message, /the work ran/);
+  assert.ok(lost.cause instanceof Refused);
+  await assert.rejects(client.claim('charge', key), OutcomeUnknown);
+  // Whoever can mend it still can record it.
+  await attempt.complete('in the end');
+  assert.equal((await client.claim('charge', key)).result(), 'in the end');
+});
+
+test('a claim that is sent again waits for what is left', async (t) => {
+  let now = 0;
+  t.mock.method(performance, 'now', () => now);
+  const waits = [];
+  const lossy = new Client(url, {
+    fetch: async (_, { body }) => {
+      waits.push(JSON.parse(body).wait);
+      if (waits.length > 1) return Response.json({ id: '7', outcome: { kind: 'success' } });
+      now = 590_000;
+      throw new TypeError('broken');
+    },
+  });
+  await lossy.claim('wait', 'key', { wait: 600_000 });
+  assert.deepEqual(waits, ['600000ms', '10000ms']);
+});
+
+test('what is no answer of the claim API is not asked for again', async () => {
+  let asked = 0;
+  const page = async () => {
+    asked += 1;
+    return new Response('<html>');
+  };
+  const wrong = new Client(url, { patience: 1000, fetch: page });
+  await assert.rejects(wrong.claim('charge', 'key'), { name: 'Refused', status: 200, code: 'no-problem' });
+  assert.equal(asked, 1);
+});
+
 test('a claim is found again by its nonce', async () => {
   const key = randomUUID();
   const [away, network] = cutOff({ patience: 0 });
@@ -298,11 +381,14 @@ test('but not what may have been begun', async () => {
   await attempt.markUnknown();
 });
 
-test('a lost attempt that was taken over is lost again', async () => {
+test('a lost attempt that was taken over is left to its lease', async () => {
   const key = randomUUID();
   await (await client.claim('cancelled', key)).markUnknown();
   await cancelled(key, { onLost: 'retry' });
-  await assert.rejects(client.claim('cancelled', key, { wait: 60_000 }), OutcomeUnknown);
+  // When one that was cancelled later is given back.
+  await cancelled(`${key}2`);
+  await (await client.claim('cancelled', `${key}2`, { wait: 60_000 })).abandon();
+  await assert.rejects(client.claim('cancelled', key), InFlight);
 });
 
 test('who left before claims nothing', async () => {

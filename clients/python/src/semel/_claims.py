@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import random
@@ -18,7 +19,19 @@ from typing import Any, Literal
 import httpx
 
 from ._flow import Flow, Pause, is_untrusted
-from .errors import Failed, InFlight, ResultOmitted, StepsChanged, Unsettled, Untrusted, problem
+from .errors import (
+    Failed,
+    InFlight,
+    NotRecorded,
+    Problem,
+    ResultOmitted,
+    SemelError,
+    Stale,
+    StepsChanged,
+    Unsettled,
+    Untrusted,
+    problem,
+)
 
 Duration = float | str
 OnLost = Literal["hold", "retry"]
@@ -30,6 +43,9 @@ TIMEOUT = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 # For how long a claim that nobody waits for any more is sent again to be given back.
 GIVE_BACK = 5.0
+# The API takes 2 MiB with all that is in a request. Refusing a longer one it closes the connection, and the
+# refusal may be lost with it.
+LONGEST_OUTCOME = (2 << 20) - 1024
 # No store keeps an outcome of more than 32 MiB; as JSON it is longer.
 LONGEST_ANSWER = 64 << 20
 # Nothing was written: there was no connection to write to.
@@ -162,11 +178,10 @@ def claim(what: Claim, patience: float) -> Flow[Held | tuple[str, Outcome]]:
     body = what.to_wire()
     waited_out = time.monotonic() + what.wait
     while True:
-        wait = min(max(waited_out - time.monotonic(), 0.0), LONGEST_WAIT)
-        body["wait"] = duration(wait)
         sent = time.monotonic()
+        wait = min(max(waited_out - sent, 0.0), LONGEST_WAIT)
         try:
-            answer = yield from call("/v1/claims", body, wait + patience, wait + TIMEOUT)
+            answer = yield from call("/v1/claims", body, wait + patience, wait_until=sent + wait)
         except Unsettled as unsettled:
             unsettled.nonce = what.nonce
             raise
@@ -203,6 +218,26 @@ def settle(held: Held, verb: str, body: dict[str, Any], patience: float) -> Flow
     return (yield from call(f"/v1/claims/{held.id}/{verb}", {"token": held.token, **body}, patience))
 
 
+def complete(held: Held, kept: Outcome, ttl: dict[str, str], patience: float) -> Flow[Outcome]:
+    """Records an outcome. Gives it back as every replay will show it."""
+    omitted = Outcome("omitted", code=kept.code)
+    try:
+        try:
+            answer = yield from settle(held, "complete", {"outcome": kept.to_wire(), **ttl}, patience)
+        except Problem as refused:
+            # It is too long for a proxy in front of the gateway.
+            if refused.status != 413:
+                raise
+            answer = yield from settle(held, "complete", {"outcome": omitted.to_wire(), **ttl}, patience)
+    except Stale:
+        raise
+    except (Problem, Untrusted) as refused:
+        with contextlib.suppress(SemelError):
+            yield from settle(held, "unknown", {}, patience=0)
+        raise NotRecorded(f"the work ran, and recording it was refused: {refused}") from refused
+    return omitted if answer.get("omitted") else kept
+
+
 def next_step(held: Held, name: str) -> Outcome | str:
     """The result of a step that is finished, or the key for one that has to run."""
     place = held.place
@@ -226,15 +261,14 @@ def keep_step(held: Held, name: str, result: Outcome, patience: float) -> Flow[O
 
 
 def as_kept(outcome: Outcome) -> Outcome:
-    """What a replay will show: a tuple becomes a list, a key of a dict becomes text."""
-    if isinstance(outcome.value, bytes):
-        return outcome
-    return Outcome(
-        outcome.kind,
-        json.loads(json.dumps(outcome.value, allow_nan=False)),
-        outcome.code,
-        outcome.content_type,
-    )
+    """What a replay will show: a tuple becomes a list, a key of a dict becomes text.
+
+    What cannot be sent is an error here: before anybody was told of an end.
+    """
+    wire = json.dumps(outcome.to_wire(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    if len(wire) > LONGEST_OUTCOME:
+        return Outcome("omitted", code=outcome.code)
+    return Outcome.from_wire(json.loads(wire))
 
 
 def give_back(what: Claim) -> Flow[None]:
@@ -244,10 +278,10 @@ def give_back(what: Claim) -> Flow[None]:
     if not isinstance(held, Held):
         return
     if held.attempt > 1 and what.on_lost == "retry" and not what.in_steps:
-        # It may have taken over a lost one, whose effect nobody knows.
-        yield from settle(held, "unknown", {}, GIVE_BACK)
-    else:
-        yield from settle(held, "abandon", release(what.in_steps), GIVE_BACK)
+        # It may have taken over a lost one, whose effect nobody knows, or follow one that was abandoned,
+        # which is no case for operators. It is left to its lease: then the next claim takes it over.
+        return
+    yield from settle(held, "abandon", release(what.in_steps), GIVE_BACK)
 
 
 def release(in_steps: bool) -> dict[str, Any]:
@@ -255,8 +289,17 @@ def release(in_steps: bool) -> dict[str, Any]:
     return {"keys_given": True} if in_steps else {}
 
 
-def call(path: str, body: dict[str, Any], patience: float, timeout: float = TIMEOUT) -> Flow[dict[str, Any]]:
-    """Sends the same until there is an answer, or patience is over: every call is safe to send again."""
+def call(
+    path: str,
+    body: dict[str, Any],
+    patience: float,
+    timeout: float = TIMEOUT,
+    wait_until: float | None = None,
+) -> Flow[dict[str, Any]]:
+    """Sends the same until there is an answer, or patience is over: every call is safe to send again.
+
+    What waits at the gateway waits until `wait_until`, however often it is sent.
+    """
     end = time.monotonic() + patience
     longest = FIRST_PAUSE
     # An earlier try may have been carried out.
@@ -264,9 +307,13 @@ def call(path: str, body: dict[str, Any], patience: float, timeout: float = TIME
     while True:
         pause = random.uniform(0, longest)
         longest = min(longest * 2, LONGEST_PAUSE)
+        wait = 0.0
+        if wait_until is not None:
+            wait = max(wait_until - time.monotonic(), 0.0)
+            body["wait"] = duration(wait)
         why: Exception
         try:
-            reply: Answer = yield Send(path, body, timeout)
+            reply: Answer = yield Send(path, body, timeout + wait)
         except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
             raise
         except (httpx.TransportError, httpx.DecodingError) as error:

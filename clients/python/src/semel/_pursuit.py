@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -116,6 +117,12 @@ class Pursuit:
         left = max(self._end - time.monotonic(), 0.001)
         return left if timeout is None else min(timeout, left)
 
+    def between_pieces(self, timeout: float | None, is_read: bool) -> float | None:
+        """A timeout of a body: the caller's. One that is read is not waited for without a bound."""
+        if self.key is None or not is_read:
+            return timeout
+        return self._rules.patience if timeout is None else min(timeout, self._rules.patience)
+
     def is_read(self, status: int, headers: Mapping[str, str]) -> bool:
         """An answer that breaks off is asked for again. Those to GET and the like may be streams."""
         if headers.get("content-type", "").lower().startswith("text/event-stream"):
@@ -149,8 +156,9 @@ class Pursuit:
             what = "it happened" if decision.effect == "happened" else "it may have happened"
             refusal = Unsettled(f"{what}, and its answer did not come in time", self.key)
         if isinstance(response, httpx.Response) and isinstance(response.stream, httpx.ByteStream):
-            # It is held in memory, and no client will read it now.
-            response.read()
+            # It is held in memory, and no client will read it now. It may not be what it says it is.
+            with contextlib.suppress(httpx.DecodingError):
+                response.read()
         refusal.response = response
         return refusal
 

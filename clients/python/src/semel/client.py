@@ -131,23 +131,22 @@ class _Attempt:
 
     def _complete(self, result: Any, failed: bool, code: int, ttl: Duration | None) -> Flow[None]:
         self._worked = True
-        outcome = Outcome("failure" if failed else "success", result, code)
-        kept = _claims.as_kept(outcome)
-        body: dict[str, Any] = {"outcome": outcome.to_wire()}
-        if ttl is not None:
-            body["ttl"] = _claims.duration(ttl)
-        yield from self._settle("complete", body)
-        self.outcome = kept
+        kept = _claims.as_kept(Outcome("failure" if failed else "success", result, code))
+        how = {} if ttl is None else {"ttl": _claims.duration(ttl)}
+        told = _claims.complete(self._mine(), kept, how, self._client.patience)
+        self.outcome = yield from self._end(told)
 
     def _abandon(self) -> Flow[None]:
         yield from self._settle("abandon", _claims.release(self._options.get("in_steps", False)))
 
     def _settle(self, verb: str, body: dict[str, Any], patience: float | None = None) -> Flow[None]:
-        held = self._mine()
-        self._ended = True
         patience = self._client.patience if patience is None else patience
+        yield from self._end(_claims.settle(self._mine(), verb, body, patience))
+
+    def _end(self, flow: Flow[T]) -> Flow[T]:
+        self._ended = True
         try:
-            yield from self._watched(_claims.settle(held, verb, body, patience))
+            return (yield from self._watched(flow))
         finally:
             self._stop.set()
 
@@ -251,7 +250,14 @@ class Client:
     def claim(self, operation: str, key: str, *, payload: Any = None, **options: Unpack[Options]) -> Attempt:
         """Claims a key, or raises a `Problem` that says why not, or `Unsettled`."""
         what = _claim(operation, key, payload, options)
-        return Attempt(self, self._drive(_claims.claim(what, self.patience)), options)
+        try:
+            return Attempt(self, self._drive(_claims.claim(what, self.patience)), options)
+        except (KeyboardInterrupt, SystemExit):
+            # As where a task is cancelled, below. A second interruption ends this.
+            if "nonce" not in options:
+                with contextlib.suppress(Exception):
+                    self._drive(_claims.give_back(what))
+            raise
 
     def run(
         self,

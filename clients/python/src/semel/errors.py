@@ -93,6 +93,10 @@ class Unsettled(SemelError):
         self.response: Any = None
 
 
+class NotRecorded(SemelError):
+    """The work ran, and the gateway refused to record it (`__cause__`). Its outcome counts as unknown."""
+
+
 class Untrusted(SemelError):
     """The certificate of the gateway is not trusted: another authority, another name, or out of date.
     Nothing was sent.

@@ -136,15 +136,20 @@ def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
     """Asks for requests to be sent until there is an answer."""
     request = copy_of(request)
     pursuit = Pursuit(rules, request.method, request.headers)
+    given = request.extensions.get("timeout") or {}
     while True:
         response: httpx.Response | None = None
         error: httpx.TransportError | None = None
         status = 0
         try:
-            bound(request, pursuit)
+            timeout = {name: pursuit.within(given.get(name)) for name in ("connect", "read", "write", "pool")}
+            request.extensions = {**request.extensions, "timeout": timeout}
             response = yield request
             status = response.status_code
-            if pursuit.is_read(status, response.headers):
+            is_read = pursuit.is_read(status, response.headers)
+            # What is handed on is read when the patience is over. httpcore looks here when the body begins.
+            timeout["read"] = pursuit.between_pieces(given.get("read"), is_read)
+            if is_read:
                 response = yield Read(response, pursuit.pieces())
         except httpx.TransportError as failed:
             response, error = None, failed
@@ -171,12 +176,6 @@ def copy_of(request: httpx.Request) -> httpx.Request:
         stream=request.stream,
         extensions=request.extensions,
     )
-
-
-def bound(request: httpx.Request, pursuit: Pursuit) -> None:
-    given = request.extensions.get("timeout") or {}
-    timeout = {name: pursuit.within(given.get(name)) for name in ("connect", "read", "write", "pool")}
-    request.extensions = {**request.extensions, "timeout": timeout}
 
 
 def with_stream(

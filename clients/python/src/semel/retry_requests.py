@@ -5,6 +5,7 @@ session.mount("https://", RetryAdapter())
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import ssl
@@ -55,14 +56,16 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
         # The key is not the caller's: the same request, sent once more, is another intent.
         request = request.copy()
         pursuit = Pursuit(self._rules, request.method or "GET", request.headers)
+        given = timeout or TIMEOUT
         while True:
             response, error = None, None
             status, body = 0, b""
             try:
-                bound = within(pursuit, timeout or TIMEOUT)
-                response = super().send(request, stream, bound, verify, cert, proxies)
+                response = super().send(request, stream, within(pursuit, given), verify, cert, proxies)
                 status = response.status_code
-                if pursuit.is_read(status, response.headers):
+                is_read = pursuit.is_read(status, response.headers)
+                bound_pieces(response, pursuit, given, is_read)
+                if is_read:
                     body = hold(response, pursuit.pieces())
             except requests.RequestException as failed:
                 if response is not None:
@@ -123,6 +126,16 @@ def within(pursuit: Pursuit, timeout: Any) -> Any:
     if isinstance(timeout, (int, float)):
         return pursuit.within(timeout)
     return tuple(map(pursuit.within, timeout)) if isinstance(timeout, tuple) else timeout
+
+
+def bound_pieces(response: requests.Response, pursuit: Pursuit, timeout: Any, is_read: bool) -> None:
+    """What is handed on is read when the patience is over: its timeout is not that of the last try."""
+    between = timeout[-1] if isinstance(timeout, tuple) else timeout
+    if between is None or isinstance(between, (int, float)):
+        # urllib3 lets go of a connection that will not be used again; its socket is still here.
+        with contextlib.suppress(AttributeError):
+            original: Any = response.raw._original_response
+            original.fp.raw._sock.settimeout(pursuit.between_pieces(between, is_read))
 
 
 def hold_body(request: requests.PreparedRequest) -> None:
