@@ -59,7 +59,8 @@ pub enum FailureKind {
     Timeout,
     /// The head of an answer with this status came, and not the whole of its body.
     BrokenAnswer(StatusCode),
-    /// The request cannot be sent at all: its URL, a field or its body is not what can be sent.
+    /// The request cannot be sent at all: its URL, a field or its body is not what can be sent, or the
+    /// service's certificate is not trusted.
     InvalidRequest,
 }
 
@@ -170,7 +171,8 @@ pub fn decide(sent: Sent<'_>, came: Came<'_>, now: SystemTime) -> Decision {
 fn after_failure(sent: Sent<'_>, failure: Failure) -> Decision {
     use FailureKind::{BrokenAnswer, InvalidRequest};
     match failure.kind {
-        InvalidRequest => sent.stop(Reason::Invalid, Effect::None),
+        InvalidRequest if !failure.sent => sent.stop(Reason::Invalid, Effect::None),
+        InvalidRequest => sent.stop(Reason::Invalid, Effect::Possible),
         BrokenAnswer(status) if status.is_success() => {
             sent.again_or(Reason::AnswerLost, Effect::Happened)
         }

@@ -1,5 +1,7 @@
 //! [`Retry`] as a middleware of `reqwest-middleware`.
 
+use std::error::Error as _;
+
 use async_trait::async_trait;
 use http::Extensions;
 use reqwest::{Body, Request, Response, ResponseBuilderExt as _};
@@ -119,6 +121,8 @@ fn middleware(error: impl std::error::Error + Send + Sync + 'static) -> reqwest_
 pub(crate) fn failure_of(error: &reqwest::Error, is_redirected: bool) -> Failure {
     let (kind, sent) = if error.is_builder() {
         (FailureKind::InvalidRequest, false)
+    } else if error.is_connect() && is_untrusted(error) {
+        (FailureKind::InvalidRequest, is_redirected)
     } else if error.is_connect() {
         (FailureKind::Refused, is_redirected)
     } else if error.is_timeout() {
@@ -127,4 +131,15 @@ pub(crate) fn failure_of(error: &reqwest::Error, is_redirected: bool) -> Failure
         (FailureKind::Reset, true)
     };
     Failure { kind, sent }
+}
+
+/// Whether the service's certificate is not trusted. TLS libraries have types of their own for that, and one
+/// word.
+fn is_untrusted(error: &reqwest::Error) -> bool {
+    std::iter::successors(error.source(), |&cause| cause.source()).any(|cause| {
+        cause
+            .to_string()
+            .to_ascii_lowercase()
+            .contains("certificate")
+    })
 }

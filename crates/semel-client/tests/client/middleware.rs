@@ -1,13 +1,18 @@
 //! The middleware of reqwest, before real sockets.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rcgen::{CertificateParams, KeyPair};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
 use semel_client::decide::{Effect, Reason};
 use semel_client::{AnswerInfo, Error, ErrorKind, Outbox, Retry};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 
 const CREATED: &str =
     "HTTP/1.1 201 Created\r\ncontent-length: 8\r\nidempotency-replayed: true\r\n\r\n{\"id\":1}";
@@ -210,4 +215,50 @@ async fn what_happened_stays_so() {
     let error = Error::of(&error).unwrap();
     assert_eq!(error.kind(), ErrorKind::Stopped(Reason::Unauthorized));
     assert_eq!((error.effect(), error.tries()), (Effect::Happened, 2));
+}
+
+#[tokio::test]
+async fn a_service_whose_certificate_is_not_trusted_is_asked_once() {
+    let names = || CertificateParams::new(["localhost".to_owned()]).unwrap();
+    let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let own = names().self_signed(&key).unwrap();
+    let trusted = names().self_signed(&other).unwrap();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let tls = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![own.der().clone()], key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            acceptor.accept(stream).await.unwrap_err();
+        }
+    });
+    let trusted = reqwest::Certificate::from_der(trusted.der()).unwrap();
+    let plain = reqwest::Client::builder()
+        .no_proxy()
+        .tls_certs_only([trusted]);
+    let plain = plain.build().unwrap();
+    for (retry, effect) in [
+        (Retry::new().without_redirects(), Effect::None),
+        (Retry::new(), Effect::Possible),
+    ] {
+        let client = ClientBuilder::new(plain.clone()).with(retry).build();
+        let sent = client
+            .post(format!("https://localhost:{port}/orders"))
+            .body("apple");
+        let error = sent.send().await.unwrap_err();
+        let error = Error::of(&error).unwrap();
+        assert!(
+            matches!(error.kind(), ErrorKind::Stopped(Reason::Invalid)),
+            "{error:?}"
+        );
+        assert_eq!(error.effect(), effect);
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
 }
