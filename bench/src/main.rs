@@ -14,6 +14,7 @@ mod inputs;
 mod memory;
 mod reference;
 mod run;
+mod sealed;
 mod server;
 mod stores;
 
@@ -24,13 +25,14 @@ use anyhow::{Context as _, Result, bail};
 use run::{Run, progress};
 
 const USAGE: &str =
-    "usage: semel-bench memory|embedded|http|gateway|stores|effects|all… [--quick] [--only NAME]
+    "usage: semel-bench memory|sealed|embedded|http|gateway|stores|effects|all… [--quick] [--only NAME]
        semel-bench tables RUN RUN DOCUMENT";
 
 type Measure = fn(&Run) -> Result<()>;
 
-const TOPICS: [(&str, Measure); 6] = [
+const TOPICS: [(&str, Measure); 7] = [
     ("memory", memory::measure),
+    ("sealed", sealed::measure),
     ("embedded", embedded::measure),
     ("http", http::measure),
     ("gateway", gateway::measure),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use semel::store::Retention;
+use semel::store::{Nonce, Retention};
 use semel::{AnyStore, Store as _};
 use semel_bench_load::{key, workers};
 use semel_bench_report::{Goal, Measurement};
@@ -143,9 +143,17 @@ fn claim(key: &str, wait: &str) -> String {
     json!({"operation": "place_order", "key": key, "payload": "an order", "wait": wait}).to_string()
 }
 
+/// As clients do: with a nonce.
 async fn acquire(wire: &mut Wire, key: &str) -> Result<(String, String)> {
+    let nonce = Nonce::random()?;
+    let nonce: String = nonce
+        .as_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let request =
-        json!({"operation": "place_order", "key": key, "payload": "an order"}).to_string();
+        json!({"operation": "place_order", "key": key, "payload": "an order", "nonce": nonce})
+            .to_string();
     let told: Value = serde_json::from_slice(wire.post("/v1/claims", &request).await?)?;
     let member = |name: &str| {
         let member = told[name].as_str().map(str::to_owned);

@@ -16,7 +16,7 @@ use semel_tower::IdempotencyLayer;
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::access::Gate;
+use crate::access::{Gate, site};
 use crate::claims::{self, Claims, MAX_REQUEST};
 use crate::exchange::Told;
 use crate::metrics::Metrics;
@@ -53,7 +53,8 @@ pub(crate) fn router<S: Store>(admin: Admin<S>, api: OpenApiRouter, console: Rou
     let described = described.merge(claims::router(Arc::clone(&admin.claims)));
     let described = described.merge(api);
     let (interfaces, document) = described.split_for_parts();
-    let document = openapi::served(&document);
+    // Shared: for each request, whatever its path, all handlers are cloned.
+    let document = Arc::new(openapi::served(&document));
     let guarded = interfaces
         .method_not_allowed_fallback(not_so)
         .route("/api/v1/{*path}", any(nothing))
@@ -66,7 +67,7 @@ pub(crate) fn router<S: Store>(admin: Admin<S>, api: OpenApiRouter, console: Rou
     Router::new()
         .route(
             "/openapi.json",
-            get(move || async { Told(StatusCode::OK, document) }),
+            get(async move || Told(StatusCode::OK, &*document).into_response()),
         )
         .route("/healthz", get(|| async { "up\n" }))
         .route("/readyz", get(ready::<S>))
@@ -112,12 +113,7 @@ async fn known_host<S: Store>(
     request: Request,
     next: Next,
 ) -> Response {
-    let named = request
-        .uri()
-        .authority()
-        .map(|host| host.as_str().as_bytes());
-    let named = named.or_else(|| Some(request.headers().get(header::HOST)?.as_bytes()));
-    match named {
+    match site::host(request.uri(), request.headers()) {
         // HTTP/1.0, and no browser.
         None => next.run(request).await,
         Some(host) if is_known(host, &admin.hosts) => next.run(request).await,
@@ -128,11 +124,8 @@ async fn known_host<S: Store>(
     }
 }
 
-fn is_known(host: &[u8], names: &[String]) -> bool {
-    let Some(host) = std::str::from_utf8(host)
-        .ok()
-        .and_then(|h| Authority::from_str(h).ok())
-    else {
+fn is_known(host: &str, names: &[String]) -> bool {
+    let Ok(host) = Authority::from_str(host) else {
         return false;
     };
     let host = host.host();

@@ -1,5 +1,5 @@
 //! What keeps records from being read where they lie: the keys of answers, the secrets of identities, and
-//! where they come from.
+//! where they come from; and where answers are kept that are large.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,14 +8,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::AnyStore;
-use semel::sealed::{Keys, Sealed};
+use semel::sealed::{KeyName, Keys, Sealed};
 use semel::secrets::Secrets;
+use semel_stores::objects::{Objects, ObjectsUrl, Offloaded};
 use tokio::time::timeout;
+
+use crate::command::with_causes;
+use crate::store::Opened;
 
 /// The setting for the keys of answers.
 pub(crate) const KEYS: &str = "encryption-keys";
 /// The setting for the secrets of identities.
 pub(crate) const SECRETS: &str = "identity-keys";
+/// The settings for answers that are large.
+pub(crate) const LARGE: &str = "large-answers";
+pub(crate) const ABOVE: &str = "large-answers-above";
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -26,6 +33,17 @@ pub struct AtRest {
     pub keys: Option<Source>,
     /// The secrets of identities and fingerprints.
     pub secrets: Option<Source>,
+    /// Where large answers are kept; without, in the store.
+    pub large: Option<Large>,
+}
+
+/// Where answers are kept that take more bytes than so many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Large {
+    /// A folder, or a bucket.
+    pub url: ObjectsUrl,
+    /// What is not large.
+    pub above: usize,
 }
 
 /// Where a text comes from that is a secret.
@@ -55,6 +73,42 @@ pub struct Ready {
     pub keys: Option<Arc<Keys>>,
     /// The secrets of identities.
     pub secrets: Option<Secrets>,
+    large: Option<Large>,
+}
+
+impl Large {
+    /// Opens and tries it.
+    async fn open(&self) -> Result<Objects, Error> {
+        self.url.open().await.map_err(|why| Error {
+            setting: LARGE,
+            source_of: format!("`{}`", self.url),
+            why: with_causes(&why),
+        })
+    }
+
+    /// Tries it, and says what was found. Makes no folder.
+    pub(crate) async fn look(&self) -> Result<String, Error> {
+        if self.url.is_missing() {
+            return Ok(format!(
+                "`{}` is not there yet; `semel serve` makes it",
+                self.url
+            ));
+        }
+        self.open().await?;
+        Ok(self.to_string())
+    }
+}
+
+impl fmt::Display for Large {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let above = bytesize::ByteSize::b(self.above as u64);
+        write!(
+            f,
+            "answers above {} are in `{}`",
+            above.display().iec(),
+            self.url
+        )
+    }
 }
 
 impl AtRest {
@@ -71,39 +125,61 @@ impl AtRest {
             Some(source) => Some(source.parse_as(SECRETS, Secrets::parse).await?),
             None => None,
         };
-        Ok(Ready { keys, secrets })
+        let large = self.large.clone();
+        Ok(Ready {
+            keys,
+            secrets,
+            large,
+        })
     }
 }
 
 impl Ready {
-    /// The store, sealed if there are keys.
-    pub fn seal(&self, store: AnyStore) -> (AnyStore, Option<Sealed<AnyStore>>) {
-        match &self.keys {
-            None => (store, None),
-            Some(keys) => {
-                let sealed = Sealed::new(store, Arc::clone(keys));
-                (AnyStore::new(sealed.clone()), Some(sealed))
+    /// The store, with all this around it: what is kept elsewhere is sealed, too.
+    ///
+    /// # Errors
+    /// Large answers cannot be kept where they are to be.
+    pub async fn around(self, store: AnyStore) -> Result<Opened, Error> {
+        let offloaded = match &self.large {
+            None => None,
+            Some(large) => {
+                let objects = large.open().await?;
+                let offloaded = Offloaded::new(store.clone(), objects, large.above);
+                Some(Arc::new(offloaded))
             }
-        }
+        };
+        let store = offloaded.clone().map_or(store, AnyStore::new);
+        let seal = |keys| Sealed::new(store.clone(), keys);
+        let sealed = self.keys.map(seal);
+        Ok(Opened {
+            store: sealed.clone().map_or(store, AnyStore::new),
+            sealed,
+            offloaded,
+            secrets: self.secrets,
+        })
     }
 
     /// What holds, as sentences.
     pub(crate) fn lines(&self) -> Vec<String> {
         let keys = self.keys.as_ref().map(|keys| {
-            let mut names = keys.names().map(|name| format!("`{name}`"));
-            let first = names.next().unwrap_or_default();
-            let others = names.collect::<Vec<_>>().join(", ");
-            let too = match others.is_empty() {
-                true => String::new(),
-                false => format!("; {others} too are read"),
-            };
-            format!("answers are encrypted with the key {first}{too}")
+            let names = listed(keys.names());
+            format!("answers are encrypted with the key {names}")
         });
-        let secrets = self
-            .secrets
-            .as_ref()
-            .map(|secrets| format!("identities are under the secret `{}`", secrets.name()));
+        let secrets = self.secrets.as_ref().map(|secrets| {
+            let names = listed(secrets.names());
+            format!("identities are under the secret {names}")
+        });
         keys.into_iter().chain(secrets).collect()
+    }
+}
+
+fn listed(names: impl Iterator<Item = KeyName>) -> String {
+    let mut names = names.map(|name| format!("`{name}`"));
+    let first = names.next().unwrap_or_default();
+    let others = names.collect::<Vec<_>>().join(", ");
+    match others.is_empty() {
+        true => first,
+        false => format!("{first}; {others} too are read"),
     }
 }
 

@@ -8,6 +8,9 @@ const MOST_RESERVE: usize = 1024;
 /// Connections to the operators' listener that come out of that.
 pub(crate) const OPERATORS: usize = 16;
 
+/// How many may listen to live events where connections are many.
+const LISTENERS: usize = 64;
+
 /// Raises the limit of open files as far as the process may, and says what it is then.
 pub fn raise() -> usize {
     let limit = getrlimit(Resource::Nofile);
@@ -32,6 +35,12 @@ pub fn for_operators(files: usize, waiting: usize) -> usize {
     // Few where there are few; of many, what is asked for.
     let most = (files / 16).max(files.saturating_sub(4096) / 4);
     wanted.min(most).max(OPERATORS)
+}
+
+/// How many may listen to live events on so many connections: others find room, too, also where as many
+/// wait as may.
+pub fn for_listening(for_operators: usize) -> usize {
+    LISTENERS.min(for_operators / 4)
 }
 
 /// How many calls may wait on so many connections: those who would end a wait find room, too.
@@ -83,15 +92,20 @@ mod tests {
 
     #[test]
     fn all_may_wait_where_files_are_many() {
-        for (files, connections, waiting) in [
-            (256, 16, 1),
-            (1024, 64, 24),
-            (20_000, 2112, 1024),
-            (1 << 20, 2112, 1024),
+        for (files, connections, waiting, listening) in [
+            (256, 16, 1, 4),
+            (1024, 64, 24, 16),
+            (20_000, 2112, 1024, 64),
+            (1 << 20, 2112, 1024, 64),
         ] {
             let operators = for_operators(files, 1024);
-            let found = (operators, for_waiting(operators, 1024));
-            assert_eq!(found, (connections, waiting), "{files}");
+            let found = (
+                operators,
+                for_waiting(operators, 1024),
+                for_listening(operators),
+            );
+            assert_eq!(found, (connections, waiting, listening), "{files}");
+            assert!(waiting + listening < connections);
         }
     }
 

@@ -39,10 +39,10 @@ const CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "other"];
 pub(crate) const FREQUENT: [&str; 6] = [
     "ran",
     "replayed",
-    "passed_on",
     "in-flight",
     "mismatch",
     "outcome-unknown",
+    "passed_on",
 ];
 
 /// Counts of [`FREQUENT`], by route and operation.

@@ -12,6 +12,9 @@
 //! | `nats` | `nats://HOST/BUCKET` | `NatsStore`, on NATS JetStream | a crash; with three copies the loss of a node |
 //! | `dynamodb` | `dynamodb://TABLE` | `DynamoDbStore`, on AWS's DynamoDB | the loss of a zone, as AWS says |
 //!
+//! `objects` and `objects-s3`: `Offloaded` is put around any of them, and keeps large answers outside it, in
+//! a folder or in a bucket.
+//!
 //! [`open`] picks by URL; each store also has a constructor of its own.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -25,6 +28,8 @@ pub mod embedded;
 pub mod mysql;
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(feature = "objects")]
+pub mod objects;
 mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;

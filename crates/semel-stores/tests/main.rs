@@ -22,6 +22,8 @@ mod inbox;
 mod mysql;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(all(feature = "objects-s3", feature = "sqlite"))]
+mod objects;
 mod open;
 #[cfg(feature = "postgres")]
 mod postgres;

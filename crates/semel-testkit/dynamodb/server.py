@@ -1,4 +1,4 @@
-"""DynamoDB for tests: moto's implementation behind a small HTTP server.
+"""DynamoDB and S3 for tests: moto's implementation behind a small HTTP server.
 
     server.py --port N
 
@@ -9,7 +9,8 @@ callers win at once. Here one thread reads requests and answers them one by one,
 and, with Python's lock, also faster than threads. Connections are kept open (HTTP/1.1).
 
 `GET /` answers a JSON object with the number of requests so far by operation, for tests that count
-round trips; it is not counted itself.
+round trips; it is not counted itself. What names no operation of DynamoDB and has a path is S3's, the
+bucket first in the path.
 
 Not as in DynamoDB: no throttling and no capacity limits; items are not deleted by their TTL
 attribute; every read is strongly consistent, so that a forgotten `ConsistentRead` does no harm
@@ -26,12 +27,14 @@ import json
 import signal
 import sys
 import traceback
+import urllib.parse
 
 import moto.core.responses
 from moto.core.exceptions import HTTPException
 from moto.core.request import Request
 from moto.dynamodb.parsing.expressions import UpdateExpressionParser
 from moto.dynamodb.responses import DynamoHandler
+from moto.s3.responses import S3Response
 
 # What moto does anew for each request and comes out the same, about a third of its time: looking
 # through a class, and parsing the same expressions, twice. (Who writes in a parsed expression copies
@@ -49,19 +52,28 @@ REASONS = {200: "OK", 400: "Bad Request", 500: "Internal Server Error"}
 requests = collections.Counter()
 
 
-def answer(method, headers, body):
+def dispatch(target, path):
+    """Who answers."""
+    if target is not None:
+        requests[target.rpartition(".")[2]] += 1
+        return DynamoHandler.dispatch
+    _, bucket, *key = path.split("/", 2)
+    return S3Response.key_dispatch if key and key[0] else S3Response.bucket_dispatch
+
+
+def answer(method, url, headers, body):
     """Status, headers and body of one request."""
     target = headers.get("x-amz-target")
-    if target is None:
+    path, _, query = url.partition("?")
+    if target is None and path == "/":
         return 200, {"content-type": "application/json"}, json.dumps(requests).encode()
-    requests[target.rpartition(".")[2]] += 1
     environ = {
         "REQUEST_METHOD": method,
         "SERVER_NAME": "127.0.0.1",
         "SERVER_PORT": "80",
         "SERVER_PROTOCOL": "HTTP/1.1",
-        "PATH_INFO": "/",
-        "QUERY_STRING": "",
+        "PATH_INFO": urllib.parse.unquote(path, "latin-1"),
+        "QUERY_STRING": query,
         "CONTENT_TYPE": headers.get("content-type", "application/x-amz-json-1.0"),
         "CONTENT_LENGTH": str(len(body)),
         "wsgi.url_scheme": "http",
@@ -72,7 +84,8 @@ def answer(method, headers, body):
     # What was read is given at once: there is no stream.
     request._cached_data = body
     try:
-        status, found, body = DynamoHandler.dispatch(request, request.raw_url, request.headers)
+        answered = dispatch(target, path)(request, request.url, request.headers)
+        status, found, body = answered if isinstance(answered, tuple) else (200, {}, answered)
     except HTTPException as error:
         status, found, body = error.code, dict(error.get_headers()), error.get_body()
     if isinstance(body, str):
@@ -118,9 +131,9 @@ class Connection(asyncio.Protocol):
             return False
         body = bytes(self.received[begin:end])
         del self.received[:end]
-        method = lines[0].partition(" ")[0]
+        method, url, _ = lines[0].split(" ", 2)
         try:
-            status, found, body = answer(method, headers, body)
+            status, found, body = answer(method, url, headers, body)
         except Exception:
             traceback.print_exc()
             status, found, body = 500, {}, b'{"__type":"InternalServerError"}'

@@ -278,8 +278,9 @@ impl<S: Store> Run<S> {
                 return self.without_running(Err(error));
             }
         };
-        let fingerprint = self.identity.fingerprint(self.asked.fingerprint());
-        let record = found.map(|entry| entry.record);
+        let name = found.as_ref().map_or(&self.identity, |(name, _)| name);
+        let fingerprint = name.fingerprint(self.asked.fingerprint());
+        let record = found.map(|(_, entry)| entry.record);
         let is_other = |record: &Record| record.fingerprint != fingerprint;
         let is_mismatch = record.as_ref().is_some_and(is_other);
         // Whether a tombstone is all that is left of an outcome the store's clock alone knows.
@@ -453,9 +454,10 @@ impl<S: Store> Run<S> {
     async fn instead<R: HttpBody>(&self, lost: &'static str) -> Response<Body<R>> {
         let found = self.guard.look_up(&self.identity).await.ok().flatten();
         // After a release another request may have the key (conformance row 59).
-        let fingerprint = self.identity.fingerprint(self.asked.fingerprint());
-        let ours = found.filter(|entry| entry.record.fingerprint == fingerprint);
-        match ours.map(|entry| entry.record.state) {
+        let ours = found.filter(|(name, entry)| {
+            entry.record.fingerprint == name.fingerprint(self.asked.fingerprint())
+        });
+        match ours.map(|(_, entry)| entry.record.state) {
             Some(State::Completed(outcome)) => self.replay(&outcome),
             _ => {
                 let problem = Problem::new(ProblemCode::OutcomeUnknown);

@@ -92,12 +92,15 @@ impl fmt::Debug for IdentityDigest {
 #[derive(Clone)]
 pub struct Identity {
     parts: Arc<Parts>,
+    // Under which of the secrets.
+    nth: usize,
     // A store that seals keeps the start of the key elsewhere.
     has_hint: bool,
 }
 
 struct Parts {
-    digest: IdentityDigest,
+    // As it is named under each secret.
+    digests: [IdentityDigest; 2],
     secrets: Option<Secrets>,
     // Of scope, operation and key together: stores that count bytes need not walk them.
     len: usize,
@@ -110,7 +113,7 @@ impl Identity {
     /// The identity of `key`, used for `operation` within `scope`.
     pub fn new(scope: Scope, operation: &str, key: Key) -> Self {
         let digest = digest_of(&scope, operation, &key);
-        Self::of(digest, None, scope, operation, key)
+        Self::of([digest; 2], None, scope, operation, key)
     }
 
     /// The same under `secrets`: what a store, a log or an upstream sees of it, and of the
@@ -132,12 +135,12 @@ impl Identity {
             return Self::new(scope, operation, key);
         };
         let plain = digest_of(&scope, operation, &key);
-        let digest = secrets.digest(plain.as_bytes());
-        Self::of(digest, Some(secrets.clone()), scope, operation, key)
+        let digests = secrets.digests(plain.as_bytes());
+        Self::of(digests, Some(secrets.clone()), scope, operation, key)
     }
 
     fn of(
-        digest: IdentityDigest,
+        digests: [IdentityDigest; 2],
         secrets: Option<Secrets>,
         scope: Scope,
         operation: &str,
@@ -145,7 +148,7 @@ impl Identity {
     ) -> Self {
         let names: usize = scope.segments().map(str::len).sum();
         let parts = Parts {
-            digest,
+            digests,
             secrets,
             len: names + operation.len() + key.as_str().len(),
             scope,
@@ -154,21 +157,31 @@ impl Identity {
         };
         Self {
             parts: Arc::new(parts),
+            nth: 0,
             has_hint: true,
         }
+    }
+
+    /// The same under the other secret, where [two are in use](crate::secrets).
+    pub fn other(&self) -> Option<Self> {
+        let secrets = self.parts.secrets.as_ref()?;
+        (secrets.names().len() > 1).then(|| Self {
+            nth: 1 - self.nth,
+            ..self.clone()
+        })
     }
 
     /// A fingerprint as it is kept under this identity.
     pub fn fingerprint(&self, plain: Fingerprint) -> Fingerprint {
         match &self.parts.secrets {
-            Some(secrets) => secrets.fingerprint(plain),
+            Some(secrets) => secrets.fingerprint(self.nth, plain),
             None => plain,
         }
     }
 
     /// What a store looks up.
     pub fn digest(&self) -> &IdentityDigest {
-        &self.parts.digest
+        &self.parts.digests[self.nth]
     }
 
     /// What a store keeps of the key: its [`hint`](Key::hint), or nothing.

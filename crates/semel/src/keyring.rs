@@ -77,11 +77,12 @@ pub enum KeysError {
     TooMany(usize, usize),
 }
 
-/// A key with its name.
-pub(crate) type Named = (KeyName, [u8; 32]);
+/// A key with its name, or the word that stands for none.
+pub(crate) type Named = (KeyName, Option<[u8; 32]>);
 
-/// Reads a key of each line; empty ones, and those that begin with `#`, are left out.
-pub(crate) fn read(text: &str) -> Result<Vec<Named>, KeysError> {
+/// Reads a key of each line; empty ones, and those that begin with `#`, are left out. `word` is a
+/// line that stands for no key.
+pub(crate) fn read(text: &str, word: Option<&str>) -> Result<Vec<Named>, KeysError> {
     let mut all: Vec<Named> = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let (at, line) = (at + 1, line.trim());
@@ -89,9 +90,12 @@ pub(crate) fn read(text: &str) -> Result<Vec<Named>, KeysError> {
             continue;
         }
         let one = || {
+            if word == Some(line) {
+                return Some((line.parse().ok()?, None));
+            }
             let (name, key) = line.split_once(char::is_whitespace)?;
             let key = BASE64_STANDARD.decode(key.trim()).ok()?.try_into().ok()?;
-            Some((name.parse().ok()?, key))
+            Some((name.parse().ok()?, Some(key)))
         };
         let one: Named = one().ok_or(KeysError::Line(at))?;
         if all.iter().any(|other| other.0 == one.0 || other.1 == one.1) {
@@ -115,19 +119,23 @@ mod tests {
             BASE64_STANDARD.encode([1; 32]),
             BASE64_STANDARD.encode([2; 32]),
         );
-        let all = read(&format!("# keys\n\n 2026-11  {a}\nold {b}\n"));
+        let all = read(
+            &format!("# keys\n\n 2026-11  {a}\nold {b}\nplain\n"),
+            Some("plain"),
+        );
         let names: Vec<_> = all.iter().flatten().map(|key| key.0.to_string()).collect();
-        assert_eq!(names, ["2026-11", "old"]);
+        assert_eq!(names, ["2026-11", "old", "plain"]);
         for (text, error) in [
             ("", KeysError::Empty),
             ("# none", KeysError::Empty),
             ("a", KeysError::Line(1)),
+            ("plain", KeysError::Line(1)),
             (&*format!("a {a}\nb {}", &a[1..]), KeysError::Line(2)),
             (&*format!("123456789 {a}"), KeysError::Line(1)),
             (&*format!("a {a}\nb {a}"), KeysError::Twice(2)),
             (&*format!("a {a}\n\na {b}"), KeysError::Twice(3)),
         ] {
-            let refused = read(text).unwrap_err();
+            let refused = read(text, None).unwrap_err();
             assert_eq!(refused, error);
             assert!(!refused.to_string().contains(&a[..8]));
         }

@@ -16,6 +16,11 @@
 //! The first 7 bytes as in version 1, of an outcome without code, fields and body, with version `2`
 //! and the real kind; then what `semel::sealed` made of the byte form of version 1.
 //!
+//! # Byte form, version 3: kept elsewhere
+//!
+//! The first 7 bytes as in version 1, of an outcome without fields and body, with version `3` and the
+//! real kind and code (no code where it is sealed); then what [`Outcome::stand_in`] was given.
+//!
 //! A version that this program does not know is an error, never an empty outcome.
 
 use std::fmt;
@@ -71,6 +76,11 @@ impl Outcome {
     /// The version of the byte form that this program writes.
     pub const VERSION: u8 = 1;
     const SEALED: u8 = 2;
+    const STAND_IN: u8 = 3;
+
+    /// Why an outcome is not read where only its [stand-in](Self::stand_in) is known.
+    pub(crate) const ELSEWHERE: &str =
+        "the answer is kept as an object outside the store, and cannot be read from there";
 
     /// The code of a failure of which only the text is kept, as a guard keeps an error.
     pub(crate) const TEXT: u16 = 1;
@@ -122,6 +132,7 @@ impl Outcome {
     #[must_use]
     pub fn to_omitted(&self) -> Self {
         let mut encoded = self.encoded[..self.body_at].to_vec();
+        encoded[0] = Self::VERSION;
         encoded[1] = 3;
         encoded[self.body_at - 1] = 0;
         Self {
@@ -178,6 +189,24 @@ impl Outcome {
         self.is_sealed().then(|| &self.encoded[HEAD..])
     }
 
+    /// Stands for this outcome, which is kept elsewhere, with its kind and code. `place` says where,
+    /// to whoever keeps it. A store gives it back as it is; a guard never replays it.
+    #[must_use]
+    pub fn stand_in(&self, place: &[u8]) -> Self {
+        let mut head = [0; HEAD];
+        head[..4].copy_from_slice(&self.encoded[..4]);
+        head[0] = Self::STAND_IN;
+        Self {
+            encoded: [&head, place].concat().into(),
+            body_at: HEAD,
+        }
+    }
+
+    /// Where the outcome is kept that this one stands for, as [`stand_in`](Self::stand_in) was told.
+    pub fn place(&self) -> Option<&[u8]> {
+        (self.encoded[0] == Self::STAND_IN).then(|| &self.encoded[HEAD..])
+    }
+
     /// The versioned byte form. Shares the outcome's memory.
     pub const fn as_bytes(&self) -> &Bytes {
         &self.encoded
@@ -191,15 +220,15 @@ impl Outcome {
     pub fn from_bytes(encoded: Bytes) -> Result<Self, DecodeError> {
         let mut reader = Reader(&encoded);
         let version = reader.u8().ok_or(DecodeError::Damaged)?;
-        if version == Self::SEALED {
-            let is_sealed = encoded.len() > HEAD && encoded[2..HEAD] == [0; HEAD - 2];
-            let is_kind = (1..=3).contains(&encoded[1]);
-            let sealed = Self {
-                encoded,
-                body_at: HEAD,
-            };
-            return (is_sealed && is_kind)
-                .then_some(sealed)
+        if version == Self::SEALED || version == Self::STAND_IN {
+            // One that is sealed has no code.
+            let absent = if version == Self::SEALED { 2 } else { 4 };
+            let is_whole = encoded.len() > HEAD
+                && (1..=3).contains(&encoded[1])
+                && encoded[absent..HEAD].iter().all(|byte| *byte == 0);
+            let body_at = HEAD;
+            return is_whole
+                .then_some(Self { encoded, body_at })
                 .ok_or(DecodeError::Damaged);
         }
         if version != Self::VERSION {
@@ -381,6 +410,30 @@ mod tests {
         let omitted = outcome.to_omitted();
         assert_eq!(omitted.fields().collect::<Vec<_>>(), fields);
         assert_eq!(omitted.code(), 201);
+    }
+
+    #[test]
+    fn a_stand_in_has_kind_and_code_and_nothing_else() {
+        let whole = Outcome::builder(OutcomeKind::Failure)
+            .code(422)
+            .field("a", b"b")
+            .body(b"body");
+        let stands = whole.stand_in(b"there");
+        assert_eq!((stands.kind(), stands.code()), (whole.kind(), 422));
+        assert_eq!((stands.fields().count(), stands.body()), (0, None));
+        assert_eq!((stands.place(), whole.place()), (Some(&b"there"[..]), None));
+        let bytes = stands.as_bytes();
+        assert_eq!(Outcome::from_bytes(bytes.clone()), Ok(stands.clone()));
+        for end in 0..=HEAD {
+            let cut = Outcome::from_bytes(bytes.slice(..end));
+            assert_eq!(cut, Err(DecodeError::Damaged));
+        }
+        let omitted = stands.to_omitted();
+        assert_eq!(
+            (omitted.kind(), omitted.place()),
+            (OutcomeKind::Omitted, None)
+        );
+        assert_eq!(Outcome::from_bytes(omitted.as_bytes().clone()), Ok(omitted));
     }
 
     #[test]

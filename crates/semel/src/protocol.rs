@@ -134,6 +134,12 @@ impl Nonce {
         Ok(Self(bytes))
     }
 
+    /// Of the same attempt, where it takes a lost one over and two names may have it.
+    pub(crate) const fn taking_over(mut self) -> Self {
+        self.0[0] ^= 1;
+        self
+    }
+
     /// From bytes read back from a store.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -281,6 +287,8 @@ pub struct Acquired {
     /// same in every attempt until the outcome's retention ended (takeovers, retries after a release
     /// that the store still knows); another one afterwards.
     pub since: Timestamp,
+    /// Whether it was acquired before, under the same nonce: its answer was lost. Its lease began then.
+    pub is_repeated: bool,
 }
 
 /// The answer to a claim.

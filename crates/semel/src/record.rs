@@ -123,6 +123,7 @@ impl Record {
             token: self.token,
             attempt: self.attempt,
             since: self.created_at,
+            is_repeated: false,
         }
     }
 
@@ -211,7 +212,10 @@ pub fn claim(
         }),
         // The caller's own claim, sent again by a transport that lost the answer.
         State::InFlight if record.token.nonce == request.nonce => {
-            Decision::unchanged(Claim::Acquired(record.acquired()))
+            Decision::unchanged(Claim::Acquired(Acquired {
+                is_repeated: true,
+                ..record.acquired()
+            }))
         }
         State::InFlight if now < record.lease_until => Decision::unchanged(Claim::InFlight {
             fence: record.token.fence,

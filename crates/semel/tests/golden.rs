@@ -54,6 +54,14 @@ fn outcomes_of_version_1() {
     }
 }
 
+#[test]
+fn outcomes_of_version_3() {
+    let stored = golden!("outcome-3-stand-in");
+    let stands = full().stand_in(b"answers/1");
+    assert_eq!(stands.as_bytes(), &stored);
+    assert_eq!(Outcome::from_bytes(stored), Ok(stands));
+}
+
 const SECOND: u64 = 1_000_000;
 
 /// So many seconds after the beginning of these records.

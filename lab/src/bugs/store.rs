@@ -103,6 +103,7 @@ impl Buggy {
                     token,
                     attempt: 1,
                     since: Timestamp::default(),
+                    is_repeated: false,
                 }))
             }),
             Bug::CallersClock => match claim? {

@@ -1,8 +1,9 @@
 //! Requests that a web page sends from an operator's browser without being asked.
 
 use http::Uri;
-use http::header::{HOST, ORIGIN};
+use http::header::{HOST, HeaderMap, ORIGIN};
 use http::request::Parts;
+use http::uri::Authority;
 
 use crate::refused::{Code, Refused};
 
@@ -33,11 +34,16 @@ pub(crate) fn is_own(request: &Parts) -> bool {
         // No browser.
         return true;
     };
-    let host = request.uri.authority().map(|authority| authority.as_str());
-    let host = host.or_else(|| text(HOST.as_str()));
+    let host = host(&request.uri, &request.headers);
     let origin: Option<Uri> = origin.parse().ok();
     let origin = origin.as_ref().and_then(Uri::authority);
     origin.is_some_and(|origin| host.is_some_and(|host| origin.as_str().eq_ignore_ascii_case(host)))
+}
+
+/// The name and port that a request is for: HTTP/2 has them beside the path. Empty where they are no text.
+pub(crate) fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    let named = uri.authority().map(Authority::as_str);
+    named.or_else(|| Some(headers.get(HOST)?.to_str().unwrap_or_default()))
 }
 
 #[cfg(test)]

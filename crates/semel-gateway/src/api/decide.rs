@@ -1,5 +1,6 @@
 //! What changes something, or shows what is hidden.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
@@ -47,10 +48,7 @@ pub(super) async fn act(
     order: Result<Given<Order>, Refused>,
 ) -> Answered<Done> {
     let action = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
-    caller.require(match &*action {
-        "erase" => Role::Admin,
-        _ => Role::Operator,
-    })?;
+    caller.require(least(&action))?;
     let Given(order) = order?;
     let actor = actor(&caller, &peer);
     finished(async move {
@@ -84,13 +82,13 @@ pub(super) async fn reveal(
     Id(id): Id,
     order: Result<Given<Order>, Refused>,
 ) -> Result<Result<Told<Answer>, Told<Proposed>>, Refused> {
-    caller.require(Role::Operator)?;
+    caller.require(least("reveal"))?;
     let Given(order) = order?;
     let actor = actor(&caller, &peer);
     finished(async move {
         let revealed = api.operations.reveal(&actor, &id, &order).await?;
         Ok(match revealed {
-            Ok(answer) => Ok(Told(StatusCode::OK, answer)),
+            Ok((_, answer)) => Ok(Told(StatusCode::OK, answer)),
             Err(audit) => Err(Told(status(true), Proposed::new(audit))),
         })
     })
@@ -114,16 +112,9 @@ pub(super) async fn erase(
     State(api): Shared,
     Extension(peer): Extension<Peer>,
     Extension(caller): Extension<Caller>,
-    order: Result<Given<Many>, Refused>,
+    order: Ordered,
 ) -> Answered<DoneMany> {
-    caller.require(Role::Admin)?;
-    let Given(order) = order?;
-    let actor = actor(&caller, &peer);
-    finished(async move {
-        let done = api.operations.erase_scope(&actor, &order, |_| ()).await?;
-        Ok(Told(status(done.proposed), done))
-    })
-    .await
+    many(api, &peer, &caller, "erase", order).await
 }
 
 /// Removes what is past its retention.
@@ -143,16 +134,9 @@ pub(super) async fn purge(
     State(api): Shared,
     Extension(peer): Extension<Peer>,
     Extension(caller): Extension<Caller>,
-    order: Result<Given<Many>, Refused>,
+    order: Ordered,
 ) -> Answered<DoneMany> {
-    caller.require(Role::Admin)?;
-    let Given(order) = order?;
-    let actor = actor(&caller, &peer);
-    finished(async move {
-        let done = api.operations.purge(&actor, &order, |_| ()).await?;
-        Ok(Told(status(done.proposed), done))
-    })
-    .await
+    many(api, &peer, &caller, "purge", order).await
 }
 
 /// Encrypts all answers with the key in use.
@@ -172,16 +156,37 @@ pub(super) async fn reencrypt(
     State(api): Shared,
     Extension(peer): Extension<Peer>,
     Extension(caller): Extension<Caller>,
-    order: Result<Given<Many>, Refused>,
+    order: Ordered,
 ) -> Answered<DoneMany> {
-    caller.require(Role::Admin)?;
+    many(api, &peer, &caller, "reencrypt", order).await
+}
+
+type Ordered = Result<Given<Many>, Refused>;
+
+/// What is done with many records.
+async fn many(
+    api: Arc<Api>,
+    peer: &Peer,
+    caller: &Caller,
+    action: &'static str,
+    order: Ordered,
+) -> Answered<DoneMany> {
+    caller.require(least(action))?;
     let Given(order) = order?;
-    let actor = actor(&caller, &peer);
+    let actor = actor(caller, peer);
     finished(async move {
-        let done = api.operations.reencrypt(&actor, &order, |_| ()).await?;
+        let done = api.operations.many(&actor, action, &order, |_| ()).await?;
         Ok(Told(status(done.proposed), done))
     })
     .await
+}
+
+/// The role that an action asks for.
+pub(crate) fn least(action: &str) -> Role {
+    match action {
+        "erase" | "purge" | "reencrypt" => Role::Admin,
+        _ => Role::Operator,
+    }
 }
 
 /// Nothing is done until somebody else confirms it.

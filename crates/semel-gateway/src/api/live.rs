@@ -53,7 +53,8 @@ pub(super) async fn events(
         return Err(busy("The gateway is stopping."));
     }
     let room = Arc::clone(&api.listening).try_acquire_owned();
-    let room = room.map_err(|_| busy("As many listen as may. Read the overview instead."))?;
+    let room =
+        room.map_err(|_| busy("As many listen as may: read the overview instead, or ask again."))?;
     let listening = Listening {
         listener: api.events.listen(filter.wanted),
         filter,
@@ -143,5 +144,49 @@ impl Listening {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::access::Access;
+    use crate::events::Events;
+
+    /// However much happens that was not asked for.
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_is_broken_while_others_hear_much() {
+        let gate = Arc::new(Gate::new(Access::default(), true));
+        let (_stop, stopping) = watch::channel(false);
+        let events = Arc::new(Events::default());
+        let mut listening = Listening {
+            listener: events.listen(Wanted::default()),
+            filter: Filter {
+                id: Some("0".repeat(64)),
+                ..Filter::default()
+            },
+            changes: gate.changes(),
+            gate,
+            asked: http::Request::new(()).into_parts().0,
+            stopping,
+            _room: Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+        };
+        tokio::spawn(async move {
+            loop {
+                sleep(SILENCE / 3).await;
+                events.acted("release", None, "done", "692-4");
+            }
+        });
+        let begun = Instant::now();
+        assert!(
+            timeout(SILENCE * 3, listening.next())
+                .await
+                .unwrap()
+                .is_some()
+        );
+        assert!(begun.elapsed() <= SILENCE, "{:?}", begun.elapsed());
     }
 }

@@ -147,13 +147,8 @@ pub(super) async fn audit(State(api): Shared, mut pairs: Pairs) -> Result<Respon
     if !lines {
         return Ok(Told(StatusCode::OK, page).into_response());
     }
-    let lines = page
-        .entries
-        .iter()
-        .filter_map(|entry| serde_json::to_string(entry).ok());
-    let text: String = lines.map(|line| line + "\n").collect();
     let kind = HeaderValue::from_static("application/jsonl");
-    let mut response = ([(CONTENT_TYPE, kind)], text).into_response();
+    let mut response = ([(CONTENT_TYPE, kind)], page.lines()).into_response();
     if let Some(next) = page.next.and_then(|next| HeaderValue::try_from(next).ok()) {
         response.headers_mut().insert("semel-next", next);
     }

@@ -29,13 +29,11 @@ use crate::operations::{MOST, Operations};
 use crate::refused::{Code, Refused};
 use crate::routing::Table;
 use crate::store::{Health, Watched};
-pub(crate) use decide::{actor, finished};
+pub(crate) use decide::{actor, finished, least};
 pub(crate) use look::{of_route, promises};
 
 /// How many records a page has unless something else is asked for.
 const PAGE: usize = 100;
-/// How many may listen to what happens at once.
-pub const LISTENERS: usize = 64;
 
 /// What the API works on.
 pub struct Api {

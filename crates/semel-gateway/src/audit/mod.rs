@@ -24,6 +24,7 @@ use std::str::FromStr;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use semel::store::{
     Acquired, Claim, ClaimRequest, Fenced, Label, Nonce, Retention, Store, StoreExt as _, Token,
 };
@@ -35,6 +36,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::command::with_causes;
 use crate::operations::view::time;
 use crate::operations::{facts, insist};
 use crate::reconcile::Decided;
@@ -49,6 +51,8 @@ const LEASE: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_hours(24 * 30);
 /// How many numbers others may take away before this gives up.
 const TRIES: u64 = 10_000;
+/// How many entries are read at once.
+const AT_ONCE: u64 = 16;
 /// How long entries are kept unless set.
 pub const DEFAULT_RETENTION: Duration = Duration::from_hours(24 * 400);
 
@@ -183,6 +187,14 @@ pub struct Page {
     pub entries: Vec<Entry>,
     /// Where the next page begins; none at the end.
     pub next: Option<String>,
+}
+
+impl Page {
+    /// Its entries as JSON Lines.
+    pub(crate) fn lines(&self) -> String {
+        let lines = self.entries.iter().map(serde_json::to_string);
+        lines.flatten().map(|line| line + "\n").collect()
+    }
 }
 
 /// An entry whose intention is kept.
@@ -423,9 +435,13 @@ impl<S: Store> Log<S> {
         taken.get(&period).copied().unwrap_or_default()
     }
 
-    async fn record(&self, number: Number) -> Answer<Option<Record>> {
-        let entry = self.store.get(number.identity().digest()).await?;
-        Ok(entry.map(|entry| entry.record))
+    /// A record of the log; what is damaged is there, too.
+    async fn record(&self, number: Number) -> Answer<Option<Answer<Record>>> {
+        match self.store.get(number.identity().digest()).await {
+            Ok(entry) => Ok(entry.map(|entry| Ok(entry.record))),
+            Err(error) if error.kind() == StoreErrorKind::Corrupt => Ok(Some(Err(error))),
+            Err(error) => Err(error),
+        }
     }
 
     /// The last number of a period; 0 where there is none.
@@ -458,10 +474,11 @@ impl<S: Store> Log<S> {
     /// The store's.
     pub async fn entry(&self, number: Number) -> Answer<Option<Entry>> {
         let record = self.record(number).await?;
-        record.map(|record| shown(number, &record)).transpose()
+        record.map(|record| shown(number, &record?)).transpose()
     }
 
-    /// A page of at most `limit` entries, the newest first: from this number on, or from the last one.
+    /// A page of at most `limit` entries, the newest first: from this number on, or from the last one. One
+    /// that is damaged is said to be.
     ///
     /// # Errors
     /// The store's.
@@ -480,15 +497,22 @@ impl<S: Store> Log<S> {
                 nth = nth.min(from.nth);
             }
             while nth > 0 {
-                let number = Number { period, nth };
                 if entries.len() == limit {
-                    let next = Some(number.to_string());
+                    let next = Some(Number { period, nth }.to_string());
                     return Ok(Page { entries, next });
                 }
-                if let Some(record) = self.record(number).await? {
-                    entries.push(shown(number, &record)?);
+                let most = AT_ONCE.min((limit - entries.len()) as u64);
+                let numbers = (nth.saturating_sub(most) + 1..=nth).rev();
+                let numbers: Vec<_> = numbers.map(|nth| Number { period, nth }).collect();
+                let records = numbers.iter().map(|number| self.record(*number));
+                let records = try_join_all(records).await?;
+                for (number, record) in numbers.into_iter().zip(records) {
+                    let entry = record.map(|record| shown(number, &record?));
+                    entries.extend(
+                        entry.map(|entry| entry.unwrap_or_else(|why| damaged(number, &why))),
+                    );
                 }
-                nth -= 1;
+                nth = nth.saturating_sub(most);
             }
         }
         Ok(Page {
@@ -507,18 +531,34 @@ fn period_of(at: Timestamp) -> u64 {
     at.as_micros() / u64::try_from(PERIOD.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Nothing is known of it but that it is there.
+fn unread(number: Number) -> Entry {
+    Entry {
+        number: number.to_string(),
+        at: None,
+        intent: None,
+        result: Came::Unknown,
+        detail: None,
+        after: None,
+    }
+}
+
+fn damaged(number: Number, why: &StoreError) -> Entry {
+    let detail = format!("the entry is damaged: {}", with_causes(why));
+    Entry {
+        detail: Some(detail),
+        ..unread(number)
+    }
+}
+
 fn shown(number: Number, record: &Record) -> Answer<Entry> {
     let damaged = |error: serde_json::Error| {
         let why = format!("the audit log's entry {number} cannot be read");
         StoreError::new(StoreErrorKind::Corrupt, why).with_source(error)
     };
     let entry = Entry {
-        number: number.to_string(),
         at: time(record.created_at),
-        intent: None,
-        result: Came::Unknown,
-        detail: None,
-        after: None,
+        ..unread(number)
     };
     if let State::Completed(outcome) = &record.state {
         let body = outcome.body().unwrap_or_default();

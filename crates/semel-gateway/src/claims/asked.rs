@@ -65,17 +65,20 @@ impl Asked {
                 text(&format!("scope[{nth}]"), segment)?;
             }
         }
-        let (nonce, is_repeatable) = match &wire.nonce {
-            Some(hex) => (nonce(hex)?, true),
-            None => (Nonce::random()?, false),
-        };
         let on_lost = match wire.on_lost {
             Some(OnLost::Retry) => store::OnLost::Retry,
             Some(OnLost::Hold) | None => store::OnLost::Hold,
         };
         let operation = service.operation(&wire.operation);
+        let identity = Identity::keyed(Scope::new(&wire.scope), &operation, key, secrets);
+        let given = wire.nonce.as_deref().map(nonce).transpose()?;
+        let (nonce, is_repeatable) = match given {
+            // Of two names a nonce is one call's: see `semel::secrets`.
+            Some(nonce) if identity.other().is_none() => (nonce, true),
+            _ => (Nonce::random()?, false),
+        };
         Ok(Self {
-            identity: Identity::keyed(Scope::new(&wire.scope), &operation, key, secrets),
+            identity,
             request: store::ClaimRequest {
                 nonce,
                 fingerprint: fingerprint(wire)?,
@@ -215,6 +218,21 @@ mod tests {
 
     fn with(member: &str) -> Result<Asked, String> {
         read(&format!(r#"{{"operation": "pay", "key": "k", {member}}}"#))
+    }
+
+    #[test]
+    fn of_two_names_a_nonce_is_one_calls() {
+        let nonce = "0a".repeat(16);
+        let json = format!(r#"{{"operation": "pay", "key": "k", "nonce": "{nonce}"}}"#);
+        let wire: ClaimRequest = serde_json::from_str(&json).unwrap();
+        let lines = "a AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\nplain";
+        for (lines, is_own) in [(lines, false), (lines.lines().next().unwrap(), true)] {
+            let secrets = Secrets::parse(lines).unwrap();
+            let asked = Asked::read(&wire, &named(&wire).ok().unwrap(), Some(&secrets));
+            let asked = asked.ok().unwrap();
+            let has_it = asked.request.nonce == Nonce::from_bytes([10; 16]);
+            assert_eq!((has_it, asked.is_repeatable), (is_own, is_own));
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use semel::guard::{Again, Guard, Lead, Seen, Signal};
-use semel::store::{Acquired, Claim, Entry, Fenced, Store as _, StoreExt as _};
-use semel::{AnyStore, Backoff, Progress, StoreErrorKind};
+use semel::store::{Acquired, Claim, Entry, Fenced, OnLost, Store as _, StoreExt as _};
+use semel::{AnyStore, Backoff, Identity, Progress, StoreError, StoreErrorKind};
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, sleep};
 
@@ -39,49 +39,47 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
     let since = Instant::now();
     let deadline = since + asked.wait;
     let (mut room, mut has_waited) = (None, false);
-    let seen = |signal: Signal| {
-        let mut seen = Seen::of(identity, signal);
-        seen.waited = Some(since.elapsed());
-        seen
-    };
-    let id = identity.digest().to_string();
-    let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
-        guard.tell(&seen(signal));
-        Refused::of_layer(code, detail).with("id", id.clone())
-    };
     loop {
         let again = match has_waited {
             true => guard.again(identity, &asked.request, since).await,
             false => Again::Send(Lead::default()),
         };
-        let answer = match again {
-            Again::Told(answer) => answer,
+        let (identity, answer) = match again {
+            Again::Told(identity, answer) => (identity, answer),
             Again::Send(lead) => {
                 in_doubt.is_doubtful = true;
                 let answer = guard.claim(identity, &asked.request).await;
-                let answer = answer.inspect_err(|error| {
+                let (identity, answer) = answer.inspect_err(|error| {
                     in_doubt.is_doubtful = error.kind() == StoreErrorKind::Unknown;
-                    guard.tell(&seen(match error.kind() {
+                    let signal = match error.kind() {
                         StoreErrorKind::Capacity => Signal::Capacity,
                         _ => Signal::StoreError,
-                    }));
+                    };
+                    guard.tell(&seen(identity, signal, since));
                 })?;
                 in_doubt.is_doubtful = matches!(answer, Claim::Acquired(_));
-                lead.tell(&answer);
-                answer
+                lead.tell(&identity, &answer);
+                (identity, answer)
             }
+        };
+        let id = identity.digest().to_string();
+        let seen = |signal| seen(&identity, signal, since);
+        let refused = |code: ProblemCode, signal: Signal, detail: &'static str| {
+            guard.tell(&seen(signal));
+            Refused::of_layer(code, detail).with("id", id.clone())
         };
         let refused = match answer {
             Claim::Acquired(acquired) => {
-                // Sent again it may have been made long ago: what its client is told of the lease is to hold.
-                if asked.is_repeatable {
+                // It may have been made long ago: what its client is told of the lease is to hold.
+                if acquired.is_repeated {
                     let (store, lease) = (guard.store(), asked.request.lease);
                     let renewed = store.renew(identity.digest(), &acquired.token, lease);
                     if let Fenced::Refused(_) = renewed.await? {
                         continue;
                     }
                 }
-                let made = acquired_by(asked, &acquired, &steps(guard, asked, &acquired).await?)?;
+                let made = steps(guard, &identity, &acquired).await?;
+                let made = acquired_by(asked, id, &acquired, &made)?;
                 in_doubt.is_doubtful = false;
                 let mut seen = seen(match acquired.attempt {
                     1 => Signal::New,
@@ -147,22 +145,29 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
     }
 }
 
+fn seen(identity: &Identity, signal: Signal, since: Instant) -> Seen<'_> {
+    let mut seen = Seen::of(identity, signal);
+    seen.waited = Some(since.elapsed());
+    seen
+}
+
 /// What earlier attempts finished. This one, too, where its client comes back with its nonce.
 async fn steps(
     guard: &Guard<AnyStore>,
-    asked: &Asked,
+    identity: &Identity,
     acquired: &Acquired,
 ) -> Result<Progress, Refused> {
-    if acquired.attempt == 1 && !asked.is_repeatable {
+    if acquired.attempt == 1 && !acquired.is_repeated {
         return Ok(Progress::EMPTY);
     }
-    let entry = guard.store().get(asked.identity.digest()).await?;
+    let entry = guard.store().get(identity.digest()).await?;
     let ours = entry.filter(|Entry { record, .. }| record.token == acquired.token);
     Ok(ours.map_or(Progress::EMPTY, |entry| entry.record.progress))
 }
 
 fn acquired_by(
     asked: &Asked,
+    id: String,
     acquired: &Acquired,
     steps: &Progress,
 ) -> Result<wire::Acquired, Refused> {
@@ -172,7 +177,7 @@ fn acquired_by(
         retention: asked.retention,
     };
     Ok(wire::Acquired {
-        id: asked.identity.digest().to_string(),
+        id,
         token: held.to_text(),
         fence: acquired.token.fence.0,
         attempt: acquired.attempt,
@@ -183,7 +188,8 @@ fn acquired_by(
 }
 
 /// A claim that the store may have made, and that its client does not know of. Where that cannot come
-/// back with its nonce, the claim is given back in the background.
+/// back with its nonce, the claim is given back in the background; but not where it may have taken over a lost
+/// attempt, whose effect nobody knows: that is left to its lease.
 struct InDoubt<'a> {
     claims: &'a Claims,
     asked: &'a Asked,
@@ -196,22 +202,32 @@ impl Drop for InDoubt<'_> {
             return;
         }
         let guard = self.claims.guard.clone();
-        let (digest, nonce) = (*self.asked.identity.digest(), self.asked.request.nonce);
+        let nonce = self.asked.request.nonce;
+        let identity = self.asked.identity.clone();
+        let other = identity.other();
+        // Of two names it is not under this nonce that one is taken over.
+        let takes_over = self.asked.request.on_lost == OnLost::Retry && other.is_none();
         let stopping = until_stopping(self.claims.stopping.clone());
         let give_back = async move {
             let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
             let mut is_last_look = false;
             loop {
                 let store = guard.store();
-                let given_back = match store.get(&digest).await {
-                    Ok(Some(entry)) if entry.record.token.nonce == nonce => {
-                        let token = entry.record.token;
-                        store.abandon(&digest, &token).await.map(|_| true)
+                let given_back = async {
+                    let mut is_found = is_last_look;
+                    for name in [Some(&identity), other.as_ref()].into_iter().flatten() {
+                        let found = store.get(name.digest()).await?;
+                        let ours = found.filter(|entry| entry.record.token.nonce == nonce);
+                        if let Some(Entry { record, .. }) = ours {
+                            is_found = true;
+                            if !(takes_over && record.attempt > 1) {
+                                let _: Fenced = store.abandon(name.digest(), &record.token).await?;
+                            }
+                        }
                     }
-                    Ok(_) => Ok(is_last_look),
-                    Err(error) => Err(error),
+                    Ok::<_, StoreError>(is_found)
                 };
-                match given_back {
+                match given_back.await {
                     Ok(true) => break,
                     Ok(false) => {
                         sleep(ON_ITS_WAY).await;

@@ -60,7 +60,10 @@ pub(super) async fn claim(
     // It may be large, and the wait long.
     drop(request);
     if !caller.may_claim_all() {
-        claims.remember(asked.identity.digest(), asked.identity.operation());
+        let names = [Some(asked.identity.clone()), asked.identity.other()];
+        for name in names.iter().flatten() {
+            claims.remember(name.digest(), name.operation());
+        }
     }
     Ok(match claim::make(&claims, &asked).await? {
         Made::Acquired(acquired) => Ok(Told(StatusCode::CREATED, acquired)),

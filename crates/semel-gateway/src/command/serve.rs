@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout};
+use tower::Layer as _;
 use tracing::{Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -40,7 +41,7 @@ use crate::reconcile::{self, Watching};
 use crate::reload::Reload;
 use crate::serve::{self, Bounds, Entry};
 use crate::stack::{self, Stacks};
-use crate::store::{self, Condition, Health, Opened, Watched};
+use crate::store::{self, Condition, Health, Watched};
 use crate::telemetry::{self, ACCESS, SPANS, Traces};
 use crate::tls;
 use crate::tls::client::Trust;
@@ -188,11 +189,8 @@ async fn gateway(
         trust.read()?;
     }
     let access = Access::open(&config.tokens)?;
-    let Opened {
-        store: opened,
-        sealed,
-        secrets,
-    } = store::open(&config.store, &config.at_rest).await?;
+    let opened = store::open(&config.store, &config.at_rest).await?;
+    let secrets = opened.secrets.clone();
     let is_nameless = |route: &Route| route.protect && route.service.is_none();
     if config.routes.iter().any(is_nameless) && config.store.can_be_shared() {
         tracing::warn!(
@@ -205,7 +203,7 @@ async fn gateway(
 
     let health = Arc::new(Health::new(Arc::clone(&metrics)));
     let has_spans = config.collector.is_some();
-    let store = Watched::new(opened.clone(), Arc::clone(&health), has_spans);
+    let store = Watched::new(opened.store.clone(), Arc::clone(&health), has_spans);
     let events = Arc::<Events>::default();
     let stacks = Stacks::new(
         config,
@@ -242,7 +240,8 @@ async fn gateway(
         .build();
     let waiting = descriptors::for_waiting(for_operators, config.limits.waiting);
     let claims = Claims::new(claiming.clone(), waiting, stopping.clone());
-    let claims = claims.with_secrets(secrets.clone());
+    let claims = claims.with_secrets(secrets);
+    let itself = opened.store.clone();
     let api = Arc::new(Api {
         operations: Operations::new(
             store.clone(),
@@ -250,9 +249,9 @@ async fn gateway(
         )
         .with_four_eyes(config.four_eyes.clone())
         .with_events(Arc::clone(&events))
-        .with_at_rest(sealed, secrets),
+        .with_opened(opened),
         events,
-        listening: Arc::new(Semaphore::new(api::LISTENERS)),
+        listening: Arc::new(Semaphore::new(descriptors::for_listening(for_operators))),
         gate: Arc::clone(&gate),
         stopping: stopping.clone(),
         table: Arc::clone(&table),
@@ -294,7 +293,8 @@ async fn gateway(
             ..Entry::default()
         },
         bounds,
-        move |peer| admin.clone().layer(Extension(peer)),
+        // Around all of it: the routes of a router are each laid anew.
+        move |peer| Extension(peer).layer(admin.clone()),
         async { drop(admin_ends.await) },
     ));
     let (drained, until_drained) = tokio::sync::oneshot::channel();
@@ -302,7 +302,7 @@ async fn gateway(
         let log = Log::new(store.clone(), config.audit_retention);
         tokio::spawn(async move { log.enter(decisions, until_drained).await })
     });
-    let watching = tokio::spawn(Arc::clone(&health).watch(opened));
+    let watching = tokio::spawn(Arc::clone(&health).watch(itself));
     let pools = stacks.pools();
     tokio::spawn(async move { pools.check().await });
     let (reload, services) = Reload::new(

@@ -20,9 +20,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
 use super::line::text;
-use super::records::{Desk, Failure, clean, columns, desk, json, line_of, print, run, say};
+use super::records::{Desk, Failure, Heard, clean, columns, desk, json, line_of, print, run, say};
 use crate::config::values;
-use crate::events::{Live, names};
+use crate::events::names;
 use crate::operations::view::{Count, Overview, Summary};
 
 /// How many records are shown of each kind.
@@ -46,7 +46,7 @@ const RATES: [(&str, &[&str]); 8] = [
     ("again", &["again"]),
     ("in flight", &["in_flight"]),
     ("mismatch", &["mismatch"]),
-    ("unknown", &["unknown", "marked_unknown"]),
+    ("unknown", &["marked_unknown"]),
     ("stale", &["stale"]),
     ("store errors", &["store_error"]),
 ];
@@ -189,10 +189,32 @@ struct View<'a> {
     rates: Option<[f64; RATES.len()]>,
     /// Why the last look failed.
     trouble: Option<String>,
+    /// Why it hears of no events.
+    deaf: Option<String>,
     /// What was told lately, the latest first.
-    told: VecDeque<Live>,
+    told: VecDeque<Heard>,
     only_stuck: bool,
     stands_still: bool,
+}
+
+/// What was heard and is not shown yet, the latest first: no more than is shown.
+#[derive(Default)]
+struct Ears {
+    told: VecDeque<Heard>,
+    deaf: Option<String>,
+}
+
+impl Ears {
+    fn hear(&mut self, heard: Heard) {
+        match heard {
+            Heard::Listens => self.deaf = None,
+            Heard::Deaf(why) => self.deaf = Some(why),
+            told => {
+                self.told.truncate(EVENTS - 1);
+                self.told.push_front(told);
+            }
+        }
+    }
 }
 
 /// What a key means.
@@ -218,22 +240,21 @@ async fn live(
         taken: Instant::now(),
         rates: None,
         trouble: None,
+        deaf: None,
         told: VecDeque::new(),
         only_stuck: false,
         stands_still: false,
     };
-    let told = RefCell::new(Vec::new());
+    let ears = RefCell::new(Ears::default());
     let unusual: Vec<&str> = names().filter(|name| !USUAL.contains(name)).collect();
-    let mut listening = pin!(desk.listen(&unusual, |live| told.borrow_mut().push(live)));
+    let mut listening = pin!(desk.listen(&unusual, |heard| ears.borrow_mut().hear(heard)));
     let look = || async {
         sleep(every).await;
         Snapshot::take(desk).await
     };
     let mut looking = pin!(look());
     loop {
-        if !view.stands_still {
-            view.hear(told.borrow_mut().drain(..));
-        }
+        view.hear(&mut ears.borrow_mut());
         let drawn = terminal.draw(|frame| view.draw(frame));
         drawn.map_err(|error| failed(&error))?;
         tokio::select! {
@@ -273,17 +294,19 @@ impl View<'_> {
         Pressed::Other
     }
 
-    fn hear(&mut self, told: impl Iterator<Item = Live>) {
-        for live in told {
-            self.told.truncate(EVENTS - 1);
-            self.told.push_front(live);
+    fn hear(&mut self, ears: &mut Ears) {
+        self.deaf.clone_from(&ears.deaf);
+        if !self.stands_still {
+            ears.told.append(&mut self.told);
+            self.told = std::mem::take(&mut ears.told);
+            self.told.truncate(EVENTS);
         }
     }
 
     fn take(&mut self, taken: Result<Snapshot, Failure>) {
         let now = match taken {
             Err(failure) => {
-                self.trouble = Some(failure.why().to_owned());
+                self.trouble = Some(failure.into_why());
                 return;
             }
             Ok(_) if self.stands_still => return,
@@ -323,8 +346,9 @@ impl View<'_> {
         frame.render_widget(self.rates(), rates);
         frame.render_widget(self.records(), records);
         frame.render_widget(self.told(told.height), told);
-        let foot_line = match &self.trouble {
-            Some(why) => Line::styled(clean(why), Style::new().fg(Color::Red)),
+        let deaf = self.deaf.as_ref().map(|why| format!("no events: {why}"));
+        let foot_line = match self.trouble.clone().or(deaf) {
+            Some(why) => Line::styled(clean(&why), Style::new().fg(Color::Red)),
             None if self.stands_still => Line::styled("p: go on", bold),
             None => Line::from("q: end   s: only stuck, or all   p: stop the picture"),
         };
@@ -353,7 +377,14 @@ impl View<'_> {
     }
 
     fn told(&self, most: u16) -> Paragraph<'static> {
-        let line = |live: &Live| {
+        let line = |heard: &Heard| {
+            let live = match heard {
+                Heard::Event(live) => live,
+                Heard::Lost(lost) => {
+                    return Line::from(format!("{lost} events or fewer were lost here"));
+                }
+                Heard::Listens | Heard::Deaf(_) => return Line::default(),
+            };
             let text = |text: &Option<String>| text.as_deref().map(clean).unwrap_or_default();
             let at = text(&live.at);
             // The time of the day, to the second.
@@ -388,6 +419,7 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
+    use crate::events::Live;
     use crate::operations::view::{Counts, StoreCondition};
 
     fn snapshot(new: u64) -> Snapshot {
@@ -423,6 +455,7 @@ mod tests {
             taken: Instant::now(),
             rates: None,
             trouble: None,
+            deaf: None,
             told: VecDeque::new(),
             only_stuck: false,
             stands_still: false,
@@ -481,5 +514,33 @@ mod tests {
         assert!(!press(&mut view, KeyCode::Char('c'), none));
         assert!(press(&mut view, KeyCode::Char('q'), none));
         assert!(press(&mut view, KeyCode::Char('c'), KeyModifiers::CONTROL));
+    }
+
+    #[test]
+    fn what_is_not_heard_is_said_and_no_more_is_kept_than_is_shown() {
+        let (mut view, mut ears) = (view(), Ears::default());
+        view.stands_still = true;
+        let event = |nth: usize| {
+            Heard::Event(Box::new(Live {
+                event: format!("event-{nth}"),
+                ..Live::default()
+            }))
+        };
+        (0..3 * EVENTS).for_each(|nth| ears.hear(event(nth)));
+        ears.hear(Heard::Lost(7));
+        ears.hear(Heard::Deaf("forbidden".to_owned()));
+        view.hear(&mut ears);
+        assert_eq!((ears.told.len(), view.told.len()), (EVENTS, 0));
+        let screen = shown(&view, 100, 30);
+        assert!(screen.contains("no events: forbidden"), "{screen}");
+        view.stands_still = false;
+        ears.hear(Heard::Listens);
+        view.hear(&mut ears);
+        assert_eq!((ears.told.len(), view.told.len()), (0, EVENTS));
+        let screen = shown(&view, 100, 30);
+        assert!(screen.contains("7 events or fewer were lost"), "{screen}");
+        let latest = format!("event-{} ", 3 * EVENTS - 1);
+        assert!(screen.contains(&latest), "{screen}");
+        assert!(!screen.contains("forbidden"), "{screen}");
     }
 }

@@ -8,7 +8,7 @@ use tracing::Level;
 use super::file::SectionSaid;
 use super::sources::{Given, Said, Sources};
 use super::{Config, ConfigError, Dispositions, Limits, Route, StoreUrl, values};
-use crate::at_rest::{self, AtRest, Source};
+use crate::at_rest::{self, AtRest, Large, Source};
 use crate::reconcile::Settings;
 use crate::routing::{Host, Matches, Path, method};
 use crate::telemetry;
@@ -61,6 +61,7 @@ impl Sources {
             at_rest: AtRest {
                 keys: reader.read(at_rest::KEYS, Source::parse),
                 secrets: reader.read(at_rest::SECRETS, Source::parse),
+                large: reader.large(),
             },
             reconcile: self.reconcile(&mut reader, &routes),
             proxy_protocol: reader.switch("proxy-protocol"),
@@ -241,6 +242,12 @@ impl Reader<'_> {
         let given = self.said.given.get("otlp-endpoint")?;
         let is_whole = given.from == telemetry::OF_TRACES;
         self.read("otlp-endpoint", |url| values::collector(url, is_whole))
+    }
+
+    fn large(&mut self) -> Option<Large> {
+        let url = self.read(at_rest::LARGE, values::objects);
+        let above = self.read(at_rest::ABOVE, values::memory)?;
+        url.map(|url| Large { url, above })
     }
 
     fn file(&mut self, name: &'static str, flag: &'static str) -> Option<PemFile> {

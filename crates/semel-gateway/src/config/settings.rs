@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 62] = [
+pub const SETTINGS: [Setting; 64] = [
     list(
         "upstream",
         "URL",
@@ -179,7 +179,19 @@ pub const SETTINGS: [Setting; 62] = [
         "identity-keys",
         "SOURCE",
         None,
-        "The secret that keys and bodies are digested with, likewise, in one line",
+        "The secrets that keys and bodies are digested with, likewise: one, or two while one replaces the other",
+    ),
+    setting(
+        "large-answers",
+        "URL",
+        None,
+        "Where answers are kept that are too large for the store: file:FOLDER, or s3://BUCKET/PREFIX?region=…&endpoint=…",
+    ),
+    setting(
+        "large-answers-above",
+        "SIZE",
+        Some("256KiB"),
+        "The largest answer that is kept in the store, with --large-answers",
     ),
     setting(
         "service",

@@ -74,6 +74,9 @@ fn line(setting: &Setting, name: &str, said: &Said) -> Option<String> {
     let Given { value, from } = said.given.get(setting.name)?;
     let value = match setting.name {
         "store" => StoreUrl(value.clone()).to_string(),
+        "large-answers" => {
+            values::objects(value).map_or_else(|_| "…".to_owned(), |url| url.to_string())
+        }
         "reconciler" | "jwt-jwks" | "auth-url" | "otlp-endpoint" => without_query(value),
         _ => value.clone(),
     };

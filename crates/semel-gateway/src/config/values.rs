@@ -12,6 +12,7 @@ use jsonwebtoken::Algorithm;
 use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
+use semel_stores::objects::ObjectsUrl;
 use semel_tower::{Mode, NoteField, Preset, Rate};
 use tracing::Level;
 
@@ -179,6 +180,10 @@ pub(crate) fn memory(value: &str) -> Result<usize, String> {
             "`{value}` is not a size; write it like 64KiB or 1MiB"
         )),
     }
+}
+
+pub(crate) fn objects(value: &str) -> Result<ObjectsUrl, String> {
+    ObjectsUrl::parse(value).map_err(|error| error.to_string())
 }
 
 pub(crate) fn host_names(value: &str) -> Result<Vec<String>, String> {

@@ -10,7 +10,7 @@ use semel::Timestamp;
 use semel::guard::Signal;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::metrics::{ByRouteCounts, FREQUENT, Metrics};
+use crate::metrics::{ByRouteCounts, Metrics};
 use crate::operations::about_now;
 use crate::store::Health;
 
@@ -18,8 +18,12 @@ use crate::store::Health;
 const EVERY: Duration = Duration::from_secs(5);
 /// How many samples are kept: those of six hours, and one before them.
 const KEPT: usize = 6 * 720 + 1;
-/// Routes' counts are kept with every so many samples.
+/// Routes' counts are kept with every so many samples: those of the latest minutes, and of those before so
+/// many that no more than some rows (4 MB) are kept of all routes.
 const ROUTES_EVERY: usize = 12;
+const MINUTES: usize = KEPT / ROUTES_EVERY + 1;
+const LATEST: usize = 8;
+const ROWS: usize = 20_000;
 
 /// What is counted, and what pages call it.
 pub(super) const EVENTS: [(Signal, &str); 6] = [
@@ -27,43 +31,79 @@ pub(super) const EVENTS: [(Signal, &str); 6] = [
     (Signal::Replayed, "Replayed"),
     (Signal::InFlight, "Conflicts"),
     (Signal::Mismatch, "Mismatches"),
-    (Signal::Unknown, "Unknown"),
+    (Signal::MarkedUnknown, "Became unknown"),
     (Signal::Stale, "Stale"),
 ];
 
-/// How far back a page looks, and in which steps.
+/// How many figures a step has.
+pub(super) const FIGURES: usize = EVENTS.len() + 3;
+
+/// A line of a chart: its name, the number of its colour, and its place among a step's figures.
+type Line = (&'static str, u8, usize);
+
+/// Id, title and unit of each chart, and its lines.
+pub(super) const CHARTS: [(&str, &str, &str, &[Line]); 4] = [
+    (
+        "calls",
+        "New and replayed",
+        "a second",
+        &[("New", 1, 0), ("Replayed", 2, 1)],
+    ),
+    (
+        "trouble",
+        "Refused, unknown and stale",
+        "a second",
+        &[
+            ("Conflicts", 3, 2),
+            ("Mismatches", 4, 3),
+            ("Became unknown", 5, 4),
+            ("Stale", 6, 5),
+        ],
+    ),
+    (
+        "store",
+        "Store latency",
+        "ms",
+        &[("Average", 1, 6), ("Slowest", 6, 7)],
+    ),
+    (
+        "in-flight",
+        "Requests in flight",
+        "at once",
+        &[("Most", 2, 8)],
+    ),
+];
+
+/// How far back a page looks: its name in URLs, and for people; the microseconds of a step, and how many
+/// steps there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Range {
-    Minutes,
-    Hour,
-    Hours,
+pub(super) struct Range {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    step: u64,
+    steps: u64,
 }
 
 impl Range {
-    pub(super) const ALL: [Self; 3] = [Self::Minutes, Self::Hour, Self::Hours];
+    pub(super) const ALL: [Self; 3] = [
+        Self::new("5m", "5 minutes", 5, 60),
+        Self::HOUR,
+        Self::new("6h", "6 hours", 300, 72),
+    ];
+    pub(super) const HOUR: Self = Self::new("1h", "hour", 60, 60);
 
-    /// Its name in URLs, and for people.
-    pub(super) const fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Minutes => ("5m", "5 minutes"),
-            Self::Hour => ("1h", "hour"),
-            Self::Hours => ("6h", "6 hours"),
+    const fn new(name: &'static str, title: &'static str, seconds: u64, steps: u64) -> Self {
+        Self {
+            name,
+            title,
+            step: seconds * 1_000_000,
+            steps,
         }
     }
 
     /// How long it is, in seconds.
     pub(super) const fn seconds(self) -> u64 {
-        let (step, steps) = self.steps();
-        step * steps / 1_000_000
-    }
-
-    /// Microseconds of a step, and how many steps there are.
-    const fn steps(self) -> (u64, u64) {
-        match self {
-            Self::Minutes => (5_000_000, 60),
-            Self::Hour => (60_000_000, 60),
-            Self::Hours => (300_000_000, 72),
-        }
+        self.step * self.steps / 1_000_000
     }
 }
 
@@ -78,16 +118,12 @@ struct Sample {
     in_flight: u64,
 }
 
-/// A step of a chart.
+/// A step of a chart: its end, and its figures. Rates of the events; the average and the slowest of the
+/// store, in milliseconds, none where it had nothing to do; the most requests in flight.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Point {
-    /// Its end.
     pub(super) at: Timestamp,
-    /// How many a second.
-    pub(super) rates: [f64; EVENTS.len()],
-    /// How long the store took on average and at most, in milliseconds; none where it had nothing to do.
-    pub(super) store: Option<[f64; 2]>,
-    pub(super) in_flight: u64,
+    pub(super) figures: [Option<f64>; FIGURES],
 }
 
 /// A stretch of time.
@@ -105,6 +141,25 @@ struct Kept {
     samples: VecDeque<Sample>,
     routes: VecDeque<(Timestamp, ByRouteCounts)>,
     taken: usize,
+}
+
+impl Kept {
+    fn keep_routes(&mut self, at: Timestamp, counts: ByRouteCounts) {
+        let every = (MINUTES * counts.len()).div_ceil(ROWS).max(1);
+        self.routes.push_back((at, counts));
+        let is_left_out = !(self.taken / ROUTES_EVERY).is_multiple_of(every);
+        if let Some(nth) = self
+            .routes
+            .len()
+            .checked_sub(LATEST + 1)
+            .filter(|_| is_left_out)
+        {
+            self.routes.remove(nth);
+        }
+        if self.routes.len() > LATEST + MINUTES.div_ceil(every) {
+            self.routes.pop_front();
+        }
+    }
 }
 
 /// The samples of this process.
@@ -141,10 +196,7 @@ impl History {
         self.health.times().slowest.store(0, Relaxed);
         let mut kept = self.kept();
         if kept.taken.is_multiple_of(ROUTES_EVERY) {
-            kept.routes.push_back((sample.at, self.metrics.by_route()));
-            if kept.routes.len() > KEPT / ROUTES_EVERY + 1 {
-                kept.routes.pop_front();
-            }
+            kept.keep_routes(sample.at, self.metrics.by_route());
         }
         kept.taken += 1;
         kept.samples.push_back(sample);
@@ -169,19 +221,13 @@ impl History {
     pub(super) fn stretch(&self, range: Range) -> Stretch {
         let now = self.now();
         let kept = self.kept();
-        let samples = kept.samples.iter().chain([&now]);
-        let (points, events) = points(samples, &now, range);
-        let (step, steps) = range.steps();
-        let begin = now.at.before(Duration::from_micros(step * steps));
-        let before = kept
-            .routes
-            .iter()
-            .rfind(|(at, _)| *at <= begin)
-            .or_else(|| kept.routes.front());
-        let before = before.map(|(_, counts)| counts);
+        let (points, events) = points(kept.samples.iter().chain([&now]), &now, range);
+        let begin = now.at.before(Duration::from_secs(range.seconds()));
+        let before = kept.routes.iter().rfind(|(at, _)| *at <= begin);
+        let before = before.or_else(|| kept.routes.front());
         let mut routes = self.metrics.by_route();
         for (route, counts) in &mut routes {
-            if let Some(before) = before.and_then(|before| before.get(route)) {
+            if let Some(before) = before.and_then(|(_, before)| before.get(route)) {
                 *counts = less(counts, before);
             }
         }
@@ -207,19 +253,14 @@ fn points<'a>(
     now: &Sample,
     range: Range,
 ) -> (Vec<Point>, [u64; EVENTS.len()]) {
-    let (step, steps) = range.steps();
-    let last = now.at.as_micros() / step;
+    let last = now.at.as_micros() / range.step;
     let mut base: Option<&Sample> = None;
     // By step: its last sample, and the slowest and the most of all.
     let mut found: BTreeMap<u64, (&Sample, u64, u64)> = BTreeMap::new();
     for sample in samples {
-        let nth = sample.at.as_micros() / step;
-        if nth + steps <= last {
-            base = Some(sample);
-            continue;
-        }
+        let nth = sample.at.as_micros() / range.step;
         // Where nothing is known of before the first, nothing is known of its step.
-        if base.is_none() {
+        if nth + range.steps <= last || base.is_none() {
             base = Some(sample);
             continue;
         }
@@ -230,21 +271,22 @@ fn points<'a>(
         return (Vec::new(), [0; EVENTS.len()]);
     };
     let events = less(&now.events, &before.events);
-    let mut points = Vec::with_capacity(found.len());
-    for (sample, slowest, in_flight) in found.into_values() {
+    let points = found.into_values().map(|(sample, slowest, in_flight)| {
         let seconds = before.at.until(sample.at).as_secs_f64().max(0.001);
         let counts = less(&sample.events, &before.events);
-        let store_steps = sample.steps.saturating_sub(before.steps);
-        let mean = millis(sample.sum.saturating_sub(before.sum)) / float(store_steps.max(1));
-        points.push(Point {
-            at: sample.at,
-            rates: counts.map(|count| float(count) / seconds),
-            store: (store_steps > 0).then(|| [mean, millis(slowest).max(mean)]),
-            in_flight,
-        });
+        let [steps, sum] = less(&[sample.steps, sample.sum], &[before.steps, before.sum]);
+        let mean = millis(sum) / float(steps.max(1));
         before = sample;
-    }
-    (points, events)
+        let mut figures = [Some(float(in_flight)); FIGURES];
+        for (figure, count) in figures.iter_mut().zip(counts) {
+            *figure = Some(float(count) / seconds);
+        }
+        figures[EVENTS.len()] = (steps > 0).then_some(mean);
+        figures[EVENTS.len() + 1] = (steps > 0).then_some(millis(slowest).max(mean));
+        let at = sample.at;
+        Point { at, figures }
+    });
+    (points.collect(), events)
 }
 
 fn millis(nanos: u64) -> f64 {
@@ -256,19 +298,20 @@ const fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// The place of an event among those that are counted for each route.
-pub(super) fn of_route(counts: &[u64; FREQUENT.len()], event: &str) -> u64 {
-    let at = FREQUENT.iter().position(|known| *known == event);
-    at.map_or(0, |at| counts[at])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const FEW: Range = Range::ALL[0];
+    const HOURS: Range = Range::ALL[2];
+
+    fn at(second: u64) -> Timestamp {
+        Timestamp::from_micros(1_000_000_000_000_000 + second * 1_000_000)
+    }
+
     fn sample(second: u64, new: u64) -> Sample {
         Sample {
-            at: Timestamp::from_micros(1_000_000_000_000_000 + second * 1_000_000),
+            at: at(second),
             events: [new, 0, 0, 0, 0, 0],
             steps: new * 2,
             sum: new * 2 * 1_500_000,
@@ -277,40 +320,39 @@ mod tests {
         }
     }
 
-    fn rates(samples: &[Sample], range: Range) -> (Vec<f64>, u64) {
+    /// These figures of each point, and how many were new.
+    fn figures<const N: usize>(
+        samples: &[Sample],
+        range: Range,
+        of: [usize; N],
+    ) -> (Vec<[Option<f64>; N]>, u64) {
         let (points, events) = points(samples.iter(), &samples[samples.len() - 1], range);
-        (
-            points.iter().map(|point| point.rates[0]).collect(),
-            events[0],
-        )
+        let points = points.iter().map(|point| of.map(|nth| point.figures[nth]));
+        (points.collect(), events[0])
     }
 
     #[test]
     fn a_rate_is_what_was_counted_between_two_samples() {
         let samples = [sample(0, 0), sample(5, 10), sample(10, 10), sample(12, 17)];
         // Two samples are in the last step of five seconds.
-        assert_eq!(rates(&samples, Range::Minutes), (vec![2.0, 1.0], 17));
-        assert_eq!(rates(&samples, Range::Hour), (vec![17.0 / 12.0], 17));
-        assert_eq!(rates(&samples[..1], Range::Minutes), (vec![], 0));
-        let (found, _) = points(samples.iter(), &samples[3], Range::Minutes);
-        assert_eq!(found[0].store, Some([1.5, 10.0]));
-        assert_eq!(
-            (found[1].store, found[1].in_flight),
-            (Some([1.5, 17.0]), 17)
-        );
-        let (found, _) = points(samples[..3].iter(), &samples[2], Range::Minutes);
-        assert_eq!((found[1].rates[0], found[1].store), (0.0, None));
+        let (found, new) = figures(&samples, FEW, [0, 6, 7, 8]);
+        let last = [Some(1.0), Some(1.5), Some(17.0), Some(17.0)];
+        let first = [Some(2.0), Some(1.5), Some(10.0), Some(10.0)];
+        assert_eq!((found, new), (vec![first, last], 17));
+        let hour = (vec![[Some(17.0 / 12.0)]], 17);
+        assert_eq!(figures(&samples, Range::HOUR, [0]), hour);
+        assert_eq!(figures(&samples[..1], FEW, [0]), (vec![], 0));
+        let (found, _) = figures(&samples[..3], FEW, [0, 6, 7]);
+        assert_eq!(found[1], [Some(0.0), None, None]);
     }
 
     #[test]
     fn what_is_older_than_the_range_is_where_it_begins() {
         let samples: Vec<_> = (0..=100).map(|nth| sample(nth * 5, nth * 5)).collect();
-        let (rates, events) = rates(&samples, Range::Minutes);
+        let (rates, events) = figures(&samples, FEW, [0]);
         assert_eq!((rates.len(), events), (60, 300));
-        assert!(
-            rates.iter().all(|rate| (rate - 1.0).abs() < 1e-9),
-            "{rates:?}"
-        );
+        let is_one = |rate: &[Option<f64>; 1]| rate[0].is_some_and(|r| (r - 1.0).abs() < 1e-9);
+        assert!(rates.iter().all(is_one), "{rates:?}");
     }
 
     #[test]
@@ -323,6 +365,31 @@ mod tests {
         }
         let kept = history.kept();
         assert_eq!(kept.samples.len(), KEPT);
-        assert!(kept.routes.len() <= KEPT / ROUTES_EVERY + 1);
+        assert!(kept.routes.len() <= LATEST + MINUTES);
+    }
+
+    #[test]
+    fn of_many_routes_less_is_kept_of_what_is_far_back() {
+        for routes in [1, 50, 1_000] {
+            let counts = (0..routes).map(|nth| ([nth.to_string(), String::new()], [0; 6]));
+            let counts: ByRouteCounts = counts.collect();
+            let mut kept = Kept::default();
+            for minute in 0..1_000 {
+                kept.taken = minute * ROUTES_EVERY;
+                kept.keep_routes(at(minute as u64 * 60), counts.clone());
+            }
+            let rows = kept.routes.len() * routes;
+            assert!(rows <= ROWS + routes * (LATEST + 1), "{routes}: {rows}");
+            // Six hours, and each of the last minutes.
+            let range = at(999 * 60).before(Duration::from_secs(HOURS.seconds()));
+            assert!(
+                kept.routes[0].0 <= range,
+                "{routes}: {:?}",
+                kept.routes[0].0
+            );
+            let latest = kept.routes.iter().rev().map(|(at, _)| *at).take(LATEST);
+            let minutes = (0..LATEST as u64).map(|nth| at((999 - nth) * 60));
+            assert!(latest.eq(minutes), "{routes}");
+        }
     }
 }

@@ -12,29 +12,31 @@ mod assets;
 mod history;
 mod pages;
 mod record;
+mod retention;
 mod session;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::to_bytes;
+use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue, LOCATION, ORIGIN,
-    REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue,
+    LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, StatusCode};
 use semel::StoreError;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
+use url::form_urlencoded::{self, Serializer};
 
-use crate::access::site;
-use crate::access::{Caller, Gate, Role};
+use crate::access::{Caller, Gate, Role, site};
 use crate::api::Api;
+use crate::audit;
 use crate::claims::MAX_REQUEST;
 use crate::operations::view::Counts;
 use crate::pool::Pools;
@@ -42,7 +44,7 @@ use crate::refused::Refused;
 use crate::store::Condition;
 pub use history::History;
 use pages::{Frame, Problem, SignIn, Trouble};
-use session::Sessions;
+use session::{NoSession, Sessions};
 
 /// How long a form may take.
 const FORM_TIME: Duration = Duration::from_secs(30);
@@ -97,67 +99,29 @@ impl Console {
             }
         }
     }
-
-    /// What is around every page.
-    fn frame(&self, visitor: &Visitor, title: &str) -> Frame {
-        let health = &self.api.health;
-        let since = humantime::format_duration(Duration::from_secs(health.since().as_secs()));
-        let trouble = match health.condition() {
-            Condition::Up => None,
-            Condition::Full(why) => Some((false, why)),
-            Condition::Down(why) => Some((true, why)),
-        };
-        Frame {
-            base: visitor.base.clone(),
-            title: title.to_owned(),
-            who: visitor.caller.as_ref().map(|caller| {
-                let role = caller.role().map_or("no role", Role::as_str);
-                (caller.name().to_owned(), role)
-            }),
-            is_signed_in: visitor.session.is_some(),
-            form: visitor.form.clone(),
-            trouble: trouble.map(|(is_down, why)| Trouble {
-                is_down,
-                why,
-                since: since.to_string(),
-            }),
-            assets: &assets::VERSION,
-        }
-    }
-
-    fn problem(
-        &self,
-        visitor: &Visitor,
-        status: StatusCode,
-        title: &str,
-        detail: &str,
-    ) -> Response {
-        let is_outage = status == StatusCode::SERVICE_UNAVAILABLE;
-        let page = Problem {
-            frame: self.frame(visitor, title),
-            detail: detail.to_owned(),
-            is_outage,
-        };
-        (status, page).into_response()
-    }
-
-    fn refused(&self, visitor: &Visitor, refused: &Refused) -> Response {
-        self.problem(visitor, refused.status(), refused.title(), refused.detail())
-    }
 }
 
-/// Who asks for a page.
-#[derive(Clone)]
+/// Who asks for a page, and for what.
 struct Visitor {
+    console: Arc<Console>,
     caller: Option<Caller>,
     session: Option<String>,
     /// Whether there was a session, and its token is not in the configuration any more.
     is_gone: bool,
+    /// The name of the cookie that has a session's number.
+    cookie: String,
     /// What forms on the page carry.
     form: String,
     /// From the page to the console's root.
     base: String,
+    /// What the query says, or the form that was sent.
+    asked: Form,
 }
+
+type Asked = Extension<Arc<Visitor>>;
+
+/// What somebody proposed and nobody confirmed: the entry, its intent, and whether it is the visitor's.
+type Proposal = (audit::Entry, audit::Intent, bool);
 
 impl Visitor {
     fn may(&self, least: Role) -> bool {
@@ -165,22 +129,113 @@ impl Visitor {
             .as_ref()
             .is_some_and(|caller| caller.require(least).is_ok())
     }
-}
 
-/// What a form says: pairs of name and value.
-#[derive(Clone, Default)]
-struct Form(Arc<[(String, String)]>);
-
-impl Form {
-    /// A field's text; empty where there is none.
-    fn get(&self, name: &str) -> &str {
-        let found = self.0.iter().find(|(found, _)| found == name);
-        found.map_or("", |(_, value)| value)
+    /// Who asks, if they may do it.
+    fn allowed(&self, least: Role) -> Result<&Caller, Box<Response>> {
+        let caller = self.caller.as_ref().ok_or(StatusCode::UNAUTHORIZED);
+        let caller = caller.map_err(|status| status.into_response())?;
+        let title = "You are not allowed to do this";
+        match caller.require(least) {
+            Ok(()) => Ok(caller),
+            Err(refused) => Err(Box::new(self.problem(
+                StatusCode::FORBIDDEN,
+                title,
+                refused.detail(),
+            ))),
+        }
     }
 
-    fn all(&self, name: &'static str) -> impl Iterator<Item = &str> {
-        let of_it = self.0.iter().filter(move |(found, _)| found == name);
-        of_it.map(|(_, value)| value.as_str())
+    /// What was proposed of this, and whether that is all.
+    async fn proposals(&self, is_it: impl Fn(&audit::Intent) -> bool) -> (Vec<Proposal>, bool) {
+        let found = self.console.api.operations.proposals(is_it).await;
+        let (open, are_all) = found.unwrap_or((Vec::new(), false));
+        let me = self.caller.as_ref().map(Caller::name);
+        let open = open.into_iter().filter_map(|entry| {
+            let intent = entry.intent.clone()?;
+            let is_own = me == Some(&intent.by);
+            Some((entry, intent, is_own))
+        });
+        (open.collect(), are_all)
+    }
+
+    /// What is around every page.
+    fn frame(&self, title: &str) -> Frame {
+        let health = &self.console.api.health;
+        let (is_down, why) = match health.condition() {
+            Condition::Up => (false, None),
+            Condition::Full(why) => (false, Some(why)),
+            Condition::Down(why) => (true, Some(why)),
+        };
+        let since = Duration::from_secs(health.since().as_secs());
+        Frame {
+            base: self.base.clone(),
+            title: title.to_owned(),
+            who: self.caller.as_ref().map(|caller| {
+                let role = caller.role().map_or("no role", Role::as_str);
+                (caller.name().to_owned(), role)
+            }),
+            is_signed_in: self.session.is_some(),
+            form: self.form.clone(),
+            trouble: why.map(|why| Trouble {
+                is_down,
+                why,
+                since: humantime::format_duration(since).to_string(),
+            }),
+            assets: &assets::VERSION,
+        }
+    }
+
+    fn problem(&self, status: StatusCode, title: &str, detail: &str) -> Response {
+        let page = Problem {
+            frame: self.frame(title),
+            detail: detail.to_owned(),
+            is_outage: status == StatusCode::SERVICE_UNAVAILABLE,
+        };
+        (status, page).into_response()
+    }
+
+    fn refused(&self, refused: &Refused) -> Response {
+        self.problem(refused.status(), refused.title(), refused.detail())
+    }
+
+    /// A page, or one that says why there is none.
+    fn shown(&self, page: Result<impl IntoResponse, Refused>) -> Response {
+        page.map_or_else(|why| self.refused(&why), IntoResponse::into_response)
+    }
+
+    /// The page for signing in.
+    fn to_sign_in(&self, status: StatusCode, why: Option<&str>) -> Response {
+        let page = SignIn {
+            frame: self.frame("Sign in"),
+            to: self.asked.get("to").to_owned(),
+            why: why.map(str::to_owned),
+        };
+        (status, page).into_response()
+    }
+}
+
+/// What a query or a form says: pairs of name and value.
+#[derive(Clone, Default)]
+struct Form(Vec<(String, String)>);
+
+impl Form {
+    fn of(encoded: &[u8]) -> Self {
+        Self(form_urlencoded::parse(encoded).into_owned().collect())
+    }
+
+    /// The pairs.
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// A field's text; empty where there is none.
+    fn get(&self, name: &str) -> &str {
+        self.all(name).next().unwrap_or_default()
+    }
+
+    fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+        let of_it = self.pairs().filter(move |(found, _)| *found == name);
+        of_it.map(|(_, value)| value)
     }
 
     /// A field that was filled in.
@@ -189,31 +244,38 @@ impl Form {
     }
 }
 
-type Shared = State<Arc<Console>>;
+/// Pairs as a query.
+fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    Serializer::new(String::new()).extend_pairs(pairs).finish()
+}
 
 /// The pages, and what they load.
 pub fn router(console: Console) -> Router {
     let console = Arc::new(console);
-    let pages = Router::new()
+    Router::new()
         .route("/", get(pages::overview))
         .route("/records", get(pages::records))
         .route("/records/find", post(pages::find))
         .route("/records/{id}", get(record::show))
-        .route("/records/{id}/{action}", post(record::act))
+        .route(
+            "/records/{id}/{action}",
+            get(record::back).post(record::act),
+        )
         .route("/audit", get(pages::audit))
+        .route("/audit/export", get(retention::export))
         .route("/policy", get(pages::policy))
-        .route_layer(middleware::from_fn_with_state(
-            Arc::clone(&console),
-            signed_in,
-        ))
+        .route("/retention", get(retention::show))
+        .route(
+            "/retention/{action}",
+            get(retention::back).post(retention::act),
+        )
+        .route_layer(middleware::from_fn(signed_in))
         .route("/sign-in", get(sign_in).post(begin))
         .route("/sign-out", post(end))
         // Not of other paths: a claim that is sent to a wrong one is no form.
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&console), known))
-        .route_layer(middleware::map_response(guarded));
-    pages
+        .route_layer(middleware::from_fn_with_state(console, known))
+        .route_layer(middleware::map_response(guarded))
         .route("/assets/{version}/{name}", get(assets::serve))
-        .with_state(console)
 }
 
 /// What browsers may do with a page.
@@ -234,223 +296,156 @@ async fn guarded(mut response: Response) -> Response {
 }
 
 /// Finds out who asks, reads a form, and refuses one that is not of a page of this gateway.
-async fn known(State(console): Shared, request: Request, next: Next) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let session = session::number(&parts.headers);
-    let token = session
-        .as_deref()
-        .and_then(|number| console.sessions.token(number));
-    let caller = token.and_then(|token| console.gate.holder(token));
-    let session = session.filter(|_| caller.is_some());
-    let path = parts.uri.path();
-    let depth = path.matches('/').count().saturating_sub(1);
-    let visitor = Visitor {
-        is_gone: token.is_some() && caller.is_none(),
-        caller: caller.or_else(|| console.gate.caller(&parts.headers).ok()),
-        form: console.sessions.form_number(session.as_deref()),
+async fn known(State(console): State<Arc<Console>>, request: Request, next: Next) -> Response {
+    let (mut parts, mut body) = request.into_parts();
+    let cookie = session::cookie_name(&parts);
+    let session = session::number(&parts.headers, &cookie);
+    let holder = |token| console.gate.holder(token);
+    let here = match &session {
+        Some(number) => console.sessions.caller(number, holder),
+        None => Err(NoSession::Unknown),
+    };
+    let is_gone = here.as_ref().is_err_and(|why| *why == NoSession::Ended);
+    let session = session.filter(|_| here.is_ok());
+    // Without a session, forms are of those who come with the same token.
+    let whose = session.as_deref().map(str::as_bytes);
+    let token = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let whose = whose.or(token).unwrap_or_default();
+    let depth = parts.uri.path().matches('/').count().saturating_sub(1);
+    let mut visitor = Visitor {
+        caller: here
+            .ok()
+            .or_else(|| console.gate.caller(&parts.headers).ok()),
+        is_gone,
+        form: console.sessions.form_number(whose),
         session,
+        cookie,
         base: if depth == 0 {
             "./".to_owned()
         } else {
             "../".repeat(depth)
         },
+        asked: Form::of(parts.uri.query().unwrap_or_default().as_bytes()),
+        console,
     };
-    parts.extensions.insert(visitor.clone());
     if parts.method == Method::POST {
         if !site::is_own(&parts) {
             let why = "A page of another site sent this form. Nothing was done.";
-            return console.problem(&visitor, StatusCode::FORBIDDEN, "Refused", why);
+            return visitor.problem(StatusCode::FORBIDDEN, "Refused", why);
         }
         // Whom nobody knows can only sign in, or out: nothing large is held for them.
         let signs = matches!(parts.uri.path(), "/sign-in" | "/sign-out");
         let most = match (&visitor.caller, signs) {
             (Some(_), _) => MAX_REQUEST,
             (None, true) => SHORT_FORM,
-            (None, false) => return next.run(Request::from_parts(parts, body)).await,
+            (None, false) => 0,
         };
-        let Ok(Ok(whole)) = timeout(FORM_TIME, to_bytes(body, most)).await else {
-            let why = "The form is larger than 2 MiB, or did not come whole. Nothing was done.";
-            return console.problem(
-                &visitor,
-                StatusCode::BAD_REQUEST,
-                "The form did not arrive",
-                why,
-            );
-        };
-        let form = Form(url::form_urlencoded::parse(&whole).into_owned().collect());
-        if !console
-            .sessions
-            .is_form_number(visitor.session.as_deref(), form.get(FORM_NUMBER))
-        {
-            let why = "The form was open while your session ended or the gateway was restarted, or it \
-                       is not one of this console. Nothing was done. Open the page again, and repeat it.";
-            return console.problem(
-                &visitor,
-                StatusCode::FORBIDDEN,
-                "This form is out of date",
-                why,
-            );
+        if most > 0 {
+            let sent = std::mem::replace(&mut body, Body::empty());
+            let Ok(Ok(whole)) = timeout(FORM_TIME, to_bytes(sent, most)).await else {
+                let why = format!(
+                    "The form is larger than {} KiB, or did not come whole. Nothing was done.",
+                    most >> 10
+                );
+                return visitor.problem(StatusCode::BAD_REQUEST, "The form did not arrive", &why);
+            };
+            visitor.asked = Form::of(&whole);
+            if !session::is_same(&visitor.form, visitor.asked.get(FORM_NUMBER)) {
+                let why = "The form was open while your session ended or the gateway was restarted, or it \
+                           is not one of this console. Nothing was done. Open the page again, and repeat it.";
+                return visitor.problem(StatusCode::FORBIDDEN, "This form is out of date", why);
+            }
         }
-        parts.extensions.insert(form);
-        return next
-            .run(Request::from_parts(parts, axum::body::Body::empty()))
-            .await;
     }
+    parts.extensions.insert(Arc::new(visitor));
     next.run(Request::from_parts(parts, body)).await
 }
 
 /// Lets pages be seen by those who may look, and sends others to where they sign in.
-async fn signed_in(State(console): Shared, request: Request, next: Next) -> Response {
-    let Some(visitor) = request.extensions().get::<Visitor>().cloned() else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
+async fn signed_in(Extension(visitor): Asked, request: Request, next: Next) -> Response {
     let Some(caller) = &visitor.caller else {
-        if let Err(refused) = console.gate.caller(request.headers())
-            && !console.gate.asks()
+        let gate = &visitor.console.gate;
+        if let Err(refused) = gate.caller(request.headers())
+            && !gate.asks()
         {
-            let why = refused.detail();
-            return console.problem(
-                &visitor,
-                StatusCode::UNAUTHORIZED,
-                "Nobody can sign in yet",
-                why,
-            );
+            let title = "Nobody can sign in yet";
+            return visitor.problem(StatusCode::UNAUTHORIZED, title, refused.detail());
         }
-        let mut to = url::form_urlencoded::Serializer::new(String::new());
-        if request.method() == Method::GET {
-            let asked = request
-                .uri()
-                .path_and_query()
-                .map_or("", |asked| asked.as_str());
-            to.append_pair("to", asked.trim_start_matches('/'));
-        }
-        if visitor.is_gone {
-            to.append_pair("gone", "true");
-        }
-        return see(&format!("{}sign-in?{}", visitor.base, to.finish()));
+        let asked = request.uri().path_and_query();
+        let asked = asked.map_or("", |asked| asked.as_str().trim_start_matches('/'));
+        let to = (request.method() == Method::GET).then_some(("to", asked));
+        let gone = visitor.is_gone.then_some(("gone", "true"));
+        let pairs = to.into_iter().chain(gone);
+        return see(&format!("{}sign-in?{}", visitor.base, query(pairs)));
     };
     match caller.require(Role::ReadOnly) {
         Ok(()) => next.run(request).await,
         Err(refused) => {
-            let why = refused.detail();
-            console.problem(
-                &visitor,
-                StatusCode::FORBIDDEN,
-                "You are not allowed to look any more",
-                why,
-            )
+            let title = "You are not allowed to look any more";
+            visitor.problem(StatusCode::FORBIDDEN, title, refused.detail())
         }
     }
 }
 
 /// Has the browser get another page.
 fn see(to: &str) -> Response {
-    let mut response = StatusCode::SEE_OTHER.into_response();
     match HeaderValue::try_from(to) {
-        Ok(to) => response.headers_mut().insert(LOCATION, to),
-        Err(_) => return StatusCode::BAD_REQUEST.into_response(),
-    };
-    response
-}
-
-type Query = axum::extract::Query<Vec<(String, String)>>;
-
-fn form_of(query: Query) -> Form {
-    Form(query.0.into())
-}
-
-async fn sign_in(
-    State(console): Shared,
-    axum::Extension(visitor): axum::Extension<Visitor>,
-    query: Query,
-) -> Response {
-    let asked = form_of(query);
-    if visitor.caller.is_some() {
-        return see(&format!("./{}", asked.get("to")));
+        Ok(to) => (StatusCode::SEE_OTHER, [(LOCATION, to)]).into_response(),
+        Err(_) => StatusCode::BAD_REQUEST.into_response(),
     }
-    let gone = "You were signed out: your token is no longer in the configuration.";
-    let why = (!asked.get("gone").is_empty()).then(|| gone.to_owned());
-    let page = SignIn {
-        frame: console.frame(&visitor, "Sign in"),
-        to: asked.get("to").to_owned(),
-        why,
-    };
-    page.into_response()
 }
 
-async fn begin(
-    State(console): Shared,
-    axum::Extension(visitor): axum::Extension<Visitor>,
-    axum::Extension(form): axum::Extension<Form>,
-    headers: HeaderMap,
-) -> Response {
-    let known = console.gate.known(form.get("token").trim().as_bytes());
-    let refused = |status, why: &str| {
-        let page = SignIn {
-            frame: console.frame(&visitor, "Sign in"),
-            to: form.get("to").to_owned(),
-            why: Some(why.to_owned()),
-        };
-        (status, page).into_response()
-    };
-    let Some((token, caller)) = known else {
-        return refused(StatusCode::UNAUTHORIZED, "This token is not known.");
-    };
-    if caller.role().is_none() {
-        let why = "This token has no role: it is for claims, not for operators.";
-        return refused(StatusCode::FORBIDDEN, why);
-    }
-    let Ok(number) = console.sessions.begin(token) else {
-        return StatusCode::SERVICE_UNAVAILABLE.into_response();
-    };
-    // Without a path it is that of this page's folder, whatever stands before it at a proxy.
-    let name = session::cookie_name(&headers);
-    let origin = headers
-        .get(ORIGIN)
-        .map(HeaderValue::as_bytes)
-        .unwrap_or_default();
-    let secure = if origin.starts_with(b"https:") {
-        "; Secure"
-    } else {
-        ""
-    };
-    let cookie = format!("{name}={number}; HttpOnly; SameSite=Strict{secure}");
-    // `./` before it: never another host.
-    let mut response = see(&format!("./{}", form.get("to")));
+/// The same, with something in the cookie of the session. Without a path it is that of this page's folder,
+/// whatever stands before it at a proxy.
+fn see_with(to: &str, visitor: &Visitor, value: &str) -> Response {
+    let mut response = see(to);
+    let cookie = format!("{}={value}; HttpOnly; SameSite=Strict", visitor.cookie);
     if let Ok(cookie) = HeaderValue::try_from(cookie) {
         response.headers_mut().insert(SET_COOKIE, cookie);
     }
     response
 }
 
-async fn end(
-    State(console): Shared,
-    axum::Extension(visitor): axum::Extension<Visitor>,
-    headers: HeaderMap,
-) -> Response {
-    console
-        .sessions
-        .end(visitor.session.as_deref().unwrap_or_default());
-    let gone = format!(
-        "{}=; HttpOnly; SameSite=Strict; Max-Age=0",
-        session::cookie_name(&headers)
-    );
-    let mut response = see("./sign-in");
-    if let Ok(gone) = HeaderValue::try_from(gone) {
-        response.headers_mut().insert(SET_COOKIE, gone);
+async fn sign_in(Extension(visitor): Asked) -> Response {
+    if visitor.caller.is_some() {
+        return see(&format!("./{}", visitor.asked.get("to")));
     }
-    response
+    let gone = "You were signed out: your token is no longer in the configuration.";
+    let is_gone = !visitor.asked.get("gone").is_empty();
+    visitor.to_sign_in(StatusCode::OK, is_gone.then_some(gone))
+}
+
+async fn begin(Extension(visitor): Asked, headers: HeaderMap) -> Response {
+    let (console, form) = (&visitor.console, &visitor.asked);
+    let known = console.gate.known(form.get("token").trim().as_bytes());
+    let Some((token, caller)) = known else {
+        let why = "This token is not known.";
+        return visitor.to_sign_in(StatusCode::UNAUTHORIZED, Some(why));
+    };
+    if caller.role().is_none() {
+        let why = "This token has no role: it is for claims, not for operators.";
+        return visitor.to_sign_in(StatusCode::FORBIDDEN, Some(why));
+    }
+    let Ok(number) = console.sessions.begin(token) else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let origin = headers.get(ORIGIN).map(HeaderValue::as_bytes);
+    let is_secure = origin.is_some_and(|origin| origin.starts_with(b"https:"));
+    // `./` before it: never another host.
+    let to = format!("./{}", form.get("to"));
+    see_with(
+        &to,
+        &visitor,
+        &(number + if is_secure { "; Secure" } else { "" }),
+    )
+}
+
+async fn end(Extension(visitor): Asked) -> Response {
+    let session = visitor.session.as_deref();
+    visitor.console.sessions.end(session.unwrap_or_default());
+    see_with("./sign-in", &visitor, "; Max-Age=0")
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// An answer of the API's, or a page that says why there is none.
-fn or_problem<T>(
-    console: &Console,
-    visitor: &Visitor,
-    answer: Result<T, Refused>,
-) -> Result<T, Box<Response>> {
-    answer.map_err(|refused| Box::new(console.refused(visitor, &refused)))
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use askama::Template;
 use axum::Extension;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytesize::ByteSize;
 use http::StatusCode;
@@ -14,12 +13,13 @@ use semel::store::Entry;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::history::{EVENTS, Point, Range, of_route};
-use super::{Console, Form, Query, Shared, Visitor, form_of, or_problem, see};
+use super::history::{CHARTS, EVENTS, FIGURES, Range, Stretch};
+use super::{Asked, Console, Form, query, see};
 use crate::api;
-use crate::audit;
-use crate::operations::order::Lookup;
-use crate::operations::view::{Count, Counts, Summary, age, time};
+use crate::audit::{self, Number};
+use crate::metrics::FREQUENT;
+use crate::operations::order::{self, Lookup};
+use crate::operations::view::{Count, Summary, age, time};
 use crate::operations::{Filter, Found, Position, about_now, of_store};
 use crate::refused::Refused;
 
@@ -54,6 +54,27 @@ pub(super) struct Trouble {
     pub(super) since: String,
 }
 
+/// What became of a form: an entry of the audit log that was just made, whether it waits for somebody else, and
+/// how many records it was about; or why nothing was done.
+pub(super) struct Told {
+    pub(super) done: Option<(Number, bool)>,
+    pub(super) records: Option<u64>,
+    pub(super) refused: Option<Refused>,
+}
+
+impl Told {
+    /// As the address has it that followed.
+    pub(super) fn of(asked: &Form) -> Self {
+        let number = |name| asked.get(name).parse::<Number>().ok();
+        let done = number("done").map(|number| (number, false));
+        Self {
+            done: done.or_else(|| number("proposed").map(|number| (number, true))),
+            records: asked.get("records").parse().ok(),
+            refused: None,
+        }
+    }
+}
+
 /// Renders a template; a template that fails is a mistake of ours.
 macro_rules! pages {
     ($($page:ident),*) => {
@@ -63,7 +84,7 @@ macro_rules! pages {
                     Ok(html) => axum::response::Html(html).into_response(),
                     Err(error) => {
                         tracing::error!("console: {error}");
-                        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+                        http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
                     }
                 }
             }
@@ -98,144 +119,51 @@ struct Overview {
     frame: Frame,
     range: Range,
     counts: [(&'static str, &'static str, &'static str, Option<Count>); 3],
-    events: Vec<(&'static str, String, String)>,
-    charts: Vec<Chart>,
-    routes: Vec<RouteRow>,
+    stretch: Stretch,
+    /// The steps of the charts, as text.
+    points: Vec<(Option<String>, [String; FIGURES])>,
     store: Vec<(&'static str, String)>,
-    version: &'static str,
 }
 
-/// A chart, and the table behind it.
-struct Chart {
-    id: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    /// What its lines are, with the number of their colour.
-    lines: Vec<(&'static str, usize)>,
-    rows: Vec<(String, Vec<String>)>,
-}
-
-struct RouteRow {
-    name: String,
-    operation: String,
-    counts: [u64; 6],
-}
-
-/// What became of a route's requests: events of the log, and their columns.
-const COLUMNS: [(&str, &str); 6] = [
-    ("ran", "Ran"),
-    ("replayed", "Replayed"),
-    ("in-flight", "Conflicts"),
-    ("mismatch", "Mismatches"),
-    ("outcome-unknown", "Unknown"),
-    ("passed_on", "Without a key"),
+/// What became of a route's requests: the columns of [`FREQUENT`].
+const COLUMNS: [&str; FREQUENT.len()] = [
+    "Ran",
+    "Replayed",
+    "Conflicts",
+    "Mismatches",
+    "Outcome unknown",
+    "Without a key",
 ];
 
-pub(super) async fn overview(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-    query: Query,
-) -> Response {
-    let asked = form_of(query);
-    let range = Range::ALL
-        .into_iter()
-        .find(|range| range.names().0 == asked.get("range"));
-    let range = range.unwrap_or(Range::Hour);
-    let stretch = console.history.stretch(range);
-    let Counts {
-        unknown,
-        lapsed,
-        in_flight,
-    } = console.counts().await;
-    let events = EVENTS
-        .iter()
-        .zip(stretch.events)
-        .enumerate()
-        .map(|(nth, ((_, name), count))| {
-            let last = stretch.points.last().map_or(0.0, |point| point.rates[nth]);
-            (*name, count.to_string(), figure(last))
-        });
-    let chart =
-        |id, title, unit, lines: &[(&'static str, usize)], row: &dyn Fn(&Point) -> Vec<String>| {
-            let rows = stretch
-                .points
-                .iter()
-                .filter_map(|point| Some((time(point.at)?, row(point))));
-            Chart {
-                id,
-                title,
-                unit,
-                lines: lines.to_vec(),
-                rows: rows.collect(),
-            }
-        };
-    let rates = |point: &Point, from: usize, to: usize| -> Vec<String> {
-        point.rates[from..to].iter().copied().map(figure).collect()
-    };
-    let lines = |from: usize, to: usize| -> Vec<(&'static str, usize)> {
-        (from..to).map(|nth| (EVENTS[nth].1, nth + 1)).collect()
-    };
-    let charts = vec![
-        chart(
-            "calls",
-            "New and replayed",
-            "a second",
-            &lines(0, 2),
-            &|p| rates(p, 0, 2),
-        ),
-        chart(
-            "trouble",
-            "Refused, unknown and stale",
-            "a second",
-            &lines(2, 6),
-            &|p| rates(p, 2, 6),
-        ),
-        chart(
-            "store",
-            "Store latency",
-            "ms",
-            &[("Average", 1), ("Slowest", 6)],
-            &|p| {
-                p.store.map_or_else(
-                    || vec![String::new(); 2],
-                    |times| times.map(figure).to_vec(),
-                )
-            },
-        ),
-        chart(
-            "in-flight",
-            "Requests in flight",
-            "at once",
-            &[("Most", 2)],
-            &|p| vec![p.in_flight.to_string()],
-        ),
-    ];
-    let happened = stretch.routes.iter().filter(|([name, _], counts)| {
-        // Requests that no route takes have a row where there are any.
-        !name.is_empty() || counts.iter().any(|count| *count > 0)
-    });
-    let routes = happened.map(|([name, operation], counts)| RouteRow {
-        name: if name.is_empty() {
-            "no route".to_owned()
-        } else {
-            name.clone()
-        },
-        operation: operation.clone(),
-        counts: COLUMNS.map(|(event, _)| of_route(counts, event)),
-    });
+pub(super) async fn overview(Extension(visitor): Asked) -> Response {
+    let console = &visitor.console;
+    let mut ranges = Range::ALL.into_iter();
+    let range = ranges.find(|range| range.name == visitor.asked.get("range"));
+    let range = range.unwrap_or(Range::HOUR);
+    let mut stretch = console.history.stretch(range);
+    // Requests that no route takes have a row where there are any.
+    stretch
+        .routes
+        .retain(|[name, _], counts| !name.is_empty() || counts.iter().any(|count| *count > 0));
+    let points = stretch.points.iter();
+    let points = points.map(|point| (time(point.at), point.figures.map(figure)));
+    let counts = console.counts().await;
     let page = Overview {
+        frame: visitor.frame("Overview"),
         range,
         counts: [
-            ("Unknown", "unknown", "state=unknown", unknown),
-            ("Past their lease", "lapsed", "lapsed=true", lapsed),
-            ("In flight", "in-flight", "state=in-flight", in_flight),
+            ("Unknown", "unknown", "state=unknown", counts.unknown),
+            ("Past their lease", "lapsed", "lapsed=true", counts.lapsed),
+            (
+                "In flight",
+                "in-flight",
+                "state=in-flight",
+                counts.in_flight,
+            ),
         ],
-        events: events.collect(),
-        routes: routes.collect(),
-        store: store(&console).await,
-        charts,
-        version: env!("CARGO_PKG_VERSION"),
-        frame: console.frame(&visitor, "Overview"),
+        points: points.collect(),
+        stretch,
+        store: store(console).await,
     };
     page.into_response()
 }
@@ -247,13 +175,11 @@ async fn store(console: &Console) -> Vec<(&'static str, String)> {
         Ok(promises) => promises,
         Err(refused) => return vec![("Does not answer", refused.detail().to_owned())],
     };
+    let took = figure(Some(begun.elapsed().as_secs_f64() * 1e3));
     let mut facts = vec![
         ("Store", promises.store),
         ("Records survive", promises.survives),
-        (
-            "Answered in",
-            format!("{} ms", figure(begun.elapsed().as_secs_f64() * 1e3)),
-        ),
+        ("Answered in", format!("{took} ms")),
     ];
     if !promises.finds_by_state {
         let what = "Each page looks through some of all records: there is no index by state.";
@@ -269,7 +195,10 @@ async fn store(console: &Console) -> Vec<(&'static str, String)> {
 }
 
 /// Three digits are enough for people.
-fn figure(value: f64) -> String {
+fn figure(value: Option<f64>) -> String {
+    let Some(value) = value else {
+        return String::new();
+    };
     let digits = match value {
         100.0.. => 0,
         10.0..100.0 => 1,
@@ -288,7 +217,6 @@ pub(super) struct Row {
     pub(super) summary: Summary,
     /// What it is about, in a few words.
     pub(super) about: String,
-    pub(super) age: String,
     /// Until when its lease holds, or since when not.
     pub(super) lease: String,
 }
@@ -311,7 +239,6 @@ impl Row {
             _ => String::new(),
         };
         Self {
-            age: age(summary.age_seconds),
             about,
             lease,
             summary,
@@ -322,8 +249,13 @@ impl Row {
     pub(super) fn state(&self) -> &str {
         match self.summary.lapsed {
             true => "lapsed",
+            false if self.summary.is_expired() => "expired",
             false => &self.summary.state,
         }
+    }
+
+    fn age(&self) -> String {
+        age(self.summary.age_seconds)
     }
 
     fn rank(&self) -> u8 {
@@ -334,14 +266,6 @@ impl Row {
             _ => 3,
         }
     }
-
-    fn scope(&self) -> String {
-        self.summary.scope.join(" / ")
-    }
-
-    fn short_id(&self) -> &str {
-        self.summary.id.get(..12).unwrap_or_default()
-    }
 }
 
 #[derive(Template)]
@@ -350,20 +274,19 @@ struct Records {
     frame: Frame,
     asked: Form,
     tabs: Vec<(&'static str, String, bool)>,
+    found: Found,
     rows: Vec<Row>,
-    looked_at: usize,
     next: Option<String>,
-    is_partial: bool,
-    is_first: bool,
     is_filtered: bool,
     refused: Option<Refused>,
     live: u32,
 }
 
-const TABS: [(&str, &str, &str); 6] = [
+const TABS: [(&str, &str, &str); 7] = [
     ("All", "", ""),
     ("Needs attention", "stuck", "true"),
     ("Unknown", "state", "unknown"),
+    ("Past their lease", "lapsed", "true"),
     ("In flight", "state", "in-flight"),
     ("Completed", "state", "completed"),
     ("Released", "state", "released"),
@@ -371,29 +294,27 @@ const TABS: [(&str, &str, &str); 6] = [
 /// What a list can be narrowed by besides.
 const FIELDS: [&str; 4] = ["service", "operation", "older", "scope"];
 
-pub(super) async fn records(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-    query: Query,
-) -> Response {
+pub(super) async fn records(Extension(visitor): Asked) -> Response {
     // Fields that were left empty ask for nothing.
-    let filled = query
-        .0
-        .into_iter()
-        .filter(|(_, value)| !value.trim().is_empty());
-    let asked = Form(filled.collect());
+    let mut asked = visitor.asked.clone();
+    asked.0.retain(|(_, value)| !value.trim().is_empty());
     let begun = Instant::now();
+    let same: Vec<_> = asked
+        .pairs()
+        .filter(|(name, _)| *name != "cursor")
+        .collect();
     let found = async {
-        let pairs = asked
-            .0
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()));
-        let filter = Filter::of(pairs.filter(|(name, _)| *name != "cursor"))?;
+        let filter = Filter::of(same.iter().copied())?;
         let from = match asked.get("cursor") {
             "" => Position::default(),
             text => Position::parse(text)?,
         };
-        console.api.operations.list(&filter, &from, RECORDS).await
+        visitor
+            .console
+            .api
+            .operations
+            .list(&filter, &from, RECORDS)
+            .await
     };
     let (found, refused) = match found.await {
         Ok(found) => (found, None),
@@ -401,103 +322,75 @@ pub(super) async fn records(
     };
     let mut rows: Vec<Row> = found.entries.iter().map(Row::of).collect();
     rows.sort_by_key(Row::rank);
-    let kept = || {
-        asked
-            .0
-            .iter()
-            .filter(|(name, _)| FIELDS.contains(&name.as_str()))
-    };
-    let with = |name: &str, value: &str| {
-        let mut query = url::form_urlencoded::Serializer::new(String::new());
-        if !name.is_empty() {
-            query.append_pair(name, value);
-        }
-        for (name, value) in kept() {
-            query.append_pair(name, value);
-        }
-        query.finish()
-    };
-    let shown = TABS
+    let kept = same
         .iter()
-        .position(|(_, name, value)| !name.is_empty() && asked.get(name) == *value);
-    let shown = shown
-        .or((asked.get("lapsed") == "true").then_some(1))
-        .unwrap_or(0);
-    let tabs = TABS
-        .iter()
-        .enumerate()
-        .map(|(nth, (title, name, value))| (*title, with(name, value), nth == shown));
-    let next = found.next.map(|next| {
-        let mut query = url::form_urlencoded::Serializer::new(String::new());
-        let same = asked.0.iter().filter(|(name, _)| name != "cursor");
-        query.extend_pairs(same.map(|(name, value)| (name, value)));
-        query.append_pair("cursor", &next.to_string());
-        query.finish()
+        .copied()
+        .filter(|(name, _)| FIELDS.contains(name));
+    let mut named = TABS.iter().skip(1);
+    let shown = named.find(|(_, name, value)| asked.get(name) == *value);
+    let shown = shown.map_or("All", |(title, ..)| title);
+    let tabs = TABS.iter().map(|(title, name, value)| {
+        let own = Some((*name, *value)).filter(|_| !name.is_empty());
+        (
+            *title,
+            query(own.into_iter().chain(kept.clone())),
+            *title == shown,
+        )
     });
+    let next = found.next.as_ref().map(|next| {
+        let next = next.to_string();
+        query(same.iter().copied().chain([("cursor", &*next)]))
+    });
+    let is_filtered = kept.clone().next().is_some();
+    let is_slow = begun.elapsed() > SLOW;
     let page = Records {
+        frame: visitor.frame("Records"),
         tabs: tabs.collect(),
         rows,
         next,
-        looked_at: found.looked_at,
-        is_partial: found.is_partial,
-        is_first: asked.get("cursor").is_empty(),
-        is_filtered: kept().next().is_some(),
-        live: if begun.elapsed() > SLOW {
-            LIVE_WHERE_SLOW
-        } else {
-            LIVE
-        },
-        frame: console.frame(&visitor, "Records"),
-        asked,
+        found,
+        is_filtered,
+        live: if is_slow { LIVE_WHERE_SLOW } else { LIVE },
         refused,
+        asked,
     };
     let status = page
         .refused
         .as_ref()
-        .map_or(StatusCode::OK, |refused| refused.status());
+        .map_or(StatusCode::OK, Refused::status);
     (status, page).into_response()
 }
 
 /// By an id, or by a key: it is in the form's body, and what follows has the id in its place.
-pub(super) async fn find(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-    Extension(form): Extension<Form>,
-) -> Response {
+pub(super) async fn find(Extension(visitor): Asked) -> Response {
+    let form = &visitor.asked;
     let id = match form.filled("id") {
-        Some(id) => crate::operations::order::id(&id.to_lowercase()),
+        Some(id) => order::id(&id.to_lowercase()),
         None => {
-            let scope: Vec<_> = form
-                .all("scope")
-                .filter(|s| !s.is_empty())
-                .map(str::to_owned)
-                .collect();
+            let scope = form.all("scope").filter(|segment| !segment.is_empty());
+            let scope: Vec<_> = scope.map(str::to_owned).collect();
             let lookup = Lookup {
                 service: form.filled("service"),
                 operation: form.filled("operation"),
                 scope: (!scope.is_empty()).then_some(scope),
                 key: form.get("key").to_owned(),
             };
-            console.api.operations.name(&lookup)
+            visitor.console.api.operations.name(&lookup).await
         }
     };
-    match or_problem(&console, &visitor, id) {
-        Ok(id) => see(&id.to_string()),
-        Err(problem) => *problem,
-    }
+    visitor.shown(id.map(|id| see(&id.to_string())))
 }
 
 #[derive(Template)]
 #[template(path = "audit.html")]
 struct Audit {
     frame: Frame,
-    entries: Vec<audit::Entry>,
-    next: Option<String>,
+    page: audit::Page,
     is_first: bool,
 }
 
 /// A record's state in an entry of the log.
-pub(super) fn state_in(facts: Option<&Value>) -> String {
+fn state_in(facts: Option<&Value>) -> String {
     let Some(facts) = facts else {
         return String::new();
     };
@@ -512,33 +405,19 @@ pub(super) fn state_in(facts: Option<&Value>) -> String {
     text
 }
 
-pub(super) async fn audit(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-    query: Query,
-) -> Response {
-    let asked = form_of(query);
+pub(super) async fn audit(Extension(visitor): Asked) -> Response {
     let page = async {
-        let from = asked.filled("cursor").map(|text| text.parse()).transpose();
+        let from = visitor.asked.filled("cursor");
+        let from = from.map(|text| text.parse()).transpose();
         let from = from.map_err(|why| Refused::invalid(format!("cursor: {why}")))?;
-        console
-            .api
-            .operations
-            .log()
-            .page(from, ENTRIES)
-            .await
-            .map_err(of_store)
+        let log = visitor.console.api.operations.log();
+        Ok(Audit {
+            frame: visitor.frame("Audit"),
+            page: log.page(from, ENTRIES).await.map_err(of_store)?,
+            is_first: from.is_none(),
+        })
     };
-    match or_problem(&console, &visitor, page.await) {
-        Ok(page) => Audit {
-            frame: console.frame(&visitor, "Audit"),
-            entries: page.entries,
-            next: page.next,
-            is_first: asked.filled("cursor").is_none(),
-        }
-        .into_response(),
-        Err(problem) => *problem,
-    }
+    visitor.shown(page.await)
 }
 
 #[derive(Template)]
@@ -550,27 +429,24 @@ struct Policy {
     upstreams: Vec<(String, bool)>,
 }
 
-pub(super) async fn policy(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-) -> Response {
+pub(super) async fn policy(Extension(visitor): Asked) -> Response {
+    let console = &visitor.console;
     let table = console.api.table.load();
     let routes = table.config.routes.iter().map(|route| {
         let facts = serde_json::to_value(api::of_route(route)).unwrap_or_default();
         let facts = facts.as_object().into_iter().flatten();
         let facts = facts.filter(|(name, _)| *name != "name");
-        let mut facts: Vec<_> = facts
-            .map(|(name, value)| (name.replace('_', " "), said(value)))
-            .collect();
+        let facts = facts.map(|(name, value)| (name.replace('_', " "), said(value)));
+        let mut facts: Vec<_> = facts.collect();
         // What it takes comes first.
         facts.sort_by_key(|(name, _)| !["matches", "upstreams"].contains(&name.as_str()));
         (route.label.clone(), facts)
     });
     let page = Policy {
+        frame: visitor.frame("Policy"),
         routes: routes.collect(),
         upstreams: console.pools.conditions().into_iter().collect(),
-        store: store(&console).await,
-        frame: console.frame(&visitor, "Policy"),
+        store: store(console).await,
     };
     page.into_response()
 }
@@ -602,7 +478,32 @@ mod tests {
             (100.0, "100"),
             (1234.5, "1234"),
         ] {
-            assert_eq!(figure(value), text);
+            assert_eq!(figure(Some(value)), text);
         }
+        assert_eq!(figure(None), "");
+    }
+
+    /// An answer that was lost says nothing about what was done.
+    #[test]
+    fn an_outage_is_no_promise_that_nothing_was_done() {
+        let frame = Frame {
+            base: "./".to_owned(),
+            title: "Unknown".to_owned(),
+            who: None,
+            is_signed_in: false,
+            form: String::new(),
+            trouble: None,
+            assets: "",
+        };
+        let page = Problem {
+            frame,
+            detail: String::new(),
+            is_outage: true,
+        };
+        let page = page.render().unwrap();
+        assert!(
+            page.contains("look at it first") && !page.contains("was not done"),
+            "{page}"
+        );
     }
 }

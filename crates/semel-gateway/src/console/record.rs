@@ -2,70 +2,75 @@
 
 use askama::Template;
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
-use semel::IdentityDigest;
 use semel::store::Entry;
 use serde_json::{Map, Value, json};
 
 use super::answer::Shown;
-use super::pages::{Frame, Row, pages};
-use super::{Console, Form, Query, Shared, Visitor, form_of, see};
-use crate::access::Role;
+use super::pages::{Frame, Row, Told, pages};
+use super::{Asked, Form, Proposal, Visitor, see};
 use crate::api;
-use crate::audit::{Came, Number};
 use crate::operations::order::{self, Order};
-use crate::operations::view::{Choice, Detail, Event, Resolution, time};
-use crate::operations::{CONFIRMED_WITHIN, about_now};
+use crate::operations::view::{Choice, Detail};
 use crate::peer::Peer;
 use crate::reconcile;
 use crate::refused::Refused;
 
-/// How many of the audit log's last entries are looked at for proposals.
-const LOOK: usize = 100;
+/// An action as a form.
+struct Kind {
+    /// Its name among the API's choices.
+    choice: &'static str,
+    /// What is posted to, and what `--four-eyes` names.
+    action: &'static str,
+    /// Its name in the audit log.
+    audited: &'static str,
+    /// The form's name, its heading, and what stands on its button.
+    name: &'static str,
+    title: &'static str,
+    button: &'static str,
+}
+
+#[rustfmt::skip]
+const KINDS: [Kind; 5] = [
+    Kind { choice: "resolve --happened", action: "resolve", audited: "resolve-happened",
+           name: "happened", title: "It happened: give retries this answer", button: "Resolve: it happened" },
+    Kind { choice: "resolve --did-not-happen", action: "resolve", audited: "resolve-did-not-happen",
+           name: "not-happened", title: "It did not happen: release the key", button: "Release the key" },
+    Kind { choice: "extend", action: "extend", audited: "extend",
+           name: "extend", title: "Extend the replay", button: "Extend" },
+    Kind { choice: "reveal", action: "reveal", audited: "reveal",
+           name: "reveal", title: "Reveal the answer", button: "Reveal" },
+    Kind { choice: "erase", action: "erase", audited: "erase",
+           name: "erase", title: "Erase the answer", button: "Erase" },
+];
 
 /// What can be done, as forms have it.
 struct Card {
-    /// The form's name, and the heading.
-    name: &'static str,
-    title: &'static str,
-    /// What is posted to.
-    action: &'static str,
-    effect: String,
-    risk: String,
+    kind: &'static Kind,
+    choice: Choice,
     /// The role that it needs, where the visitor has a lower one.
     missing: Option<&'static str>,
     needs_two: bool,
     proposals: Vec<Proposal>,
 }
 
-/// What somebody proposed and nobody confirmed.
-#[derive(Clone)]
-struct Proposal {
-    number: String,
-    by: String,
-    at: Option<String>,
-    reason: String,
-    is_own: bool,
-}
-
 #[derive(Template)]
 #[template(path = "record.html")]
 struct Page {
     frame: Frame,
+    told: Told,
     row: Row,
     detail: Detail,
     timeline: Vec<Moment>,
     shown: Option<Shown>,
     cards: Vec<Card>,
+    /// Whether all proposals were looked for.
+    are_all: bool,
     is_http: bool,
-    /// What was sent last and did not do anything, and why.
+    /// What was sent last and did not do anything.
     sent: Form,
     sent_as: String,
-    refused: Option<Refused>,
-    /// An entry of the audit log that was just made, and whether it waits for somebody else.
-    done: Option<(String, bool)>,
 }
 
 pages!(Page);
@@ -115,22 +120,14 @@ fn words(event: &str) -> (&str, &'static str) {
 }
 
 fn timeline(row: &Row, detail: &Detail) -> Vec<Moment> {
-    let of_event = |event: &Event| {
+    let moments = detail.events.iter().map(|event| {
         let (what, mark) = words(&event.event);
         let mut more = Vec::new();
-        if let Some(resolved) = detail
-            .resolved
-            .as_ref()
-            .filter(|_| event.event == "resolved")
-        {
-            let Resolution {
-                by,
-                before,
-                after,
-                reason,
-                ..
-            } = resolved;
-            more.push(format!("by {by}, from {before} to {after}: “{reason}”"));
+        // The record has the latest decision: that of this fence.
+        let is_it = |fence| event.event == "resolved" && event.fence == Some(fence);
+        if let Some(by) = detail.resolved.as_ref().filter(|by| is_it(by.fence)) {
+            let (name, before, after, why) = (&by.by, &by.before, &by.after, &by.reason);
+            more.push(format!("by {name}, from {before} to {after}: “{why}”"));
         }
         more.extend(event.attempt.map(|attempt| format!("attempt {attempt}")));
         if event.times > 1 {
@@ -149,172 +146,80 @@ fn timeline(row: &Row, detail: &Detail) -> Vec<Moment> {
             more: more.join(", "),
             mark,
         }
-    };
-    let mut all: Vec<Moment> = detail.events.iter().map(of_event).collect();
-    if detail.summary.lapsed {
-        all.push(Moment {
-            at: detail.summary.lease_until.clone(),
-            until: None,
-            what: "The lease lapsed".to_owned(),
-            more: row.lease.clone(),
-            mark: "bad",
-        });
-    }
-    all
-}
-
-pub(super) async fn show(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-    Path(id): Path<String>,
-    query: Query,
-) -> Response {
-    let asked = form_of(query);
-    let found = async { console.api.operations.find(&order::id(&id)?).await };
-    let entry = match found.await {
-        Ok(entry) => entry,
-        Err(refused) => return console.refused(&visitor, &refused),
-    };
-    let mut page = page(&console, &visitor, &entry).await;
-    let number = |name: &str| {
-        asked
-            .get(name)
-            .parse::<Number>()
-            .ok()
-            .map(|number| number.to_string())
-    };
-    let done = number("done").map(|number| (number, false));
-    page.done = done.or_else(|| number("proposed").map(|number| (number, true)));
-    page.into_response()
-}
-
-async fn page(console: &Console, visitor: &Visitor, entry: &Entry) -> Page {
-    let (detail, row) = (console.api.operations.detail(entry), Row::of(entry));
-    let proposals = proposals(console, visitor, &entry.label.digest, detail.summary.fence).await;
-    let cards = cards(console, visitor, &detail, &proposals);
-    Page {
-        frame: console.frame(visitor, "Record"),
-        timeline: timeline(&row, &detail),
-        row,
-        shown: None,
-        cards,
-        is_http: detail.summary.operation == reconcile::OPERATION,
-        sent: Form::default(),
-        sent_as: String::new(),
-        refused: None,
-        done: None,
-        detail,
-    }
-}
-
-/// The family of an action, as `--four-eyes` names it, the form's name, heading and least role.
-fn known(choice: &Choice) -> Option<(&'static str, &'static str, &'static str, Role)> {
-    Some(match choice.action.as_str() {
-        "resolve --happened" => (
-            "resolve",
-            "happened",
-            "It happened: give retries this answer",
-            Role::Operator,
-        ),
-        "resolve --did-not-happen" => (
-            "resolve",
-            "not-happened",
-            "It did not happen: release the key",
-            Role::Operator,
-        ),
-        "extend" => ("extend", "extend", "Extend the replay", Role::Operator),
-        "reveal" => ("reveal", "reveal", "Reveal the answer", Role::Operator),
-        "erase" => ("erase", "erase", "Erase the answer", Role::Admin),
-        _ => return None,
-    })
-}
-
-fn cards(
-    console: &Console,
-    visitor: &Visitor,
-    detail: &Detail,
-    proposals: &[(String, Proposal)],
-) -> Vec<Card> {
-    let card = |choice: &Choice| {
-        let (action, name, title, least) = known(choice)?;
-        let audited = match name {
-            "happened" => "resolve-happened",
-            "not-happened" => "resolve-did-not-happen",
-            other => other,
-        };
-        let of_it = proposals.iter().filter(|(proposed, _)| proposed == audited);
-        Some(Card {
-            name,
-            title,
-            action,
-            effect: choice.effect.clone(),
-            risk: choice.risk.clone(),
-            missing: (!visitor.may(least)).then(|| least.as_str()),
-            needs_two: console.api.operations.needs_two(action),
-            proposals: of_it.map(|(_, proposal)| proposal.clone()).collect(),
-        })
-    };
-    detail.actions.iter().filter_map(card).collect()
-}
-
-/// The open proposals about a record as it is, with what they propose.
-async fn proposals(
-    console: &Console,
-    visitor: &Visitor,
-    id: &IdentityDigest,
-    fence: u64,
-) -> Vec<(String, Proposal)> {
-    let operations = &console.api.operations;
-    let families = crate::operations::ACTIONS;
-    if !families.iter().any(|family| operations.needs_two(family)) {
-        return Vec::new();
-    }
-    let Ok(page) = operations.log().page(None, LOOK).await else {
-        return Vec::new();
-    };
-    let id = id.to_string();
-    let earliest = time(about_now().before(CONFIRMED_WITHIN));
-    // Once, whatever came of it.
-    let confirmed = |number: &str| {
-        let mut intents = page
-            .entries
-            .iter()
-            .filter_map(|entry| entry.intent.as_ref());
-        intents.any(|intent| intent.confirms.as_deref() == Some(number))
-    };
-    let me = visitor.caller.as_ref().map(crate::access::Caller::name);
-    let open = page
-        .entries
-        .iter()
-        .filter(|entry| entry.result == Came::Proposed && entry.at >= earliest);
-    let of_it = open.filter_map(|entry| {
-        let intent = entry.intent.as_ref()?;
-        let about = intent
-            .before
-            .as_ref()
-            .and_then(|before| before["fence"].as_u64());
-        let is_open =
-            intent.id.as_deref() == Some(&*id) && about == Some(fence) && !confirmed(&entry.number);
-        is_open.then(|| {
-            let proposal = Proposal {
-                number: entry.number.clone(),
-                by: intent.by.clone(),
-                at: entry.at.clone(),
-                reason: intent.reason.clone(),
-                is_own: me == Some(&*intent.by),
-            };
-            (intent.action.clone(), proposal)
-        })
     });
-    of_it.collect()
+    let lapsed = detail.summary.lapsed.then(|| Moment {
+        at: detail.summary.lease_until.clone(),
+        until: None,
+        what: "The lease lapsed".to_owned(),
+        more: row.lease.clone(),
+        mark: "bad",
+    });
+    moments.chain(lapsed).collect()
+}
+
+pub(super) async fn show(Extension(visitor): Asked, Path(id): Path<String>) -> Response {
+    let page = async {
+        let entry = find(&visitor, &id).await?;
+        Ok(Page::of(&visitor, &entry).await)
+    };
+    visitor.shown(page.await)
+}
+
+/// Where a form was sent to there is nothing to look at but the record.
+pub(super) async fn back(
+    Extension(visitor): Asked,
+    Path((id, _)): Path<(String, String)>,
+) -> Response {
+    visitor.shown(order::id(&id).map(|id| see(&format!("../{id}"))))
+}
+
+async fn find(visitor: &Visitor, id: &str) -> Result<Entry, Refused> {
+    visitor.console.api.operations.find(&order::id(id)?).await
+}
+
+impl Page {
+    async fn of(visitor: &Visitor, entry: &Entry) -> Self {
+        let operations = &visitor.console.api.operations;
+        let (detail, row) = (operations.detail(entry), Row::of(entry));
+        let (id, fence) = (&detail.summary.id, Some(detail.summary.fence));
+        let proposals = visitor.proposals(|intent| {
+            let before = intent.before.as_ref();
+            let seen = before.and_then(|before| before["fence"].as_u64());
+            intent.id.as_ref() == Some(id) && seen == fence
+        });
+        let (proposals, are_all) = proposals.await;
+        let card = |choice: &Choice| {
+            let kind = KINDS.iter().find(|kind| kind.choice == choice.action)?;
+            let least = api::least(kind.action);
+            let of_it = proposals.iter();
+            let of_it = of_it.filter(|(_, intent, _)| intent.action == kind.audited);
+            Some(Card {
+                kind,
+                choice: choice.clone(),
+                missing: (!visitor.may(least)).then(|| least.as_str()),
+                needs_two: operations.needs_two(kind.action),
+                proposals: of_it.cloned().collect(),
+            })
+        };
+        Self {
+            frame: visitor.frame("Record"),
+            told: Told::of(&visitor.asked),
+            timeline: timeline(&row, &detail),
+            row,
+            shown: None,
+            cards: detail.actions.iter().filter_map(card).collect(),
+            are_all,
+            is_http: detail.summary.operation == reconcile::OPERATION,
+            sent: Form::default(),
+            sent_as: String::new(),
+            detail,
+        }
+    }
 }
 
 /// What a form orders.
 fn ordered(form: &Form, action: &str) -> Result<Order, Refused> {
-    let happened = match form.get("happened") {
-        "" => None,
-        text => Some(text == "true"),
-    };
+    let happened = form.filled("happened").map(|text| text == "true");
     let outcome = (happened == Some(true))
         .then(|| outcome(form))
         .transpose()?;
@@ -333,26 +238,22 @@ fn ordered(form: &Form, action: &str) -> Result<Order, Refused> {
 }
 
 fn outcome(form: &Form) -> Result<Map<String, Value>, Refused> {
-    // Forms send the ends of lines as CR LF.
-    let body = form.get("body").replace("\r\n", "\n");
     let mut outcome = Map::new();
+    let mut say = |name: &str, value| outcome.insert(name.to_owned(), value);
     match form.filled("status") {
         Some(status) => {
             let wrong = |_| Refused::invalid("status: it is a number from 200 to 599");
-            outcome.insert(
-                "status".to_owned(),
-                json!(status.parse::<u16>().map_err(wrong)?),
-            );
+            say("status", json!(status.parse::<u16>().map_err(wrong)?));
             if let Some(kind) = form.filled("content-type") {
-                outcome.insert("headers".to_owned(), json!({ "content-type": kind }));
+                say("headers", json!({ "content-type": kind }));
             }
         }
-        None => {
-            outcome.insert("kind".to_owned(), json!(form.get("kind")));
-        }
+        None => drop(say("kind", json!(form.get("kind")))),
     }
+    // Forms send the ends of lines as CR LF.
+    let body = form.get("body").replace("\r\n", "\n");
     if !body.is_empty() {
-        outcome.insert("body".to_owned(), json!(body));
+        say("body", json!(body));
     }
     Ok(outcome)
 }
@@ -365,43 +266,29 @@ enum Became {
 }
 
 pub(super) async fn act(
-    State(console): Shared,
-    Extension(visitor): Extension<Visitor>,
-    Extension(form): Extension<Form>,
+    Extension(visitor): Asked,
     Extension(peer): Extension<Peer>,
     Path((id, action)): Path<(String, String)>,
 ) -> Response {
-    let least = match action.as_str() {
-        "erase" => Role::Admin,
-        _ => Role::Operator,
+    let caller = match visitor.allowed(api::least(&action)) {
+        Ok(caller) => caller,
+        Err(problem) => return *problem,
     };
-    let Some(caller) = visitor.caller.clone() else {
-        return StatusCode::UNAUTHORIZED.into_response();
-    };
-    if let Err(refused) = caller.require(least) {
-        let title = "You are not allowed to do this";
-        return console.problem(&visitor, StatusCode::FORBIDDEN, title, refused.detail());
-    }
-    let actor = api::actor(&caller, &peer);
-    let (api, given, name) = (console.api.clone(), form.clone(), id.clone());
-    let what = action.clone();
+    let actor = api::actor(caller, &peer);
+    let (api, asked) = (visitor.console.api.clone(), visitor.clone());
+    let (name, what) = (id.clone(), action.clone());
     let became = api::finished(async move {
         let id = order::id(&name)?;
-        let order = ordered(&given, &what)?;
+        let order = ordered(&asked.asked, &what)?;
         if what == "reveal" {
-            return match api.operations.reveal(&actor, &id, &order).await? {
-                Ok(answer) => {
-                    let entry = api.operations.find(&id).await?;
-                    Ok(Became::Revealed(Box::new((entry, Shown::of(answer)))))
-                }
-                Err(number) => Ok(Became::Proposed(number)),
-            };
+            let revealed = api.operations.reveal(&actor, &id, &order).await?;
+            return Ok(match revealed {
+                Ok((entry, answer)) => Became::Revealed(Box::new((entry, Shown::of(answer)))),
+                Err(number) => Became::Proposed(number),
+            });
         }
-        let default_ttl = api.default_ttl(&id).await;
-        let decided = api
-            .operations
-            .act(&actor, &id, &what, order, default_ttl)
-            .await?;
+        let ttl = api.default_ttl(&id).await;
+        let decided = api.operations.act(&actor, &id, &what, order, ttl).await?;
         Ok(match decided.is_proposed {
             true => Became::Proposed(decided.number),
             false => Became::Done(decided.number),
@@ -412,24 +299,59 @@ pub(super) async fn act(
         Ok(Became::Proposed(number)) => return see(&format!("../{id}?proposed={number}")),
         Ok(Became::Revealed(revealed)) => {
             let (entry, shown) = *revealed;
-            let mut page = page(&console, &visitor, &entry).await;
+            let mut page = Page::of(&visitor, &entry).await;
             page.shown = Some(shown);
             return page.into_response();
         }
         Err(refused) => refused,
     };
     // What was written is not lost: it stands in the form again, beside why nothing was done.
-    let entry = async { console.api.operations.find(&order::id(&id)?).await };
-    let Ok(entry) = entry.await else {
-        return console.refused(&visitor, &refused);
+    let Ok(entry) = find(&visitor, &id).await else {
+        return visitor.refused(&refused);
     };
-    let mut page = page(&console, &visitor, &entry).await;
+    let mut page = Page::of(&visitor, &entry).await;
+    let form = visitor.asked.clone();
     page.sent_as = match (action.as_str(), form.get("happened")) {
         ("resolve", "true") => "happened".to_owned(),
         ("resolve", _) => "not-happened".to_owned(),
         _ => action,
     };
     let status = refused.status();
-    (page.sent, page.refused) = (form, Some(refused));
+    (page.sent, page.told.refused) = (form, Some(refused));
     (status, page).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of those who decided before the record says nothing any more.
+    #[test]
+    fn who_decided_last_did_not_decide_before() {
+        let event = |event: &str, fence, seen_by: &str| {
+            json!({"event": event, "at": null, "times": 1, "last_at": null, "attempt": null,
+                   "fence": fence, "seen_by": seen_by, "observed": false})
+        };
+        let decided = json!({"by": "ada", "reason": "in the books", "at": null, "fence": 9,
+                             "before": "unknown", "after": "completed"});
+        let record = json!({
+            "id": "", "state": "completed", "lapsed": false, "service": "", "operation": "",
+            "scope": [], "key_hint": "", "note": {}, "attempt": 2, "fence": 9, "created_at": null,
+            "claimed_at": null, "lease_until": null, "settled_at": null, "expires_at": null,
+            "age_seconds": 0, "resolved": decided, "steps": [], "outcome": null, "actions": [],
+            "events": [event("resolved", 5, "gateway"), event("resolved", 9, "store")],
+        });
+        let detail: Detail = serde_json::from_value(record).unwrap();
+        let row = Row {
+            summary: detail.summary.clone(),
+            about: String::new(),
+            lease: String::new(),
+        };
+        let told: Vec<_> = timeline(&row, &detail)
+            .into_iter()
+            .map(|of| of.more)
+            .collect();
+        let by = "by ada, from unknown to completed: “in the books”";
+        assert_eq!(told, ["seen by this gateway", by]);
+    }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use semel::sealed::{Keys, Sealed};
 use semel::store::{
-    Entry, Fence, Fenced, ListQuery, Nonce, Resolution, Retention, Store, StoreExt as _, Verdict,
+    Entry, Fence, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention, Store, StoreExt as _,
+    Verdict,
 };
 use semel::{
     AnyStore, IdentityDigest, Outcome, OutcomeKind, Record, State, StateKind, StoreError,
@@ -96,6 +97,7 @@ impl Action {
         match self {
             Self::Resolve(verdict) => Ok(verdict),
             Self::Release => Ok(Verdict::DidNotHappen),
+            Self::Extend(_) if is_erased(record) => Err(answer_is_erased()),
             Self::Extend(ttl) => {
                 if about_now().after(ttl) < record.expires_at {
                     let until = time(record.expires_at).unwrap_or_else(|| "for ever".to_owned());
@@ -172,6 +174,9 @@ impl<S: Store + Clone> Operations<S> {
             digest: None,
             confirms: None,
         };
+        if matches!(action, Action::Erase) {
+            self.reaches(&before.record)?;
+        }
         let resolution = Resolution {
             verdict: action.verdict(&before.record)?,
             by: actor.name.as_str().into(),
@@ -179,6 +184,10 @@ impl<S: Store + Clone> Operations<S> {
             fence: Fence(fence),
             nonce: Nonce::random().map_err(of_store)?,
         };
+        // Nobody could ever confirm it, or it would be used up in vain.
+        if self.needs_two(name) && before.record.token.fence != resolution.fence {
+            return Err(of_refusal(Refusal::Superseded));
+        }
         let cleared = self.cleared(name, &mut intent, digest(&same)?, proposal.as_deref());
         if let Some(number) = cleared.await? {
             return Ok(Decided {
@@ -220,7 +229,8 @@ impl<S: Store + Clone> Operations<S> {
         }
     }
 
-    /// The whole answer that is replayed. That somebody looked is entered before it is shown.
+    /// The whole answer that is replayed, and the record that it was read with. That somebody looked is
+    /// entered before it is shown.
     ///
     /// # Errors
     /// Why it is not shown.
@@ -229,7 +239,7 @@ impl<S: Store + Clone> Operations<S> {
         actor: &Actor,
         id: &IdentityDigest,
         order: &Order,
-    ) -> Result<Result<Answer, String>, Refused> {
+    ) -> Result<Result<(Entry, Answer), String>, Refused> {
         let reason = checked(&order.reason)?;
         let entry = self.find(id).await?;
         let State::Completed(outcome) = &entry.record.state else {
@@ -237,6 +247,14 @@ impl<S: Store + Clone> Operations<S> {
             let why = format!("the record is {state}: it has no answer");
             return Err(Refused::new(Code::WrongState, why));
         };
+        if is_erased(&entry.record) {
+            return Err(answer_is_erased());
+        }
+        if outcome.is_sealed() || outcome.place().is_some() {
+            let why = "its answer cannot be read: it is encrypted with a key that is not here, or kept outside \
+                       the store and not to be found there";
+            return Err(Refused::of_layer(ProblemCode::StoreUnavailable, why));
+        }
         let mut intent = Intent {
             action: "reveal".to_owned(),
             id: Some(id.to_string()),
@@ -255,7 +273,26 @@ impl<S: Store + Clone> Operations<S> {
         }
         let begun = self.enter(intent).await?;
         self.leave(begun, Came::Done, None, None).await;
-        Ok(Ok(Answer::revealed(outcome)))
+        let answer = Answer::revealed(outcome);
+        Ok(Ok((entry, answer)))
+    }
+
+    /// Does what is done with many records: `erase`, `purge` or `reencrypt`.
+    ///
+    /// # Errors
+    /// Why nothing was done, or no more.
+    pub async fn many(
+        &self,
+        actor: &Actor,
+        action: &str,
+        order: &Many,
+        progress: impl FnMut(usize),
+    ) -> Result<DoneMany, Refused> {
+        match action {
+            "erase" => self.erase_scope(actor, order, progress).await,
+            "reencrypt" => self.reencrypt(actor, order, progress).await,
+            _ => self.purge(actor, order, progress).await,
+        }
     }
 
     /// Removes what is past its retention, and its tombstone, in steps of a bounded number. Answers how
@@ -263,7 +300,7 @@ impl<S: Store + Clone> Operations<S> {
     ///
     /// # Errors
     /// Why nothing was removed, or no more.
-    pub async fn purge(
+    async fn purge(
         &self,
         actor: &Actor,
         order: &Many,
@@ -284,7 +321,12 @@ impl<S: Store + Clone> Operations<S> {
                     removed += purged.removed;
                     progress(removed);
                     if !purged.more {
-                        break Ok(());
+                        // One round sweeps a part of what is kept elsewhere.
+                        let swept = match &self.offloaded {
+                            Some(offloaded) => offloaded.sweep().await.map(drop),
+                            None => Ok(()),
+                        };
+                        break swept.map_err(of_store);
                     }
                 }
                 Err(error) => break Err(of_store(error)),
@@ -299,7 +341,7 @@ impl<S: Store + Clone> Operations<S> {
     ///
     /// # Errors
     /// Why nothing was written, or no more.
-    pub async fn reencrypt(
+    async fn reencrypt(
         &self,
         actor: &Actor,
         order: &Many,
@@ -336,7 +378,7 @@ impl<S: Store + Clone> Operations<S> {
     ///
     /// # Errors
     /// Why nothing was removed, or no more.
-    pub async fn erase_scope(
+    async fn erase_scope(
         &self,
         actor: &Actor,
         order: &Many,
@@ -404,9 +446,10 @@ impl<S: Store + Clone> Operations<S> {
         let id = &entry.label.digest;
         let mut record = entry.record.clone();
         loop {
+            self.reaches(&record)?;
             match &record.state {
                 State::Completed(outcome) if *outcome != erased() => {}
-                _ => return Ok(false),
+                _ => return self.tidy(id).await.map(|()| false),
             }
             let resolution = Resolution {
                 verdict: Action::Erase.verdict(&record)?,
@@ -423,6 +466,25 @@ impl<S: Store + Clone> Operations<S> {
                 Some(entry) => record = entry.record,
                 None => return Ok(false),
             }
+        }
+    }
+
+    /// What erases a record has to find its object.
+    fn reaches(&self, record: &Record) -> Result<(), Refused> {
+        match &record.state {
+            State::Completed(outcome) if outcome.place().is_some() && self.offloaded.is_none() => {
+                let why = "its answer is kept outside the store: say where with `--large-answers`";
+                Err(Refused::new(Code::WrongState, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whoever erased it may not have got to the end of what is kept elsewhere.
+    async fn tidy(&self, id: &IdentityDigest) -> Result<(), Refused> {
+        match &self.offloaded {
+            Some(offloaded) => offloaded.tidy(id).await.map_err(of_store),
+            None => Ok(()),
         }
     }
 
@@ -560,6 +622,14 @@ async fn reseal(
     actor: &Actor,
     reason: &str,
 ) -> Result<bool, StoreError> {
+    // A list does not read what is kept outside the store.
+    let is_elsewhere =
+        |state: &State| matches!(state, State::Completed(outcome) if outcome.place().is_some());
+    let read = match is_elsewhere(&entry.record.state) {
+        true => sealed.inner().get(&entry.label.digest).await?,
+        false => None,
+    };
+    let entry = read.as_ref().unwrap_or(entry);
     let (record, nonce) = (&entry.record, Nonce::random()?);
     let Some(outcome) = sealed.resealed(entry, &nonce)? else {
         return Ok(false);
@@ -586,6 +656,17 @@ async fn reseal(
 /// What is kept in place of an answer that was erased.
 fn erased() -> Outcome {
     Outcome::builder(OutcomeKind::Omitted).void()
+}
+
+/// Whether no answer is left: it was erased, or never kept, and is not replayed any more.
+pub(super) fn is_erased(record: &Record) -> bool {
+    let is_omitted = matches!(&record.state, State::Completed(outcome) if outcome.kind() == OutcomeKind::Omitted);
+    is_omitted && record.expires_at <= about_now()
+}
+
+fn answer_is_erased() -> Refused {
+    let why = "the record has no answer any more: it was erased, or not kept";
+    Refused::new(Code::WrongState, why)
 }
 
 /// What the audit log keeps of a record.

@@ -15,16 +15,20 @@ mod act;
 mod filter;
 mod four_eyes;
 pub mod order;
+#[cfg(test)]
+mod tests;
 pub mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use order::Lookup;
+use semel::guard::name_of;
 use semel::sealed::Sealed;
 use semel::secrets::Secrets;
 use semel::store::{Entry, ListQuery, Refusal, Store};
 use semel::{AnyStore, IdentityDigest, StateKind, StoreError, StoreErrorKind};
+use semel_stores::objects::Offloaded;
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, timeout_at};
 
@@ -32,11 +36,12 @@ use crate::audit::{self, Log};
 use crate::command::with_causes;
 use crate::events::Events;
 use crate::refused::{Code, Refused};
+use crate::store::Opened;
 pub use act::{Action, Actor, Decided};
 pub(crate) use act::{facts, insist};
 pub(crate) use filter::about_now;
 pub use filter::{Filter, Found, MOST, Position};
-pub(crate) use four_eyes::{ACTIONS, CONFIRMED_WITHIN};
+pub(crate) use four_eyes::ACTIONS;
 use view::{Count, Counts, Detail, Done};
 
 /// How far it is counted.
@@ -52,6 +57,7 @@ pub struct Operations<S> {
     four_eyes: Vec<String>,
     events: Option<Arc<Events>>,
     sealed: Option<Sealed<AnyStore>>,
+    offloaded: Option<Arc<Offloaded<AnyStore>>>,
     secrets: Option<Secrets>,
 }
 
@@ -64,6 +70,7 @@ impl<S: Store + Clone> Operations<S> {
             four_eyes: Vec::new(),
             events: None,
             sealed: None,
+            offloaded: None,
             secrets: None,
         }
     }
@@ -75,14 +82,11 @@ impl<S: Store + Clone> Operations<S> {
         self
     }
 
-    /// The store with the keys that it is sealed with, and the secrets of identities.
+    /// What the store was opened with: keys, large answers, the secrets of identities.
     #[must_use]
-    pub fn with_at_rest(
-        mut self,
-        sealed: Option<Sealed<AnyStore>>,
-        secrets: Option<Secrets>,
-    ) -> Self {
-        (self.sealed, self.secrets) = (sealed, secrets);
+    pub fn with_opened(mut self, opened: Opened) -> Self {
+        (self.sealed, self.offloaded) = (opened.sealed, opened.offloaded);
+        self.secrets = opened.secrets;
         self
     }
 
@@ -136,15 +140,17 @@ impl<S: Store + Clone> Operations<S> {
     /// # Errors
     /// What cannot be part of an identity, `no-record`, or the store's.
     pub async fn look_up(&self, lookup: &Lookup) -> Result<Entry, Refused> {
-        self.find(&self.name(lookup)?).await
+        self.find(&self.name(lookup).await?).await
     }
 
     /// The name of that record.
     ///
     /// # Errors
-    /// What cannot be part of an identity.
-    pub fn name(&self, lookup: &Lookup) -> Result<IdentityDigest, Refused> {
-        Ok(*lookup.identity(self.secrets.as_ref())?.digest())
+    /// What cannot be part of an identity, or the store's.
+    pub async fn name(&self, lookup: &Lookup) -> Result<IdentityDigest, Refused> {
+        let identity = lookup.identity(self.secrets.as_ref())?;
+        let name = name_of(&self.store, &identity).await.map_err(of_store)?;
+        Ok(*name.digest())
     }
 
     /// All that is known of a record.
@@ -190,7 +196,8 @@ impl<S: Store + Clone> Operations<S> {
         }
     }
 
-    /// A store that reads all its records for it may take longer than anybody waits.
+    /// A store that reads all its records for it may take longer than anybody waits. That none of the first
+    /// is one says nothing.
     async fn count(&self, state: StateKind, lapsed: bool) -> Option<Count> {
         let until = Instant::now() + COUNTING;
         let mut query = ListQuery {
@@ -201,7 +208,7 @@ impl<S: Store + Clone> Operations<S> {
         let mut found = None::<Count>;
         loop {
             let Ok(page) = timeout_at(until, self.store.list(&query)).await else {
-                return found;
+                return found.filter(|found| found.records > 0);
             };
             let page = page.ok()?;
             let entries = page.entries.iter();

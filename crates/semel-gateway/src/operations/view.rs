@@ -12,6 +12,7 @@ use semel::{Outcome, OutcomeKind, Record, Service, State, StateKind, Timestamp};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::act::is_erased;
 use super::filter::{Found, about_now};
 use crate::events::Kept;
 
@@ -362,9 +363,20 @@ impl From<&Entry> for Summary {
 }
 
 impl Summary {
+    /// Whether it is completed, and its answer is not replayed any more.
+    pub(crate) fn is_expired(&self) -> bool {
+        // As text, times are in their order.
+        self.state == "completed"
+            && self.expires_at.is_some()
+            && self.expires_at <= time(about_now())
+    }
+
     /// What its state means.
     pub(crate) fn meaning(&self) -> &str {
         match (self.state.as_str(), self.lapsed) {
+            _ if self.is_expired() => {
+                "its answer is not replayed any more; retries are told that it expired"
+            }
             ("in-flight", true) => {
                 "nobody renews its lease any more, and nobody recorded an outcome"
             }
@@ -596,11 +608,12 @@ fn choices(record: &Record) -> Vec<Choice> {
                 runs_again,
             ),
         ],
+        StateKind::Completed if is_erased(record) => Vec::new(),
         StateKind::Completed => vec![
             choice(
                 "extend",
-                "The answer is replayed for longer.",
-                "None. The store keeps it longer.",
+                "The answer is replayed for as long as you say, from now on.",
+                "Nothing. The store keeps it longer.",
             ),
             choice(
                 "reveal",
@@ -616,6 +629,7 @@ fn choices(record: &Record) -> Vec<Choice> {
         StateKind::Released => Vec::new(),
     }
 }
+
 const fn is_none(number: &usize) -> bool {
     *number == 0
 }

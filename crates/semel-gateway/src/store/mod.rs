@@ -3,10 +3,13 @@
 mod health;
 mod watched;
 
+use std::sync::Arc;
+
 use semel::sealed::Sealed;
 use semel::secrets::Secrets;
 use semel::store::{Durability, Store as _};
 use semel::{AnyStore, StoreError};
+use semel_stores::objects::Offloaded;
 use semel_stores::{OpenError, OpenOptions, Schema};
 
 use crate::at_rest::{self, AtRest};
@@ -57,21 +60,21 @@ pub async fn open(url: &StoreUrl, at_rest: &AtRest) -> Result<Opened, Error> {
     for line in ready.lines() {
         tracing::info!("store: {line}");
     }
-    let (store, sealed) = ready.seal(store);
-    Ok(Opened {
-        store,
-        sealed,
-        secrets: ready.secrets,
-    })
+    if let Some(large) = &at_rest.large {
+        tracing::info!("store: {large}");
+    }
+    Ok(ready.around(store).await?)
 }
 
 /// A store, with what is needed to read it.
 #[derive(Debug, Clone)]
 pub struct Opened {
-    /// The store, which opens what is sealed in it.
+    /// The store, which opens what is sealed in it, and reads what it keeps elsewhere.
     pub store: AnyStore,
     /// The same with its keys, if it has some.
     pub sealed: Option<Sealed<AnyStore>>,
+    /// The same with its large answers, if it keeps them elsewhere.
+    pub offloaded: Option<Arc<Offloaded<AnyStore>>>,
     /// The secrets of its identities.
     pub secrets: Option<Secrets>,
 }
@@ -84,19 +87,22 @@ pub async fn look(url: &StoreUrl, at_rest: &AtRest) -> Result<Vec<String>, Error
     let ready = at_rest.read().await?;
     let mut options = OpenOptions::default();
     options.existing = true;
-    let store = match semel_stores::open(&url.0, &options).await {
-        Ok(store) => store,
+    let mut found = match semel_stores::open(&url.0, &options).await {
+        Ok(store) => {
+            let mut found = vec!["opened, and works".to_owned()];
+            found.extend(ready.lines());
+            found.extend(warnings(&store).await?);
+            store.close().await.map_err(Error::Probe)?;
+            found
+        }
         Err(error) if error.is_missing() => {
-            return Ok(vec![
-                "not opened: there is nothing yet; `semel serve` makes it".to_owned(),
-            ]);
+            vec!["not opened: there is nothing yet; `semel serve` makes it".to_owned()]
         }
         Err(error) => return Err(error.into()),
     };
-    let mut found = vec!["opened, and works".to_owned()];
-    found.extend(ready.lines());
-    found.extend(warnings(&store).await?);
-    store.close().await.map_err(Error::Probe)?;
+    if let Some(large) = &at_rest.large {
+        found.push(large.look().await?);
+    }
     Ok(found)
 }
 

@@ -105,6 +105,20 @@ test("each action is done by the keyboard alone", { timeout: 5 * s.PATIENCE }, a
     await press("Enter");
     await act("not-happened", "It did not happen", "Release", [why]);
     await done();
+    await tab(page, "a", "Retention");
+    await press("Enter");
+    await page.getByRole("heading", { name: "Retention" }).waitFor();
+    for (const [action, button, fields] of [["erase", "Erase the scope", [["input", "Scope, first", "nobody"], why]], ["purge", "Purge", [why]]]) {
+      const [within, before] = [`form[action$="${action}"]`, page.url()];
+      for (const [role, name, text] of [...fields, ["input", "", " "]]) {
+        await tab(page, role, name, within);
+        await (text === " " ? press("Space") : page.keyboard.type(text));
+      }
+      await tab(page, "button", button, within);
+      await press("Enter");
+      await page.waitForURL((url) => url.href !== before);
+      await done();
+    }
     await tab(page, "a", "Overview");
     await press("Enter");
     await page.getByRole("heading", { name: "Overview" }).waitFor();

@@ -222,7 +222,7 @@ it("it stands behind a proxy's path, and follows the configuration", async (own)
   assert.deepEqual([cookie.path, cookie.httpOnly, cookie.sameSite], ["/ops/semel", true, "Strict"]);
   await act(page, "not-happened", { Reason: "nothing was booked" }, "Release");
   await page.getByText("Done. It is entry").waitFor();
-  for (const name of ["Overview", "Records", "Audit", "Policy"]) {
+  for (const name of ["Overview", "Records", "Audit", "Retention", "Policy"]) {
     await page.getByRole("link", { name, exact: true }).first().click();
     await page.getByRole("heading", { name, level: 1 }).waitFor();
   }
@@ -242,7 +242,7 @@ it("the first page is light, and is drawn after one more request", async (own) =
   const at = await s.gateway(own, shop.url);
   for (let nth = 0; nth < 60; nth++) await s.order(at, `order-${nth}`);
   const page = await s.visitor(program);
-  for (const path of ["/", "/records", `/records/${shop.ids[0]}`, "/audit", "/policy"]) {
+  for (const path of ["/", "/records", `/records/${shop.ids[0]}`, "/audit", "/policy", "/retention"]) {
     await page.goto("about:blank");
     const wire = await page.context().newCDPSession(page);
     await wire.send("Network.enable");

@@ -8,7 +8,7 @@ const ROLES = { reader: "read-only", ada: "operator", root: "admin" };
 export async function scenes(rooms, program, look, { many = 20, seconds = 0 } = {}) {
   const shop = await s.service(rooms);
   const store = await s.redis(rooms);
-  const config = `four-eyes = ["extend"]\n${s.tokens(ROLES)}
+  const config = `four-eyes = ["extend", "erase"]\n${s.tokens(ROLES)}
     [[routes]]
     name = "payments"
     path = "/v1/payments/*"
@@ -118,6 +118,14 @@ export async function scenes(rooms, program, look, { many = 20, seconds = 0 } = 
   await look("resolved", page);
   await go("audit", "/audit");
   await go("policy", "/policy");
+  await go("retention-to-an-operator", "/retention");
+  await root.goto(`${at.admin}/retention`);
+  const erase = root.locator("form[action$='retention/erase']").last();
+  for (const [label, text] of [["first segment", "nobody"], ["Reason", "Ada Lovelace asked for it"]]) await erase.getByLabel(label).fill(text);
+  await erase.getByLabel("I know").check();
+  await erase.getByRole("button", { name: "Propose" }).click();
+  await root.getByText("Proposed as").waitFor();
+  await look("retention", root);
   const number = await page.goto(`${at.admin}/records/${completed}`).then(() => page.locator("input[name=fence]").first().inputValue());
   await page.evaluate(async ([id, fence]) => {
     const form = document.createElement("form");

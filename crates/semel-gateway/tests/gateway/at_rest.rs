@@ -1,12 +1,15 @@
 //! What lies in the files of a store, who can read it, and what holds while keys are rotated.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::http::Method;
 use semel_testkit::servers::{Postgres, Server as _};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::operate::{lines, lose, semel};
@@ -268,6 +271,97 @@ async fn keys_of_answers_are_rotated_under_load() {
         // One that only reads what it did not seal comes first.
         let steps: [&[&str]; 3] = [&[OLD], &[OLD, NEW], &[NEW, OLD]];
         rotated(&place.url, "encryption-keys", directory.path(), &steps).await;
+    }
+}
+
+/// A client that sends one new order after the other to both gateways at once, wherever they are now,
+/// until each has it, and then once more to each. How many it has done.
+async fn order_on(nth: usize, at: watch::Receiver<[SocketAddr; 2]>, done: Arc<AtomicUsize>) {
+    for order in 0.. {
+        let key = format!("client-{nth}-order-{order}");
+        let placed = async |gateway: usize| {
+            eventually("an answer", async || {
+                let address = at.borrow()[gateway];
+                let fields = [("idempotency-key", &*key)];
+                let request = request(Method::POST, address, "/orders", &fields, "{}");
+                // One that stops does not answer.
+                let answer = crate::support::send(request).await.ok()?;
+                match answer.status.as_u16() {
+                    201 => Some(answer),
+                    409 if answer.problem() == "in-flight" => None,
+                    _ => panic!("{key}: {answer:?}"),
+                }
+            })
+            .await
+        };
+        let (one, other) = tokio::join!(placed(0), placed(1));
+        assert_eq!(one.body, other.body, "{key}");
+        for gateway in [0, 1] {
+            let again = placed(gateway).await;
+            assert!(
+                again.is_replay() && again.body == one.body,
+                "{key}: {again:?}"
+            );
+        }
+        done.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Two gateways are restarted, one after the other, with each list of a rotation, while clients go on: each
+/// order is placed once, and replayed by both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_of_identities_are_rotated_under_load() {
+    let directory = tempfile::tempdir().unwrap();
+    for place in shared_places(directory.path()) {
+        let shop = Shop::open().await;
+        let start = |lines: &[&str]| {
+            let keys = file(directory.path(), "rotated", lines);
+            Gateway::start(
+                shop.address,
+                &flags(&place.url, &["--identity-keys", &keys]),
+            )
+        };
+        let mut gateways = [start(&["plain"]), start(&["plain"])];
+        let (told, at) = watch::channel(gateways.each_ref().map(|gateway| gateway.address));
+        let done: Vec<Arc<AtomicUsize>> = (0..3).map(|_| Arc::default()).collect();
+        let mut clients = JoinSet::new();
+        for (nth, done) in done.iter().enumerate() {
+            clients.spawn(order_on(nth, at.clone(), done.clone()));
+        }
+        let steps: [&[&str]; 6] = [
+            &["plain", OLD],
+            &[OLD, "plain"],
+            &[OLD],
+            &[OLD, NEW],
+            &[NEW, OLD],
+            &[NEW],
+        ];
+        for lines in steps {
+            // What was begun before the last step is done: nothing is asked for that was made before it.
+            for done in &done {
+                let before = done.load(Ordering::SeqCst);
+                eventually("orders", async || {
+                    (done.load(Ordering::SeqCst) > before + 2).then_some(())
+                })
+                .await;
+            }
+            for (nth, gateway) in gateways.iter_mut().enumerate() {
+                let before = std::mem::replace(gateway, start(lines));
+                told.send_modify(|at| at[nth] = gateway.address);
+                stop(before).await;
+            }
+        }
+        while let Some(ended) = clients.try_join_next() {
+            ended.unwrap();
+        }
+        clients.shutdown().await;
+        assert!(
+            shop.executions().values().all(|times| *times == 1),
+            "{}",
+            place.url
+        );
+        let orders: usize = done.iter().map(|done| done.load(Ordering::SeqCst)).sum();
+        assert!(shop.placed() >= orders && orders >= 3 * 2 * steps.len());
     }
 }
 

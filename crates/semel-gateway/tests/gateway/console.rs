@@ -3,9 +3,12 @@
 
 use axum::http::Method;
 use sha2::{Digest as _, Sha256};
+use tokio::time::timeout;
 
 use crate::operate::PLACED;
-use crate::support::{Answer, Gateway, Script, get, request, send};
+use crate::support::{
+    Answer, Gateway, PATIENCE, Script, get, order, read_head, request, send, send_raw,
+};
 
 const TOKEN: &str = "0123456789abcdef-ops";
 
@@ -32,7 +35,14 @@ fn field<'a>(answer: &'a Answer, name: &str) -> &'a str {
 async fn pages_run_nothing_of_others_and_are_not_kept() {
     let upstream = Script::start(PLACED).await;
     let gateway = Gateway::start(upstream.address, &[]);
-    for path in ["/", "/records", "/audit", "/policy", "/records/none"] {
+    for path in [
+        "/",
+        "/records",
+        "/audit",
+        "/policy",
+        "/retention",
+        "/records/none",
+    ] {
         let page = get(gateway.admin, path).await;
         let policy = field(&page, "content-security-policy");
         assert!(
@@ -119,6 +129,17 @@ async fn a_session_is_a_number_in_a_cookie_that_scripts_do_not_read() {
         assert!(!refused.headers.contains_key("set-cookie"));
         assert!(!refused.text().contains(token));
     }
+    // Of strangers little is read: what signs in, and no more than that needs.
+    let long = sign_in(TOKEN) + "&more=" + &"x".repeat(5 << 10);
+    assert_eq!(form(&gateway, "/sign-in", &[], &long).await.status, 400);
+    let unread = format!(
+        "POST /records/find HTTP/1.1\r\nhost: {}\r\ncontent-length: 1000000\r\n\r\n",
+        gateway.admin
+    );
+    let mut unread = send_raw(gateway.admin, &unread).await;
+    let answer = timeout(PATIENCE, read_head(&mut unread)).await.unwrap();
+    let answer = answer.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 303 "), "{answer}");
     let host = format!("https://{}", gateway.admin);
     for (fields, is_secure) in [(&[][..], false), (&[("origin", host.as_str())], true)] {
         let begun = form(&gateway, "/sign-in", fields, &sign_in(TOKEN)).await;
@@ -150,4 +171,101 @@ async fn a_session_is_a_number_in_a_cookie_that_scripts_do_not_read() {
         assert_eq!(form(&gateway, "/sign-out", &fields, &own).await.status, 303);
         assert_eq!(ask("/records").await.status, 303);
     }
+}
+
+/// Of what a form was answered with, the browser asks again: it is the record's page.
+#[tokio::test]
+async fn what_an_action_showed_leads_back_to_its_record() {
+    let upstream = Script::start(PLACED).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    assert_eq!(order(gateway.address, "order-1").await.status, 201);
+    let id = upstream.fields("idempotency-id")[0][0].clone();
+    let page = get(gateway.admin, &format!("/records/{id}")).await;
+    let (path, number) = (format!("/records/{id}/reveal"), number(&page));
+    let reveal = format!("form={number}&fence=1&reason=asked");
+    let revealed = form(&gateway, &path, &[], &reveal).await;
+    assert!(revealed.text().contains("placed"), "{}", revealed.text());
+    let again = get(gateway.admin, &path).await;
+    let to = format!("../{id}");
+    assert_eq!(
+        (again.status.as_u16(), field(&again, "location")),
+        (303, &*to)
+    );
+    assert_eq!(get(gateway.admin, "/records/4711/reveal").await.status, 400);
+}
+
+/// From the page for many records; a form is of whoever its page was shown to.
+#[tokio::test]
+async fn a_scope_is_erased_by_two() {
+    let upstream = Script::start(PLACED).await;
+    let tokens = [("ada", "admin"), ("ben", "admin"), ("cy", "operator")].map(|(name, role)| {
+        let digest = Sha256::digest(format!("token-of-{name}"));
+        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("[[tokens]]\nname = \"{name}\"\nsha256 = \"{digest}\"\nrole = \"{role}\"\n")
+    });
+    let settings = format!(
+        "upstream = \"http://{}\"\nfour-eyes = [\"erase\"]\n",
+        upstream.address
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), settings + &tokens.concat()).unwrap();
+    let gateway = Gateway::start_with(file.path(), &[]);
+    assert_eq!(order(gateway.address, "order-1").await.status, 201);
+    let read = async |name: &str, path: &str| {
+        let bearer = format!("Bearer token-of-{name}");
+        let fields = [("authorization", &*bearer)];
+        send(request(Method::GET, gateway.admin, path, &fields, ""))
+            .await
+            .unwrap()
+    };
+    let sent = async |name: &str, action: &str, body: &str| {
+        let bearer = format!("Bearer token-of-{name}");
+        let path = format!("/retention/{action}");
+        form(&gateway, &path, &[("authorization", &bearer)], body).await
+    };
+    // Every page that they see has a form: to find a record.
+    let number_of = async |name: &str| number(&read(name, "/records").await);
+    let [ada, ben, cy] = [
+        number_of("ada").await,
+        number_of("ben").await,
+        number_of("cy").await,
+    ];
+    assert_ne!(ada, ben);
+    let erase = |form: &str| format!("form={form}&scope=anonymous&scope=&service=&reason=asked");
+    // Another's form, and another's right.
+    assert_eq!(sent("ada", "erase", &erase(&ben)).await.status, 403);
+    assert_eq!(sent("cy", "erase", &erase(&cy)).await.status, 403);
+    let nothing = sent("ada", "reveal", &erase(&ada)).await;
+    assert_eq!(nothing.status, 400, "{nothing:?}");
+    let proposed = sent("ada", "erase", &erase(&ada)).await;
+    let to = field(&proposed, "location").to_owned();
+    let entry = to.strip_prefix("../retention?proposed=").unwrap();
+    let entry = entry.split('&').next().unwrap();
+    assert!(order(gateway.address, "order-1").await.is_replay());
+    let page = read("ben", "/retention").await;
+    let confirms = format!("name=\"proposal\" value=\"{entry}\"");
+    assert!(page.text().contains("ada proposed this"), "{}", page.text());
+    assert!(page.text().contains(&confirms), "{}", page.text());
+    assert!(!read("ada", "/retention").await.text().contains(&confirms));
+    let confirm = erase(&ben) + "&proposal=" + entry;
+    let done = sent("ben", "erase", &confirm).await;
+    let to = field(&done, "location");
+    assert!(to.contains("done=") && to.ends_with("&records=1"), "{to}");
+    assert!(!read("ben", "/retention").await.text().contains(&confirms));
+    let expired = order(gateway.address, "order-1").await;
+    assert_eq!(expired.problem(), "expired");
+    let purged = sent("ada", "purge", &format!("form={ada}&reason=room")).await;
+    assert!(field(&purged, "location").contains("done="));
+    let log = read("cy", "/audit/export").await;
+    assert_eq!(field(&log, "content-type"), "application/jsonl");
+    let entries = log.text().lines().map(|line| {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        ["action", "by", "result"].map(|name| entry[name].as_str().unwrap().to_owned())
+    });
+    let expected = [
+        ["purge", "ada", "done"],
+        ["erase-scope", "ben", "done"],
+        ["erase-scope", "ada", "proposed"],
+    ];
+    assert!(entries.eq(expected), "{}", log.text());
 }

@@ -18,6 +18,10 @@ pub(crate) struct Location {
     parameters: Vec<(String, String)>,
 }
 
+#[cfg_attr(
+    not(feature = "_server"),
+    allow(dead_code, reason = "a bucket has no schema and no times")
+)]
 impl Location {
     /// Reads `url`, whose scheme is known.
     ///

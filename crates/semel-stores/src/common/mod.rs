@@ -4,7 +4,7 @@
 mod driver;
 #[cfg(feature = "_server")]
 mod gate;
-#[cfg(feature = "_server")]
+#[cfg(feature = "_location")]
 mod location;
 mod obstacle;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
@@ -25,11 +25,12 @@ mod waiters;
 #[cfg(feature = "_server")]
 pub(crate) use self::{
     gate::Gate,
-    location::Location,
     waiters::{Poll, Running, Waiters},
 };
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
+#[cfg(feature = "_location")]
+pub(crate) use location::Location;
 #[cfg(feature = "postgres")]
 pub(crate) use location::unknown;
 pub(crate) use obstacle::Obstacle;

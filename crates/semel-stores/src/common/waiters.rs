@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use semel::store::{Fence, Result, Waited};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{self, watch};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 /// How long another's look is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -77,7 +77,15 @@ struct Watched {
     waiters: usize,
     /// When they were woken last.
     wakes: watch::Sender<Instant>,
-    looked: Arc<sync::Mutex<Option<Looked>>>,
+    looks: Arc<Looks>,
+}
+
+/// Who holds the turn looks, and tells all others at once: handed from one to the next, a thousand turns
+/// would take as many switches between threads.
+#[derive(Default)]
+struct Looks {
+    latest: watch::Sender<Option<Looked>>,
+    turn: sync::Mutex<()>,
 }
 
 /// The latest look.
@@ -153,12 +161,12 @@ impl Waiters {
         let watched = waiting.entry(*identity).or_insert_with(|| Watched {
             waiters: 0,
             wakes: watch::Sender::new(Instant::now()),
-            looked: Arc::default(),
+            looks: Arc::default(),
         });
         watched.waiters += 1;
         Waiter {
             wakes: watched.wakes.subscribe(),
-            looked: Arc::clone(&watched.looked),
+            looks: Arc::clone(&watched.looks),
             identity: *identity,
             waiters: self.clone(),
         }
@@ -179,7 +187,7 @@ pub(crate) enum Running {
 
 struct Waiter {
     wakes: watch::Receiver<Instant>,
-    looked: Arc<sync::Mutex<Option<Looked>>>,
+    looks: Arc<Looks>,
     identity: IdentityDigest,
     waiters: Arc<Waiters>,
 }
@@ -189,6 +197,19 @@ struct Found {
     running: Running,
     begun: Instant,
     ended: Instant,
+}
+
+impl Looked {
+    fn found(&self) -> Result<Found> {
+        match &self.found {
+            Ok(running) => Ok(Found {
+                running: *running,
+                begun: self.begun,
+                ended: self.ended,
+            }),
+            Err((kind, text)) => Err(StoreError::new(*kind, text.clone())),
+        }
+    }
 }
 
 impl Waiter {
@@ -203,45 +224,37 @@ impl Waiter {
     where
         L: Future<Output = Result<Running>>,
     {
-        // One that nobody polls any more holds up nobody for long.
-        let Ok(mut latest) = timeout(PATIENCE, self.looked.lock()).await else {
-            let begun = Instant::now();
-            let running = look().await?;
-            let ended = Instant::now();
-            return Ok(Found {
-                running,
-                begun,
-                ended,
-            });
+        let Looks { latest, turn } = &*self.looks;
+        let is_it = |looked: &Looked| looked.fence == fence && looked.begun >= since;
+        let mut told = latest.subscribe();
+        let turn = tokio::select! {
+            biased;
+            _ = told.wait_for(|looked| looked.as_ref().is_some_and(is_it)) => None,
+            turn = turn.lock() => Some(turn),
+            // One that nobody polls any more holds up nobody for long.
+            () = sleep(PATIENCE) => None,
         };
-        let is_it = |latest: &&Looked| latest.fence == fence && latest.begun >= since;
-        if let Some(latest) = latest.as_ref().filter(is_it) {
-            let running = match &latest.found {
-                Ok(running) => *running,
-                Err((kind, text)) => return Err(StoreError::new(*kind, text.clone())),
-            };
-            let (begun, ended) = (latest.begun, latest.ended);
-            return Ok(Found {
-                running,
-                begun,
-                ended,
-            });
+        // The one before may have told this moment.
+        if let Some(looked) = latest.borrow().as_ref().filter(|looked| is_it(looked)) {
+            return looked.found();
         }
         let begun = Instant::now();
         let found = look().await;
         let ended = Instant::now();
-        *latest = Some(Looked {
-            fence,
-            begun,
-            ended,
-            found: match &found {
-                Ok(running) => Ok(*running),
-                Err(error) => Err((error.kind(), error.to_string().into())),
-            },
-        });
-        let running = found?;
+        let shared = match &found {
+            Ok(running) => Ok(*running),
+            Err(error) => Err((error.kind(), error.to_string().into())),
+        };
+        if turn.is_some() {
+            latest.send_replace(Some(Looked {
+                fence,
+                begun,
+                ended,
+                found: shared,
+            }));
+        }
         Ok(Found {
-            running,
+            running: found?,
             begun,
             ended,
         })
@@ -264,7 +277,7 @@ impl Drop for Waiter {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    use tokio::time::sleep;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -354,5 +367,34 @@ mod tests {
             assert_eq!(error.kind(), StoreErrorKind::NotApplied);
         }
         assert_eq!(crowd.looks.load(SeqCst), 1);
+    }
+
+    /// A caller may stop polling in the middle of its look.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_not_polled_any_more_holds_up_nobody() {
+        let waiters = Arc::new(Waiters::default());
+        let (id, patience) = (id(), Duration::from_mins(1));
+        let never = std::future::pending::<Result<Running>>;
+        let mut stuck = Box::pin(waiters.wait(&id, Fence(7), patience, Poll::ONLY, never));
+        tokio::select! {
+            biased;
+            _ = &mut stuck => panic!("nothing was found"),
+            () = std::future::ready(()) => {}
+        }
+        let done = || std::future::ready(Ok(Running::No));
+        let found = waiters.wait(&id, Fence(7), patience, Poll::ONLY, done);
+        let found = timeout(PATIENCE * 2, found).await.unwrap();
+        assert_eq!(found.unwrap(), Waited::Changed);
+    }
+
+    #[test]
+    fn who_leaves_last_leaves_nothing_behind() {
+        let waiters = Arc::new(Waiters::default());
+        let (one, other) = (waiters.register(&id()), waiters.register(&id()));
+        // As where both leave at the same moment: neither receiver is gone yet.
+        let leaving = one.wakes.clone();
+        drop((one, other));
+        assert!(waiters.waiting.lock().is_empty());
+        drop(leaving);
     }
 }

@@ -176,8 +176,11 @@ impl Store for MysqlStore {
         let answer = |row: Option<&MySqlRow>| {
             // Purged between write and read.
             let Some(row) = row else { return Ok(None) };
-            let (now, record) = Reader::new(row).current()?;
-            let decision = record::claim(Some(&record), request, now, Fence::default());
+            let (now, record, wrote) = Reader::new(row).claimed()?;
+            let mut decision = record::claim(Some(&record), request, now, Fence::default());
+            if let Claim::Acquired(acquired) = &mut decision.claim {
+                acquired.is_repeated &= !wrote;
+            }
             Ok(decision.write.is_none().then_some(decision.claim))
         };
         // A record may come and go between the turns.

@@ -82,6 +82,12 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The same after a claim, with whether that wrote it.
+    pub(super) fn claimed(&mut self) -> Result<(Timestamp, Record, bool)> {
+        let (now, record) = self.current()?;
+        Ok((now, record, self.value::<i64>()? > 0))
+    }
+
     fn current_if_any(&mut self) -> Result<(Timestamp, Option<Record>)> {
         let now = self.time()?;
         let Some(state) = self.state()? else {

@@ -157,13 +157,14 @@ impl Table {
             operation = Hex(label.operation.as_bytes()),
             hint = Hex(label.key_hint.as_bytes()),
             note = Hex(request.note.as_text().as_bytes()),
-            read = self.read(&label.digest),
+            read = self.read(&label.digest, "ROW_COUNT()"),
         )
     }
 
-    fn read(&self, digest: &IdentityDigest) -> String {
+    /// The record, and whether it was written just now if it is the claim's own.
+    fn read(&self, digest: &IdentityDigest, wrote: &str) -> String {
         let (records, digest) = (&self.records, Hex(digest.as_bytes()));
-        format!("SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}")
+        format!("SELECT {NOW},{RECORD},outcome,{wrote} FROM `{records}` WHERE digest={digest}")
     }
 
     /// Claims where there is a record. Each statement is a transaction of its own, and each by itself
@@ -172,7 +173,8 @@ impl Table {
     pub(super) fn take_over(&self, digest: &IdentityDigest, request: &ClaimRequest) -> String {
         let records = &self.records;
         let fingerprint = request.fingerprint.to_bytes();
-        let (read, digest) = (self.read(digest), Hex(digest.as_bytes()));
+        // What was there before was another's.
+        let (read, digest) = (self.read(digest, "1"), Hex(digest.as_bytes()));
         let (nonce, fingerprint) = (Hex(request.nonce.as_bytes()), Hex(&fingerprint));
         // The claim's own record is not taken over, however short its lease.
         let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");

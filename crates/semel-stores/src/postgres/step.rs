@@ -245,6 +245,7 @@ pub(super) fn claimed_new(
         },
         attempt: 1,
         since: row::time(row, 2)?,
+        is_repeated: false,
     };
     Ok((Answer::Is(Claim::Acquired(acquired)), true))
 }
@@ -281,6 +282,7 @@ pub(super) fn claimed(
                 },
                 attempt: u32::try_from(row::get::<i64>(row, 2)?).unwrap_or(u32::MAX),
                 since: row::time(row, 3)?,
+                is_repeated: false,
             })
         };
         return Ok((Answer::Is(claim), true));

@@ -152,6 +152,7 @@ impl Store for RedisStore {
                 token,
                 attempt,
                 since,
+                is_repeated: false,
             }));
         }
         let row = ran.fields.row()?;

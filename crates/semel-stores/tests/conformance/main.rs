@@ -8,6 +8,8 @@ mod file;
 mod mysql;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(feature = "objects")]
+mod objects;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         mysql::all(),
         #[cfg(feature = "nats")]
         nats::all(),
+        #[cfg(feature = "objects")]
+        objects::all(),
         #[cfg(feature = "postgres")]
         postgres::all(),
         #[cfg(feature = "redis")]
@@ -63,7 +67,7 @@ fn in_turn(stores: Vec<Vec<Trial>>) -> Vec<Trial> {
 
 /// Every case on one store.
 #[cfg_attr(
-    not(any(feature = "_server", feature = "file")),
+    not(any(feature = "_server", feature = "file", feature = "objects")),
     expect(dead_code, reason = "no store's feature is on")
 )]
 fn trials(store: &str, factory: impl Factory + Copy + Send + 'static) -> Vec<Trial> {

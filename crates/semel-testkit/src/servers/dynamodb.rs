@@ -1,8 +1,9 @@
-//! An emulator of DynamoDB: moto's server behind one lock, which makes its requests atomic.
+//! An emulator of DynamoDB and S3: moto's server behind one lock, which makes its requests atomic.
 
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tempfile::TempDir;
 
 use super::node::{Node, Ready};
@@ -37,6 +38,32 @@ impl DynamoDb {
             node,
             _folder: folder,
         })
+    }
+
+    /// Makes a bucket, and says how its objects are reached. `versions`: what is removed stays in it.
+    ///
+    /// # Errors
+    /// What the server answered.
+    pub fn bucket(&self, name: &str, versions: bool) -> Result<String> {
+        let address = self.address();
+        let put = |path: &str, body: &str| -> Result<()> {
+            let mut stream = TcpStream::connect(address)?;
+            let length = body.len();
+            let head = format!("PUT {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
+            write!(stream, "{head}content-length: {length}\r\n\r\n{body}")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            ensure!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+            Ok(())
+        };
+        put(&format!("/{name}"), "")?;
+        if versions {
+            let on = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>";
+            put(&format!("/{name}?versioning"), on)?;
+        }
+        Ok(format!(
+            "s3://{name}?endpoint=http://{address}&region=us-east-1"
+        ))
     }
 }
 

@@ -196,8 +196,10 @@ impl Bench {
             token,
             attempt,
             since,
+            is_repeated,
         } = acquired(self.store.claim(&identity, &request).await?)?;
         ensure_first(attempt)?;
+        super::ensure_eq!(is_repeated, false, "whether a first claim is repeated");
         Ok(Attempt {
             identity,
             request,

@@ -77,6 +77,7 @@ async fn own_nonce_is_acquired_again(bench: &Bench) -> Result<(), Failure> {
         let again = acquired(store.claim(&attempt.identity, &attempt.request).await?)?;
         ensure_eq!(again.token, attempt.token, "token");
         ensure_eq!(again.attempt, 1, "attempt");
+        ensure_eq!(again.is_repeated, true, "whether it is repeated");
     }
     ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
     Ok(())

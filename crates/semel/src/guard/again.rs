@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use super::Guard;
-use crate::store::{Claim, ClaimRequest, Nonce};
+use crate::store::{Acquired, Claim, ClaimRequest, Nonce};
 use crate::sync::Mutex;
 use crate::{Fingerprint, Identity, IdentityDigest};
 
@@ -29,20 +29,28 @@ pub(super) struct Turn {
 
 #[derive(Clone)]
 struct Told {
+    identity: Identity,
     claim: Claim,
     lease: Duration,
 }
 
 impl Told {
     /// What a claim under `nonce` would be answered at that moment.
-    fn to(self, nonce: Nonce) -> Claim {
-        match self.claim {
-            Claim::Acquired(acquired) if acquired.token.nonce != nonce => Claim::InFlight {
+    fn to(self, nonce: Nonce) -> Again {
+        let claim = match self.claim {
+            Claim::Acquired(acquired) if acquired.token.nonce == nonce => {
+                Claim::Acquired(Acquired {
+                    is_repeated: true,
+                    ..acquired
+                })
+            }
+            Claim::Acquired(acquired) => Claim::InFlight {
                 fence: acquired.token.fence,
                 remaining: self.lease,
             },
             claim => claim,
-        }
+        };
+        Again::Told(self.identity, claim)
     }
 }
 
@@ -51,11 +59,11 @@ impl Told {
 pub enum Again {
     /// Send the claim, and [tell](Lead::tell) those who wait for its answer.
     Send(Lead),
-    /// This is the answer to another's, sent since.
-    Told(Claim),
+    /// This is the answer to another's, sent since, and the identity that it is about.
+    Told(Identity, Claim),
 }
 
-/// A claim that others may wait for. Dropped, it sends them to the store. By default nobody waits for it.
+/// A claim that others may wait for. Dropped, it leaves its turn to one of them. By default nobody waits for it.
 #[derive(Default)]
 pub struct Lead(Option<Leading>);
 
@@ -68,12 +76,13 @@ struct Leading {
 
 impl Lead {
     /// Tells the others what the store answered.
-    pub fn tell(self, claim: &Claim) {
-        // What is done about an unknown outcome is each caller's own.
-        let is_own = matches!(claim, Claim::Unknown { .. });
-        if let Some(leading) = self.0.as_ref().filter(|_| !is_own) {
-            let (claim, lease) = (claim.clone(), leading.lease);
-            leading.told.send_replace(Some(Told { claim, lease }));
+    pub fn tell(self, identity: &Identity, claim: &Claim) {
+        if let Some(leading) = &self.0 {
+            leading.told.send_replace(Some(Told {
+                identity: identity.clone(),
+                claim: claim.clone(),
+                lease: leading.lease,
+            }));
         }
     }
 }
@@ -95,36 +104,59 @@ impl<S> Guard<S> {
         request: &ClaimRequest,
         since: Instant,
     ) -> Again {
-        let (digest, fingerprint) = (*identity.digest(), request.fingerprint);
-        let mut told = {
-            let mut turns = self.shared.turns.lock();
-            match turns.get(&digest) {
-                Some(turn) if turn.begun >= since && turn.fingerprint == fingerprint => {
-                    turn.told.clone()
-                }
-                Some(_) => return Again::Send(Lead::default()),
-                None => {
-                    let (sender, told) = watch::channel(None);
-                    let turn = Turn {
-                        begun: Instant::now(),
-                        fingerprint,
-                        told,
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            let mut told = match self.take_turn(identity, request, since) {
+                Ok(told) => told,
+                Err(lead) => return Again::Send(lead),
+            };
+            // One that nobody polls any more holds up nobody for long.
+            match timeout_at(patience, told.wait_for(Option::is_some)).await {
+                Ok(Ok(told)) => {
+                    return match told.clone() {
+                        // What is done about an unknown outcome is each caller's own.
+                        Some(told) if !matches!(told.claim, Claim::Unknown { .. }) => {
+                            told.to(request.nonce)
+                        }
+                        _ => Again::Send(Lead::default()),
                     };
-                    turns.insert(digest, turn);
-                    return Again::Send(Lead(Some(Leading {
-                        turns: Arc::clone(&self.shared.turns),
-                        digest,
-                        lease: request.lease,
-                        told: sender,
-                    })));
                 }
+                // It was broken off: the next one takes its place.
+                Ok(Err(_)) => {}
+                Err(_) => return Again::Send(Lead::default()),
             }
-        };
-        // One that nobody polls any more holds up nobody for long.
-        let told = timeout(PATIENCE, told.wait_for(Option::is_some)).await;
-        match told.ok().and_then(|told| told.ok()?.clone()) {
-            Some(told) => Again::Told(told.to(request.nonce)),
-            None => Again::Send(Lead::default()),
+        }
+    }
+
+    /// Where another's answer is told; or the turn itself.
+    fn take_turn(
+        &self,
+        identity: &Identity,
+        request: &ClaimRequest,
+        since: Instant,
+    ) -> Result<watch::Receiver<Option<Told>>, Lead> {
+        let (digest, fingerprint) = (*identity.digest(), request.fingerprint);
+        let mut turns = self.shared.turns.lock();
+        match turns.get(&digest) {
+            Some(turn) if turn.begun >= since && turn.fingerprint == fingerprint => {
+                Ok(turn.told.clone())
+            }
+            Some(_) => Err(Lead::default()),
+            None => {
+                let (sender, told) = watch::channel(None);
+                let turn = Turn {
+                    begun: Instant::now(),
+                    fingerprint,
+                    told,
+                };
+                turns.insert(digest, turn);
+                Err(Lead(Some(Leading {
+                    turns: Arc::clone(&self.shared.turns),
+                    digest,
+                    lease: request.lease,
+                    told: sender,
+                })))
+            }
         }
     }
 }
@@ -133,7 +165,7 @@ impl<S> Guard<S> {
 mod tests {
     use super::*;
     use crate::memory::MemoryStore;
-    use crate::store::{Acquired, Fence, Token};
+    use crate::store::{Fence, Token};
     use crate::{Key, Outcome, Scope, Timestamp};
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -147,26 +179,27 @@ mod tests {
         ClaimRequest::new(nonce, Fingerprint::of(body), LEASE)
     }
 
-    fn acquired(request: &ClaimRequest) -> Claim {
+    fn acquired(request: &ClaimRequest, is_repeated: bool) -> Claim {
         let (fence, nonce) = (Fence(7), request.nonce);
         let token = Token { fence, nonce };
         Claim::Acquired(Acquired {
             token,
             attempt: 2,
             since: Timestamp::from_micros(1),
+            is_repeated,
         })
     }
 
     async fn lead(guard: &Guard<MemoryStore>, request: &ClaimRequest, since: Instant) -> Lead {
         match guard.again(&identity(), request, since).await {
             Again::Send(lead) => lead,
-            Again::Told(claim) => panic!("told {claim:?}"),
+            Again::Told(_, claim) => panic!("told {claim:?}"),
         }
     }
 
     async fn told(guard: &Guard<MemoryStore>, request: &ClaimRequest, since: Instant) -> Claim {
         match guard.again(&identity(), request, since).await {
-            Again::Told(claim) => claim,
+            Again::Told(_, claim) => claim,
             Again::Send(_) => panic!("to claim by itself"),
         }
     }
@@ -187,13 +220,13 @@ mod tests {
         for (answer, others) in [
             (completed.clone(), completed),
             (Claim::Expired, Claim::Expired),
-            (acquired(&own), in_flight),
+            (acquired(&own, false), in_flight),
             // Sent again by its client, on another connection.
-            (acquired(&other), acquired(&other)),
+            (acquired(&other, false), acquired(&other, true)),
         ] {
             let leads = lead(&guard, &own, since).await;
             let follows = told(&guard, &other, since);
-            let (follows, ()) = tokio::join!(follows, async { leads.tell(&answer) });
+            let (follows, ()) = tokio::join!(follows, async { leads.tell(&identity(), &answer) });
             assert_eq!(follows, others);
             assert!(guard.shared.turns.lock().is_empty());
         }
@@ -209,7 +242,7 @@ mod tests {
             let follows = lead(&guard, &own, since);
             let answers = async {
                 match answer {
-                    Some(answer) => leads.tell(&answer),
+                    Some(answer) => leads.tell(&identity(), &answer),
                     None => drop(leads),
                 }
             };

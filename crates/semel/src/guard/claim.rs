@@ -9,9 +9,11 @@ use tokio::time::{Instant, sleep};
 use super::attempt::Claimed;
 use super::lease::later;
 use super::settle::{PATIENCE, in_runtime};
-use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Signal};
+use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Signal};
 use crate::backoff::Backoff;
-use crate::store::{Claim, ClaimRequest, Entry, Fence, Nonce, OnLost, Store};
+use crate::store::{
+    Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Store, StoreExt as _,
+};
 use crate::{Identity, Outcome, StoreError, StoreErrorKind};
 
 /// What [`Guard::begin`] found.
@@ -53,8 +55,8 @@ impl<S: Store> Guard<S> {
     /// the store may have made is given back in the background (R14).
     ///
     /// # Errors
-    /// The store's, where the policy is to refuse; and where the store fails while this waits for an
-    /// attempt in flight, whatever the policy. Nothing ran.
+    /// The store's, where the policy is to refuse; and, whatever the policy, where the store fails once
+    /// this has waited for an attempt in flight, or asked about a lost one. Nothing ran.
     pub async fn begin(&self, asked: &Asked) -> Result<Begin<S>, StoreError> {
         self.begin_or_wait(asked, || ()).await
     }
@@ -94,7 +96,7 @@ impl<S: Store> Guard<S> {
             is_doubtful: false,
         };
         let (mut since, mut deadline, mut asked_about) = (None, None, None);
-        let mut has_waited = false;
+        let (mut has_waited, mut is_duplicate) = (false, false);
         loop {
             let sent = Instant::now();
             let since = *since.get_or_insert(sent);
@@ -108,16 +110,19 @@ impl<S: Store> Guard<S> {
                 true => claim.send_again(since).await,
                 false => claim.send().await,
             };
-            let answer = match answer {
+            let (identity, answer) = match answer {
                 Ok(answer) => answer,
                 Err(error)
-                    if policy.on_store_error == OnStoreError::FailOpen && is_down(&error) =>
+                    if policy.on_store_error == OnStoreError::FailOpen
+                        && !is_duplicate
+                        && is_down(&error) =>
                 {
                     waited(Seen::of(identity, Signal::Unprotected));
                     return Ok(Begin::Unprotected(error));
                 }
                 Err(error) => return Err(error),
             };
+            let identity = &identity;
             let (signal, fence, begin) = match answer {
                 Claim::Acquired(acquired) => {
                     let (acquired, digest) = (Some(acquired), *identity.digest());
@@ -142,7 +147,7 @@ impl<S: Store> Guard<S> {
                         let waited = self.store().wait(identity.digest(), fence, turn).await;
                         waited
                             .inspect_err(|_| self.tell(&Seen::of(identity, Signal::StoreError)))?;
-                        has_waited = true;
+                        (has_waited, is_duplicate) = (true, true);
                         continue;
                     }
                     let retry_after = remaining.min(RETRY_AFTER);
@@ -151,7 +156,10 @@ impl<S: Store> Guard<S> {
                 }
                 Claim::Unknown { fence } => {
                     // Each attempt is looked into once: the answer may be that nobody knows.
-                    if asked_about.replace(fence) != Some(fence) && claim.look_into(fence).await? {
+                    if asked_about.replace(fence) != Some(fence)
+                        && claim.look_into(identity, fence).await?
+                    {
+                        is_duplicate = true;
                         continue;
                     }
                     (Signal::Unknown, Some(fence), Begin::Unknown)
@@ -172,7 +180,8 @@ impl<S: Store> Guard<S> {
 }
 
 /// A claim that the store may have made, though nobody was told. Dropped as such it is looked for in
-/// the background, by its nonce, and given back.
+/// the background, by its nonce, and given back; but not where it may have taken over an attempt that was
+/// lost, whose effect nobody knows: that is left to its lease.
 struct InDoubt<'a, S: Store> {
     guard: &'a Guard<S>,
     asked: &'a Asked,
@@ -184,7 +193,7 @@ struct InDoubt<'a, S: Store> {
 impl<S: Store> InDoubt<'_, S> {
     /// Sends the claim, and again under the same nonce while the store does not answer: if the first
     /// one arrived, the second is told that it won.
-    async fn send(&mut self) -> Result<Claim, StoreError> {
+    async fn send(&mut self) -> Result<(Identity, Claim), StoreError> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(60));
         let mut retries = CLAIM_RETRIES;
         loop {
@@ -203,35 +212,41 @@ impl<S: Store> InDoubt<'_, S> {
             if !is_down(&error) || retries == 0 {
                 return Err(error);
             }
+            // Of two names, a claim that is being given back is not to be taken for one's own.
+            if self.is_doubtful && self.identity.other().is_some() {
+                self.give_back();
+                self.request.nonce = Nonce::random()?;
+                self.is_doubtful = false;
+            }
             retries -= 1;
             sleep(backoff.pause()).await;
         }
     }
 
     /// Sends the claim, unless another that waited for the same attempt does.
-    async fn send_again(&mut self, since: Instant) -> Result<Claim, StoreError> {
+    async fn send_again(&mut self, since: Instant) -> Result<(Identity, Claim), StoreError> {
         match self.guard.again(self.identity, &self.request, since).await {
-            Again::Told(claim) => Ok(claim),
+            Again::Told(identity, claim) => Ok((identity, claim)),
             Again::Send(lead) => {
-                let claim = self.send().await?;
-                lead.tell(&claim);
-                Ok(claim)
+                let (identity, claim) = self.send().await?;
+                lead.tell(&identity, &claim);
+                Ok((identity, claim))
             }
         }
     }
 
     /// Whether another claim is worth it after an attempt of unknown outcome.
-    async fn look_into(&mut self, fence: Fence) -> Result<bool, StoreError> {
+    async fn look_into(&mut self, identity: &Identity, fence: Fence) -> Result<bool, StoreError> {
         let (guard, asked) = (self.guard, self.asked);
         if self.request.on_lost == OnLost::Reconcile {
-            return Ok(guard.reconcile(asked, self.identity, fence).await);
+            return Ok(guard.reconcile(asked, identity, fence).await);
         }
         if guard.policy.on_lost.is_some() || asked.effects != Effects::Offered {
             return Ok(false);
         }
         // The mark was kept before the transaction was begun. What was said to be unknown, and not
         // found so after its lease, is unknown for all that.
-        let entry = guard.store().get(self.identity.digest()).await?;
+        let entry = guard.store().get(identity.digest()).await?;
         let is_lost = entry.is_some_and(|Entry { record, .. }| {
             record.progress.is_in_transaction() && record.settled_at >= Some(record.lease_until)
         });
@@ -240,28 +255,41 @@ impl<S: Store> InDoubt<'_, S> {
         }
         Ok(self.request.on_lost == OnLost::Retry)
     }
-}
 
-impl<S: Store> Drop for InDoubt<'_, S> {
-    fn drop(&mut self) {
-        if !self.is_doubtful || !in_runtime() {
-            return;
-        }
+    /// Looks for the claim in the background, by its nonce, and gives it back.
+    fn give_back(&self) {
         let (guard, asked, nonce) = (self.guard.clone(), self.asked.clone(), self.request.nonce);
-        let identity = self.identity.clone();
+        let (identity, other) = (self.identity.clone(), self.identity.other());
+        // Of two names it is not under this nonce that one is taken over.
+        let takes_over = self.request.on_lost == OnLost::Retry && other.is_none();
         self.guard.pursue(async move {
-            let (store, digest) = (guard.store(), *identity.digest());
+            let store = guard.store();
             let signal = |signal| guard.tell(&Seen::of(&identity, signal));
             for is_first_look in [true, false] {
-                let sent = Instant::now();
-                let found = guard
-                    .ask_until(guard.drained(&signal), &signal, || store.get(&digest))
-                    .await?;
-                if let Some(entry) = found.filter(|entry| entry.record.token.nonce == nonce) {
-                    let acquired = Some(entry.record.acquired());
-                    let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
-                    let released = Held::new(Arc::new(claimed)).release().await;
-                    return released.map(drop);
+                let mut is_found = false;
+                for name in [Some(&identity), other.as_ref()].into_iter().flatten() {
+                    let (digest, sent) = (*name.digest(), Instant::now());
+                    let found = guard
+                        .ask_until(guard.drained(&signal), &signal, || store.get(&digest))
+                        .await?;
+                    let found = found.filter(|entry| entry.record.token.nonce == nonce);
+                    let Some(Entry { record, .. }) = found else {
+                        continue;
+                    };
+                    is_found = true;
+                    if other.is_some() {
+                        // Nothing ran under it before, so it leaves no mark.
+                        let abandon = || store.abandon(&digest, &record.token);
+                        let end = guard.drained(&signal);
+                        let _: Fenced = guard.ask_until(end, &signal, abandon).await?;
+                    } else if !(takes_over && record.attempt > 1) {
+                        let acquired = Some(record.acquired());
+                        let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
+                        let _: Settled = Held::new(Arc::new(claimed)).release().await?;
+                    }
+                }
+                if is_found {
+                    break;
                 }
                 // What is still on its way may arrive after the first look.
                 if is_first_look {
@@ -270,6 +298,14 @@ impl<S: Store> Drop for InDoubt<'_, S> {
             }
             Ok::<_, StoreError>(())
         });
+    }
+}
+
+impl<S: Store> Drop for InDoubt<'_, S> {
+    fn drop(&mut self) {
+        if self.is_doubtful && in_runtime() {
+            self.give_back();
+        }
     }
 }
 

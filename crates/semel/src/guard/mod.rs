@@ -62,6 +62,7 @@ pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
 pub use attended::{Attended, Caller};
 pub use claim::Begin;
 pub use engine::{Opening, TransactOptions, Transacted};
+pub use named::name_of;
 pub use observer::{Observer, Seen, Signal};
 pub use policy::{OnError, OnPanic, OnStoreError, Policy};
 pub use reconcile::{

@@ -78,9 +78,9 @@ impl Keys {
     /// # Errors
     /// Which line is wrong.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
-        let read = keyring::read(text)?;
+        let read = keyring::read(text, None)?;
         let key = |(name, key): Named| {
-            let key = UnboundKey::new(&AES_256_GCM_SIV, &key).ok()?;
+            let key = UnboundKey::new(&AES_256_GCM_SIV, &key?).ok()?;
             Some((name, LessSafeKey::new(key)))
         };
         let keys: Option<Vec<_>> = read.into_iter().map(key).collect();

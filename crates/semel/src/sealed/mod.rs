@@ -119,8 +119,8 @@ impl Keys {
         identity: &IdentityDigest,
         nonce: &Nonce,
     ) -> Result<Outcome> {
-        // One that could not be opened, and is given back.
-        if outcome.is_sealed() {
+        // One that could not be opened, or fetched, and is given back.
+        if outcome.is_sealed() || outcome.place().is_some() {
             return Ok(outcome.clone());
         }
         let sealed = self.seal(outcome.as_bytes(), identity, Place::Outcome, nonce)?;
@@ -329,6 +329,9 @@ impl<S: Store> Sealed<S> {
         let State::Completed(outcome) = &entry.record.state else {
             return Ok(None);
         };
+        if outcome.place().is_some() {
+            return Err(StoreError::new(StoreErrorKind::Corrupt, Outcome::ELSEWHERE));
+        }
         let name = outcome.as_sealed().and_then(Keys::name_of);
         if name.is_some() && name == self.keys.names().next() {
             return Ok(None);

@@ -264,6 +264,31 @@ async fn only_a_store_that_cannot_be_reached_fails_open() {
     }
 }
 
+/// R9: what has waited for an attempt is known to be a duplicate.
+#[tokio::test(start_paused = true)]
+async fn who_has_waited_does_not_run_without_the_store() {
+    let open = Policy::default()
+        .with_on_store_error(OnStoreError::FailOpen)
+        .with_wait(Duration::from_mins(1));
+    let store = Shared::default();
+    let guard = Guard::new(store.clone(), open);
+    let first = held(&guard, &asked("k")).await;
+    let duplicate = tokio::spawn({
+        let guard = guard.clone();
+        async move { guard.run(asked("k"), |_| ok(())).await }
+    });
+    sleep(Duration::from_secs(1)).await;
+    let done = semel::Outcome::success(b"");
+    let settled = first.complete(&done).await.unwrap();
+    assert_eq!(settled, semel::guard::Settled::Applied);
+    store.down.store(true, SeqCst);
+    let refused = duplicate.await.unwrap();
+    assert!(
+        matches!(refused, Err(RunError::Store { ran: Ran::No, .. })),
+        "{refused:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_full_store_of_expired_records_has_room() {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1 << 50)));

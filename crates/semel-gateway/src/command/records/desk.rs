@@ -9,7 +9,7 @@ use bytes::Bytes;
 use clap::ArgMatches;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::uri::Scheme;
-use http::{Method, Request, Response, Uri};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
@@ -61,6 +61,19 @@ impl From<Refused> for Failure {
 
 type Result<T> = std::result::Result<T, Failure>;
 
+/// What a listener hears.
+#[derive(Debug)]
+pub(in crate::command) enum Heard {
+    /// It listens.
+    Listens,
+    /// It does not: why.
+    Deaf(String),
+    /// This happened.
+    Event(Box<Live>),
+    /// So many events were lost, at most.
+    Lost(u64),
+}
+
 /// Where the command line works.
 pub(in crate::command) enum Desk {
     /// At a gateway.
@@ -110,9 +123,11 @@ impl Desk {
                 .trim_start()
                 .to_owned(),
         };
-        let (store, sealed) = ready.seal(store);
+        let opened = ready.around(store).await;
+        let opened = opened.map_err(|error| Failure::Misused(error.to_string()))?;
+        let store = opened.store.clone();
         let log = Log::new(store.clone(), audit::DEFAULT_RETENTION);
-        let operations = Operations::new(store, log).with_at_rest(sealed, ready.secrets);
+        let operations = Operations::new(store, log).with_opened(opened);
         Ok(Self::Store(operations, actor))
     }
 
@@ -145,7 +160,11 @@ impl Desk {
     }
 
     /// Hears of these events for ever, as they happen; on a store itself there are none.
-    pub(in crate::command) async fn listen(&self, to: &[&str], heard: impl Fn(Live)) -> Infallible {
+    pub(in crate::command) async fn listen(
+        &self,
+        to: &[&str],
+        heard: impl Fn(Heard),
+    ) -> Infallible {
         let Self::Gateway(gateway) = self else {
             return std::future::pending().await;
         };
@@ -153,8 +172,9 @@ impl Desk {
         query.extend_pairs(to.iter().map(|event| ("event", event)));
         let path = format!("events?{}", query.finish());
         loop {
-            // Whatever ended it, whoever looks sees by other requests how the gateway is.
-            gateway.hear(&path, &heard).await.ok();
+            let ended = gateway.hear(&path, &heard).await;
+            let why = ended.map_or_else(Failure::into_why, |()| "they broke off".to_owned());
+            heard(Heard::Deaf(why));
             sleep(AGAIN).await;
         }
     }
@@ -221,11 +241,7 @@ impl Desk {
             Self::Gateway(gateway) => gateway.post(action, order).await,
             Self::Store(operations, actor) => {
                 let told = |records| progress(&format!("{action}: {records} records"));
-                let done = match action {
-                    "erase" => operations.erase_scope(actor, order, told).await,
-                    "reencrypt" => operations.reencrypt(actor, order, told).await,
-                    _ => operations.purge(actor, order, told).await,
-                };
+                let done = operations.many(actor, action, order, told).await;
                 progress("");
                 Ok(done?)
             }
@@ -241,7 +257,8 @@ impl Desk {
         let answer: Value = match self {
             Self::Gateway(gateway) => gateway.post(&format!("records/{id}/reveal"), order).await?,
             Self::Store(operations, actor) => {
-                return Ok(operations.reveal(actor, &order::id(id)?, order).await?);
+                let revealed = operations.reveal(actor, &order::id(id)?, order).await?;
+                return Ok(revealed.map(|(_, answer)| answer));
             }
         };
         if answer["proposed"] == true {
@@ -381,12 +398,20 @@ impl Gateway {
     }
 
     /// Hears of what happens until the gateway ends it, or is silent for too long.
-    async fn hear(&self, path: &str, heard: impl Fn(Live)) -> Result<()> {
+    async fn hear(&self, path: &str, heard: impl Fn(Heard)) -> Result<()> {
         let answer = timeout(ANSWER_TIMEOUT, self.send(Method::GET, path, Bytes::new())).await;
         let mut answer = answer.map_err(|_| self.failed("no answer in time"))??;
-        if !answer.status().is_success() {
-            return Err(self.failed(answer.status()));
+        let status = answer.status();
+        if !status.is_success() {
+            let why = timeout(
+                ANSWER_TIMEOUT,
+                Limited::new(answer, MOST_OF_A_LINE).collect(),
+            )
+            .await;
+            let why = why.ok().and_then(std::result::Result::ok);
+            return Err(self.refused(status, &why.unwrap_or_default().to_bytes()));
         }
+        heard(Heard::Listens);
         let mut read = Vec::new();
         while let Ok(Some(Ok(frame))) = timeout(SILENCE, answer.frame()).await {
             let Ok(data) = frame.into_data() else {
@@ -395,11 +420,13 @@ impl Gateway {
             read.extend_from_slice(&data);
             while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = read.drain(..=end).collect();
-                let data = line.strip_prefix(b"data: ");
+                let Some(data) = line.strip_prefix(b"data: ") else {
+                    continue;
+                };
                 // A number says how much was lost.
-                if let Some(live) = data.and_then(|data| serde_json::from_slice(data).ok()) {
-                    heard(live);
-                }
+                let lost = serde_json::from_slice(data).map(Heard::Lost);
+                let told = lost.or_else(|_| serde_json::from_slice(data).map(Heard::Event));
+                told.into_iter().for_each(&heard);
             }
             if read.len() > MOST_OF_A_LINE {
                 return Err(self.failed("a line has no end"));
@@ -423,15 +450,20 @@ impl Gateway {
             return serde_json::from_slice(&body)
                 .map_err(|error| failed(format!("its answer is not understood: {error}")));
         }
-        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
+        Err(self.refused(status, &body))
+    }
+
+    /// Why it did not do what it was asked for.
+    fn refused(&self, status: StatusCode, body: &[u8]) -> Failure {
+        let problem: Value = serde_json::from_slice(body).unwrap_or_default();
         match (problem["code"].as_str(), problem["detail"].as_str()) {
-            (Some("unauthorized"), Some(detail)) => Err(failed(format!(
+            (Some("unauthorized"), Some(detail)) => self.failed(format_args!(
                 "unauthorized: {detail} (--token-file FILE, or SEMEL_TOKEN)"
-            ))),
-            (Some(code), Some(detail)) => Err(Failure::Failed(format!("{code}: {detail}"))),
-            _ => Err(failed(format!(
+            )),
+            (Some(code), Some(detail)) => Failure::Failed(format!("{code}: {detail}")),
+            _ => self.failed(format_args!(
                 "it answered {status}; is it the --admin address?"
-            ))),
+            )),
         }
     }
 }

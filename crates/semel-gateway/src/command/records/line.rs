@@ -175,7 +175,13 @@ fn whose() -> [Arg; 3] {
 
 /// Where the records are.
 pub(in crate::command) fn desk() -> impl Iterator<Item = Arg> {
-    let at_rest = |setting: &&Setting| [at_rest::KEYS, at_rest::SECRETS].contains(&setting.name);
+    let names = [
+        at_rest::KEYS,
+        at_rest::SECRETS,
+        at_rest::LARGE,
+        at_rest::ABOVE,
+    ];
+    let at_rest = move |setting: &&Setting| names.contains(&setting.name);
     let at_rest = SETTINGS.iter().filter(at_rest);
     let at_rest = at_rest.map(|setting| setting.arg().requires("store"));
     [

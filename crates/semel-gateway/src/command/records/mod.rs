@@ -11,10 +11,11 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 
 use super::{FAILED, MISUSED, block_on, fail};
-use crate::at_rest::{self, AtRest, Source};
+use crate::at_rest::{self, AtRest, Large, Source};
 use crate::config::settings::SETTINGS;
+use crate::config::values;
 use crate::operations::order::{Lookup, Many, Order};
-pub(super) use desk::{Desk, Failure};
+pub(super) use desk::{Desk, Failure, Heard};
 pub use line::{audit, command};
 pub(super) use line::{desk, json};
 pub(super) use print::{clean, columns};
@@ -57,7 +58,7 @@ pub(super) fn run(flags: &ArgMatches, task: impl AsyncFnOnce(&Desk) -> Outcome) 
 
 impl Failure {
     /// In words.
-    pub(super) fn why(&self) -> &str {
+    pub(super) fn into_why(self) -> String {
         match self {
             Self::Misused(why) | Self::Failed(why) => why,
         }
@@ -77,22 +78,31 @@ pub(super) fn text<'a>(flags: &'a ArgMatches, name: &str) -> Option<&'a str> {
 
 /// Where the keys of a store come from, by flag or environment.
 pub(super) fn at_rest(flags: &ArgMatches) -> Result<AtRest, String> {
-    let source = |name: &str| {
-        let setting = SETTINGS.iter().find(|setting| setting.name == name);
-        let given = text(flags, name).map(|said| (format!("--{name}"), said.to_owned()));
-        let given = given.or_else(|| {
-            let variable = setting?.variable();
-            let value = std::env::var(&variable).ok()?;
-            (!value.is_empty()).then_some((variable, value))
-        });
-        let read = given
-            .map(|(from, value)| Source::parse(&value).map_err(|why| format!("{from}: {why}")));
-        read.transpose()
-    };
+    let above = said(flags, at_rest::ABOVE, values::memory)?.unwrap_or_default();
+    let large = said(flags, at_rest::LARGE, values::objects)?;
     Ok(AtRest {
-        keys: source(at_rest::KEYS)?,
-        secrets: source(at_rest::SECRETS)?,
+        keys: said(flags, at_rest::KEYS, Source::parse)?,
+        secrets: said(flags, at_rest::SECRETS, Source::parse)?,
+        large: large.map(|url| Large { url, above }),
     })
+}
+
+/// What a flag says, the environment, or else nobody.
+fn said<T>(
+    flags: &ArgMatches,
+    name: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Option<T>, String> {
+    let setting = SETTINGS.iter().find(|setting| setting.name == name);
+    let given = text(flags, name).map(|said| (format!("--{name}"), said.to_owned()));
+    let given = given.or_else(|| {
+        let variable = setting?.variable();
+        let value = std::env::var(&variable).ok()?;
+        (!value.is_empty()).then_some((variable, value))
+    });
+    let given = given.or_else(|| Some((String::new(), setting?.default?.to_owned())));
+    let read = given.map(|(from, value)| parse(&value).map_err(|why| format!("{from}: {why}")));
+    read.transpose()
 }
 
 /// Writes to stdout. Whoever does not read on is no failure.

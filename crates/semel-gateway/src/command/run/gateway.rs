@@ -52,7 +52,21 @@ pub(super) struct Remote {
     client: Client<Connector, Full<Bytes>>,
     url: String,
     token: Option<HeaderValue>,
-    claim: std::sync::Mutex<Held>,
+    claim: Arc<std::sync::Mutex<Held>>,
+}
+
+/// What the gateway calls the record.
+pub(super) struct Name(Arc<std::sync::Mutex<Held>>);
+
+impl Name {
+    /// As far as it has said so: it may have secrets.
+    pub(super) fn known(&self) -> Option<IdentityDigest> {
+        locked(&self.0).id
+    }
+}
+
+fn locked(held: &std::sync::Mutex<Held>) -> std::sync::MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What is known of the claim.
@@ -60,10 +74,12 @@ pub(super) struct Remote {
 struct Held {
     /// What was sent to make it.
     request: Option<(wire::ClaimRequest, Nonce)>,
-    /// What the gateway calls its record: it may have secrets.
-    id: Option<String>,
+    /// What the gateway calls its record.
+    id: Option<IdentityDigest>,
     /// What it is held by.
     token: Option<(Fence, String)>,
+    /// Made while it waited.
+    made: Option<wire::Acquired>,
     /// It may have been made, and the guard does not know of it.
     is_doubtful: bool,
 }
@@ -84,12 +100,16 @@ impl Remote {
             client,
             url: gateway.url.to_string().trim_end_matches('/').to_owned(),
             token: gateway.token.clone(),
-            claim: std::sync::Mutex::default(),
+            claim: Arc::default(),
         }
     }
 
+    pub(super) fn name(&self) -> Name {
+        Name(Arc::clone(&self.claim))
+    }
+
     fn held(&self) -> std::sync::MutexGuard<'_, Held> {
-        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.claim)
     }
 
     /// Posts a request that is answered after `wait` at the latest.
@@ -156,9 +176,8 @@ impl Remote {
         Err(StoreError::new(kind, what))
     }
 
-    fn named(&self, id: &IdentityDigest) -> String {
-        let known = self.held().id.clone();
-        known.unwrap_or_else(|| id.to_string())
+    fn named(&self, id: &IdentityDigest) -> IdentityDigest {
+        self.held().id.unwrap_or(*id)
     }
 
     /// Sends a claim, and notes what came of it.
@@ -171,15 +190,23 @@ impl Remote {
         }
         let answered = match answer? {
             Answer::Refused(problem) => Answered::Refused(problem),
-            Answer::Done(StatusCode::CREATED, acquired) => {
-                let acquired: wire::Acquired = read(&acquired)?;
-                self.held().id = Some(acquired.id.clone());
-                self.held().token = Some((Fence(acquired.fence), acquired.token.clone()));
-                return Ok(Answered::Acquired(acquired));
-            }
+            Answer::Done(StatusCode::CREATED, acquired) => Answered::Acquired(read(&acquired)?),
             Answer::Done(_, replayed) => Answered::Replayed(read(&replayed)?),
         };
-        self.held().is_doubtful = false;
+        let id = match &answered {
+            Answered::Acquired(acquired) => Some(&acquired.id),
+            Answered::Replayed(replayed) => Some(&replayed.id),
+            Answered::Refused(problem) => problem.id.as_ref(),
+        };
+        let mut held = self.held();
+        held.id = id.and_then(|id| IdentityDigest::from_hex(id)).or(held.id);
+        match &answered {
+            Answered::Acquired(acquired) => {
+                held.token = Some((Fence(acquired.fence), acquired.token.clone()));
+            }
+            Answered::Replayed(_) | Answered::Refused(_) => held.is_doubtful = false,
+        }
+        drop(held);
         Ok(answered)
     }
 
@@ -245,6 +272,21 @@ impl Remote {
         })
     }
 
+    /// The claim that was made while this waited, renewed, if it is held still.
+    async fn still_held(&self, lease: Duration) -> Result<Option<wire::Acquired>> {
+        let Some(acquired) = self.held().made.clone() else {
+            return Ok(None);
+        };
+        let request = wire::RenewRequest {
+            token: acquired.token.clone(),
+            lease: Some(millis(lease)),
+        };
+        let path = format!("/{}/renew", acquired.id);
+        let answer = self.post(&path, &request, Duration::ZERO).await?;
+        self.held().made = None;
+        Ok(matches!(answer, Answer::Done(..)).then_some(acquired))
+    }
+
     /// What the API knows the claim by.
     fn token_of(&self, token: &Token) -> Result<String> {
         let held = self.held();
@@ -286,30 +328,24 @@ impl Store for Remote {
             ttl: None,
             tombstone: None,
         };
-        // One that was made while this waited: its lease began before this call.
-        let is_older = self.held().is_doubtful;
         self.held().request = Some((wire.clone(), request.nonce));
-        match self.send(&wire, Duration::ZERO).await? {
+        let answered = match self.still_held(request.lease).await? {
+            Some(acquired) => Answered::Acquired(acquired),
+            None => self.send(&wire, Duration::ZERO).await?,
+        };
+        match answered {
             Answered::Acquired(acquired) => {
                 let token = Token {
                     fence: Fence(acquired.fence),
                     nonce: request.nonce,
                 };
-                if is_older {
-                    let renewal = Change::renew(&token, request.lease);
-                    let renewed = self.change(identity.digest(), &renewal).await?;
-                    if let Fenced::Refused(refusal) = renewed {
-                        return Err(StoreError::new(
-                            StoreErrorKind::NotApplied,
-                            refusal.to_string(),
-                        ));
-                    }
-                }
                 self.held().is_doubtful = false;
                 Ok(Claim::Acquired(Acquired {
                     token,
                     attempt: acquired.attempt,
                     since: Timestamp::from_micros(acquired.since),
+                    // Where it was, the gateway has renewed it.
+                    is_repeated: false,
                 }))
             }
             Answered::Replayed(replayed) => Ok(Claim::Completed {
@@ -377,7 +413,7 @@ impl Store for Remote {
         }
     }
 
-    /// By a claim that waits on the gateway. If it is made, the next one under its nonce learns of it.
+    /// By a claim that waits on the gateway. If it is made, the next one is told so.
     async fn wait(&self, _: &IdentityDigest, _: Fence, within: Duration) -> Result<Waited> {
         let request = self.held().request.clone();
         let (mut request, _) = request.ok_or_else(unsupported)?;
@@ -390,6 +426,10 @@ impl Store for Remote {
                 let left = wait.saturating_sub(since.elapsed());
                 sleep(left.min(Duration::from_secs(1))).await;
                 Ok(Waited::TimedOut)
+            }
+            Answered::Acquired(acquired) => {
+                self.held().made = Some(acquired);
+                Ok(Waited::Changed)
             }
             _ => Ok(Waited::Changed),
         }
@@ -411,24 +451,33 @@ impl Store for Remote {
         Err(unsupported())
     }
 
-    /// Gives back a claim of which the guard was not told.
+    /// Gives back a claim of which the guard was not told. Not where it may have taken over a run that was
+    /// lost, whose effect nobody knows: that is left to its lease.
     async fn close(&self) -> Result<()> {
-        let request = {
+        let (request, made) = {
             let held = self.held();
-            held.request.clone().filter(|_| held.is_doubtful)
+            let request = held.request.clone().filter(|_| held.is_doubtful);
+            (request, held.made.clone())
         };
-        let Some((request, _)) = request else {
+        let Some((mut request, _)) = request else {
             return Ok(());
         };
-        if let Answered::Acquired(wire::Acquired { id, token, .. }) =
-            self.send(&request, Duration::ZERO).await?
-        {
-            let keys_given = false;
-            let request = wire::AbandonRequest { token, keys_given };
-            let path = format!("/{id}/abandon");
-            self.post(&path, &request, Duration::ZERO).await?;
+        let takes_over = request.on_lost.replace(wire::OnLost::Hold) == Some(wire::OnLost::Retry);
+        let answered = match made {
+            Some(acquired) => Answered::Acquired(acquired),
+            None => self.send(&request, Duration::ZERO).await?,
+        };
+        match answered {
+            Answered::Acquired(acquired) if !takes_over || acquired.attempt == 1 => {
+                let path = format!("/{}/abandon", acquired.id);
+                let request = wire::AbandonRequest {
+                    token: acquired.token,
+                    keys_given: false,
+                };
+                self.post(&path, &request, Duration::ZERO).await.map(drop)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -24,17 +24,18 @@ use rustix::fs::Mode;
 use rustix::process::{Signal, umask};
 use semel::guard::{
     Asked, AttemptInfo, Begin, Guard, Held, Observer, Seen, Settled, Settlement, Signal as Event,
+    name_of,
 };
 use semel::secrets::Secrets;
 use semel::store::{Entry, OnLost, Refusal, Store as _};
-use semel::{AnyStore, Note, StateKind, StoreError, Timestamp};
+use semel::{AnyStore, IdentityDigest, Note, StateKind, StoreError, Timestamp};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{block_on, with_causes};
 use crate::store;
 use exits::{Ended, Meaning};
-use gateway::Remote;
+use gateway::{Name, Remote};
 use kept::{Kept, Output};
 use output::Copying;
 use process::{Group, Running};
@@ -96,26 +97,23 @@ pub fn main(flags: &ArgMatches, mode: Mode) -> ExitCode {
 type Signals = UnboundedReceiver<Signal>;
 
 async fn run(settings: &mut Settings, mode: Mode) -> Report {
+    let not_run = |id: IdentityDigest, why: String| {
+        Report::new(Result::Unavailable, id).because(format!("not run: {why}"))
+    };
     let id = *settings.identity.digest();
-    let not_run =
-        |why: String| Report::new(Result::Unavailable, id).because(format!("not run: {why}"));
     let mut signals = match process::signals() {
         Ok(signals) => signals,
-        Err(error) => return not_run(format!("cannot listen for signals: {error}")),
+        Err(error) => return not_run(id, format!("cannot listen for signals: {error}")),
     };
-    let store = tokio::select! {
+    let (store, secrets, name) = tokio::select! {
         opened = open(&settings.place) => match opened {
             Ok(opened) => opened,
-            Err(error) => return not_run(with_causes(&error)),
+            Err(error) => return not_run(id, with_causes(&error)),
         },
-        signal = signals.recv() => return not_run(stopped_by(signal)),
+        signal = signals.recv() => return not_run(id, stopped_by(signal)),
     };
-    let (store, secrets) = store;
     settings.name_under(secrets.as_ref());
     let settings = &*settings;
-    let id = *settings.identity.digest();
-    let not_run =
-        |why: String| Report::new(Result::Unavailable, id).because(format!("not run: {why}"));
     let ends = Arc::new(Ends::default());
     let guard = Guard::builder(store)
         .policy(settings.policy)
@@ -127,9 +125,20 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
         begin = guard.begin(&asked) => begin.map_err(|error| with_causes(&error)),
         signal = signals.recv() => Err(stopped_by(signal)),
     };
+    let id = name.and_then(|name| name.known());
+    let id = match (id, &begin) {
+        (Some(id), _) => id,
+        (None, Ok(Begin::Acquired(held))) => *held.id(),
+        // Of two secrets, as its record is named.
+        (None, _) => {
+            let name = name_of(guard.store(), &settings.identity).await;
+            name.map_or(*settings.identity.digest(), |name| *name.digest())
+        }
+    };
     let report = match begin {
         Ok(Begin::Acquired(held)) => {
             let attempt = Attempt {
+                id,
                 settings,
                 guard: &guard,
                 ends: &ends,
@@ -138,8 +147,8 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
             attempt.run(held, mode).await
         }
         Ok(Begin::Completed(outcome)) => replay(&Kept::of(&outcome), id),
-        Ok(begin) => refused(begin, settings, guard.store()).await,
-        Err(why) => not_run(why),
+        Ok(begin) => refused(begin, id, settings, guard.store()).await,
+        Err(why) => not_run(id, why),
     };
     // What could not be recorded in minutes is not waited for again.
     if report.result != Result::NotRecorded {
@@ -148,14 +157,20 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
     report
 }
 
-async fn open(place: &Place) -> std::result::Result<(AnyStore, Option<Secrets>), store::Error> {
+type Opened = (AnyStore, Option<Secrets>, Option<Name>);
+
+async fn open(place: &Place) -> std::result::Result<Opened, store::Error> {
     match place {
         Place::Store(url, at_rest) => {
             let opened = store::open(url, at_rest).await?;
-            Ok((opened.store, opened.secrets))
+            Ok((opened.store, opened.secrets, None))
         }
         // It names records itself.
-        Place::Gateway(gateway) => Ok((AnyStore::new(Remote::new(gateway)), None)),
+        Place::Gateway(gateway) => {
+            let remote = Remote::new(gateway);
+            let name = remote.name();
+            Ok((AnyStore::new(remote), None, Some(name)))
+        }
     }
 }
 
@@ -181,7 +196,7 @@ fn stopped_by(signal: Option<Signal>) -> String {
 }
 
 /// Gives the output again, as it was.
-fn replay(kept: &Kept, id: semel::IdentityDigest) -> Report {
+fn replay(kept: &Kept, id: IdentityDigest) -> Report {
     if let Some(Output { stdout, stderr }) = &kept.output {
         // Whoever does not read it gets the status all the same.
         let mut out = io::stdout();
@@ -196,14 +211,18 @@ fn replay(kept: &Kept, id: semel::IdentityDigest) -> Report {
     match kept.output {
         Some(_) => report,
         None => report.because(
-            "done by an earlier run, whose output was too large to keep: this is its exit status alone",
+            "done by an earlier run, whose output was not kept: this is its exit status alone",
         ),
     }
 }
 
 /// Why nothing is run, with what is known of the run that is in the way.
-async fn refused(begin: Begin<AnyStore>, settings: &Settings, store: &AnyStore) -> Report {
-    let id = *settings.identity.digest();
+async fn refused(
+    begin: Begin<AnyStore>,
+    id: IdentityDigest,
+    settings: &Settings,
+    store: &AnyStore,
+) -> Report {
     let (result, why) = match begin {
         Begin::InFlight { .. } => (Result::InFlight, "another run with this key is in flight"),
         Begin::Mismatch => (
@@ -218,8 +237,8 @@ async fn refused(begin: Begin<AnyStore>, settings: &Settings, store: &AnyStore) 
         // A call with a key, under a policy that refuses without the store, has no other answer.
         _ => (
             Result::Unknown,
-            "a run with this key was lost: it may have had its effect, and nobody knows. Find out, then resolve \
-             the record, or run it once with --on-lost retry if that is harmless",
+            "a run with this key was lost: it may have had its effect, and nobody knows. Find out, then say \
+             what happened with `semel records resolve`, or run it once with --on-lost retry if that is harmless",
         ),
     };
     let mut report = Report::new(result, id);
@@ -278,6 +297,7 @@ impl Ends {
 
 /// A run that this process has the claim for.
 struct Attempt<'a> {
+    id: IdentityDigest,
     settings: &'a Settings,
     guard: &'a Guard<AnyStore>,
     ends: &'a Ends,
@@ -298,7 +318,7 @@ impl Attempt<'_> {
         let report = Report {
             fence: Some(info.fence),
             attempt: Some(info.number),
-            ..Report::new(Result::Ran, info.id)
+            ..Report::new(Result::Ran, self.id)
         };
         let started = self.start(&info, mode);
         let (group, command) = match started {
@@ -336,7 +356,7 @@ impl Attempt<'_> {
             return Err((Result::Unavailable, why));
         }
         let variables = [
-            ("SEMEL_ID", info.id.to_string()),
+            ("SEMEL_ID", self.id.to_string()),
             ("SEMEL_FENCE", info.fence.to_string()),
             ("SEMEL_ATTEMPT", info.number.to_string()),
         ];
@@ -383,6 +403,8 @@ impl Attempt<'_> {
                 }
             }
         };
+        // Signals until now were for the command.
+        while self.signals.try_recv().is_ok() {}
         // What it started may still write, or never close what it does not use.
         tokio::select! {
             () = copying.closed() => {}
@@ -392,7 +414,10 @@ impl Attempt<'_> {
         // Who reads the output may pause for ever: a signal then says that its end is enough.
         let output = tokio::select! {
             output = copying.end() => output,
-            _ = self.signals.recv() => None,
+            _ = self.signals.recv() => {
+                say("a signal came before the command's output was read to its end");
+                None
+            }
         };
         End {
             ended: ended.map(Ended::from),
@@ -478,14 +503,15 @@ impl Attempt<'_> {
         }
         match meaning {
             Meaning::Keep if is_omitted => Report { is_omitted: Some(true), ..report }.because(
-                "the command's output is too large to keep (see --max-output): a replay has its exit status alone",
+                "the command's output is not kept, because it is too large (see --max-output) or was not read to its \
+                 end: a replay has its exit status alone",
             ),
             Meaning::Keep => Report { is_omitted: Some(false), ..report },
             Meaning::Release => report,
             Meaning::Unknown => Report { result: Result::Unknown, ..report }.because(format!(
                 "the command {how}: it may have had its effect, and nobody knows. The key is held until somebody \
-                 resolves it (id {})",
-                self.settings.identity.digest()
+                 says what happened: `semel records resolve {}`",
+                self.id
             )),
         }
     }

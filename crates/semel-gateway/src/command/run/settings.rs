@@ -15,7 +15,7 @@ use semel::{Fingerprint, Identity, Key, Scope};
 
 use super::exits::OnExit;
 use super::gateway::Gateway;
-use crate::at_rest::{self, AtRest, Source};
+use crate::at_rest::{self, AtRest, Large, Source};
 use crate::config::settings::{Setting, list, setting};
 use crate::config::{StoreUrl, values};
 use crate::tls::PemFile;
@@ -60,7 +60,19 @@ pub const SETTINGS: &[Setting] = &[
         "identity-keys",
         "SOURCE",
         None,
-        "With --store: the secret that keys in it are digested with, likewise",
+        "With --store: the secrets that keys in it are digested with, likewise",
+    ),
+    setting(
+        "large-answers",
+        "URL",
+        None,
+        "With --store: where output is kept that is too large for it: file:FOLDER, or s3://BUCKET/PREFIX?region=…&endpoint=…",
+    ),
+    setting(
+        "large-answers-above",
+        "SIZE",
+        Some("256KiB"),
+        "The largest output that is kept in the store, with --large-answers",
     ),
     setting(
         "gateway",
@@ -202,6 +214,12 @@ impl<V: Fn(&str) -> Option<OsString>> Reader<'_, V> {
         self.right(&from, parsed)
     }
 
+    fn large(&mut self) -> Option<Large> {
+        let url = self.read(at_rest::LARGE, values::objects);
+        let above = self.read(at_rest::ABOVE, values::memory)?;
+        url.map(|url| Large { url, above })
+    }
+
     fn right<T>(&mut self, from: &str, parsed: Result<T, String>) -> Option<T> {
         parsed
             .map_err(|error| self.errors.push(format!("{from}: {error}")))
@@ -311,6 +329,7 @@ impl<V: Fn(&str) -> Option<OsString>> Reader<'_, V> {
             let at_rest = AtRest {
                 keys: self.read(at_rest::KEYS, Source::parse),
                 secrets: self.read(at_rest::SECRETS, Source::parse),
+                large: self.large(),
             };
             return Some(Place::Store(StoreUrl(self.right(&from, url)?), at_rest));
         }

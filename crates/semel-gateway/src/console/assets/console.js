@@ -83,7 +83,7 @@
     times(part);
   }
   async function refresh() {
-    const answer = await fetch(location.href, { cache: "no-store" });
+    const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(20_000) });
     if (new URL(answer.url).pathname.endsWith("/sign-in")) return "Signed out. Open the page again to sign in.";
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (answer.status >= 500 && !page.getElementById("list")) return "The store does not answer. This page is from before.";
@@ -139,7 +139,7 @@
   // After a link from another site the browser did not show its session; from this page it does.
   const signIn = document.getElementById("sign-in");
   if (signIn && !signIn.querySelector("[role=alert]")) {
-    fetch(signIn.dataset.to, { redirect: "manual" }).then((answer) => {
+    fetch(signIn.dataset.to, { redirect: "manual", signal: AbortSignal.timeout(20_000) }).then((answer) => {
       if (answer.ok) location.replace(signIn.dataset.to);
     }).catch(() => {});
   }

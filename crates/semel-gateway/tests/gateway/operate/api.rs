@@ -286,6 +286,30 @@ async fn an_action_is_refused_with_a_reason_of_its_own() {
     );
 }
 
+/// The claim API shows what its own work came to, and no answer to a request: nobody would be in the log.
+#[tokio::test]
+async fn an_answer_to_a_request_is_shown_nowhere_else() {
+    let upstream = Script::start(PLACED).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    assert_eq!(order(gateway.address, "order-1").await.text(), "placed");
+    let id = upstream.fields("idempotency-id")[0][0].clone();
+    let json = [("content-type", "application/json")];
+    let ask = async |method: Method, path: &str, body: Value| -> Value {
+        let request = request(method, gateway.admin, path, &json, &body.to_string());
+        serde_json::from_str(send(request).await.unwrap().text()).unwrap()
+    };
+    let shown = async |id: &str| ask(Method::GET, &format!("/v1/claims/{id}"), json!({})).await;
+    let of_request = shown(&id).await;
+    assert_eq!(of_request["state"], "completed", "{of_request}");
+    assert_eq!(of_request["outcome"], Value::Null);
+    let claim = json!({"operation": "job", "key": "order-1"});
+    let claimed = ask(Method::POST, "/v1/claims", claim).await;
+    let id = claimed["id"].as_str().unwrap();
+    let outcome = json!({"token": claimed["token"], "outcome": {"text": "settled"}});
+    ask(Method::POST, &format!("/v1/claims/{id}/complete"), outcome).await;
+    assert_eq!(shown(id).await["outcome"]["text"], "settled");
+}
+
 #[tokio::test]
 async fn an_attempt_that_runs_is_not_decided_about() {
     let upstream = Script::start(Reaction::Silence).await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{PLACED, failed, semel};
-use crate::support::{Gateway, Reaction, Script, order, request, send};
+use crate::support::{Answer, Gateway, Reaction, Script, order, request, send};
 
 const ROLES: [&str; 4] = ["none", "read-only", "operator", "admin"];
 
@@ -29,6 +29,39 @@ fn configuration(upstream: std::net::SocketAddr, more: &str) -> String {
     )
 }
 
+async fn ask(gateway: &Gateway, role: &str, method: Method, path: &str, body: &Value) -> Answer {
+    let bearer = format!("Bearer {}", token(role));
+    asked(gateway, Some(&bearer), method, path, body).await
+}
+
+async fn asked(
+    gateway: &Gateway,
+    credentials: Option<&str>,
+    method: Method,
+    path: &str,
+    body: &Value,
+) -> Answer {
+    let mut fields = vec![("content-type", "application/json")];
+    fields.extend(credentials.map(|credentials| ("authorization", credentials)));
+    let path = format!("/api/v1/{path}");
+    let request = request(method, gateway.admin, &path, &fields, &body.to_string());
+    send(request).await.unwrap()
+}
+
+/// That of a record now.
+async fn fence(gateway: &Gateway, id: &str) -> Value {
+    let seen = ask(
+        gateway,
+        "read-only",
+        Method::GET,
+        &format!("records/{id}"),
+        &json!({}),
+    )
+    .await;
+    let seen: Value = serde_json::from_str(seen.text()).unwrap();
+    seen["fence"].clone()
+}
+
 #[tokio::test]
 async fn each_role_may_do_its_own() {
     let upstream = Script::start(PLACED).await;
@@ -40,13 +73,9 @@ async fn each_role_may_do_its_own() {
     order(gateway.address, "order-2").await;
     let names = upstream.fields("idempotency-id");
     let [done, lost] = [&names[0][0], &names[1][0]];
-    let ask = async |role: Option<&str>, method: Method, path: &str, body: &Value| {
-        let bearer = role.map(|role| format!("Bearer {}", token(role)));
-        let mut fields = vec![("content-type", "application/json")];
-        fields.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
-        let path = format!("/api/v1/{path}");
-        let request = request(method, gateway.admin, &path, &fields, &body.to_string());
-        send(request).await.unwrap()
+    let ask = async |role: Option<&str>, method: Method, path: &str, body: &Value| match role {
+        Some(role) => ask(&gateway, role, method, path, body).await,
+        None => asked(&gateway, None, method, path, body).await,
     };
     let reason = json!({"reason": "r", "fence": 1, "scope": []});
     // What is asked, and from which role on it is more than forbidden.
@@ -129,25 +158,10 @@ async fn what_needs_two_is_done_by_two() {
     order(gateway.address, "order-1").await;
     let id = upstream.fields("idempotency-id")[0][0].clone();
     let ask = async |role: &str, method: Method, path: &str, body: &Value| {
-        let bearer = format!("Bearer {}", token(role));
-        let fields = [
-            ("content-type", "application/json"),
-            ("authorization", &bearer),
-        ];
-        let path = format!("/api/v1/{path}");
-        let request = request(method, gateway.admin, &path, &fields, &body.to_string());
-        send(request).await.unwrap()
+        ask(&gateway, role, method, path, body).await
     };
-    let seen = ask(
-        "operator",
-        Method::GET,
-        &format!("records/{id}"),
-        &json!({}),
-    )
-    .await;
-    let seen: Value = serde_json::from_str(seen.text()).unwrap();
     let mut body = json!({
-        "fence": seen["fence"], "reason": "in the books", "happened": true,
+        "fence": fence(&gateway, &id).await, "reason": "in the books", "happened": true,
         "outcome": {"status": 201, "body": "paid"},
     });
     let path = format!("records/{id}/resolve");
@@ -187,7 +201,7 @@ async fn what_needs_two_is_done_by_two() {
     assert_eq!(done.status, 200, "{done:?}");
     assert_eq!(order(gateway.address, "order-1").await.text(), "paid");
     let again = ask("admin", Method::POST, &path, &body).await;
-    assert_eq!(again.problem(), "not-confirmed", "{again:?}");
+    assert_eq!(again.problem(), "record-changed", "{again:?}");
     // What is not named needs one.
     let reveal = ask(
         "operator",
@@ -227,22 +241,8 @@ async fn a_proposal_is_confirmed_once() {
     let gateway = Gateway::start_with(file.path(), &[]);
     assert_eq!(order(gateway.address, "order-1").await.status, 201);
     let id = upstream.fields("idempotency-id")[0][0].clone();
-    let reveal = async |role: &str, body: Value| {
-        let bearer = format!("Bearer {}", token(role));
-        let fields = [
-            ("content-type", "application/json"),
-            ("authorization", &*bearer),
-        ];
-        let path = format!("/api/v1/records/{id}/reveal");
-        let request = request(
-            Method::POST,
-            gateway.admin,
-            &path,
-            &fields,
-            &body.to_string(),
-        );
-        send(request).await.unwrap()
-    };
+    let path = format!("records/{id}/reveal");
+    let reveal = async |role, body: Value| ask(&gateway, role, Method::POST, &path, &body).await;
     let proposed = reveal("operator", json!({"reason": "the customer asks"})).await;
     assert_eq!(proposed.status, 202, "{proposed:?}");
     let proposed: Value = serde_json::from_str(proposed.text()).unwrap();
@@ -256,4 +256,37 @@ async fn a_proposal_is_confirmed_once() {
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 403]);
     assert_eq!(reveal("admin", confirm).await.problem(), "not-confirmed");
+}
+
+/// Either of the two gives a key back: neither is a way around the other.
+#[tokio::test]
+async fn whoever_needs_two_to_resolve_needs_two_to_release() {
+    for (named, action, more) in [
+        ("resolve", "release", json!({})),
+        ("release", "resolve", json!({"happened": false})),
+    ] {
+        let upstream = Script::start(PLACED).await;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let settings = format!("four-eyes = [\"{named}\"]\n");
+        std::fs::write(file.path(), configuration(upstream.address, &settings)).unwrap();
+        let gateway = Gateway::start_with(file.path(), &[]);
+        let id = super::lose(&upstream, &gateway, "order-1").await;
+        upstream.react(PLACED);
+        let (path, mut body) = (format!("records/{id}/{action}"), more);
+        (body["fence"], body["reason"]) =
+            (fence(&gateway, &id).await, json!("nothing in the books"));
+        let mut earlier = body.clone();
+        earlier["fence"] = json!(1);
+        let earlier = ask(&gateway, "admin", Method::POST, &path, &earlier).await;
+        assert_eq!(earlier.problem(), "record-changed");
+        let proposed = ask(&gateway, "admin", Method::POST, &path, &body).await;
+        assert_eq!(proposed.status, 202, "{action}: {proposed:?}");
+        let refused = order(gateway.address, "order-1").await;
+        assert_eq!(refused.problem(), "outcome-unknown", "{action}");
+        let proposed: Value = serde_json::from_str(proposed.text()).unwrap();
+        body["proposal"] = proposed["audit"].clone();
+        let done = ask(&gateway, "operator", Method::POST, &path, &body).await;
+        assert_eq!(done.status, 200, "{action}: {done:?}");
+        assert_eq!(order(gateway.address, "order-1").await.status, 201);
+    }
 }

@@ -13,6 +13,9 @@ use tempfile::TempDir;
 use crate::support::tls::Authority;
 use crate::support::{Gateway, PATIENCE};
 
+/// While one replaces the other.
+const SECRETS: &str = "first AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\nplain";
+
 /// How records are reached.
 pub(super) struct Way {
     flags: Vec<String>,
@@ -32,12 +35,15 @@ impl Way {
         }
     }
 
-    /// A gateway before such a file, over TLS.
+    /// A gateway before such a file, over TLS, that names records under secrets.
     pub(super) fn gateway() -> Self {
         let authority = Authority::new();
         let folder = tempfile::tempdir().unwrap();
         let [certificate, key] = authority.sign(&["localhost"]).files_in(folder.path());
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, SECRETS).unwrap();
         let gateway = Self::gateway_with(&[
+            &format!("--identity-keys={}", secret.display()),
             &format!("--admin-tls-cert={}", certificate.display()),
             &format!("--admin-tls-key={}", key.display()),
         ]);

@@ -162,7 +162,9 @@ fn a_killed_command_is_unknown_and_retry_runs_it_again(way: &Way) {
     assert!(killed.stderr().contains("signal 15"), "{killed:?}");
     let held = job.run();
     assert_eq!((held.code(), held.result()), (115, "unknown"));
+    assert_eq!(held.report["id"], killed.report["id"]);
     let id = held.report["id"].as_str().unwrap();
+    assert!(killed.stderr().contains(id), "{killed:?}");
     for told in [id, "attempt 1", "--on-lost retry"] {
         assert!(held.stderr().contains(told), "{held:?}");
     }
@@ -303,7 +305,7 @@ fn output_that_is_too_large_is_not_kept_and_nothing_runs_again(way: &Way) {
             assert_eq!(again.output, first.output);
         } else {
             assert_eq!(again.stdout(), "");
-            assert!(again.stderr().contains("too large to keep"), "{again:?}");
+            assert!(again.stderr().contains("was not kept"), "{again:?}");
         }
         assert_eq!(way.ran(), before + 1);
     }

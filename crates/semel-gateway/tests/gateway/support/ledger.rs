@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
@@ -55,6 +55,7 @@ impl Shop {
         let router = Router::new()
             .route("/orders", post(place))
             .fallback(echo)
+            .layer(DefaultBodyLimit::disable())
             .with_state(Arc::clone(&books));
         let server = tokio::spawn(async { axum::serve(listener, router).await.unwrap() });
         Self {

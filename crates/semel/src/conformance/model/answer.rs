@@ -15,6 +15,8 @@ pub enum Answer {
         attempt: u32,
         /// When the record was made.
         since: u64,
+        /// Whether it is the claim of before.
+        is_repeated: bool,
     },
     /// In flight under the claim of this number.
     InFlight {

@@ -190,11 +190,13 @@ impl Driver {
                     claim,
                     attempt,
                     since,
+                    is_repeated,
                 },
                 Claim::Acquired(acquired),
             ) => {
                 ensure_eq!(acquired.token.nonce, request.nonce, "nonce");
                 ensure_eq!(acquired.attempt, *attempt, "attempt");
+                ensure_eq!(acquired.is_repeated, *is_repeated, "whether it is repeated");
                 let began = *self
                     .began
                     .get_or_insert_with(|| acquired.since.as_micros().saturating_sub(*since));

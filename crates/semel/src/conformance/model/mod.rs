@@ -206,6 +206,7 @@ impl Model {
                             claim,
                             attempt: row.attempt,
                             since: row.created,
+                            is_repeated: true,
                         };
                     }
                     Phase::Running if now < row.lapses => {
@@ -249,6 +250,7 @@ impl Model {
             claim,
             attempt,
             since: created,
+            is_repeated: false,
         }
     }
 
