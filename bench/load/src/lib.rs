@@ -57,22 +57,24 @@ pub enum Callers {
     Tasks(usize),
 }
 
-/// How many operations a task does before it lets others run.
-const BEFORE_YIELD: usize = 32;
+/// How many operations a task does before it lets others run, and a thread before it looks at the time.
+const AT_ONCE: usize = 32;
 const WORKERS: usize = 2;
+/// After this, callers stop before they have done all: some published stores would take minutes.
+const LONGEST: Duration = Duration::from_secs(3);
 
-/// Runs `count` operations on a fresh subject; operations per second.
+/// Runs up to `count` operations on a fresh subject; operations per second.
 pub fn rate<S: Subject>(
     operation: Operation,
     callers: Callers,
     count: usize,
     inputs: &Arc<S::Inputs>,
 ) -> f64 {
-    let elapsed = match callers {
+    let (done, elapsed) = match callers {
         Callers::Threads(threads) => on_threads::<S>(operation, threads, count, inputs),
         Callers::Tasks(tasks) => on_tasks::<S>(operation, tasks, count, inputs),
     };
-    count as f64 / elapsed.as_secs_f64()
+    done as f64 / elapsed.as_secs_f64()
 }
 
 async fn prepare<S: Subject>(operation: Operation, subject: &S, count: usize) {
@@ -96,7 +98,7 @@ fn on_threads<S: Subject>(
     threads: usize,
     count: usize,
     inputs: &Arc<S::Inputs>,
-) -> Duration {
+) -> (usize, Duration) {
     let runtimes: Vec<Runtime> = (0..threads)
         .map(|_| {
             let mut builder = Builder::new_current_thread();
@@ -112,17 +114,22 @@ fn on_threads<S: Subject>(
         let range = share(thread, threads, count);
         start.wait();
         let started = Instant::now();
-        let ended = runtime.block_on(async {
+        let (done, ended) = runtime.block_on(async {
+            let mut done = 0;
             for index in range {
                 step(operation, &subject, index, count).await;
+                done += 1;
+                if done % AT_ONCE == 0 && started.elapsed() > LONGEST {
+                    break;
+                }
             }
             let ended = Instant::now();
             end.wait().await;
-            ended
+            (done, ended)
         });
-        (started, ended)
+        (done, started, ended)
     };
-    let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
+    let spans: Vec<(usize, Instant, Instant)> = thread::scope(|scope| {
         let caller = &caller;
         let running: Vec<_> = runtimes
             .iter()
@@ -132,9 +139,10 @@ fn on_threads<S: Subject>(
         let joined = running.into_iter().map(|t| t.join().expect("a caller"));
         joined.collect()
     });
-    let first = spans.iter().map(|s| s.0).min().expect("a caller");
-    let last = spans.iter().map(|s| s.1).max().expect("a caller");
-    last - first
+    let done = spans.iter().map(|s| s.0).sum();
+    let first = spans.iter().map(|s| s.1).min().expect("a caller");
+    let last = spans.iter().map(|s| s.2).max().expect("a caller");
+    (done, last - first)
 }
 
 fn on_tasks<S: Subject>(
@@ -142,7 +150,7 @@ fn on_tasks<S: Subject>(
     tasks: usize,
     count: usize,
     inputs: &Arc<S::Inputs>,
-) -> Duration {
+) -> (usize, Duration) {
     let runtime = workers();
     let subject = Arc::new(S::build(inputs.clone(), runtime.handle()));
     runtime.block_on(async {
@@ -152,19 +160,26 @@ fn on_tasks<S: Subject>(
             .map(|task| {
                 let subject = subject.clone();
                 tokio::spawn(async move {
+                    let mut done = 0;
                     for index in share(task, tasks, count) {
                         step(operation, &*subject, index, count).await;
-                        if index % BEFORE_YIELD == 0 {
+                        done += 1;
+                        if done % AT_ONCE == 0 {
+                            if started.elapsed() > LONGEST {
+                                break;
+                            }
                             tokio::task::yield_now().await;
                         }
                     }
+                    done
                 })
             })
             .collect();
+        let mut done = 0;
         for task in running {
-            task.await.expect("a caller");
+            done += task.await.expect("a caller");
         }
-        started.elapsed()
+        (done, started.elapsed())
     })
 }
 
