@@ -16,6 +16,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::error::{self, Failed};
 use super::hosts::{Hosts, TlsStream};
 use super::options::PostgresOptions;
+use super::pool::Wire;
 use super::sql::{Kind, Sql};
 use super::step::Step;
 use super::table::Table;
@@ -74,36 +75,6 @@ impl Connector {
             timeout: options.timeout,
             pause: Mutex::new(None),
         })
-    }
-
-    /// A connection, ready for steps. Where the last attempt failed a moment ago, its error.
-    pub(super) async fn connect(&self) -> Result<Link> {
-        if let Some(pause) = &*self.pause.lock()
-            && Instant::now() < pause.until
-        {
-            return Err(StoreError::new(pause.kind, &*pause.message));
-        }
-        let mut made = self.attempt(self.prepared).await;
-        // One failure may be a backend that was ended while it began; two are a server that is away.
-        if made.is_err() && self.pause.lock().is_none() {
-            made = self.attempt(self.prepared).await;
-        }
-        let mut pause = self.pause.lock();
-        match &made {
-            Ok(_) => *pause = None,
-            Err(error) => {
-                let length = pause
-                    .as_ref()
-                    .map_or(FIRST_PAUSE, |pause| (pause.length * 2).min(LONGEST_PAUSE));
-                *pause = Some(Pause {
-                    until: Instant::now() + length,
-                    length,
-                    kind: error.kind(),
-                    message: error.to_string(),
-                });
-            }
-        }
-        made
     }
 
     /// A connection on which nothing was prepared: the tables may not be there.
@@ -168,6 +139,63 @@ impl Connector {
     }
 }
 
+impl Wire for Connector {
+    type Link = Link;
+    type Row = Row;
+
+    /// Where the last attempt failed a moment ago, its error.
+    async fn connect(&self) -> Result<Link> {
+        if let Some(pause) = &*self.pause.lock()
+            && Instant::now() < pause.until
+        {
+            return Err(StoreError::new(pause.kind, &*pause.message));
+        }
+        let mut made = self.attempt(self.prepared).await;
+        // One failure may be a backend that was ended while it began; two are a server that is away.
+        if made.is_err() && self.pause.lock().is_none() {
+            made = self.attempt(self.prepared).await;
+        }
+        let mut pause = self.pause.lock();
+        match &made {
+            Ok(_) => *pause = None,
+            Err(error) => {
+                let length = pause
+                    .as_ref()
+                    .map_or(FIRST_PAUSE, |pause| (pause.length * 2).min(LONGEST_PAUSE));
+                *pause = Some(Pause {
+                    until: Instant::now() + length,
+                    length,
+                    kind: error.kind(),
+                    message: error.to_string(),
+                });
+            }
+        }
+        made
+    }
+
+    async fn run(&self, link: &Link, step: &Step) -> Result<Vec<Row>, Failed> {
+        let failed = |error| link.failed(error, self);
+        let prepared = link.prepared.as_ref();
+        let known = prepared.and_then(|all| all.0.iter().find(|(kind, _)| *kind == step.kind));
+        if let Some((_, statement)) = known {
+            let params: Vec<_> = step.params.iter().map(|param| param as _).collect();
+            return link.client.query(statement, &params).await.map_err(failed);
+        }
+        let params: Vec<_> = step
+            .params
+            .iter()
+            .map(|param| (param as _, param.kind()))
+            .collect();
+        let text = self.sql.text(step.kind);
+        link.client.query_typed(text, &params).await.map_err(failed)
+    }
+
+    async fn simple(&self, link: &Link, text: &str) -> Result<(), Failed> {
+        let done = link.client.batch_execute(text).await;
+        done.map_err(|error| link.failed(error, self))
+    }
+}
+
 /// Nothing was sent: nobody answered.
 pub(super) fn silent() -> StoreError {
     StoreError::new(
@@ -204,35 +232,17 @@ pub(super) struct Link {
     demoted: AtomicBool,
 }
 
-impl Link {
-    pub(super) fn is_open(&self) -> bool {
+impl Open for Link {
+    fn is_open(&self) -> bool {
         !self.client.is_closed() && !self.demoted.load(Ordering::Relaxed)
     }
 
-    /// Runs one statement. On its first poll it is sent.
-    pub(super) async fn run(&self, with: &Connector, step: &Step) -> Result<Vec<Row>, Failed> {
-        let failed = |error| self.failed(error, with);
-        let prepared = self.prepared.as_ref();
-        let known = prepared.and_then(|all| all.0.iter().find(|(kind, _)| *kind == step.kind));
-        if let Some((_, statement)) = known {
-            let params: Vec<_> = step.params.iter().map(|param| param as _).collect();
-            return self.client.query(statement, &params).await.map_err(failed);
-        }
-        let params: Vec<_> = step
-            .params
-            .iter()
-            .map(|param| (param as _, param.kind()))
-            .collect();
-        let text = with.sql.text(step.kind);
-        self.client.query_typed(text, &params).await.map_err(failed)
+    fn made(&self) -> Instant {
+        self.made
     }
+}
 
-    /// Runs a statement without parameters or rows. On its first poll it is sent.
-    pub(super) async fn simple(&self, with: &Connector, text: &str) -> Result<(), Failed> {
-        let done = self.client.batch_execute(text).await;
-        done.map_err(|error| self.failed(error, with))
-    }
-
+impl Link {
     fn failed(&self, error: Error, with: &Connector) -> Failed {
         if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
             // It became a standby. Another host may be the primary now: not on this connection.
@@ -254,30 +264,44 @@ impl Drop for Link {
     }
 }
 
-/// Connections that nobody uses.
-#[derive(Default)]
-pub(super) struct Idle(Vec<(Link, Instant)>);
+/// Whether a connection can be used again.
+pub(super) trait Open {
+    fn is_open(&self) -> bool;
 
-impl Idle {
+    fn made(&self) -> Instant;
+}
+
+/// Connections that nobody uses.
+pub(super) struct Idle<L>(Vec<(L, Instant)>);
+
+impl<L> Default for Idle<L> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<L: Open> Idle<L> {
     /// A connection is not used again after this long unused, and not for longer than this in all: its
     /// server, or what stands before it, may be another by then.
     const UNUSED: Duration = Duration::from_mins(5);
     const LONGEST: Duration = Duration::from_mins(30);
 
-    pub(super) fn push(&mut self, link: Link) {
+    pub(super) fn push(&mut self, link: L) {
         self.0.push((link, Instant::now()));
         self.clean();
     }
 
     /// The one that was used last.
-    pub(super) fn pop(&mut self) -> Option<Link> {
+    pub(super) fn pop(&mut self) -> Option<L> {
         self.clean();
         self.0.pop().map(|(link, _)| link)
     }
 
     fn clean(&mut self) {
         self.0.retain(|(link, since)| {
-            link.is_open() && since.elapsed() < Self::UNUSED && link.made.elapsed() < Self::LONGEST
+            link.is_open()
+                && since.elapsed() < Self::UNUSED
+                && link.made().elapsed() < Self::LONGEST
         });
     }
 }

@@ -10,16 +10,16 @@ use std::time::Duration;
 use semel::store::Result;
 use semel::{IdentityDigest, StoreError};
 use tokio::time::{Instant, timeout_at};
-use tokio_postgres::Row;
 
-use super::connect::{Connector, Link, silent};
+use super::connect::silent;
 use super::error::Failed;
-use super::pool::{Fate, Job, Shared, Slot, late};
+use super::pool::{Fate, Job, Shared, Slot, Wire, late};
+use super::row::Columns;
 use super::sql::Kind;
 use super::step::{self, Step};
 
 /// Sends what is queued, group by group, until nothing is.
-pub(super) async fn drain(mut slot: Slot) {
+pub(super) async fn drain<W: Wire>(mut slot: Slot<W>) {
     slot.arrived();
     loop {
         let group = take(&slot.shared);
@@ -46,7 +46,7 @@ pub(super) async fn drain(mut slot: Slot) {
             continue;
         };
         let shared = slot.shared.clone();
-        let sound = timeout_at(deadline, send(link, &shared.connector, group)).await;
+        let sound = timeout_at(deadline, send(&shared, link, group)).await;
         if !matches!(sound, Ok(true)) {
             slot.discard();
         }
@@ -54,9 +54,9 @@ pub(super) async fn drain(mut slot: Slot) {
 }
 
 /// The next group, no digest twice: new claims, then the others, both in the order of digests.
-fn take(shared: &Shared) -> Vec<Job> {
+fn take<W: Wire>(shared: &Shared<W>) -> Vec<Job<W::Row>> {
     let mut state = shared.state.lock();
-    let mut group: Vec<Job> = Vec::new();
+    let mut group: Vec<Job<W::Row>> = Vec::new();
     let mut digests = HashSet::new();
     let mut later = VecDeque::new();
     while group.len() < shared.group {
@@ -103,7 +103,7 @@ fn joins(a: &Step, b: &Step) -> bool {
 }
 
 /// A group as statements: each with the number of jobs that it is for.
-fn statements(group: &[Job]) -> Vec<(Arc<Step>, usize)> {
+fn statements<R>(group: &[Job<R>]) -> Vec<(Arc<Step>, usize)> {
     group
         .chunk_by(|a, b| joins(&a.step, &b.step))
         .flat_map(|run| {
@@ -119,11 +119,11 @@ fn statements(group: &[Job]) -> Vec<(Arc<Step>, usize)> {
 type Sending<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failed>> + Send + 'a>>;
 
 /// Sends a group and answers its callers. Whether the connection is still good.
-async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
+async fn send<W: Wire>(shared: &Shared<W>, link: &W::Link, group: Vec<Job<W::Row>>) -> bool {
     let steps = statements(&group);
     let sent = match &*steps {
-        [(step, _)] => link.run(with, step).await.map(|rows| vec![rows]),
-        _ => transaction(link, with, &steps).await,
+        [(step, _)] => shared.wire.run(link, step).await.map(|rows| vec![rows]),
+        _ => transaction(shared, link, &steps).await,
     };
     let failed = match sent {
         Ok(all) => {
@@ -132,7 +132,7 @@ async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
         }
         Err(failed) => failed,
     };
-    let group = match <[Job; 1]>::try_from(group) {
+    let group = match <[Job<W::Row>; 1]>::try_from(group) {
         Ok([job]) => {
             let sound = !matches!(failed, Failed::Lost(_));
             let _gone = job.answer.send(Err(failed));
@@ -156,7 +156,7 @@ async fn send(link: &Link, with: &Connector, group: Vec<Job>) -> bool {
 }
 
 /// Answers a group's callers, each with its own rows.
-fn hand_out(group: Vec<Job>, steps: &[(Arc<Step>, usize)], all: Vec<Vec<Row>>) {
+fn hand_out<R: Columns>(group: Vec<Job<R>>, steps: &[(Arc<Step>, usize)], all: Vec<Vec<R>>) {
     let mut jobs = group.into_iter();
     for ((_, count), rows) in steps.iter().zip(all) {
         if *count == 1 {
@@ -165,9 +165,9 @@ fn hand_out(group: Vec<Job>, steps: &[(Arc<Step>, usize)], all: Vec<Vec<Row>>) {
             }
             continue;
         }
-        let mut each: HashMap<Option<IdentityDigest>, Vec<Row>> = HashMap::with_capacity(*count);
+        let mut each: HashMap<Option<IdentityDigest>, Vec<R>> = HashMap::with_capacity(*count);
         for row in rows {
-            let digest = row.try_get::<_, &[u8]>(0).ok();
+            let digest = row.column::<&[u8]>(0).ok();
             let digest = digest.and_then(|digest| digest.try_into().ok());
             let digest = digest.map(IdentityDigest::from_bytes);
             each.entry(digest).or_default().push(row);
@@ -188,20 +188,21 @@ fn begin(timeout: Duration) -> String {
 }
 
 /// Runs statements as one transaction.
-async fn transaction(
-    link: &Link,
-    with: &Connector,
+async fn transaction<W: Wire>(
+    shared: &Shared<W>,
+    link: &W::Link,
     steps: &[(Arc<Step>, usize)],
-) -> Result<Vec<Vec<Row>>, Failed> {
+) -> Result<Vec<Vec<W::Row>>, Failed> {
     // Everything is sent before anything is waited for: a future sends on its first poll, and
     // answers come in the order of sending.
-    let begin = begin(with.timeout);
-    let mut begin: Sending<'_, ()> = Box::pin(link.simple(with, &begin));
-    let mut runs: Vec<Sending<'_, Vec<Row>>> = steps
+    let wire = &shared.wire;
+    let begin = begin(shared.timeout);
+    let mut begin: Sending<'_, ()> = Box::pin(wire.simple(link, &begin));
+    let mut runs: Vec<Sending<'_, Vec<W::Row>>> = steps
         .iter()
-        .map(|(step, _)| -> Sending<'_, Vec<Row>> { Box::pin(link.run(with, step)) })
+        .map(|(step, _)| -> Sending<'_, Vec<W::Row>> { Box::pin(wire.run(link, step)) })
         .collect();
-    let mut commit: Sending<'_, ()> = Box::pin(link.simple(with, "COMMIT"));
+    let mut commit: Sending<'_, ()> = Box::pin(wire.simple(link, "COMMIT"));
     let mut begun = first(&mut begin).await;
     let mut answers = Vec::with_capacity(runs.len());
     for run in &mut runs {
@@ -224,7 +225,7 @@ async fn transaction(
         .flatten()
         .find_map(Result::err);
     // A step's own error says more than what follows from it.
-    let all: Vec<Vec<Row>> = answers
+    let all: Vec<Vec<W::Row>> = answers
         .into_iter()
         .flatten()
         .collect::<Result<_, Failed>>()?;

@@ -12,7 +12,11 @@
 //! so is a versioned write, which may wait for an application's transaction.
 //! An error of one step rolls back all; each is then sent alone.
 
+#[cfg(test)]
+mod simulation;
+
 use std::collections::VecDeque;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -23,11 +27,11 @@ use semel::{StoreError, StoreErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_postgres::Row;
 
-use super::connect::{Connector, Idle, Link, silent};
+use super::connect::{Connector, Idle, Link, Open, silent};
 use super::error::Failed;
 use super::group;
+use super::row::Columns;
 use super::step::Step;
 
 /// How often a step that the server rolled back is sent again.
@@ -43,35 +47,56 @@ const USUAL: usize = 2;
 /// so on: those at work may be held up by a lock, or by a slow disk.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// The connections of one store.
-#[derive(Clone)]
-pub(super) struct Pool(Arc<Shared>);
+/// What makes connections and sends on them: to PostgreSQL, or to a simulated server.
+pub(super) trait Wire: Send + Sync + 'static {
+    type Link: Open + Send + Sync + 'static;
+    type Row: Columns + Send + 'static;
 
-pub(super) struct Shared {
-    pub(super) connector: Arc<Connector>,
+    /// A connection, ready for steps.
+    fn connect(&self) -> impl Future<Output = Result<Self::Link>> + Send;
+
+    /// Runs one statement. On its first poll it is sent.
+    fn run(
+        &self,
+        link: &Self::Link,
+        step: &Step,
+    ) -> impl Future<Output = Result<Vec<Self::Row>, Failed>> + Send;
+
+    /// Runs a statement without parameters or rows. On its first poll it is sent.
+    fn simple(
+        &self,
+        link: &Self::Link,
+        text: &str,
+    ) -> impl Future<Output = Result<(), Failed>> + Send;
+}
+
+/// The connections of one store.
+pub(super) struct Pool<W: Wire = Connector>(Arc<Shared<W>>);
+
+pub(super) struct Shared<W: Wire> {
+    pub(super) wire: Arc<W>,
     connections: usize,
     pub(super) group: usize,
     pub(super) timeout: Duration,
     runtime: Handle,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<State<W>>,
 }
 
-#[derive(Default)]
-pub(super) struct State {
-    idle: Idle,
+pub(super) struct State<W: Wire> {
+    idle: Idle<W::Link>,
     // Slots in use: each has a connection or is making one.
     busy: usize,
-    pub(super) queue: VecDeque<Job>,
+    pub(super) queue: VecDeque<Job<W::Row>>,
     closed: bool,
 }
 
-/// A step in the queue.
-pub(super) struct Job {
+/// A step in the queue, and where its rows go.
+pub(super) struct Job<R> {
     pub(super) step: Arc<Step>,
     // It was rolled back with others: send it by itself.
     pub(super) alone: bool,
     pub(super) fate: Arc<Fate>,
-    pub(super) answer: oneshot::Sender<Result<Vec<Row>, Failed>>,
+    pub(super) answer: oneshot::Sender<Result<Vec<R>, Failed>>,
 }
 
 /// Whether a queued step was sent, decided once between its caller and who sends it.
@@ -115,15 +140,20 @@ impl Sent {
     }
 }
 
-impl Pool {
-    pub(super) fn new(connector: Arc<Connector>, options: &super::PostgresOptions) -> Self {
+impl<W: Wire> Pool<W> {
+    pub(super) fn new(wire: Arc<W>, options: &super::PostgresOptions) -> Self {
         Self(Arc::new(Shared {
-            connector,
+            wire,
             connections: options.connections,
             group: options.group,
             timeout: options.timeout,
             runtime: Handle::current(),
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                idle: Idle::default(),
+                busy: 0,
+                queue: VecDeque::new(),
+                closed: false,
+            }),
         }))
     }
 
@@ -133,7 +163,7 @@ impl Pool {
     ///
     /// # Errors
     /// `Unknown` where any sending of it, or of an earlier step, may have happened.
-    pub(super) async fn run(&self, step: Step, sent: &mut Sent) -> Result<Vec<Row>> {
+    pub(super) async fn run(&self, step: Step, sent: &mut Sent) -> Result<Vec<W::Row>> {
         let step = Arc::new(step);
         let deadline = Instant::now() + self.0.timeout;
         let (mut lost, mut late, mut retries) = (0, false, 0);
@@ -171,7 +201,7 @@ impl Pool {
         step: &Arc<Step>,
         alone: bool,
         deadline: Instant,
-    ) -> Result<Vec<Row>, Failed> {
+    ) -> Result<Vec<W::Row>, Failed> {
         // Without groups there is nothing to wait for.
         let usual = match self.0.group {
             1 => self.0.connections,
@@ -235,7 +265,7 @@ impl Pool {
                 return Err(Failed::Unsent(silent()));
             }
         };
-        match timeout_at(deadline, link.run(&self.0.connector, step)).await {
+        match timeout_at(deadline, self.0.wire.run(link, step)).await {
             Ok(Err(Failed::Lost(error))) => {
                 slot.discard();
                 Err(Failed::Lost(error))
@@ -249,7 +279,7 @@ impl Pool {
     }
 
     /// A connection's slot, where fewer than `limit` are in use.
-    fn take(&self, state: &mut State, limit: usize) -> Option<Slot> {
+    fn take(&self, state: &mut State<W>, limit: usize) -> Option<Slot<W>> {
         if state.closed || state.busy >= limit.min(self.0.connections) {
             return None;
         }
@@ -261,15 +291,6 @@ impl Pool {
         })
     }
 
-    pub(super) fn connector(&self) -> &Connector {
-        &self.0.connector
-    }
-
-    /// A connection for whoever needs more than a step.
-    pub(super) async fn link(&self) -> Result<Link> {
-        self.0.connector.connect_bare().await
-    }
-
     /// Gives up the connections. Steps under way are done by then.
     pub(super) fn close(&self) {
         let links = {
@@ -278,6 +299,17 @@ impl Pool {
             std::mem::take(&mut state.idle)
         };
         drop(links);
+    }
+}
+
+impl Pool {
+    pub(super) fn connector(&self) -> &Connector {
+        &self.0.wire
+    }
+
+    /// A connection for whoever needs more than a step.
+    pub(super) async fn link(&self) -> Result<Link> {
+        self.0.wire.connect_bare().await
     }
 }
 
@@ -299,24 +331,24 @@ fn again(kind: StoreErrorKind, error: StoreError) -> StoreError {
 }
 
 /// The right to one connection. Whoever drops it hands it to the queue.
-pub(super) struct Slot {
-    pub(super) shared: Arc<Shared>,
-    pub(super) link: Option<Link>,
+pub(super) struct Slot<W: Wire> {
+    pub(super) shared: Arc<Shared<W>>,
+    pub(super) link: Option<W::Link>,
     /// Handed to a task that has not begun.
     on_its_way: bool,
 }
 
-impl Slot {
+impl<W: Wire> Slot<W> {
     /// The task that it was handed to has begun.
     pub(super) fn arrived(&mut self) {
         self.on_its_way = false;
     }
 
     /// The connection, made where there is none.
-    pub(super) async fn link(&mut self) -> Result<&Link> {
-        let link = match self.link.take().filter(Link::is_open) {
+    pub(super) async fn link(&mut self) -> Result<&W::Link> {
+        let link = match self.link.take().filter(W::Link::is_open) {
             Some(link) => link,
-            None => self.shared.connector.connect().await?,
+            None => self.shared.wire.connect().await?,
         };
         Ok(self.link.insert(link))
     }
@@ -327,7 +359,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl<W: Wire> Drop for Slot<W> {
     fn drop(&mut self) {
         let link = self.link.take();
         let mut state = self.shared.state.lock();

@@ -18,6 +18,7 @@ use tokio_postgres::{Client, Row};
 use super::connect::{Connector, Idle, Link};
 use super::error::Failed;
 use super::options::PostgresOptions;
+use super::pool::Wire as _;
 use super::step::{self, Answer, Step};
 use super::{LARGEST, PostgresStore};
 use crate::common::fits;
@@ -32,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(30);
 pub(super) struct Transactions {
     pub(super) connector: Connector,
     permits: Arc<Semaphore>,
-    idle: Arc<Mutex<Idle>>,
+    idle: Arc<Mutex<Idle<Link>>>,
 }
 
 impl Transactions {
@@ -69,7 +70,7 @@ impl Transactions {
                 Some(link) => (link, true),
                 None => (self.connector.connect().await?, false),
             };
-            let begun = timeout(self.connector.timeout, link.simple(&self.connector, &begin));
+            let begun = timeout(self.connector.timeout, self.connector.simple(&link, &begin));
             match begun.await {
                 Ok(Ok(())) => {
                     return Ok(PostgresTransaction {
@@ -161,7 +162,7 @@ impl PostgresTransaction {
         with: &Connector,
         step: &Step,
     ) -> Result<Vec<Row>, TransactionError> {
-        match timeout(with.timeout, self.link.run(with, step)).await {
+        match timeout(with.timeout, with.run(&self.link, step)).await {
             Ok(Ok(rows)) => Ok(rows),
             Ok(Err(Failed::RolledBack(error))) => Err(TransactionError::Conflict(error)),
             Ok(Err(failed)) => Err(TransactionError::NotCommitted(certain(failed.into_error()))),
@@ -245,7 +246,7 @@ impl Transactional for PostgresStore {
         // statement is refused then, and nothing behind it runs.
         let sent = timeout(
             connector.timeout,
-            transaction.link.simple(connector, "SELECT; COMMIT"),
+            connector.simple(&transaction.link, "SELECT; COMMIT"),
         )
         .await;
         let committed = match sent {
@@ -280,7 +281,7 @@ impl Transactional for PostgresStore {
         let connector = &self.transactions.connector;
         let told = timeout(
             connector.timeout,
-            transaction.link.simple(connector, "ROLLBACK"),
+            connector.simple(&transaction.link, "ROLLBACK"),
         );
         if let Ok(Ok(())) = told.await {
             self.transactions.give_back(transaction);
