@@ -73,9 +73,9 @@ struct Called<R: HttpBody, E> {
 impl<S: Store> Run<S> {
     /// Claims the identity, and runs the inner service if the claim is acquired.
     pub(crate) async fn once<Inner, B, R>(
-        self,
+        &self,
         inner: Inner,
-        mut parts: Parts,
+        parts: &mut Parts,
         body: Bytes,
         client: Caller,
         slot: Slot,
@@ -111,7 +111,7 @@ impl<S: Store> Run<S> {
             // Without the database there is no transaction either.
             Ok(Begin::Unprotected(_)) if self.transactions.is_none() => {
                 parts.extensions.insert(self.identity.clone());
-                let request = Request::from_parts(parts, B::from(body));
+                let request = Request::from_parts(taken(parts), B::from(body));
                 let (head, body) = inner.oneshot(request).await?.into_parts();
                 return Ok(self.unprotected(head, Body::inner(body)));
             }
@@ -128,10 +128,10 @@ impl<S: Store> Run<S> {
 
     /// Runs the inner service, with a transaction on offer where there is one.
     async fn attempt<Inner, B, R>(
-        self,
+        &self,
         mut held: Held<S>,
         inner: Inner,
-        mut parts: Parts,
+        parts: &mut Parts,
         body: Bytes,
         slot: Slot,
     ) -> Result<Response<Body<R>>, Inner::Error>
@@ -145,15 +145,35 @@ impl<S: Store> Run<S> {
         parts.extensions.insert(self.identity.clone());
         let Some(transactions) = &self.transactions else {
             parts.extensions.insert(held.info());
-            let request = Request::from_parts(parts, B::from(body));
+            let request = Request::from_parts(taken(parts), B::from(body));
             return match held.run(self.call(inner, request)).await {
                 Ok(called) => self.settle(held, called, slot).await,
                 Err(panic) => held.panicked(panic).await,
             };
         };
-        // With a transaction on offer. A handler that takes it may run again.
+        // Boxed, so that requests without a transaction need no room for it.
+        Box::pin(self.offered(&**transactions, held, inner, parts, body, slot)).await
+    }
+
+    /// Runs the inner service with a transaction on offer. If it takes it, it may run again.
+    async fn offered<Inner, B, R>(
+        &self,
+        transactions: &dyn Transactions<S>,
+        mut held: Held<S>,
+        inner: Inner,
+        parts: &Parts,
+        body: Bytes,
+        slot: Slot,
+    ) -> Result<Response<Body<R>>, Inner::Error>
+    where
+        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
+            + Clone
+            + Send,
+        B: From<Bytes> + Send,
+        R: Relayable,
+    {
         let answered = &Mutex::new(None);
-        let (this, parts, body) = (&self, &parts, &body);
+        let body = &body;
         let call = Box::new(move |extensions| {
             let inner = inner.clone();
             let mut parts = parts.clone();
@@ -162,7 +182,7 @@ impl<S: Store> Run<S> {
             let calling = async move {
                 // An answer that was to be run again may hold the transaction.
                 put(answered, None);
-                let called = this.call(inner, request).await;
+                let called = self.call(inner, request).await;
                 let next = called.next();
                 put(answered, Some(called));
                 next
@@ -485,6 +505,11 @@ impl<S: Store> Run<S> {
     fn replay<R: HttpBody>(&self, outcome: &Outcome) -> Response<Body<R>> {
         self.config.replay(outcome, &self.echo)
     }
+}
+
+/// The head of a request, which is not looked at again.
+fn taken(parts: &mut Parts) -> Parts {
+    std::mem::replace(parts, Request::new(()).into_parts().0)
 }
 
 const fn is_kept(disposition: Disposition) -> bool {

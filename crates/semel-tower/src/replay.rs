@@ -97,8 +97,15 @@ pub(crate) fn outcome_of(
     allowed: &[HeaderName],
 ) -> Outcome {
     let nominated = nominated(&parts.headers);
-    let mut outcome = Outcome::builder(kind).code(parts.status.as_u16());
-    for (name, value) in trailers.filter(|_| body.is_some()).into_iter().flatten() {
+    let trailers = trailers.filter(|_| body.is_some());
+    // One allocation; a little too large where fields are not kept.
+    let fields = trailers.into_iter().chain([&parts.headers]).flatten();
+    let each = fields.map(|(name, value)| 6 + name.as_str().len() + value.len());
+    let room = each.sum::<usize>() + body.map_or(0, Bytes::len) + 1;
+    let mut outcome = Outcome::builder(kind)
+        .code(parts.status.as_u16())
+        .reserve(room);
+    for (name, value) in trailers.into_iter().flatten() {
         if is_kept(name, allowed) {
             outcome = outcome.field(&format!("{TRAILER_MARK}{name}"), value.as_bytes());
         }

@@ -1,5 +1,6 @@
 //! The service: what passes through, what is refused, and what runs once.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -313,15 +314,16 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
         })
     }
 
-    /// The answer to a request with a key.
-    async fn answer<B, R>(
+    /// The answer to a request with a key. Everything up to the claim is done at once, so that no future
+    /// has to hold it.
+    fn answer<B, R>(
         self,
         identity: Identity,
-        parts: Parts,
+        mut parts: Parts,
         body: Bytes,
         bodies: Bodies,
         mut echo: Echo,
-    ) -> Result<Response<Body<R>>, Inner::Error>
+    ) -> impl Future<Output = Result<Response<Body<R>>, Inner::Error>> + use<Inner, S, B, R>
     where
         Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
         Inner::Future: Send + 'static,
@@ -353,14 +355,19 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             asked,
             bodies,
         };
-        let slot = match config.limits.slot(&config.limited(&run.identity)) {
-            Ok(slot) => slot,
-            Err(full) => return Ok(run.without_attempt(full).await),
+        let answered = match config.limits.slot(&config.limited(&run.identity)) {
+            // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
+            // claim that nobody runs.
+            Ok(slot) => Ok(guard.attend(|client| async move {
+                run.once(inner, &mut parts, body, client, slot).await
+            })),
+            Err(full) => Err(Box::pin(async move { run.without_attempt(full).await })),
         };
-        // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
-        // claim that nobody runs.
-        guard
-            .attend(|client| run.once(inner, parts, body, client, slot))
-            .await
+        async move {
+            match answered {
+                Ok(attended) => attended.await,
+                Err(known) => Ok(known.await),
+            }
+        }
     }
 }

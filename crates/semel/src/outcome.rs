@@ -96,7 +96,9 @@ impl Outcome {
             OutcomeKind::Omitted => 3,
         };
         OutcomeBuilder {
-            encoded: vec![Self::VERSION, kind, 0, 0, 0, 0],
+            encoded: Vec::new(),
+            kind,
+            code: 0,
             fields: 0,
         }
     }
@@ -297,7 +299,10 @@ impl fmt::Debug for Fields<'_> {
 
 /// Builds an [`Outcome`] in its byte form, with one allocation that grows.
 pub struct OutcomeBuilder {
+    // Empty, or with room for the head, which is written in the end.
     encoded: Vec<u8>,
+    kind: u8,
+    code: u16,
     fields: u16,
 }
 
@@ -305,14 +310,23 @@ impl OutcomeBuilder {
     /// Makes room for `bytes` more bytes, where the caller knows how many will come.
     #[must_use]
     pub fn reserve(mut self, bytes: usize) -> Self {
-        self.encoded.reserve_exact(bytes);
+        self.make_room(bytes);
         self
+    }
+
+    fn make_room(&mut self, bytes: usize) {
+        if self.encoded.is_empty() {
+            self.encoded.reserve_exact(HEAD - 1 + bytes);
+            self.encoded.extend_from_slice(&[0; HEAD - 1]);
+        } else {
+            self.encoded.reserve(bytes);
+        }
     }
 
     /// Sets the application's code, for instance an HTTP status.
     #[must_use]
-    pub fn code(mut self, code: u16) -> Self {
-        self.encoded[2..4].copy_from_slice(&code.to_be_bytes());
+    pub const fn code(mut self, code: u16) -> Self {
+        self.code = code;
         self
     }
 
@@ -328,6 +342,7 @@ impl OutcomeBuilder {
             .fields
             .checked_add(1)
             .expect("an outcome has at most 65,535 fields");
+        self.make_room(6 + name.len() + value.len());
         self.encoded.extend_from_slice(&len.to_be_bytes());
         self.encoded.extend_from_slice(name.as_bytes());
         crate::wire::put_long(&mut self.encoded, value);
@@ -336,10 +351,10 @@ impl OutcomeBuilder {
 
     /// Ends with a body, which may be empty.
     pub fn body(mut self, body: &[u8]) -> Outcome {
-        if self.encoded[1] == 3 {
+        if self.kind == 3 {
             return self.void();
         }
-        self.encoded.reserve_exact(body.len() + 1);
+        self.make_room(body.len() + 1);
         self.encoded.push(1);
         let body_at = self.encoded.len();
         self.encoded.extend_from_slice(body);
@@ -348,12 +363,15 @@ impl OutcomeBuilder {
 
     /// Ends without a body.
     pub fn void(mut self) -> Outcome {
+        self.make_room(1);
         self.encoded.push(0);
         let body_at = self.encoded.len();
         self.finish(body_at)
     }
 
     fn finish(mut self, body_at: usize) -> Outcome {
+        self.encoded[..2].copy_from_slice(&[Outcome::VERSION, self.kind]);
+        self.encoded[2..4].copy_from_slice(&self.code.to_be_bytes());
         self.encoded[4..6].copy_from_slice(&self.fields.to_be_bytes());
         Outcome {
             encoded: self.encoded.into(),

@@ -300,15 +300,18 @@ impl<S: Store> Held<S> {
         }
     }
 
-    /// Runs `work`, with a panic of it as a value.
+    /// Runs `work`, with a panic of it as a value. From now on it counts as begun.
     ///
     /// # Errors
     /// The panic's payload, for [`std::panic::resume_unwind`].
-    pub async fn run<F: Future>(&mut self, work: F) -> Result<F::Output, Box<dyn Any + Send>> {
+    pub fn run<F: Future>(
+        &mut self,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output, Box<dyn Any + Send>>> + use<F, S> {
         self.begin_work();
         #[cfg(feature = "tracing")]
         let work = tracing::Instrument::instrument(work, self.claimed.span.clone());
-        catch_panic(work).await
+        catch_panic(work)
     }
 
     /// Records the outcome for the policy's retention. An outcome too large for the store is
@@ -394,8 +397,11 @@ impl<S: Store> Drop for Held<S> {
 ///
 /// # Errors
 /// The panic's payload, for [`std::panic::resume_unwind`].
-pub async fn catch_panic<F: Future>(work: F) -> Result<F::Output, Box<dyn Any + Send>> {
-    AssertUnwindSafe(work).catch_unwind().await
+pub fn catch_panic<F: Future>(
+    work: F,
+) -> impl Future<Output = Result<F::Output, Box<dyn Any + Send>>> {
+    // Not an async function: it would hold the work twice.
+    AssertUnwindSafe(work).catch_unwind()
 }
 
 impl<S: Store> fmt::Debug for Held<S> {
