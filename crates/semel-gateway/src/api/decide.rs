@@ -1,6 +1,5 @@
 //! What changes something, or shows what is hidden.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
@@ -95,90 +94,47 @@ pub(super) async fn reveal(
     .await
 }
 
-/// Removes the answers of a scope.
-#[utoipa::path(
-    post,
-    path = "/api/v1/erase",
-    operation_id = "erase",
-    tag = "records",
-    request_body = Many,
-    responses(
-        (status = 200, description = "It is done", body = DoneMany),
-        (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
-        ActionProblems,
-    ),
-)]
-pub(super) async fn erase(
-    State(api): Shared,
-    Extension(peer): Extension<Peer>,
-    Extension(caller): Extension<Caller>,
-    order: Ordered,
-) -> Answered<DoneMany> {
-    many(api, &peer, &caller, "erase", order).await
+/// What is done with many records: but for its path and description, each is the same.
+macro_rules! of_many {
+    ($($(#[$($about:tt)*])* $name:ident, $path:tt;)*) => {$(
+        $(#[$($about)*])*
+        #[utoipa::path(
+            post,
+            path = $path,
+            tag = "records",
+            request_body = Many,
+            responses(
+                (status = 200, description = "It is done", body = DoneMany),
+                (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
+                ActionProblems,
+            ),
+        )]
+        pub(super) async fn $name(
+            State(api): Shared,
+            Extension(peer): Extension<Peer>,
+            Extension(caller): Extension<Caller>,
+            order: Result<Given<Many>, Refused>,
+        ) -> Answered<DoneMany> {
+            let action = stringify!($name);
+            caller.require(least(action))?;
+            let Given(order) = order?;
+            let actor = actor(&caller, &peer);
+            finished(async move {
+                let done = api.operations.many(&actor, action, &order, |_| ()).await?;
+                Ok(Told(status(done.proposed), done))
+            })
+            .await
+        }
+    )*};
 }
 
-/// Removes what is past its retention.
-#[utoipa::path(
-    post,
-    path = "/api/v1/purge",
-    operation_id = "purge",
-    tag = "records",
-    request_body = Many,
-    responses(
-        (status = 200, description = "It is done", body = DoneMany),
-        (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
-        ActionProblems,
-    ),
-)]
-pub(super) async fn purge(
-    State(api): Shared,
-    Extension(peer): Extension<Peer>,
-    Extension(caller): Extension<Caller>,
-    order: Ordered,
-) -> Answered<DoneMany> {
-    many(api, &peer, &caller, "purge", order).await
-}
-
-/// Encrypts all answers with the key in use.
-#[utoipa::path(
-    post,
-    path = "/api/v1/reencrypt",
-    operation_id = "reencrypt",
-    tag = "records",
-    request_body = Many,
-    responses(
-        (status = 200, description = "It is done", body = DoneMany),
-        (status = 202, description = "Somebody else has to confirm it", body = DoneMany),
-        ActionProblems,
-    ),
-)]
-pub(super) async fn reencrypt(
-    State(api): Shared,
-    Extension(peer): Extension<Peer>,
-    Extension(caller): Extension<Caller>,
-    order: Ordered,
-) -> Answered<DoneMany> {
-    many(api, &peer, &caller, "reencrypt", order).await
-}
-
-type Ordered = Result<Given<Many>, Refused>;
-
-/// What is done with many records.
-async fn many(
-    api: Arc<Api>,
-    peer: &Peer,
-    caller: &Caller,
-    action: &'static str,
-    order: Ordered,
-) -> Answered<DoneMany> {
-    caller.require(least(action))?;
-    let Given(order) = order?;
-    let actor = actor(caller, peer);
-    finished(async move {
-        let done = api.operations.many(&actor, action, &order, |_| ()).await?;
-        Ok(Told(status(done.proposed), done))
-    })
-    .await
+of_many! {
+    /// Removes the answers of a scope.
+    erase, "/api/v1/erase";
+    /// Removes what is past its retention.
+    purge, "/api/v1/purge";
+    /// Encrypts all answers with the key in use.
+    reencrypt, "/api/v1/reencrypt";
 }
 
 /// The role that an action asks for.

@@ -12,9 +12,12 @@
 //!    there, nothing happens.
 
 mod act;
+mod entered;
 mod filter;
 mod four_eyes;
+mod many;
 pub mod order;
+mod reseal;
 #[cfg(test)]
 mod tests;
 pub mod view;
@@ -37,8 +40,9 @@ use crate::command::with_causes;
 use crate::events::Events;
 use crate::refused::{Code, Refused};
 use crate::store::Opened;
-pub use act::{Action, Actor, Decided};
-pub(crate) use act::{facts, insist};
+pub use act::{Action, Decided};
+pub use entered::Actor;
+pub(crate) use entered::{facts, insist};
 pub(crate) use filter::about_now;
 pub use filter::{Filter, Found, MOST, Position};
 pub(crate) use four_eyes::ACTIONS;

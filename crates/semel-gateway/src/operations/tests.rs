@@ -143,6 +143,30 @@ async fn of_an_answer_that_is_erased_nothing_is_promised() {
     assert!(extended.unwrap_err().is(Code::WrongState));
 }
 
+/// Whoever names the attempt that they saw is shown that one's answer, or none.
+#[tokio::test]
+async fn another_attempts_answer_is_not_revealed() {
+    let operations = on(Odd::default());
+    let (id, fence) = order_placed(operations.store()).await;
+    let ada = by("ada");
+    let earlier = operations.reveal(&ada, &id, &because(fence - 1)).await;
+    assert!(earlier.unwrap_err().is(Code::RecordChanged));
+    let ttl = Some("7d".to_owned());
+    let order = Order {
+        ttl,
+        ..because(fence)
+    };
+    let other = operations.reveal(&ada, &id, &order).await.unwrap_err();
+    assert!(other.is(Code::InvalidRequest), "{other}");
+    assert_eq!(operations.log().page(None, 9).await.unwrap().entries, []);
+    let any = Order {
+        fence: None,
+        ..because(fence)
+    };
+    let revealed = operations.reveal(&ada, &id, &any).await.unwrap().unwrap();
+    assert_eq!(revealed.1.body.as_deref(), Some("placed"));
+}
+
 /// None of the first says nothing about the rest.
 #[tokio::test(start_paused = true)]
 async fn nothing_found_in_time_is_not_counted() {

@@ -123,7 +123,7 @@ pub struct Done {
 }
 
 /// What became of many records.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Decisions)]
 pub struct DoneMany {
     /// The number of the audit log's entry.
@@ -369,6 +369,15 @@ impl Summary {
         self.state == "completed"
             && self.expires_at.is_some()
             && self.expires_at <= time(about_now())
+    }
+
+    /// Its state in a word.
+    pub(crate) fn standing(&self) -> &str {
+        match self.lapsed {
+            true => "lapsed",
+            false if self.is_expired() => "expired",
+            false => &self.state,
+        }
     }
 
     /// What its state means.

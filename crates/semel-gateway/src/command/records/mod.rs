@@ -179,6 +179,7 @@ async fn show(desk: &Desk, flags: &ArgMatches) -> Outcome {
     };
     if flags.get_flag("reveal") {
         let order = Order {
+            fence: Some(record.summary.fence),
             reason: text(flags, "reason").unwrap_or_default().to_owned(),
             proposal: text(flags, "confirm").map(str::to_owned),
             ..Order::default()
@@ -317,7 +318,7 @@ async fn many(desk: &Desk, action: &str, flags: &ArgMatches) -> Outcome {
             return Err(Failure::Misused(why.to_owned()));
         }
         what = format!(
-            "remove all answers of the scope {}",
+            "remove all answers whose scope begins with {}",
             order.scope.join(" / ")
         );
     }

@@ -48,7 +48,7 @@ pub(in crate::command) fn rows(records: &[Summary]) -> Vec<[String; 8]> {
         .iter()
         .map(|record| {
             [
-                state(record).to_owned(),
+                record.standing().to_owned(),
                 age(record.age_seconds),
                 record.attempt.to_string(),
                 clean(&record.service),
@@ -59,13 +59,6 @@ pub(in crate::command) fn rows(records: &[Summary]) -> Vec<[String; 8]> {
             ]
         })
         .collect()
-}
-
-fn state(record: &Summary) -> &str {
-    match record.lapsed {
-        true => "lapsed",
-        false => &record.state,
-    }
 }
 
 fn scope(record: &Summary) -> String {
@@ -88,7 +81,7 @@ pub(super) fn record(detail: &Detail) {
     line("id", &record.id);
     line(
         "state",
-        &format_args!("{}: {}", state(record), record.meaning()),
+        &format_args!("{}: {}", record.standing(), record.meaning()),
     );
     line("service", &clean(&record.service));
     line("operation", &clean(&record.operation));

@@ -1,0 +1,79 @@
+//! Answers that are encrypted anew, with the key in use.
+
+use semel::sealed::{Keys, Sealed};
+use semel::store::{
+    Entry, Fenced, ListQuery, Nonce, Resolution, Retention, Store as _, StoreExt as _, Verdict,
+};
+use semel::{AnyStore, State, StateKind, StoreError};
+
+use super::entered::{Actor, insist};
+use super::filter::about_now;
+
+/// Looks at all records of a store as it has them, and tells how many were sealed anew, and how many need
+/// another key than the first still. What is under that already is left alone, so that it goes on where it
+/// was broken off.
+pub(super) async fn reseal_all(
+    sealed: &Sealed<AnyStore>,
+    actor: &Actor,
+    reason: &str,
+    tell: &mut impl FnMut(usize, usize),
+) -> Result<(), StoreError> {
+    let (store, first) = (sealed.inner(), sealed.keys().names().next());
+    for state in StateKind::ALL {
+        let mut query = ListQuery::new(state);
+        loop {
+            let page = store.list(&query).await?;
+            for entry in &page.entries {
+                let is_written = reseal(sealed, entry, actor, reason).await?;
+                // Of what is completed the note may be under another key, which is no loss.
+                let is_open = !matches!(entry.record.state, State::Completed(_));
+                let others = |name: &_| Some(*name) != first;
+                let needs_another = is_open && Keys::used_by(entry).iter().any(others);
+                tell(is_written.into(), needs_another.into());
+            }
+            query.after = page.next;
+            if query.after.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether it was written. One that is changed by somebody else meanwhile is sealed by them.
+async fn reseal(
+    sealed: &Sealed<AnyStore>,
+    entry: &Entry,
+    actor: &Actor,
+    reason: &str,
+) -> Result<bool, StoreError> {
+    // A list does not read what is kept outside the store.
+    let is_elsewhere =
+        |state: &State| matches!(state, State::Completed(outcome) if outcome.place().is_some());
+    let read = match is_elsewhere(&entry.record.state) {
+        true => sealed.inner().get(&entry.label.digest).await?,
+        false => None,
+    };
+    let entry = read.as_ref().unwrap_or(entry);
+    let (record, nonce) = (&entry.record, Nonce::random()?);
+    let Some(outcome) = sealed.resealed(entry, &nonce)? else {
+        return Ok(false);
+    };
+    let now = about_now();
+    let replay = now.until(record.expires_at);
+    let tombstone = now.max(record.expires_at).until(record.purge_at);
+    let before = record.resolved.as_deref();
+    let resolution = Resolution {
+        verdict: Verdict::Amended {
+            outcome,
+            retention: Retention::new(replay).with_tombstone(tombstone),
+        },
+        by: before.map_or_else(|| actor.name.as_str().into(), |by| by.by.clone()),
+        reason: before.map_or_else(|| reason.into(), |by| by.reason.clone()),
+        fence: record.token.fence,
+        nonce,
+    };
+    let store = sealed.inner();
+    let done = insist(|| store.resolve(&entry.label.digest, &resolution)).await?;
+    Ok(done == Fenced::Applied)
+}
