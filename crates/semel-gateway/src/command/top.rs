@@ -23,12 +23,14 @@ use super::line::text;
 use super::records::{Desk, Failure, Heard, clean, columns, desk, json, line_of, print, run, say};
 use crate::config::values;
 use crate::events::names;
-use crate::operations::view::{Count, Overview, Summary};
+use crate::operations::view::{Count, Overview, Summary, age};
 
 /// How many records are shown of each kind.
 const RECORDS: usize = 100;
 /// How many events are kept to be shown.
 const EVENTS: usize = 100;
+/// After so long without an answer what is shown is said to be old.
+const LATE: Duration = Duration::from_secs(3);
 /// Not shown one by one: they are most of what happens, and all is well.
 const USUAL: [&str; 7] = [
     "unkeyed",
@@ -129,6 +131,9 @@ impl Snapshot {
             columns(names, &[RATES.map(|(_, of)| total(events, of).to_string())]);
         }
         print::table(&self.records);
+        if self.more {
+            say("there are more: semel records list");
+        }
     }
 
     /// The store, and how many records somebody may have to look at.
@@ -185,6 +190,9 @@ struct View<'a> {
     at: &'a str,
     now: Snapshot,
     taken: Instant,
+    /// How often it looks, and when it was answered last.
+    every: Duration,
+    answered: Instant,
     /// How often something happened in a second, in the order of [`RATES`]; none before the second look.
     rates: Option<[f64; RATES.len()]>,
     /// Why the last look failed.
@@ -208,12 +216,19 @@ impl Ears {
     fn hear(&mut self, heard: Heard) {
         match heard {
             Heard::Listens => self.deaf = None,
-            Heard::Deaf(why) => self.deaf = Some(why),
-            told => {
-                self.told.truncate(EVENTS - 1);
-                self.told.push_front(told);
+            Heard::Deaf(why) => {
+                // It tries again and again; what is missed is missed once.
+                if self.deaf.replace(why).is_none() {
+                    self.keep(Heard::Deaf(String::new()));
+                }
             }
+            told => self.keep(told),
         }
+    }
+
+    fn keep(&mut self, told: Heard) {
+        self.told.truncate(EVENTS - 1);
+        self.told.push_front(told);
     }
 }
 
@@ -238,6 +253,8 @@ async fn live(
         at: desk.name(),
         now: first,
         taken: Instant::now(),
+        every,
+        answered: Instant::now(),
         rates: None,
         trouble: None,
         deaf: None,
@@ -276,6 +293,8 @@ async fn live(
                 looking.set(look());
             }
             never = &mut listening => match never {},
+            // How long nothing was answered goes on.
+            () = sleep(Duration::from_secs(1)) => {}
         }
     }
 }
@@ -304,14 +323,18 @@ impl View<'_> {
     }
 
     fn take(&mut self, taken: Result<Snapshot, Failure>) {
+        self.answered = Instant::now();
         let now = match taken {
             Err(failure) => {
                 self.trouble = Some(failure.into_why());
                 return;
             }
-            Ok(_) if self.stands_still => return,
             Ok(now) => now,
         };
+        self.trouble = None;
+        if self.stands_still {
+            return;
+        }
         let seconds = self.taken.elapsed().as_secs_f64();
         let (before, events) = (&self.now.overview.events, &now.overview.events);
         self.rates = (!events.is_empty()).then(|| {
@@ -321,7 +344,7 @@ impl View<'_> {
                 more as f64 / seconds
             })
         });
-        (self.now, self.taken, self.trouble) = (now, Instant::now(), None);
+        (self.now, self.taken) = (now, Instant::now());
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
@@ -344,10 +367,15 @@ impl View<'_> {
         frame.render_widget(title, head);
         frame.render_widget(Line::from(self.now.standing()), standing);
         frame.render_widget(self.rates(), rates);
-        frame.render_widget(self.records(), records);
+        frame.render_widget(self.records(records.height), records);
         frame.render_widget(self.told(told.height), told);
         let deaf = self.deaf.as_ref().map(|why| format!("no events: {why}"));
-        let foot_line = match self.trouble.clone().or(deaf) {
+        let silence = self.answered.elapsed();
+        let silent = (silence > self.every + LATE).then(|| {
+            let seconds = age(silence.as_secs());
+            format!("no answer for {seconds}: this is how things stood before")
+        });
+        let foot_line = match self.trouble.clone().or(silent).or(deaf) {
             Some(why) => Line::styled(clean(&why), Style::new().fg(Color::Red)),
             None if self.stands_still => Line::styled("p: go on", bold),
             None => Line::from("q: end   s: only stuck, or all   p: stop the picture"),
@@ -366,14 +394,28 @@ impl View<'_> {
         grid(&names, &[rates, totals])
     }
 
-    fn records(&self) -> Table<'static> {
+    fn records(&self, height: u16) -> Table<'static> {
         let is_stuck = |record: &&Summary| record.lapsed || record.state == "unknown";
         let records = self.now.records.iter();
         let records: Vec<_> = records
             .filter(|record| !self.only_stuck || is_stuck(record))
             .cloned()
             .collect();
-        grid(&print::NAMES.map(str::to_owned), &print::rows(&records))
+        let mut rows = print::rows(&records);
+        // Below the names.
+        let room = usize::from(height).saturating_sub(1);
+        let more = self.now.more && !self.only_stuck;
+        if more || rows.len() > room {
+            rows.truncate(room.saturating_sub(1));
+            let hidden = records.len() - rows.len();
+            let mut last = <[String; print::NAMES.len()]>::default();
+            last[0] = match hidden {
+                0 => "and more".to_owned(),
+                hidden => format!("{hidden}{} more", if more { "+" } else { "" }),
+            };
+            rows.push(last);
+        }
+        grid(&print::NAMES.map(str::to_owned), &rows)
     }
 
     fn told(&self, most: u16) -> Paragraph<'static> {
@@ -383,7 +425,7 @@ impl View<'_> {
                 Heard::Lost(lost) => {
                     return Line::from(format!("{lost} events or fewer were lost here"));
                 }
-                Heard::Listens | Heard::Deaf(_) => return Line::default(),
+                Heard::Listens | Heard::Deaf(_) => return Line::from("events were missed here"),
             };
             let text = |text: &Option<String>| text.as_deref().map(clean).unwrap_or_default();
             let at = text(&live.at);
@@ -453,6 +495,8 @@ mod tests {
             at: "http://host",
             now: snapshot(10),
             taken: Instant::now(),
+            every: Duration::from_secs(1),
+            answered: Instant::now(),
             rates: None,
             trouble: None,
             deaf: None,
@@ -516,6 +560,45 @@ mod tests {
         assert!(press(&mut view, KeyCode::Char('c'), KeyModifiers::CONTROL));
     }
 
+    /// Not that all is well, because nobody says otherwise.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_old_is_said_to_be_old() {
+        let mut view = view();
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(shown(&view, 100, 20).contains("no answer for 9s"));
+        view.take(Err(Failure::Failed("it broke off".to_owned())));
+        view.stands_still = true;
+        let screen = shown(&view, 100, 20);
+        assert!(
+            screen.contains("it broke off") && !screen.contains("no answer"),
+            "{screen}"
+        );
+        // It works again, also where the picture stands still.
+        view.take(Ok(snapshot(11)));
+        assert!(!shown(&view, 100, 20).contains("it broke off"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn records_that_have_no_room_are_said_to_be_there() {
+        let mut view = view();
+        let record = serde_json::json!({
+            "id": "", "state": "unknown", "lapsed": false, "service": "", "operation": "", "scope": [],
+            "key_hint": "", "note": {}, "attempt": 1, "fence": 1, "created_at": null, "claimed_at": null,
+            "lease_until": null, "settled_at": null, "expires_at": null, "age_seconds": 0,
+        });
+        let record: Summary = serde_json::from_value(record).unwrap();
+        view.now.records = vec![record; RECORDS];
+        // 1 and 2 lines above, 4 of rates, 1 below: 12 are left for names, 10 records and what is hidden.
+        let screen = shown(&view, 100, 20);
+        assert!(screen.contains("90 more"), "{screen}");
+        view.now.more = true;
+        assert!(shown(&view, 100, 20).contains("90+ more"));
+        view.now.records.truncate(3);
+        assert!(shown(&view, 100, 20).contains("and more"));
+        view.now.more = false;
+        assert!(!shown(&view, 100, 20).contains("more"));
+    }
+
     #[test]
     fn what_is_not_heard_is_said_and_no_more_is_kept_than_is_shown() {
         let (mut view, mut ears) = (view(), Ears::default());
@@ -539,6 +622,7 @@ mod tests {
         assert_eq!((ears.told.len(), view.told.len()), (0, EVENTS));
         let screen = shown(&view, 100, 30);
         assert!(screen.contains("7 events or fewer were lost"), "{screen}");
+        assert!(screen.contains("events were missed here"), "{screen}");
         let latest = format!("event-{} ", 3 * EVENTS - 1);
         assert!(screen.contains(&latest), "{screen}");
         assert!(!screen.contains("forbidden"), "{screen}");

@@ -22,9 +22,11 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use url::form_urlencoded;
 
+use super::line::RETENTION;
 use super::{progress, text};
 use crate::audit::{self, Log};
 use crate::command::with_causes;
+use crate::config::values;
 use crate::connector::Connector;
 use crate::events::Live;
 use crate::operations::order::{self, DEFAULT_TTL, Lookup, Many, Order};
@@ -126,7 +128,8 @@ impl Desk {
         let opened = ready.around(store).await;
         let opened = opened.map_err(|error| Failure::Misused(error.to_string()))?;
         let store = opened.store.clone();
-        let log = Log::new(store.clone(), audit::DEFAULT_RETENTION);
+        let kept = super::said(flags, RETENTION, values::positive).map_err(Failure::Misused)?;
+        let log = Log::new(store.clone(), kept.unwrap_or(audit::DEFAULT_RETENTION));
         let operations = Operations::new(store, log).with_opened(opened);
         Ok(Self::Store(operations, actor))
     }
@@ -380,6 +383,7 @@ impl Gateway {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+        let unsettled = unsettled(&method, path);
         let mut request = Request::new(Full::from(body));
         *request.method_mut() = method;
         let url = format!("{}/api/v1/{path}", self.base).parse();
@@ -391,9 +395,10 @@ impl Gateway {
             .extend(self.token.clone().map(|token| (AUTHORIZATION, token)));
         self.client.request(request).await.map_err(|error| {
             let why = with_causes(&error);
-            self.failed(format_args!(
-                "no gateway answers there, or it broke off ({why})"
-            ))
+            match error.is_connect() {
+                true => self.failed(format_args!("no gateway answers there ({why})")),
+                false => self.failed(format_args!("it broke off ({why}){unsettled}")),
+            }
         })
     }
 
@@ -409,7 +414,7 @@ impl Gateway {
             )
             .await;
             let why = why.ok().and_then(std::result::Result::ok);
-            return Err(self.refused(status, &why.unwrap_or_default().to_bytes()));
+            return Err(self.refused(status, &why.unwrap_or_default().to_bytes(), ""));
         }
         heard(Heard::Listens);
         let mut read = Vec::new();
@@ -436,35 +441,49 @@ impl Gateway {
     }
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
+        let unsettled = unsettled(&method, path);
         let failed = |why: String| self.failed(why);
         let answer = async {
             let (head, body) = self.send(method, path, body).await?.into_parts();
             let body = Limited::new(body, MOST_BYTES).collect().await;
-            let body = body.map_err(|error| failed(format!("its answer broke off: {error}")))?;
+            let body =
+                body.map_err(|error| failed(format!("its answer broke off: {error}{unsettled}")))?;
             Ok((head.status, body.to_bytes()))
         };
         let answer = timeout(ANSWER_TIMEOUT, answer).await;
-        let (status, body) =
-            answer.unwrap_or_else(|_| Err(failed("no answer in time".to_owned())))?;
+        let late = |_| Err(failed(format!("no answer in time{unsettled}")));
+        let (status, body) = answer.unwrap_or_else(late)?;
         if status.is_success() {
             return serde_json::from_slice(&body)
                 .map_err(|error| failed(format!("its answer is not understood: {error}")));
         }
-        Err(self.refused(status, &body))
+        Err(self.refused(status, &body, unsettled))
     }
 
     /// Why it did not do what it was asked for.
-    fn refused(&self, status: StatusCode, body: &[u8]) -> Failure {
+    fn refused(&self, status: StatusCode, body: &[u8], unsettled: &str) -> Failure {
         let problem: Value = serde_json::from_slice(body).unwrap_or_default();
         match (problem["code"].as_str(), problem["detail"].as_str()) {
             (Some("unauthorized"), Some(detail)) => self.failed(format_args!(
                 "unauthorized: {detail} (--token-file FILE, or SEMEL_TOKEN)"
             )),
             (Some(code), Some(detail)) => Failure::Failed(format!("{code}: {detail}")),
+            // A proxy before it may have waited no longer.
+            _ if status.is_server_error() => {
+                self.failed(format_args!("it answered {status}{unsettled}"))
+            }
             _ => self.failed(format_args!(
                 "it answered {status}; is it the --admin address?"
             )),
         }
+    }
+}
+
+/// What is to be said of an order that was sent and not answered.
+fn unsettled(method: &Method, path: &str) -> &'static str {
+    match *method == Method::POST && path != "records/lookup" {
+        true => "; it may have been done, or be done yet: look at `semel audit`",
+        false => "",
     }
 }
 

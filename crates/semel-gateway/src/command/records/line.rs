@@ -7,6 +7,9 @@ use super::super::line::text;
 use crate::at_rest;
 use crate::config::settings::{SETTINGS, Setting};
 
+/// How long the audit log is kept.
+pub(super) const RETENTION: &str = "audit-retention";
+
 /// `semel records`.
 pub fn command() -> Command {
     Command::new("records")
@@ -71,7 +74,7 @@ pub fn command() -> Command {
         .subcommand(
             decision("erase", "Removes answers, and keeps that there were some: retries get `expired`")
                 .arg(id().required(false))
-                .arg(text("scope", "SEGMENT", "All answers of this scope; several times: its segments in their order")
+                .arg(text("scope", "SEGMENT", "All answers whose scope begins so; several times: its segments in their order")
                     .action(ArgAction::Append)
                     .conflicts_with("id"))
                 .arg(text("service", "NAME", "With --scope: only of this service").requires("scope"))
@@ -180,10 +183,11 @@ pub(in crate::command) fn desk() -> impl Iterator<Item = Arg> {
         at_rest::SECRETS,
         at_rest::LARGE,
         at_rest::ABOVE,
+        RETENTION,
     ];
-    let at_rest = move |setting: &&Setting| names.contains(&setting.name);
-    let at_rest = SETTINGS.iter().filter(at_rest);
-    let at_rest = at_rest.map(|setting| setting.arg().requires("store"));
+    let of_store = move |setting: &&Setting| names.contains(&setting.name);
+    let of_store = SETTINGS.iter().filter(of_store);
+    let of_store = of_store.map(|setting| setting.arg().requires("store"));
     [
         text(
             "admin",
@@ -213,5 +217,5 @@ pub(in crate::command) fn desk() -> impl Iterator<Item = Arg> {
         .requires("store"),
     ]
     .into_iter()
-    .chain(at_rest)
+    .chain(of_store)
 }

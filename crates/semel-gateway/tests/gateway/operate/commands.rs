@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{PLACED, admin, failed, lines, lose, said, semel, semel_with};
-use crate::support::{Gateway, Script, order};
+use crate::support::{Gateway, Reaction, Script, order};
 
 #[tokio::test]
 async fn somebody_is_paged_at_three() {
@@ -168,6 +168,29 @@ fn shells_and_the_manual_know_every_command() {
     assert!(page.contains("happened"), "{page}");
     for page in ["semel.1", "semel-top.1"] {
         assert!(directory.path().join(page).exists(), "{page}");
+    }
+}
+
+/// What was not sent was not done; of the rest nobody knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_is_not_answered_may_have_been_done() {
+    let broken = Script::start(Reaction::Close).await;
+    let ill = Script::start(Reaction::Send(
+        "HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n",
+    ))
+    .await;
+    let purge = ["records", "purge", "--reason", "r", "--yes"];
+    let list = ["records", "list"];
+    for (address, command, is_open) in [
+        (broken.address.to_string(), &purge[..], true),
+        (ill.address.to_string(), &purge, true),
+        (broken.address.to_string(), &list, false),
+        ("127.0.0.1:1".to_owned(), &purge, false),
+    ] {
+        let (code, why) = failed(&semel(&[command, &["--admin", &address]].concat()));
+        assert_eq!(code, 1, "{why}");
+        let is_said = why.contains("may have been done");
+        assert_eq!(is_said, is_open, "{address} {command:?}: {why}");
     }
 }
 

@@ -91,6 +91,28 @@ async fn records_are_decided_about_on_the_store_itself() {
     }
 }
 
+/// As long as the gateway keeps its entries, where that is said: one that ends sooner would hide those before it.
+#[tokio::test]
+async fn what_is_done_on_a_store_is_in_the_log_for_as_long_as_is_said() {
+    use semel::store::Store as _;
+
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", directory.path().join("records.db").display());
+    let mut options = semel_stores::OpenOptions::default();
+    options.schema = semel_stores::Schema::Create;
+    let store = semel_stores::open(&url, &options).await.unwrap();
+    let purge = ["records", "purge", "--reason", "room", "--yes", "--json"];
+    let said = ["--store", &url, "--audit-retention", "3000d"];
+    let done = &lines(&semel(&[&purge[..], &said].concat()))[0];
+    let (period, nth) = done["audit"].as_str().unwrap().split_once('-').unwrap();
+    let key = semel::Key::new(nth).unwrap();
+    let entry = semel::Identity::new(semel::Scope::new([period]), "audit@", key);
+    let record = store.get(entry.digest()).await.unwrap().unwrap().record;
+    let kept = record.created_at.until(record.expires_at);
+    assert!(kept.as_secs() >= 3_000 * 24 * 3_600, "{kept:?}");
+    store.close().await.unwrap();
+}
+
 /// Afterwards nobody of the scope gets an answer any more, and the others go on getting theirs.
 #[tokio::test]
 async fn a_scope_is_erased() {
