@@ -27,11 +27,12 @@ pub(super) struct Shown {
 
 impl Shown {
     pub(super) fn of(answer: Answer) -> Self {
+        // No more is decoded than is shown.
         let coded = answer.body_base64.as_deref().unwrap_or_default();
-        let body = match &answer.body {
-            Some(text) => text.clone().into_bytes(),
-            None => STANDARD.decode(coded).unwrap_or_default(),
-        };
+        let coded = &coded[..coded.len().min(MOST_BYTES.div_ceil(3) * 4)];
+        let decoded = STANDARD.decode(coded).unwrap_or_default();
+        let bytes = answer.body.as_ref().map_or(&*decoded, String::as_bytes);
+        let bytes = dump(&bytes[..bytes.len().min(MOST_BYTES)]);
         let text = answer
             .body
             .map(|text| match serde_json::from_str::<IgnoredAny>(&text) {
@@ -42,20 +43,22 @@ impl Shown {
         Self {
             headers: answer.headers,
             text: text.map(|text| text[..text.floor_char_boundary(MOST_TEXT)].to_owned()),
-            bytes: dump(&body[..body.len().min(MOST_BYTES)]),
-            len: body.len(),
+            bytes,
+            len: answer.body_bytes.unwrap_or_default(),
             is_cut,
         }
     }
 }
 
-/// JSON, each member in a line of its own. Numbers and strings stay as they were written: reading them
-/// could change them.
+/// JSON, each member in a line of its own, and not much more of it than is shown: indented, it may be
+/// thirty times as long. Numbers and strings stay as they were written: reading them could change them.
 fn in_lines(json: &str) -> String {
-    let mut lines = String::with_capacity(json.len() * 2);
+    let mut lines = String::new();
     let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
     let mut all = json.chars().peekable();
-    while let Some(c) = all.next() {
+    while lines.len() <= MOST_TEXT
+        && let Some(c) = all.next()
+    {
         if in_text {
             lines.push(c);
             in_text = escaped || c != '"';
@@ -129,6 +132,24 @@ mod tests {
         let lines = "{\n  \"id\": 12345678901234567890123,\n  \"a\": [],\n  \"t\": \"x, \\\"{}\\\\\",\n  \
                      \"n\": [\n    1e400,\n    {\n      \"b\": null\n    }\n  ]\n}";
         assert_eq!(in_lines(json), lines);
+    }
+
+    /// However much longer lines would make it.
+    #[test]
+    fn no_more_is_put_into_lines_than_is_shown() {
+        let (begin, end) = ("[".repeat(100), "]".repeat(100));
+        let json = format!("{begin}{}1{end}", "1,".repeat(1 << 20));
+        assert!(in_lines(&json).len() < MOST_TEXT + 100);
+        let shown = Shown::of(Answer {
+            kind: String::new(),
+            status: 200,
+            headers: Vec::new(),
+            body_bytes: Some(json.len()),
+            body: Some(json),
+            body_base64: None,
+            redacted: false,
+        });
+        assert!(shown.is_cut && shown.text.unwrap().len() == MOST_TEXT);
     }
 
     #[test]

@@ -29,16 +29,18 @@ use http::header::{
     LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, StatusCode};
-use semel::StoreError;
+use semel::{StoreError, Timestamp};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use url::form_urlencoded::{self, Serializer};
 
 use crate::access::{Caller, Gate, Role, site};
-use crate::api::Api;
+use crate::api::{self, Api};
 use crate::audit;
 use crate::claims::MAX_REQUEST;
-use crate::operations::view::Counts;
+use crate::operations::view::{Counts, time};
+use crate::operations::{Actor, about_now};
+use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::refused::Refused;
 use crate::store::Condition;
@@ -130,13 +132,13 @@ impl Visitor {
             .is_some_and(|caller| caller.require(least).is_ok())
     }
 
-    /// Who asks, if they may do it.
-    fn allowed(&self, least: Role) -> Result<&Caller, Box<Response>> {
+    /// Who does something, if they may.
+    fn acts(&self, least: Role, peer: &Peer) -> Result<Actor, Box<Response>> {
         let caller = self.caller.as_ref().ok_or(StatusCode::UNAUTHORIZED);
         let caller = caller.map_err(|status| status.into_response())?;
         let title = "You are not allowed to do this";
         match caller.require(least) {
-            Ok(()) => Ok(caller),
+            Ok(()) => Ok(api::actor(caller, peer)),
             Err(refused) => Err(Box::new(self.problem(
                 StatusCode::FORBIDDEN,
                 title,
@@ -145,17 +147,19 @@ impl Visitor {
         }
     }
 
-    /// What was proposed of this, and whether that is all.
-    async fn proposals(&self, is_it: impl Fn(&audit::Intent) -> bool) -> (Vec<Proposal>, bool) {
-        let found = self.console.api.operations.proposals(is_it).await;
-        let (open, are_all) = found.unwrap_or((Vec::new(), false));
+    /// What was proposed of this, and what is to be said where there may be more.
+    async fn proposals(
+        &self,
+        is_it: impl Fn(&audit::Intent) -> bool,
+    ) -> (Vec<Proposal>, Option<String>) {
+        let (open, unseen) = seen(self.console.api.operations.proposals(is_it).await);
         let me = self.caller.as_ref().map(Caller::name);
         let open = open.into_iter().filter_map(|entry| {
             let intent = entry.intent.clone()?;
             let is_own = me == Some(&intent.by);
             Some((entry, intent, is_own))
         });
-        (open.collect(), are_all)
+        (open.collect(), unseen)
     }
 
     /// What is around every page.
@@ -166,10 +170,12 @@ impl Visitor {
             Condition::Full(why) => (false, Some(why)),
             Condition::Down(why) => (true, Some(why)),
         };
-        let since = Duration::from_secs(health.since().as_secs());
+        // To the second: what is read out as an alert stays the same text while the trouble does.
+        let since = about_now().before(health.since()).as_micros() / 1_000_000;
         Frame {
             base: self.base.clone(),
             title: title.to_owned(),
+            screen: title.to_owned(),
             who: self.caller.as_ref().map(|caller| {
                 let role = caller.role().map_or("no role", Role::as_str);
                 (caller.name().to_owned(), role)
@@ -179,7 +185,7 @@ impl Visitor {
             trouble: why.map(|why| Trouble {
                 is_down,
                 why,
-                since: humantime::format_duration(since).to_string(),
+                since: time(Timestamp::from_micros(since * 1_000_000)),
             }),
             assets: &assets::VERSION,
         }
@@ -211,6 +217,25 @@ impl Visitor {
             why: why.map(str::to_owned),
         };
         (status, page).into_response()
+    }
+}
+
+/// The proposals that were found, and what is to be said where there may be more.
+fn seen(found: Result<(Vec<audit::Entry>, bool), Refused>) -> (Vec<audit::Entry>, Option<String>) {
+    match found {
+        Ok((open, true)) => (open, None),
+        Ok((open, false)) => {
+            let why = "The audit log has more entries than were looked through for proposals. An older one is \
+                       confirmed by its number: semel records … --confirm NUMBER";
+            (open, Some(why.to_owned()))
+        }
+        Err(why) => {
+            let why = format!(
+                "The audit log cannot be read now, so no proposals are shown: {}",
+                why.detail()
+            );
+            (Vec::new(), Some(why))
+        }
     }
 }
 
@@ -255,7 +280,10 @@ pub fn router(console: Console) -> Router {
     Router::new()
         .route("/", get(pages::overview))
         .route("/records", get(pages::records))
-        .route("/records/find", post(pages::find))
+        .route(
+            "/records/find",
+            get(|| async { see("../records") }).post(pages::find),
+        )
         .route("/records/{id}", get(record::show))
         .route(
             "/records/{id}/{action}",
@@ -371,17 +399,18 @@ async fn signed_in(Extension(visitor): Asked, request: Request, next: Next) -> R
             let title = "Nobody can sign in yet";
             return visitor.problem(StatusCode::UNAUTHORIZED, title, refused.detail());
         }
+        // Where a form was sent to there is a page to look at, too.
         let asked = request.uri().path_and_query();
         let asked = asked.map_or("", |asked| asked.as_str().trim_start_matches('/'));
-        let to = (request.method() == Method::GET).then_some(("to", asked));
-        let gone = visitor.is_gone.then_some(("gone", "true"));
-        let pairs = to.into_iter().chain(gone);
+        let unsent = (request.method() == Method::POST).then_some(("why", "unsent"));
+        let gone = visitor.is_gone.then_some(("why", "gone"));
+        let pairs = [("to", asked)].into_iter().chain(gone).chain(unsent);
         return see(&format!("{}sign-in?{}", visitor.base, query(pairs)));
     };
     match caller.require(Role::ReadOnly) {
         Ok(()) => next.run(request).await,
         Err(refused) => {
-            let title = "You are not allowed to look any more";
+            let title = "You are not allowed to look";
             visitor.problem(StatusCode::FORBIDDEN, title, refused.detail())
         }
     }
@@ -410,9 +439,14 @@ async fn sign_in(Extension(visitor): Asked) -> Response {
     if visitor.caller.is_some() {
         return see(&format!("./{}", visitor.asked.get("to")));
     }
-    let gone = "You were signed out: your token is no longer in the configuration.";
-    let is_gone = !visitor.asked.get("gone").is_empty();
-    visitor.to_sign_in(StatusCode::OK, is_gone.then_some(gone))
+    let why = visitor.asked.all("why").filter_map(|why| match why {
+        "gone" => Some("You were signed out: your token is no longer in the configuration."),
+        "unsent" => Some("Nothing was done: nobody was signed in. Sign in, and do it again."),
+        _ => None,
+    });
+    let why: Vec<&str> = why.collect();
+    let why = (!why.is_empty()).then(|| why.join(" "));
+    visitor.to_sign_in(StatusCode::OK, why.as_deref())
 }
 
 async fn begin(Extension(visitor): Asked, headers: HeaderMap) -> Response {
@@ -448,4 +482,22 @@ async fn end(Extension(visitor): Asked) -> Response {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::refused::Code;
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_not_said_to_be_long() {
+        let say = |found| seen(found).1.unwrap_or_default();
+        assert_eq!(say(Ok((Vec::new(), true))), "");
+        assert!(say(Ok((Vec::new(), false))).contains("has more entries"));
+        let down = say(Err(Refused::new(Code::ActionUnknown, "no route")));
+        assert!(
+            down.contains("cannot be read now") && down.contains("no route"),
+            "{down}"
+        );
+    }
 }

@@ -14,14 +14,15 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::history::{CHARTS, EVENTS, FIGURES, Range, Stretch};
-use super::{Asked, Console, Form, query, see};
+use super::{Asked, Console, Form, Proposal, Visitor, query, see};
 use crate::api;
-use crate::audit::{self, Number};
+use crate::audit::{self, Came};
 use crate::metrics::FREQUENT;
 use crate::operations::order::{self, Lookup};
 use crate::operations::view::{Count, Summary, age, time};
 use crate::operations::{Filter, Found, Position, about_now, of_store};
-use crate::refused::Refused;
+use crate::reconcile;
+use crate::refused::{Code, Refused};
 
 /// How many records a page has.
 const RECORDS: usize = 50;
@@ -38,6 +39,8 @@ pub(super) struct Frame {
     /// From the page to the root.
     pub(super) base: String,
     pub(super) title: String,
+    /// The screen that it is on, as the navigation has it.
+    pub(super) screen: String,
     /// Who looks, and as what.
     pub(super) who: Option<(String, &'static str)>,
     pub(super) is_signed_in: bool,
@@ -51,27 +54,42 @@ pub(super) struct Frame {
 pub(super) struct Trouble {
     pub(super) is_down: bool,
     pub(super) why: String,
-    pub(super) since: String,
+    pub(super) since: Option<String>,
 }
 
-/// What became of a form: an entry of the audit log that was just made, whether it waits for somebody else, and
-/// how many records it was about; or why nothing was done.
+/// What became of a form: its entry in the audit log, or why there is none.
 pub(super) struct Told {
-    pub(super) done: Option<(Number, bool)>,
-    pub(super) records: Option<u64>,
+    pub(super) entered: Option<audit::Entry>,
     pub(super) refused: Option<Refused>,
 }
 
 impl Told {
-    /// As the address has it that followed.
-    pub(super) fn of(asked: &Form) -> Self {
-        let number = |name| asked.get(name).parse::<Number>().ok();
-        let done = number("done").map(|number| (number, false));
+    /// The address names the entry, and may be anybody's: it is told to whom it is of, on the page that it
+    /// is about, and a proposal as long as it waits.
+    pub(super) async fn of(visitor: &Visitor, id: Option<&str>, open: &[Proposal]) -> Self {
+        let entered = async {
+            let number = visitor.asked.get("entry").parse().ok()?;
+            let entry = visitor.console.api.operations.log().entry(number);
+            let entry = entry.await.ok()??;
+            let intent = entry.intent.as_ref()?;
+            let is_theirs = visitor.caller.as_ref()?.name() == intent.by;
+            let is_here = intent.id.as_deref() == id;
+            let waits = open.iter().any(|(open, ..)| open.number == entry.number);
+            let holds = entry.result != Came::Proposed || waits;
+            (is_theirs && is_here && holds).then_some(entry)
+        };
         Self {
-            done: done.or_else(|| number("proposed").map(|number| (number, true))),
-            records: asked.get("records").parse().ok(),
+            entered: entered.await,
             refused: None,
         }
+    }
+
+    /// How many records it was about, where it was about many.
+    pub(super) fn records(entry: &audit::Entry) -> Option<String> {
+        Some(match entry.after.as_ref()?["records"].as_u64()? {
+            1 => "1 record".to_owned(),
+            many => format!("{many} records"),
+        })
     }
 }
 
@@ -147,7 +165,7 @@ pub(super) async fn overview(Extension(visitor): Asked) -> Response {
         .retain(|[name, _], counts| !name.is_empty() || counts.iter().any(|count| *count > 0));
     let points = stretch.points.iter();
     let points = points.map(|point| (time(point.at), point.figures.map(figure)));
-    let counts = console.counts().await;
+    let (counts, store) = tokio::join!(console.counts(), store(console));
     let page = Overview {
         frame: visitor.frame("Overview"),
         range,
@@ -163,7 +181,7 @@ pub(super) async fn overview(Extension(visitor): Asked) -> Response {
         ],
         points: points.collect(),
         stretch,
-        store: store(console).await,
+        store,
     };
     page.into_response()
 }
@@ -245,21 +263,12 @@ impl Row {
         }
     }
 
-    /// What it is called on its badge.
-    pub(super) fn state(&self) -> &str {
-        match self.summary.lapsed {
-            true => "lapsed",
-            false if self.summary.is_expired() => "expired",
-            false => &self.summary.state,
-        }
-    }
-
     fn age(&self) -> String {
         age(self.summary.age_seconds)
     }
 
     fn rank(&self) -> u8 {
-        match self.state() {
+        match self.summary.standing() {
             "unknown" => 0,
             "lapsed" => 1,
             "in-flight" => 2,
@@ -276,23 +285,51 @@ struct Records {
     tabs: Vec<(&'static str, String, bool)>,
     found: Found,
     rows: Vec<Row>,
+    /// What is said where there are none.
+    nothing: (String, &'static str),
     next: Option<String>,
     is_filtered: bool,
     refused: Option<Refused>,
     live: u32,
 }
 
-const TABS: [(&str, &str, &str); 7] = [
-    ("All", "", ""),
-    ("Needs attention", "stuck", "true"),
-    ("Unknown", "state", "unknown"),
-    ("Past their lease", "lapsed", "true"),
-    ("In flight", "state", "in-flight"),
-    ("Completed", "state", "completed"),
-    ("Released", "state", "released"),
+/// A list by state: its name, what its address asks for, and what is said where nothing is in it.
+struct Tab {
+    title: &'static str,
+    name: &'static str,
+    value: &'static str,
+    none: &'static str,
+}
+
+#[rustfmt::skip]
+const TABS: [Tab; 7] = [
+    Tab { title: "All", name: "", value: "", none: "No records" },
+    Tab { title: "Needs attention", name: "stuck", value: "true", none: "Nothing needs attention" },
+    Tab { title: "Unknown", name: "state", value: "unknown", none: "No outcome is unknown" },
+    Tab { title: "Past their lease", name: "lapsed", value: "true", none: "No lease has lapsed" },
+    Tab { title: "In flight", name: "state", value: "in-flight", none: "No attempt is in flight" },
+    Tab { title: "Completed", name: "state", value: "completed", none: "No answer is kept" },
+    Tab { title: "Released", name: "state", value: "released", none: "No key was released lately" },
 ];
 /// What a list can be narrowed by besides.
-const FIELDS: [&str; 4] = ["service", "operation", "older", "scope"];
+const FIELDS: [&str; 5] = ["service", "operation", "route", "older", "scope"];
+
+/// What is said of a page without records. That of a whole list is no promise about a part of it.
+fn nothing(tab: &Tab, found: &Found, is_whole: bool) -> (String, &'static str) {
+    if found.is_partial {
+        let what = format!("None among the {} records looked at", found.looked_at);
+        return (what, "The page stopped there: others may follow.");
+    }
+    if !is_whole {
+        return ("No such records here".to_owned(), "");
+    }
+    let more = match tab.name {
+        "" => "There is one as soon as a request with a key comes in, until its retention ends.",
+        "stuck" => "No outcome is unknown, and no lease has lapsed.",
+        _ => "",
+    };
+    (tab.none.to_owned(), more)
+}
 
 pub(super) async fn records(Extension(visitor): Asked) -> Response {
     // Fields that were left empty ask for nothing.
@@ -327,15 +364,12 @@ pub(super) async fn records(Extension(visitor): Asked) -> Response {
         .copied()
         .filter(|(name, _)| FIELDS.contains(name));
     let mut named = TABS.iter().skip(1);
-    let shown = named.find(|(_, name, value)| asked.get(name) == *value);
-    let shown = shown.map_or("All", |(title, ..)| title);
-    let tabs = TABS.iter().map(|(title, name, value)| {
-        let own = Some((*name, *value)).filter(|_| !name.is_empty());
-        (
-            *title,
-            query(own.into_iter().chain(kept.clone())),
-            *title == shown,
-        )
+    let shown = named.find(|tab| asked.get(tab.name) == tab.value);
+    let shown = shown.unwrap_or(&TABS[0]);
+    let tabs = TABS.iter().map(|tab| {
+        let own = Some((tab.name, tab.value)).filter(|_| !tab.name.is_empty());
+        let query = query(own.into_iter().chain(kept.clone()));
+        (tab.title, query, tab.title == shown.title)
     });
     let next = found.next.as_ref().map(|next| {
         let next = next.to_string();
@@ -343,8 +377,10 @@ pub(super) async fn records(Extension(visitor): Asked) -> Response {
     });
     let is_filtered = kept.clone().next().is_some();
     let is_slow = begun.elapsed() > SLOW;
+    let is_whole = !is_filtered && asked.get("cursor").is_empty();
     let page = Records {
         frame: visitor.frame("Records"),
+        nothing: nothing(shown, &found, is_whole),
         tabs: tabs.collect(),
         rows,
         next,
@@ -364,21 +400,36 @@ pub(super) async fn records(Extension(visitor): Asked) -> Response {
 /// By an id, or by a key: it is in the form's body, and what follows has the id in its place.
 pub(super) async fn find(Extension(visitor): Asked) -> Response {
     let form = &visitor.asked;
-    let id = match form.filled("id") {
-        Some(id) => order::id(&id.to_lowercase()),
-        None => {
-            let scope = form.all("scope").filter(|segment| !segment.is_empty());
-            let scope: Vec<_> = scope.map(str::to_owned).collect();
-            let lookup = Lookup {
-                service: form.filled("service"),
-                operation: form.filled("operation"),
-                scope: (!scope.is_empty()).then_some(scope),
-                key: form.get("key").to_owned(),
-            };
-            visitor.console.api.operations.name(&lookup).await
-        }
+    if let Some(id) = form.filled("id") {
+        let id = order::id(&id.to_lowercase());
+        return visitor.shown(id.map(|id| see(&id.to_string())));
+    }
+    let scope = form.all("scope").filter(|segment| !segment.is_empty());
+    let scope: Vec<_> = scope.map(str::to_owned).collect();
+    let lookup = Lookup {
+        service: form.filled("service"),
+        operation: form.filled("operation"),
+        scope: (!scope.is_empty()).then_some(scope),
+        key: form.get("key").to_owned(),
     };
-    visitor.shown(id.map(|id| see(&id.to_string())))
+    let found = visitor.console.api.operations.look_up(&lookup).await;
+    let found = found.map_err(|why| match why.is(Code::NoRecord) {
+        true => Refused::new(Code::NoRecord, nowhere(&lookup)),
+        false => why,
+    });
+    visitor.shown(found.map(|entry| see(&entry.label.digest.to_string())))
+}
+
+/// Where a key was looked for: it may be another record's elsewhere.
+fn nowhere(lookup: &Lookup) -> String {
+    let scope = lookup.scope.as_ref();
+    let scope = scope.map_or_else(|| "anonymous".to_owned(), |scope| scope.join(" / "));
+    format!(
+        "No record of this key has the service “{}”, the operation “{}” and the scope “{scope}”, or its \
+         retention ended. With another of the three, the key is another record’s.",
+        lookup.service.as_deref().unwrap_or("default"),
+        lookup.operation.as_deref().unwrap_or(reconcile::OPERATION),
+    )
 }
 
 #[derive(Template)]
@@ -468,6 +519,23 @@ fn said(value: &Value) -> String {
 mod tests {
     use super::*;
 
+    /// That none is on a page says nothing of those on others, nor of those that are filtered away.
+    #[test]
+    fn an_empty_page_promises_no_more_than_it_knows() {
+        let found = Found::default();
+        let stuck = &TABS[1];
+        assert_eq!(nothing(stuck, &found, true).0, "Nothing needs attention");
+        assert_eq!(nothing(stuck, &found, false).0, "No such records here");
+        let partial = Found {
+            is_partial: true,
+            looked_at: 7,
+            ..Found::default()
+        };
+        let said = nothing(stuck, &partial, true);
+        assert_eq!(said.0, "None among the 7 records looked at");
+        assert!(said.1.contains("others may follow"));
+    }
+
     #[test]
     fn figures_have_few_digits() {
         for (value, text) in [
@@ -483,16 +551,15 @@ mod tests {
         assert_eq!(figure(None), "");
     }
 
-    /// An answer that was lost says nothing about what was done.
-    #[test]
-    fn an_outage_is_no_promise_that_nothing_was_done() {
+    fn problem(trouble: Option<Trouble>) -> String {
         let frame = Frame {
             base: "./".to_owned(),
             title: "Unknown".to_owned(),
+            screen: String::new(),
             who: None,
             is_signed_in: false,
             form: String::new(),
-            trouble: None,
+            trouble,
             assets: "",
         };
         let page = Problem {
@@ -500,10 +567,27 @@ mod tests {
             detail: String::new(),
             is_outage: true,
         };
-        let page = page.render().unwrap();
+        page.render().unwrap()
+    }
+
+    /// An answer that was lost says nothing about what was done.
+    #[test]
+    fn an_outage_is_no_promise_that_nothing_was_done() {
+        let page = problem(None);
         assert!(
             page.contains("look at it first") && !page.contains("was not done"),
             "{page}"
         );
+    }
+
+    /// What the store says may name its address.
+    #[test]
+    fn strangers_are_not_told_why_the_store_is_down() {
+        let page = problem(Some(Trouble {
+            is_down: true,
+            why: "cannot connect to 10.0.0.7".to_owned(),
+            since: None,
+        }));
+        assert!(page.contains("The store is down") && !page.contains("10.0.0.7"));
     }
 }

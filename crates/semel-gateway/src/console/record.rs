@@ -5,6 +5,7 @@ use axum::Extension;
 use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use semel::store::Entry;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::answer::Shown;
@@ -12,47 +13,43 @@ use super::pages::{Frame, Row, Told, pages};
 use super::{Asked, Form, Proposal, Visitor, see};
 use crate::api;
 use crate::operations::order::{self, Order};
-use crate::operations::view::{Choice, Detail};
+use crate::operations::view::{Answer, Choice, Detail};
 use crate::peer::Peer;
 use crate::reconcile;
 use crate::refused::Refused;
 
-/// An action as a form.
-struct Kind {
-    /// Its name among the API's choices.
-    choice: &'static str,
-    /// What is posted to, and what `--four-eyes` names.
-    action: &'static str,
-    /// Its name in the audit log.
-    audited: &'static str,
-    /// The form's name, its heading, and what stands on its button.
-    name: &'static str,
-    title: &'static str,
-    button: &'static str,
-}
-
-#[rustfmt::skip]
-const KINDS: [Kind; 5] = [
-    Kind { choice: "resolve --happened", action: "resolve", audited: "resolve-happened",
-           name: "happened", title: "It happened: give retries this answer", button: "Resolve: it happened" },
-    Kind { choice: "resolve --did-not-happen", action: "resolve", audited: "resolve-did-not-happen",
-           name: "not-happened", title: "It did not happen: release the key", button: "Release the key" },
-    Kind { choice: "extend", action: "extend", audited: "extend",
-           name: "extend", title: "Extend the replay", button: "Extend" },
-    Kind { choice: "reveal", action: "reveal", audited: "reveal",
-           name: "reveal", title: "Reveal the answer", button: "Reveal" },
-    Kind { choice: "erase", action: "erase", audited: "erase",
-           name: "erase", title: "Erase the answer", button: "Erase" },
-];
-
-/// What can be done, as forms have it.
+/// What can be done, as a form has it.
 struct Card {
-    kind: &'static Kind,
+    /// Its name in the audit log.
+    name: String,
+    /// The form's heading, and what stands on its button.
+    words: (&'static str, &'static str),
     choice: Choice,
     /// The role that it needs, where the visitor has a lower one.
     missing: Option<&'static str>,
     needs_two: bool,
     proposals: Vec<Proposal>,
+}
+
+impl Card {
+    /// What is posted to, and what `--four-eyes` names.
+    fn action(&self) -> &str {
+        self.name.split('-').next().unwrap_or_default()
+    }
+
+    fn words(name: &str) -> Option<(&'static str, &'static str)> {
+        Some(match name {
+            "resolve-happened" => (
+                "It happened: give retries this answer",
+                "Resolve: it happened",
+            ),
+            "resolve-did-not-happen" => ("It did not happen: release the key", "Release the key"),
+            "extend" => ("Extend the replay", "Extend"),
+            "reveal" => ("Reveal the answer", "Reveal"),
+            "erase" => ("Erase the answer", "Erase"),
+            _ => return None,
+        })
+    }
 }
 
 #[derive(Template)]
@@ -65,8 +62,10 @@ struct Page {
     timeline: Vec<Moment>,
     shown: Option<Shown>,
     cards: Vec<Card>,
-    /// Whether all proposals were looked for.
-    are_all: bool,
+    /// Proposals that no form here confirms.
+    others: Vec<Proposal>,
+    /// What is to be said where there may be more proposals.
+    unseen: Option<String>,
     is_http: bool,
     /// What was sent last and did not do anything.
     sent: Form,
@@ -114,20 +113,45 @@ fn words(event: &str) -> (&str, &'static str) {
         "released" => ("Released: free to run again", ""),
         "marked_unknown" => ("The outcome became unknown", "bad"),
         "stale" => ("A late attempt was refused", "bad"),
+        "deferred" => ("The store could not be told yet", "warn"),
+        "gave_up" => ("The store was never told how it ended", "bad"),
+        "reconcile_asked" => ("The reconciler was asked", ""),
         "resolved" => ("Decided", "good"),
+        "resolve_refused" => ("The reconciler answered too late", "warn"),
+        "still_unknown" => ("The reconciler could not say what happened", "warn"),
+        "reconciler_failed" => ("The reconciler failed", "warn"),
+        "reconcile_gave_up" => ("The reconciler is not asked any more", "bad"),
+        "store_error" => ("The store failed", "warn"),
+        "capacity" => ("The store was full", "warn"),
+        "overloaded" => ("A request was refused: too many at once", "warn"),
+        "limited" => ("A request was refused: its scope’s limit", "warn"),
         other => (other, ""),
+    }
+}
+
+/// What was done to a record that was completed before.
+fn amended(detail: &Detail) -> &'static str {
+    let is_omitted = |answer: &Answer| answer.kind == "omitted";
+    match detail.outcome.as_ref().is_some_and(is_omitted) && detail.summary.is_expired() {
+        true => "Erased",
+        false => "Extended, or encrypted anew",
     }
 }
 
 fn timeline(row: &Row, detail: &Detail) -> Vec<Moment> {
     let moments = detail.events.iter().map(|event| {
-        let (what, mark) = words(&event.event);
+        let (mut what, mark) = words(&event.event);
         let mut more = Vec::new();
         // The record has the latest decision: that of this fence.
         let is_it = |fence| event.event == "resolved" && event.fence == Some(fence);
         if let Some(by) = detail.resolved.as_ref().filter(|by| is_it(by.fence)) {
             let (name, before, after, why) = (&by.by, &by.before, &by.after, &by.reason);
-            more.push(format!("by {name}, from {before} to {after}: “{why}”"));
+            if before == "completed" {
+                what = amended(detail);
+                more.push(format!("by {name}: “{why}”"));
+            } else {
+                more.push(format!("by {name}, from {before} to {after}: “{why}”"));
+            }
         }
         more.extend(event.attempt.map(|attempt| format!("attempt {attempt}")));
         if event.times > 1 {
@@ -187,28 +211,39 @@ impl Page {
             let seen = before.and_then(|before| before["fence"].as_u64());
             intent.id.as_ref() == Some(id) && seen == fence
         });
-        let (proposals, are_all) = proposals.await;
+        let (proposals, unseen) = proposals.await;
         let card = |choice: &Choice| {
-            let kind = KINDS.iter().find(|kind| kind.choice == choice.action)?;
-            let least = api::least(kind.action);
-            let of_it = proposals.iter();
-            let of_it = of_it.filter(|(_, intent, _)| intent.action == kind.audited);
-            Some(Card {
-                kind,
+            let name = choice.action.replace(" --", "-");
+            let mut card = Card {
+                words: Card::words(&name)?,
+                name,
                 choice: choice.clone(),
-                missing: (!visitor.may(least)).then(|| least.as_str()),
-                needs_two: operations.needs_two(kind.action),
-                proposals: of_it.cloned().collect(),
-            })
+                missing: None,
+                needs_two: false,
+                proposals: Vec::new(),
+            };
+            let least = api::least(card.action());
+            card.missing = (!visitor.may(least)).then(|| least.as_str());
+            card.needs_two = operations.needs_two(card.action());
+            let of_it = proposals.iter();
+            let of_it = of_it.filter(|(_, intent, _)| intent.action == card.name);
+            card.proposals = of_it.cloned().collect();
+            Some(card)
         };
+        let cards: Vec<Card> = detail.actions.iter().filter_map(card).collect();
+        let mut others = proposals.clone();
+        others.retain(|(_, intent, _)| !cards.iter().any(|card| card.name == intent.action));
+        let mut frame = visitor.frame("Records");
+        frame.title = format!("{}: {}", detail.summary.standing(), row.about);
         Self {
-            frame: visitor.frame("Record"),
-            told: Told::of(&visitor.asked),
+            frame,
+            told: Told::of(visitor, Some(id.as_str()), &proposals).await,
             timeline: timeline(&row, &detail),
             row,
             shown: None,
-            cards: detail.actions.iter().filter_map(card).collect(),
-            are_all,
+            cards,
+            others,
+            unseen,
             is_http: detail.summary.operation == reconcile::OPERATION,
             sent: Form::default(),
             sent_as: String::new(),
@@ -240,29 +275,41 @@ fn ordered(form: &Form, action: &str) -> Result<Order, Refused> {
 fn outcome(form: &Form) -> Result<Map<String, Value>, Refused> {
     let mut outcome = Map::new();
     let mut say = |name: &str, value| outcome.insert(name.to_owned(), value);
+    // Forms send the ends of lines as CR LF.
+    let body = form.get("body").replace("\r\n", "\n");
     match form.filled("status") {
         Some(status) => {
             let wrong = |_| Refused::invalid("status: it is a number from 200 to 599");
             say("status", json!(status.parse::<u16>().map_err(wrong)?));
             if let Some(kind) = form.filled("content-type") {
+                // Retries get it from now on, and nobody can take it back.
+                if is_json(&kind) && serde_json::from_str::<IgnoredAny>(&body).is_err() {
+                    let why =
+                        "body: it is not JSON, as its Content-Type says: change either of them";
+                    return Err(Refused::invalid(why));
+                }
                 say("headers", json!({ "content-type": kind }));
             }
         }
         None => drop(say("kind", json!(form.get("kind")))),
     }
-    // Forms send the ends of lines as CR LF.
-    let body = form.get("body").replace("\r\n", "\n");
     if !body.is_empty() {
         say("body", json!(body));
     }
     Ok(outcome)
 }
 
+fn is_json(kind: &str) -> bool {
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    let kind = kind.to_ascii_lowercase();
+    kind == "application/json" || kind.ends_with("+json")
+}
+
 /// What became of a form.
 enum Became {
     Revealed(Box<(Entry, Shown)>),
-    Done(String),
-    Proposed(String),
+    /// Done or proposed, under this number.
+    Entered(String),
 }
 
 pub(super) async fn act(
@@ -270,11 +317,10 @@ pub(super) async fn act(
     Extension(peer): Extension<Peer>,
     Path((id, action)): Path<(String, String)>,
 ) -> Response {
-    let caller = match visitor.allowed(api::least(&action)) {
-        Ok(caller) => caller,
+    let actor = match visitor.acts(api::least(&action), &peer) {
+        Ok(actor) => actor,
         Err(problem) => return *problem,
     };
-    let actor = api::actor(caller, &peer);
     let (api, asked) = (visitor.console.api.clone(), visitor.clone());
     let (name, what) = (id.clone(), action.clone());
     let became = api::finished(async move {
@@ -284,19 +330,15 @@ pub(super) async fn act(
             let revealed = api.operations.reveal(&actor, &id, &order).await?;
             return Ok(match revealed {
                 Ok((entry, answer)) => Became::Revealed(Box::new((entry, Shown::of(answer)))),
-                Err(number) => Became::Proposed(number),
+                Err(number) => Became::Entered(number),
             });
         }
         let ttl = api.default_ttl(&id).await;
         let decided = api.operations.act(&actor, &id, &what, order, ttl).await?;
-        Ok(match decided.is_proposed {
-            true => Became::Proposed(decided.number),
-            false => Became::Done(decided.number),
-        })
+        Ok(Became::Entered(decided.number))
     });
     let refused = match became.await {
-        Ok(Became::Done(number)) => return see(&format!("../{id}?done={number}")),
-        Ok(Became::Proposed(number)) => return see(&format!("../{id}?proposed={number}")),
+        Ok(Became::Entered(number)) => return see(&format!("../{id}?entry={number}")),
         Ok(Became::Revealed(revealed)) => {
             let (entry, shown) = *revealed;
             let mut page = Page::of(&visitor, &entry).await;
@@ -312,8 +354,8 @@ pub(super) async fn act(
     let mut page = Page::of(&visitor, &entry).await;
     let form = visitor.asked.clone();
     page.sent_as = match (action.as_str(), form.get("happened")) {
-        ("resolve", "true") => "happened".to_owned(),
-        ("resolve", _) => "not-happened".to_owned(),
+        ("resolve", "true") => "resolve-happened".to_owned(),
+        ("resolve", _) => "resolve-did-not-happen".to_owned(),
         _ => action,
     };
     let status = refused.status();
@@ -323,23 +365,65 @@ pub(super) async fn act(
 
 #[cfg(test)]
 mod tests {
+    use semel::Outcome;
+    use semel::guard::Signal;
+
     use super::*;
 
-    /// Of those who decided before the record says nothing any more.
+    /// Each event that a record can have is said in words.
     #[test]
-    fn who_decided_last_did_not_decide_before() {
-        let event = |event: &str, fence, seen_by: &str| {
-            json!({"event": event, "at": null, "times": 1, "last_at": null, "attempt": null,
+    fn no_metric_stands_among_what_happened() {
+        let names = Signal::ALL.iter().map(|signal| signal.as_str());
+        let unsaid: Vec<_> = names.filter(|name| words(name).0 == *name).collect();
+        // Those before a claim are of no record.
+        let before = [
+            "unkeyed",
+            "unprotected",
+            "missing_key",
+            "invalid_key",
+            "missing_principal",
+            "too_large",
+            "incomplete_body",
+        ];
+        assert_eq!(unsaid, before);
+    }
+
+    #[test]
+    fn what_is_said_to_be_json_is_json() {
+        let form = |kind: &str, body: &str| {
+            let pairs = [("status", "201"), ("content-type", kind), ("body", body)];
+            Form(
+                pairs
+                    .map(|(name, text)| (name.to_owned(), text.to_owned()))
+                    .into(),
+            )
+        };
+        for (kind, body, is_good) in [
+            ("application/json", "{\"id\": 4711}", true),
+            ("application/json", "{id: 4711}", false),
+            ("application/problem+json; charset=utf-8", "", false),
+            ("text/plain", "{id: 4711}", true),
+            ("", "", true),
+        ] {
+            assert_eq!(outcome(&form(kind, body)).is_ok(), is_good, "{kind} {body}");
+        }
+    }
+
+    /// What is told of a record that was decided about twice, the second time by ada.
+    fn decided(before: &str, outcome: &Value) -> Vec<Moment> {
+        let event = |fence, seen_by: &str| {
+            json!({"event": "resolved", "at": null, "times": 1, "last_at": null, "attempt": null,
                    "fence": fence, "seen_by": seen_by, "observed": false})
         };
         let decided = json!({"by": "ada", "reason": "in the books", "at": null, "fence": 9,
-                             "before": "unknown", "after": "completed"});
+                             "before": before, "after": "completed"});
         let record = json!({
             "id": "", "state": "completed", "lapsed": false, "service": "", "operation": "",
             "scope": [], "key_hint": "", "note": {}, "attempt": 2, "fence": 9, "created_at": null,
-            "claimed_at": null, "lease_until": null, "settled_at": null, "expires_at": null,
-            "age_seconds": 0, "resolved": decided, "steps": [], "outcome": null, "actions": [],
-            "events": [event("resolved", 5, "gateway"), event("resolved", 9, "store")],
+            "claimed_at": null, "lease_until": null, "settled_at": null,
+            "expires_at": "2001-01-01T00:00:00.000000Z", "age_seconds": 0, "resolved": decided,
+            "steps": [], "outcome": outcome, "actions": [],
+            "events": [event(5, "gateway"), event(9, "store")],
         });
         let detail: Detail = serde_json::from_value(record).unwrap();
         let row = Row {
@@ -347,11 +431,35 @@ mod tests {
             about: String::new(),
             lease: String::new(),
         };
-        let told: Vec<_> = timeline(&row, &detail)
-            .into_iter()
-            .map(|of| of.more)
-            .collect();
+        timeline(&row, &detail)
+    }
+
+    /// Of those who decided before the record says nothing any more.
+    #[test]
+    fn who_decided_last_did_not_decide_before() {
+        let told = decided("unknown", &Value::Null);
+        let told: Vec<_> = told.into_iter().map(|of| of.more).collect();
         let by = "by ada, from unknown to completed: “in the books”";
         assert_eq!(told, ["seen by this gateway", by]);
+    }
+
+    #[test]
+    fn what_was_completed_before_was_not_decided_about() {
+        let answer = |kind| {
+            json!(Answer {
+                kind,
+                ..Answer::redacted(&Outcome::void())
+            })
+        };
+        for (kind, what) in [
+            ("omitted", "Erased"),
+            ("success", "Extended, or encrypted anew"),
+        ] {
+            let told = decided("completed", &answer(kind.to_owned()));
+            assert_eq!(
+                (&*told[1].what, &*told[1].more),
+                (what, "by ada: “in the books”")
+            );
+        }
     }
 }

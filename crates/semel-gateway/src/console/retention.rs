@@ -14,14 +14,13 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use serde_json::Value;
 
 use super::pages::{Frame, Told, pages};
-use super::{Asked, Form, Proposal, Visitor, query, see};
+use super::{Asked, Form, Proposal, Visitor, see};
 use crate::access::Role;
 use crate::api;
 use crate::audit::{self, Number};
 use crate::operations::order::Many;
 use crate::operations::{MOST, of_store};
 use crate::peer::Peer;
-use crate::refused::Refused;
 
 #[derive(Template)]
 #[template(path = "retention.html")]
@@ -32,7 +31,8 @@ struct Page {
     /// Whether erasing, and purging, needs two.
     needs_two: [bool; 2],
     proposals: Vec<Proposal>,
-    are_all: bool,
+    /// What is to be said where there may be more of them.
+    unseen: Option<String>,
     /// What was sent last and did not do anything.
     sent: Form,
 }
@@ -42,14 +42,14 @@ pages!(Page);
 impl Page {
     async fn of(visitor: &Visitor) -> Self {
         let operations = &visitor.console.api.operations;
-        let (proposals, are_all) = visitor.proposals(|intent| intent.id.is_none()).await;
+        let (proposals, unseen) = visitor.proposals(|intent| intent.id.is_none()).await;
         Self {
             frame: visitor.frame("Retention"),
-            told: Told::of(&visitor.asked),
+            told: Told::of(visitor, None, &proposals).await,
             is_admin: visitor.may(Role::Admin),
             needs_two: ["erase", "purge"].map(|action| operations.needs_two(action)),
             proposals,
-            are_all,
+            unseen,
             sent: Form::default(),
         }
     }
@@ -77,11 +77,11 @@ pub(super) async fn act(
     Extension(peer): Extension<Peer>,
     Path(action): Path<String>,
 ) -> Response {
-    let caller = match visitor.allowed(Role::Admin) {
-        Ok(caller) => caller,
+    let actor = match visitor.acts(Role::Admin, &peer) {
+        Ok(actor) => actor,
         Err(problem) => return *problem,
     };
-    let (api, actor) = (Arc::clone(&visitor.console.api), api::actor(caller, &peer));
+    let api = Arc::clone(&visitor.console.api);
     let form = visitor.asked.clone();
     let order = Many {
         reason: form.get("reason").replace("\r\n", "\n"),
@@ -93,21 +93,9 @@ pub(super) async fn act(
         service: form.filled("service"),
         proposal: form.filled("proposal"),
     };
-    let done = api::finished(async move {
-        match &*action {
-            "erase" | "purge" => api.operations.many(&actor, &action, &order, |_| ()).await,
-            _ => Err(Refused::invalid("there are erase and purge")),
-        }
-    });
-    match done.await {
-        Ok(done) => {
-            let name = if done.proposed { "proposed" } else { "done" };
-            let records = done.records.to_string();
-            see(&format!(
-                "../retention?{}",
-                query([(name, &*done.audit), ("records", &records)])
-            ))
-        }
+    let done = async move { api.operations.many(&actor, &action, &order, |_| ()).await };
+    match api::finished(done).await {
+        Ok(done) => see(&format!("../retention?entry={}", done.audit)),
         Err(refused) => {
             let mut page = Page::of(&visitor).await;
             let status = refused.status();

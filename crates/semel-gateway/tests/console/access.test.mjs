@@ -85,7 +85,7 @@ test("each action is done by the keyboard alone", { timeout: 5 * s.PATIENCE }, a
     };
     const done = async () => page.getByText("Done. It is entry").waitFor();
     const why = ["textarea", "Reason", "as said"];
-    await act("happened", "It happened", "Resolve", [["textarea", "Body that retries get", "paid"], why]);
+    await act("resolve-happened", "It happened", "Resolve", [["textarea", "Body that retries get", '"paid"'], why]);
     await done();
     await act("extend", "Extend", "Extend", [["input", "Replay it for", "9d"], why]);
     await done();
@@ -103,7 +103,7 @@ test("each action is done by the keyboard alone", { timeout: 5 * s.PATIENCE }, a
     await tab(page, "input", "Key");
     await page.keyboard.type("order-2");
     await press("Enter");
-    await act("not-happened", "It did not happen", "Release", [why]);
+    await act("resolve-did-not-happen", "It did not happen", "Release", [why]);
     await done();
     await tab(page, "a", "Retention");
     await press("Enter");

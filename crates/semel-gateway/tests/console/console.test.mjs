@@ -77,7 +77,7 @@ it("an order is lost with its gateway, found by its id, and resolved", async (ow
   await page.getByRole("button", { name: "Find" }).first().click();
   await page.getByText("It may have had its effect, and nobody recorded it.").first().waitFor();
   await page.getByText("req-7f3a").waitFor();
-  await act(page, "happened", { Status: "201", "Body that retries get": '{"id": 4711}', Reason: "charge ch_81 is in the bank's books" }, "Resolve");
+  await act(page, "resolve-happened", { Status: "201", "Body that retries get": '{"id": 4711}', Reason: "charge ch_81 is in the bank's books" }, "Resolve");
   await page.getByText("Done. It is entry").waitFor();
   await page.getByText("from unknown to completed").waitFor();
 
@@ -100,7 +100,7 @@ it("whoever may only look cannot decide", async (own) => {
   const page = await s.visitor(program);
   await s.signIn(page, at.admin, "reader");
   await page.goto(`${at.admin}/records/${id}`);
-  for (const name of ["happened", "not-happened"]) {
+  for (const name of ["resolve-happened", "resolve-did-not-happen"]) {
     await card(page, name).evaluate((card) => (card.open = true));
     await card(page, name).getByText("Your token does not have the role operator.").waitFor();
     assert.equal(await card(page, name).locator("form").count(), 0);
@@ -124,21 +124,21 @@ it("what needs two is done by two", async (own) => {
   const [ada, ben] = [await s.visitor(program), await s.visitor(program)];
   await s.signIn(ada, at.admin, "ada");
   await s.signIn(ben, at.admin, "ben");
-  const filled = { Status: "200", "Body that retries get": "paid\ntwice checked", Reason: "it is in the books" };
+  const filled = { Status: "200", "Content-Type": "text/plain", "Body that retries get": "paid\ntwice checked", Reason: "it is in the books" };
   await ada.goto(`${at.admin}/records/${id}`);
-  await act(ada, "happened", filled, "Propose");
+  await act(ada, "resolve-happened", filled, "Propose");
   await ada.getByText("Nothing is done until somebody else confirms it").waitFor();
-  await card(ada, "happened").getByText("You proposed this").waitFor();
-  assert.equal(await card(ada, "happened").getByRole("button", { name: "Confirm" }).count(), 0);
+  await card(ada, "resolve-happened").getByText("You proposed this").waitFor();
+  assert.equal(await card(ada, "resolve-happened").getByRole("button", { name: "Confirm" }).count(), 0);
   assert.equal(await s.order(at, "order-1").then(code), "outcome-unknown");
 
   await ben.goto(`${at.admin}/records/${id}`);
-  await card(ben, "happened").getByText("ada proposed this").waitFor();
+  await card(ben, "resolve-happened").getByText("ada proposed this").waitFor();
   // Something else than ada proposed: what he wrote stays.
-  await act(ben, "happened", { ...filled, "Body that retries get": "paid" }, "Confirm");
+  await act(ben, "resolve-happened", { ...filled, "Body that retries get": "paid" }, "Confirm");
   await ben.getByText("it asks for something else").waitFor();
-  assert.equal(await card(ben, "happened").getByLabel("Body that retries get").inputValue(), "paid");
-  await act(ben, "happened", { ...filled, Reason: "I saw it too" }, "Confirm");
+  assert.equal(await card(ben, "resolve-happened").getByLabel("Body that retries get").inputValue(), "paid");
+  await act(ben, "resolve-happened", { ...filled, Reason: "I saw it too" }, "Confirm");
   await ben.getByText("Done. It is entry").waitFor();
   assert.equal(await s.order(at, "order-1").then((answer) => answer.text()), "paid\ntwice checked");
   // The first page is of before.
@@ -220,7 +220,7 @@ it("it stands behind a proxy's path, and follows the configuration", async (own)
   assert.equal(page.url(), `${root}records/${id}`);
   const [cookie] = await page.context().cookies();
   assert.deepEqual([cookie.path, cookie.httpOnly, cookie.sameSite], ["/ops/semel", true, "Strict"]);
-  await act(page, "not-happened", { Reason: "nothing was booked" }, "Release");
+  await act(page, "resolve-did-not-happen", { Reason: "nothing was booked" }, "Release");
   await page.getByText("Done. It is entry").waitFor();
   for (const name of ["Overview", "Records", "Audit", "Retention", "Policy"]) {
     await page.getByRole("link", { name, exact: true }).first().click();
@@ -263,6 +263,44 @@ it("the first page is light, and is drawn after one more request", async (own) =
   });
   assert.equal(assets[0], "gzip");
   assert.match(assets[1], /immutable/);
+});
+
+it("an outage is said once, on pages that stay, too", async (own) => {
+  const shop = await s.service(own);
+  const store = await s.redis(own);
+  const at = await s.gateway(own, shop.url, { store: store.url, config: 'four-eyes = ["erase"]\n' });
+  await s.order(at, "order-1");
+  const page = await s.visitor(program);
+  await page.goto(`${at.admin}/records/${shop.ids[0]}`);
+  await store.kill();
+  await page.getByText("The store is down").waitFor();
+  await page.getByText("What you see is from before.").waitFor();
+  // An alert that changes is read out again. What the store says of it may change once.
+  const asked = [];
+  page.on("response", (answer) => asked.push(answer.url()));
+  const changes = await page.evaluate(() => new Promise((then) => {
+    let changes = 0;
+    new MutationObserver(() => changes++).observe(document.getElementById("trouble"), { childList: true });
+    setTimeout(() => then(changes), 18_000);
+  }));
+  assert.ok(asked.length >= 2 && changes <= 1, `${asked.length} ${changes}`);
+  await page.goto(`${at.admin}/retention`);
+  await page.getByText("The audit log cannot be read now").waitFor();
+});
+
+it("what is marked stays while the list goes on", async (own) => {
+  const shop = await s.service(own);
+  const at = await s.gateway(own, shop.url);
+  await s.order(at, "order-1");
+  const page = await s.visitor(program);
+  await page.goto(`${at.admin}/records`);
+  await page.locator("#list .id").first().evaluate((id) => getSelection().selectAllChildren(id));
+  const marked = await page.evaluate(() => getSelection().toString());
+  await s.order(at, "order-2");
+  for (let nth = 0; nth < 2; nth++) await page.waitForResponse((answer) => answer.url().endsWith("/records"));
+  assert.equal(await page.evaluate(() => getSelection().toString()), marked);
+  await page.evaluate(() => getSelection().empty());
+  await s.eventually("both orders", async () => (await page.locator("#list tbody tr").count()) === 2);
 });
 
 it("charts show what happens, and have their figures behind them", async (own) => {

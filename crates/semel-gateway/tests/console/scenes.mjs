@@ -33,6 +33,7 @@ export async function scenes(rooms, program, look, { many = 20, seconds = 0 } = 
   await page.getByRole("button", { name: "Sign in" }).click();
   await page.getByText("This token is not known").waitFor();
   await look("sign-in-refused", page);
+  await go("sign-in-unsent", "/sign-in?why=unsent");
   await s.signIn(page, at.admin, "ada");
   await s.signIn(reader, at.admin, "reader");
   await go("overview-empty", "/");
@@ -86,6 +87,13 @@ export async function scenes(rooms, program, look, { many = 20, seconds = 0 } = 
   await go("unknown", `/records/${unknown}`);
   await go("unknown-to-a-reader", `/records/${unknown}`, reader);
   await go("no-record", `/records/${"0".repeat(64)}`);
+  await page.goto(`${at.admin}/records`);
+  const byKey = page.locator(".by-key");
+  await byKey.evaluate((details) => (details.open = true));
+  await byKey.getByLabel("Key", { exact: true }).fill("order-9999");
+  await byKey.getByRole("button", { name: "Find" }).click();
+  await page.getByText("No record of this key").waitFor();
+  await look("no-record-of-key", page);
 
   const act = async (name, fields, button) => {
     const card = page.locator(`#act-${name}`);
@@ -113,7 +121,7 @@ export async function scenes(rooms, program, look, { many = 20, seconds = 0 } = 
   await s.signIn(root, at.admin, "root");
   await go("to-confirm", `/records/${completed}`, root);
   await page.goto(`${at.admin}/records/${unknown}`);
-  await act("happened", { "Body that retries get": '{"id": 4711}', Reason: "charge ch_81 is in the bank's books" }, "Resolve");
+  await act("resolve-happened", { "Body that retries get": '{"id": 4711}', Reason: "charge ch_81 is in the bank's books" }, "Resolve");
   await page.getByText("Done.").waitFor();
   await look("resolved", page);
   await go("audit", "/audit");
@@ -147,6 +155,7 @@ export async function scenes(rooms, program, look, { many = 20, seconds = 0 } = 
   await go("store-down-records", "/records");
   await go("store-down-record", `/records/${completed}`);
   await go("store-down-policy", "/policy");
+  await go("store-down-retention", "/retention");
   await page.goto(`${at.admin}/?range=5m`);
   await at.kill();
   await hanging;

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::operate::PLACED;
 use crate::support::{
-    Answer, Gateway, PATIENCE, Script, get, order, read_head, request, send, send_raw,
+    Answer, Gateway, PATIENCE, Reaction, Script, get, order, read_head, request, send, send_raw,
 };
 
 const TOKEN: &str = "0123456789abcdef-ops";
@@ -74,11 +74,24 @@ async fn a_form_is_of_a_page_of_this_gateway() {
     let upstream = Script::start(PLACED).await;
     let gateway = Gateway::start(upstream.address, &[]);
     let number = number(&get(gateway.admin, "/records").await);
-    let find = |number: &str| format!("form={number}&key=a+key+that+nobody+sent");
+    assert_eq!(order(gateway.address, "order-4711").await.status, 201);
+    let find = |number: &str| format!("form={number}&key=order-4711");
     let found = form(&gateway, "/records/find", &[], &find(&number)).await;
     // The key is in no address.
     let to = field(&found, "location");
     assert!(found.status == 303 && to.len() == 64, "{to}");
+    // Nor on a page; but where it was looked for, since elsewhere it may be another record's.
+    let elsewhere = find(&number) + "&scope=somebody&service=shop";
+    let elsewhere = form(&gateway, "/records/find", &[], &elsewhere).await;
+    assert_eq!(elsewhere.status, 404);
+    let text = elsewhere.text();
+    assert!(
+        text.contains("the service “shop”") && text.contains("the scope “somebody”"),
+        "{text}"
+    );
+    assert!(!text.contains("4711"), "{text}");
+    let again = get(gateway.admin, "/records/find").await;
+    assert_eq!(field(&again, "location"), "../records");
     for (fields, body) in [
         (&[][..], find("")),
         (&[], find(&"0".repeat(32))),
@@ -140,6 +153,11 @@ async fn a_session_is_a_number_in_a_cookie_that_scripts_do_not_read() {
     let answer = timeout(PATIENCE, read_head(&mut unread)).await.unwrap();
     let answer = answer.unwrap();
     assert!(answer.starts_with("HTTP/1.1 303 "), "{answer}");
+    // They are told so, and come back to where they were.
+    let to = "/sign-in?to=records%2Ffind&why=unsent";
+    assert!(answer.contains(to), "{answer}");
+    let page = get(gateway.admin, to).await;
+    assert!(page.text().contains("Nothing was done"), "{}", page.text());
     let host = format!("https://{}", gateway.admin);
     for (fields, is_secure) in [(&[][..], false), (&[("origin", host.as_str())], true)] {
         let begun = form(&gateway, "/sign-in", fields, &sign_in(TOKEN)).await;
@@ -171,6 +189,38 @@ async fn a_session_is_a_number_in_a_cookie_that_scripts_do_not_read() {
         assert_eq!(form(&gateway, "/sign-out", &fields, &own).await.status, 303);
         assert_eq!(ask("/records").await.status, 303);
     }
+}
+
+/// What narrows a list is shown with it, and holds for each of its states.
+#[tokio::test]
+async fn a_list_says_what_it_is_narrowed_by() {
+    let upstream = Script::start(PLACED).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let page = get(gateway.admin, "/records?stuck=true&route=orders").await;
+    let text = page.text();
+    assert!(text.contains("name=\"route\" value=\"orders\""), "{text}");
+    assert!(text.contains("?state=unknown&#38;route=orders\""), "{text}");
+    assert!(!text.contains("No outcome is unknown"), "{text}");
+    let whole = get(gateway.admin, "/records?stuck=true").await;
+    assert!(whole.text().contains("No outcome is unknown"));
+}
+
+#[tokio::test]
+async fn of_a_key_that_was_given_back_nothing_is_replayed() {
+    let failed = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
+    let upstream = Script::start(Reaction::Send(failed)).await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    assert_eq!(order(gateway.address, "order-1").await.status, 500);
+    let id = &upstream.fields("idempotency-id")[0][0];
+    let page = get(gateway.admin, &format!("/records/{id}")).await;
+    let text = page.text();
+    assert!(
+        text.contains("Kept until") && !text.contains("Replayed until"),
+        "{text}"
+    );
+    // It is one of the records, and not any of them.
+    assert!(text.contains("aria-current=\"page\">Records</a>"), "{text}");
+    assert!(text.contains("<title>released: POST "), "{text}");
 }
 
 /// Of what a form was answered with, the browser asks again: it is the record's page.
@@ -239,8 +289,12 @@ async fn a_scope_is_erased_by_two() {
     assert_eq!(nothing.status, 400, "{nothing:?}");
     let proposed = sent("ada", "erase", &erase(&ada)).await;
     let to = field(&proposed, "location").to_owned();
-    let entry = to.strip_prefix("../retention?proposed=").unwrap();
-    let entry = entry.split('&').next().unwrap();
+    let entry = to.strip_prefix("../retention?entry=").unwrap();
+    // Whoever is given the address of the page proposed nothing.
+    let told = format!("/retention?entry={entry}");
+    let proposed = format!("Proposed as {entry}");
+    assert!(read("ada", &told).await.text().contains(&proposed));
+    assert!(!read("ben", &told).await.text().contains(&proposed));
     assert!(order(gateway.address, "order-1").await.is_replay());
     let page = read("ben", "/retention").await;
     let confirms = format!("name=\"proposal\" value=\"{entry}\"");
@@ -249,13 +303,24 @@ async fn a_scope_is_erased_by_two() {
     assert!(!read("ada", "/retention").await.text().contains(&confirms));
     let confirm = erase(&ben) + "&proposal=" + entry;
     let done = sent("ben", "erase", &confirm).await;
-    let to = field(&done, "location");
-    assert!(to.contains("done=") && to.ends_with("&records=1"), "{to}");
+    let to = field(&done, "location").strip_prefix("..").unwrap();
+    let page = read("ben", to).await;
+    assert!(page.text().contains("<b>Done.</b>") && page.text().contains(" 1 record."));
+    // Nor did others, and the proposal waits no more.
+    for (name, path) in [
+        ("ada", to),
+        ("ada", &*told),
+        ("ben", "/retention?entry=1-1"),
+    ] {
+        let page = read(name, path).await;
+        assert!(!page.text().contains("Done."), "{name} {path}");
+        assert!(!page.text().contains("Proposed as"), "{name} {path}");
+    }
     assert!(!read("ben", "/retention").await.text().contains(&confirms));
     let expired = order(gateway.address, "order-1").await;
     assert_eq!(expired.problem(), "expired");
     let purged = sent("ada", "purge", &format!("form={ada}&reason=room")).await;
-    assert!(field(&purged, "location").contains("done="));
+    assert!(field(&purged, "location").contains("entry="));
     let log = read("cy", "/audit/export").await;
     assert_eq!(field(&log, "content-type"), "application/jsonl");
     let entries = log.text().lines().map(|line| {

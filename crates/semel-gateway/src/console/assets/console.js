@@ -50,7 +50,7 @@
     const size = () => ({ width: chart.clientWidth, height: 190 });
     const plot = new uPlot({
       ...size(),
-      scales: { x: { range: (_, least, most) => [(most ?? Date.now() / 1000) - chart.dataset.seconds, most ?? Date.now() / 1000] }, y: { range: (_, least, most) => [0, Math.max(most * 1.1, 1e-3) || 1] } },
+      scales: { x: { range: (_, least, most) => [(most ?? Date.now() / 1000) - chart.dataset.seconds, most ?? Date.now() / 1000] }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
       axes: [
         { ...axis, space: 90, values: (_, all) => all.map((at) => (at % 60 ? clock : minute).format(new Date(at * 1000))) },
         { ...axis, size: 56 },
@@ -82,17 +82,23 @@
     if (focus) part.querySelector(`[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
     times(part);
   }
+  // What somebody marks, to copy it, stays until they let go.
+  function isMarked(part) {
+    const marked = getSelection();
+    return !marked.isCollapsed && marked.containsNode(part, true);
+  }
   async function refresh() {
     const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(20_000) });
     if (new URL(answer.url).pathname.endsWith("/sign-in")) return "Signed out. Open the page again to sign in.";
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (answer.status >= 500 && !page.getElementById("list")) return "The store does not answer. This page is from before.";
-    if (!answer.ok && !page.getElementById("list")) return `This page is no longer shown (${answer.status}). What you see is from before.`;
+    const isOther = !answer.ok && !page.getElementById("list");
     for (const part of document.querySelectorAll("[data-part]")) {
       const fresh = page.getElementById(part.id);
-      times(fresh ?? page);
-      if (fresh && fresh.innerHTML !== part.innerHTML) replace(part, fresh);
+      if (!fresh) continue;
+      times(fresh);
+      if (fresh.innerHTML !== part.innerHTML && !isMarked(part)) replace(part, fresh);
     }
+    if (isOther) return `${page.querySelector("h1")?.textContent ?? "This page is gone"}. What you see is from before.`;
     const changed = document.getElementById("changed");
     if (changed) changed.hidden = page.getElementById("main").dataset.seen === main.dataset.seen;
     drawAll();

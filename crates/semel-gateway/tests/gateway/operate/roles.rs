@@ -283,6 +283,13 @@ async fn whoever_needs_two_to_resolve_needs_two_to_release() {
         assert_eq!(proposed.status, 202, "{action}: {proposed:?}");
         let refused = order(gateway.address, "order-1").await;
         assert_eq!(refused.problem(), "outcome-unknown", "{action}");
+        // Whoever looks at the record in a browser sees it, however it was proposed.
+        let bearer = format!("Bearer {}", token("operator"));
+        let page = format!("/records/{id}");
+        let fields = [("authorization", &*bearer)];
+        let page = send(request(Method::GET, gateway.admin, &page, &fields, ""));
+        let page = page.await.unwrap();
+        assert!(page.text().contains("admin-name proposed this"), "{action}");
         let proposed: Value = serde_json::from_str(proposed.text()).unwrap();
         body["proposal"] = proposed["audit"].clone();
         let done = ask(&gateway, "operator", Method::POST, &path, &body).await;
