@@ -4,17 +4,17 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use semel::AnyStore;
 use semel::sealed::{KeyName, Keys, Sealed};
 use semel::secrets::Secrets;
-use semel_stores::objects::{Objects, ObjectsUrl, Offloaded};
+use semel::{AnyStore, StoreError};
+use semel_stores::objects::{ObjectsUrl, Offloaded, folder_of};
 use tokio::time::timeout;
 
 use crate::command::with_causes;
-use crate::store::Opened;
+use crate::store::{Opened, REMIND_EVERY};
 
 /// The setting for the keys of answers.
 pub(crate) const KEYS: &str = "encryption-keys";
@@ -77,25 +77,53 @@ pub struct Ready {
 }
 
 impl Large {
-    /// Opens and tries it.
-    async fn open(&self) -> Result<Objects, Error> {
-        self.url.open().await.map_err(|why| Error {
-            setting: LARGE,
-            source_of: format!("`{}`", self.url),
-            why: with_causes(&why),
-        })
+    /// Opens and tries it, as the place of this store's large answers.
+    async fn open(&self, store: AnyStore) -> Result<Offloaded<AnyStore>, Error> {
+        let opened = async {
+            let objects = self.url.open().await?;
+            let offloaded = Offloaded::new(store, objects, self.above).with_report(report);
+            offloaded.check().await?;
+            Ok(offloaded)
+        };
+        let opened: Result<_, StoreError> = opened.await;
+        opened.map_err(|why| self.error(with_causes(&why)))
     }
 
     /// Tries it, and says what was found. Makes no folder.
-    pub(crate) async fn look(&self) -> Result<String, Error> {
+    pub(crate) async fn look(&self, store: AnyStore) -> Result<String, Error> {
         if self.url.is_missing() {
-            return Ok(format!(
-                "`{}` is not there yet; `semel serve` makes it",
-                self.url
-            ));
+            let used = folder_of(&store).await;
+            return match used.map_err(|why| self.error(with_causes(&why)))? {
+                None => Ok(format!(
+                    "`{}` is not there yet; `semel serve` makes it",
+                    self.url
+                )),
+                Some(_) => {
+                    let why = "it is not there, and this store has large answers in it";
+                    Err(self.error(why.to_owned()))
+                }
+            };
         }
-        self.open().await?;
+        self.open(store).await?;
         Ok(self.to_string())
+    }
+
+    fn error(&self, why: String) -> Error {
+        Error {
+            setting: LARGE,
+            source_of: format!("`{}`", self.url),
+            why,
+        }
+    }
+}
+
+/// Says in the log what did not go as it should, now and then.
+fn report(error: &StoreError) {
+    static TOLD: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if told.is_none_or(|told| told.elapsed() >= REMIND_EVERY) {
+        *told = Some(Instant::now());
+        tracing::warn!("--{LARGE}: {}", with_causes(error));
     }
 }
 
@@ -142,11 +170,7 @@ impl Ready {
     pub async fn around(self, store: AnyStore) -> Result<Opened, Error> {
         let offloaded = match &self.large {
             None => None,
-            Some(large) => {
-                let objects = large.open().await?;
-                let offloaded = Offloaded::new(store.clone(), objects, large.above);
-                Some(Arc::new(offloaded))
-            }
+            Some(large) => Some(Arc::new(large.open(store.clone()).await?)),
         };
         let store = offloaded.clone().map_or(store, AnyStore::new);
         let seal = |keys| Sealed::new(store.clone(), keys);

@@ -24,9 +24,9 @@ use super::wire::{
 };
 use super::{Claims, body, no_record};
 use crate::access::{self, Caller};
-use crate::audit;
 use crate::exchange::{Given, Id, Told};
 use crate::openapi::{ClaimProblems, RecordProblems, TokenProblems};
+use crate::operations::is_internal;
 use crate::reconcile;
 use crate::refused::{Code, Refused};
 
@@ -87,8 +87,7 @@ pub(super) async fn show(
 ) -> Answered<Shown> {
     caller.may_claim_any()?;
     let entry = claims.guard.store().get(&id).await?;
-    // The audit log's own are read there, by those who may.
-    let entry = entry.filter(|entry| !audit::is_entry(&entry.label));
+    let entry = entry.filter(|entry| !is_internal(&entry.label));
     let semel::store::Entry { label, record } = entry.ok_or_else(no_record)?;
     let (service, operation) = access::named(&label.operation);
     caller.may_claim(service, operation)?;

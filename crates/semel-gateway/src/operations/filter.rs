@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use semel::store::{Cursor, Entry, ListQuery, Store};
+use semel::store::{Cursor, Entry, Label, ListQuery, Store};
 use semel::{Clock as _, Service, StateKind, StoreErrorKind, SystemClock, Timestamp};
 use tokio::time::Instant;
 
-use super::of_store;
-use crate::audit;
+use super::{is_internal, of_store};
 use crate::config::values;
 use crate::refused::Refused;
 
@@ -106,21 +105,25 @@ impl Filter {
         }
     }
 
-    fn lets_through(&self, entry: &Entry, now: Timestamp) -> bool {
-        let label = &entry.label;
+    /// Whether records of this name are wanted, as far as it says.
+    pub(super) fn names(&self, label: &Label) -> bool {
         let (operation, service) = Service::split(&label.operation);
         let is =
             |wanted: &Option<String>, given: &str| wanted.as_deref().is_none_or(|w| w == given);
-        !audit::is_entry(label)
+        !is_internal(label)
             && is(&self.service, service)
             && is(&self.operation, operation)
-            && (self.route.is_none() || self.route.as_deref() == entry.record.note.get("route"))
             && label.scope.segments().len() >= self.scope.len()
             && self
                 .scope
                 .iter()
                 .zip(label.scope.segments())
                 .all(|(wanted, given)| wanted == given)
+    }
+
+    fn lets_through(&self, entry: &Entry, now: Timestamp) -> bool {
+        self.names(&entry.label)
+            && (self.route.is_none() || self.route.as_deref() == entry.record.note.get("route"))
             && self
                 .older
                 .is_none_or(|older| entry.record.created_at.until(now) >= older)

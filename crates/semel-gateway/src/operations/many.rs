@@ -3,10 +3,11 @@
 
 use semel::sealed::Sealed;
 use semel::store::{Entry, Fenced, Store, StoreExt as _};
-use semel::{AnyStore, IdentityDigest, State};
+use semel::{AnyStore, State};
+use semel_tower::ProblemCode;
 use serde_json::json;
 
-use super::act::{Action, erased};
+use super::act::{Action, erased, is_erased};
 use super::entered::{Actor, insist};
 use super::four_eyes::digest;
 use super::order::Many;
@@ -14,6 +15,7 @@ use super::reseal::reseal_all;
 use super::view::DoneMany;
 use super::{Filter, MOST, Operations, Position, of_store};
 use crate::audit::Came;
+use crate::command::with_causes;
 use crate::refused::Refused;
 
 /// How many records a purge removes in one step.
@@ -108,18 +110,27 @@ impl<S: Store + Clone> Operations<S> {
 
     /// In steps of a bounded number.
     async fn purge_all(&self, tell: &mut impl FnMut(usize, usize)) -> Result<(), Refused> {
+        let mut removed = 0;
         loop {
             let purged = insist(|| self.store.purge(PURGE)).await.map_err(of_store)?;
+            removed += purged.removed;
             tell(purged.removed, 0);
             if !purged.more {
                 break;
             }
         }
-        // One round sweeps a part of what is kept elsewhere.
-        match &self.offloaded {
-            Some(offloaded) => offloaded.sweep().await.map(drop).map_err(of_store),
-            None => Ok(()),
-        }
+        // One round sweeps a part of what is kept elsewhere: this is all of it.
+        let Some(offloaded) = &self.offloaded else {
+            return Ok(());
+        };
+        let swept = offloaded.sweep().await.map(drop);
+        swept.map_err(|error| {
+            let why = format!(
+                "{removed} records were removed, and not all of what no record needs any more outside the store: {}",
+                with_causes(&error)
+            );
+            Refused::of_layer(ProblemCode::StoreUnavailable, why)
+        })
     }
 
     async fn erase_all(
@@ -138,9 +149,15 @@ impl<S: Store + Clone> Operations<S> {
             }
             match found.next {
                 Some(next) => from = next,
-                None => return self.clean_files().await,
+                None => break,
             }
         }
+        // What of their answers is in no record, and what an earlier erasure did not get to.
+        if let Some(offloaded) = &self.offloaded {
+            let swept = offloaded.sweep_erased(|label| filter.names(label)).await;
+            swept.map_err(of_store)?;
+        }
+        self.clean_files().await
     }
 
     /// Whether there was something to erase. A record that changes meanwhile is looked at again.
@@ -150,8 +167,8 @@ impl<S: Store + Clone> Operations<S> {
         loop {
             self.reaches(&record)?;
             match &record.state {
-                State::Completed(outcome) if *outcome != erased() => {}
-                _ => return self.tidy(id).await.map(|()| false),
+                State::Completed(outcome) if *outcome != erased() || !is_erased(&record) => {}
+                _ => return Ok(false),
             }
             let verdict = Action::Erase.verdict(&record)?;
             let resolution = actor.decides(verdict, reason, record.token.fence)?;
@@ -163,14 +180,6 @@ impl<S: Store + Clone> Operations<S> {
                 Some(entry) => record = entry.record,
                 None => return Ok(false),
             }
-        }
-    }
-
-    /// Whoever erased it may not have got to the end of what is kept elsewhere.
-    async fn tidy(&self, id: &IdentityDigest) -> Result<(), Refused> {
-        match &self.offloaded {
-            Some(offloaded) => offloaded.tidy(id).await.map_err(of_store),
-            None => Ok(()),
         }
     }
 

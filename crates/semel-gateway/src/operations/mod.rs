@@ -29,9 +29,9 @@ use order::Lookup;
 use semel::guard::name_of;
 use semel::sealed::Sealed;
 use semel::secrets::Secrets;
-use semel::store::{Entry, ListQuery, Refusal, Store};
+use semel::store::{Entry, Label, ListQuery, Refusal, Store};
 use semel::{AnyStore, IdentityDigest, StateKind, StoreError, StoreErrorKind};
-use semel_stores::objects::Offloaded;
+use semel_stores::objects::{self, Offloaded};
 use semel_tower::ProblemCode;
 use tokio::time::{Instant, timeout_at};
 
@@ -129,8 +129,7 @@ impl<S: Store + Clone> Operations<S> {
     /// `no-record`, or the store's.
     pub async fn find(&self, id: &IdentityDigest) -> Result<Entry, Refused> {
         let found = self.store.get(id).await.map_err(of_store)?;
-        // The log's own are read there.
-        let found = found.filter(|entry| !audit::is_entry(&entry.label));
+        let found = found.filter(|entry| !is_internal(&entry.label));
         found.ok_or_else(|| {
             Refused::new(
                 Code::NoRecord,
@@ -216,7 +215,7 @@ impl<S: Store + Clone> Operations<S> {
             };
             let page = page.ok()?;
             let entries = page.entries.iter();
-            let operations = entries.filter(|entry| !audit::is_entry(&entry.label));
+            let operations = entries.filter(|entry| !is_internal(&entry.label));
             let records = found.map_or(0, |found| found.records) + operations.count();
             let more = page.next.is_some();
             found = Some(Count { records, more });
@@ -226,6 +225,12 @@ impl<S: Store + Clone> Operations<S> {
             }
         }
     }
+}
+
+/// Whether a record is nobody's operation: an entry of the audit log, which is read there, or the one that says
+/// where large answers are.
+pub(crate) fn is_internal(label: &Label) -> bool {
+    audit::is_entry(label) || objects::is_own(label)
 }
 
 /// What the store did not do. Operators may know why.

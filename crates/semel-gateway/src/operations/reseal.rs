@@ -5,6 +5,7 @@ use semel::store::{
     Entry, Fenced, ListQuery, Nonce, Resolution, Retention, Store as _, StoreExt as _, Verdict,
 };
 use semel::{AnyStore, State, StateKind, StoreError};
+use semel_stores::objects::is_own;
 
 use super::entered::{Actor, insist};
 use super::filter::about_now;
@@ -23,7 +24,8 @@ pub(super) async fn reseal_all(
         let mut query = ListQuery::new(state);
         loop {
             let page = store.list(&query).await?;
-            for entry in &page.entries {
+            let entries = page.entries.iter();
+            for entry in entries.filter(|entry| !is_own(&entry.label)) {
                 let is_written = reseal(sealed, entry, actor, reason).await?;
                 // Of what is completed the note may be under another key, which is no loss.
                 let is_open = !matches!(entry.record.state, State::Completed(_));

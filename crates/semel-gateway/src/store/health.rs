@@ -25,7 +25,7 @@ pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after calls that failed had it asked.
 const REST: Duration = Duration::from_millis(200);
 /// How often the log says something of a state that it told of before.
-const REMIND_EVERY: Duration = Duration::from_secs(30);
+pub(crate) const REMIND_EVERY: Duration = Duration::from_secs(30);
 
 /// In which state the store is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,7 @@ mod watched;
 
 use std::sync::Arc;
 
+use semel::memory::MemoryStore;
 use semel::sealed::Sealed;
 use semel::secrets::Secrets;
 use semel::store::{Durability, Store as _};
@@ -16,8 +17,8 @@ use crate::at_rest::{self, AtRest};
 use crate::command::{FAILED, MISUSED};
 use crate::config::StoreUrl;
 
-pub(crate) use health::PROBE_TIMEOUT;
 pub use health::{Condition, Health};
+pub(crate) use health::{PROBE_TIMEOUT, REMIND_EVERY};
 pub use watched::Watched;
 
 /// Why a store cannot be used.
@@ -87,22 +88,26 @@ pub async fn look(url: &StoreUrl, at_rest: &AtRest) -> Result<Vec<String>, Error
     let ready = at_rest.read().await?;
     let mut options = OpenOptions::default();
     options.existing = true;
-    let mut found = match semel_stores::open(&url.0, &options).await {
+    let (store, mut found) = match semel_stores::open(&url.0, &options).await {
         Ok(store) => {
             let mut found = vec!["opened, and works".to_owned()];
             found.extend(ready.lines());
             found.extend(warnings(&store).await?);
-            store.close().await.map_err(Error::Probe)?;
-            found
+            (store, found)
         }
         Err(error) if error.is_missing() => {
-            vec!["not opened: there is nothing yet; `semel serve` makes it".to_owned()]
+            let found = "not opened: there is nothing yet; `semel serve` makes it";
+            (
+                AnyStore::new(MemoryStore::default()),
+                vec![found.to_owned()],
+            )
         }
         Err(error) => return Err(error.into()),
     };
     if let Some(large) = &at_rest.large {
-        found.push(large.look().await?);
+        found.push(large.look(store.clone()).await?);
     }
+    store.close().await.map_err(Error::Probe)?;
     Ok(found)
 }
 

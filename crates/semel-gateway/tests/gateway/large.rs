@@ -73,6 +73,52 @@ fn files_in(folder: &Path) -> Vec<String> {
     found.lines().map(str::to_owned).collect()
 }
 
+/// A folder for a store and its large answers, and the flags that name them.
+struct Places {
+    directory: tempfile::TempDir,
+    flags: [String; 6],
+}
+
+impl Places {
+    /// `store`: a URL, up to the path.
+    fn new(store: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name| directory.path().join(name).display().to_string();
+        let (store, large) = (
+            store.to_owned() + &at("records"),
+            format!("file:{}", at("answers")),
+        );
+        let flags = [
+            "--store",
+            &store,
+            "--large-answers",
+            &large,
+            "--large-answers-above",
+            "1KiB",
+        ];
+        Self {
+            flags: flags.map(str::to_owned),
+            directory,
+        }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+
+    fn flags<'a>(&'a self, others: &[&'a str]) -> Vec<&'a str> {
+        let flags = self.flags.iter().map(String::as_str);
+        flags.chain(others.iter().copied()).collect()
+    }
+
+    /// The files of the answers.
+    fn objects(&self) -> Vec<String> {
+        let mut found = files_in(self.path("answers").as_ref());
+        found.retain(|path| !path.ends_with("/mark"));
+        found
+    }
+}
+
 async fn stop(mut gateway: Gateway) {
     gateway.terminate();
     assert!(gateway.ended().await.success(), "{}", gateway.log());
@@ -123,12 +169,13 @@ async fn a_large_answer_replays_on_a_store_with_a_small_limit() {
         let listed = get(server.address(), "/answers?list-type=2").await;
         listed.text().matches("<Key>").count()
     };
-    assert_eq!(listed().await, 1);
+    // One of them is the mark.
+    assert_eq!(listed().await, 2);
     let erase = [
         "records", "erase", &id, "--yes", "--reason", "asked", "--admin", &admin,
     ];
     assert!(semel(&erase).status.success());
-    assert_eq!(listed().await, 0);
+    assert_eq!(listed().await, 1);
     assert_eq!(
         place(gateways[1].address, "kept-in-a-bucket", &body)
             .await
@@ -141,8 +188,8 @@ async fn a_large_answer_replays_on_a_store_with_a_small_limit() {
 /// In a folder: encrypted where the store is, written anew under another key, and erased by scope.
 #[tokio::test]
 async fn objects_are_encrypted_and_erased_as_records_are() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = |name: &str| directory.path().join(name);
+    let places = Places::new("file:");
+    let at = |name: &str| places.directory.path().join(name);
     let lines_of_keys = [
         "old AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
         "new //79/Pv6+fj39vX08/Lx8O/u7ezr6uno5+bl5OPi4eA=",
@@ -150,21 +197,10 @@ async fn objects_are_encrypted_and_erased_as_records_are() {
     std::fs::write(at("old"), lines_of_keys[0]).unwrap();
     std::fs::write(at("both"), [lines_of_keys[1], lines_of_keys[0]].join("\n")).unwrap();
     std::fs::write(at("new"), lines_of_keys[1]).unwrap();
-    let path = |name: &str| at(name).display().to_string();
-    let (store, folder) = (
-        format!("file:{}", path("records")),
-        format!("file:{}", path("answers")),
-    );
     let shop = Shop::open().await;
     let with = |keys: Option<&str>| {
-        let keys = keys.map(path);
-        let mut flags = vec!["--store", &*store, "--large-answers", &*folder];
-        flags.extend([
-            "--large-answers-above",
-            "4KiB",
-            "--scope-header",
-            "x-account",
-        ]);
+        let keys = keys.map(|name| places.path(name));
+        let mut flags = places.flags(&["--scope-header", "x-account"]);
         if let Some(keys) = &keys {
             flags.extend(["--encryption-keys", keys]);
         }
@@ -186,10 +222,10 @@ async fn objects_are_encrypted_and_erased_as_records_are() {
     for account in ["ada", "bob"] {
         assert_eq!(send_as(&gateway, account, "sealed").await.status, 201);
     }
-    assert!(!found(directory.path(), "ada-0000000007"));
+    assert!(!found(places.directory.path(), "ada-0000000007"));
     stop(gateway).await;
 
-    // All of them are under the new key afterwards, and of what was not encrypted nothing is left.
+    // All of them are under the new key afterwards. The objects before stay for a day.
     let gateway = with(Some("both"));
     let admin = format!("http://{}", gateway.admin);
     let again = [
@@ -203,7 +239,7 @@ async fn objects_are_encrypted_and_erased_as_records_are() {
         &admin,
     ];
     assert_eq!(lines(&semel(&again))[0]["records"], 3);
-    assert!(!found(&at("answers"), "bob-0000000007"));
+    assert_eq!(places.objects().len(), 6);
     stop(gateway).await;
     let gateway = with(Some("new"));
     let replayed = send_as(&gateway, "bob", "plain").await;
@@ -211,8 +247,6 @@ async fn objects_are_encrypted_and_erased_as_records_are() {
     assert_eq!(replayed.body, plain.body);
     assert!(send_as(&gateway, "ada", "sealed").await.is_replay());
 
-    let files = || files_in(&at("answers")).len();
-    assert_eq!(files(), 3);
     let admin = format!("http://{}", gateway.admin);
     let listed = lines(&semel(&["records", "list", "--json", "--admin", &admin]));
     let of_ada = listed.iter().find(|record| {
@@ -227,7 +261,7 @@ async fn objects_are_encrypted_and_erased_as_records_are() {
         erase.extend(["--scope", segment.as_str().unwrap()]);
     }
     assert_eq!(lines(&semel(&erase))[0]["records"], 1);
-    assert_eq!(files(), 2);
+    assert_eq!(places.objects().len(), 4);
     assert_eq!(
         send_as(&gateway, "ada", "sealed").await.problem(),
         "expired"
@@ -241,21 +275,8 @@ async fn objects_are_encrypted_and_erased_as_records_are() {
 /// where large answers are.
 #[tokio::test]
 async fn a_lost_object_is_told_and_nothing_runs_again() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let (store, folder) = (
-        format!("file:{}", path("records")),
-        format!("file:{}", path("answers")),
-    );
-    let shop = Shop::open().await;
-    let flags = [
-        "--store",
-        &store,
-        "--large-answers",
-        &folder,
-        "--large-answers-above",
-        "1KiB",
-    ];
+    let places = Places::new("file:");
+    let (shop, flags) = (Shop::open().await, places.flags(&[]));
     let gateway = start(&shop, &flags);
     let body = text("lost", 8 << 10);
     let first = place(gateway.address, "lost-object", &body).await;
@@ -292,7 +313,27 @@ async fn a_lost_object_is_told_and_nothing_runs_again() {
     assert!(told.contains("--large-answers"), "{told}");
     stop(gateway).await;
 
-    std::fs::rename(path("answers"), path("elsewhere")).unwrap();
+    // Missing altogether, they are somewhere else.
+    let [answers, elsewhere] = ["answers", "elsewhere"].map(|name| places.path(name));
+    std::fs::rename(&answers, &elsewhere).unwrap();
+    for is_there in [false, true] {
+        let check = [&["check", "--upstream", "http://127.0.0.1:9"], &flags[..]].concat();
+        let told = String::from_utf8(semel(&check).stderr).unwrap();
+        let why = ["this store has large answers in it", "Is it mounted"][usize::from(is_there)];
+        assert!(
+            told.contains("--large-answers: ") && told.contains(why),
+            "{told}"
+        );
+        assert_eq!(Path::new(&answers).exists(), is_there);
+        if !is_there {
+            std::fs::create_dir(&answers).unwrap();
+        }
+    }
+    std::fs::remove_dir(&answers).unwrap();
+    std::fs::rename(&elsewhere, &answers).unwrap();
+    for object in places.objects() {
+        std::fs::remove_file(object).unwrap();
+    }
     let gateway = start(&shop, &flags);
     refused(&gateway, "which cannot be read").await;
     let admin = format!("http://{}", gateway.admin);
@@ -322,31 +363,17 @@ async fn a_lost_object_is_told_and_nothing_runs_again() {
 /// What nobody needs any more goes when an operator purges.
 #[tokio::test]
 async fn a_purge_takes_the_objects_of_what_is_past_its_retention() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let (store, folder) = (
-        format!("sqlite:{}", path("records.db")),
-        format!("file:{}", path("answers")),
-    );
+    let places = Places::new("sqlite:");
     let shop = Shop::open().await;
-    let flags = [
-        "--store",
-        &store,
-        "--large-answers",
-        &folder,
-        "--large-answers-above",
-        "1KiB",
-    ];
-    let gateway = start(&shop, &[&flags[..], &["--ttl", "1s"]].concat());
+    let gateway = start(&shop, &places.flags(&["--ttl", "1s"]));
     assert_eq!(
         place(gateway.address, "k", &text("k", 8 << 10))
             .await
             .status,
         201
     );
-    let files = || files_in(path("answers").as_ref());
-    let [object] = &files()[..] else {
-        panic!("{:?}", files());
+    let [object] = &places.objects()[..] else {
+        panic!("{:?}", places.objects());
     };
     let admin = format!("http://{}", gateway.admin);
     let purge = [
@@ -359,43 +386,119 @@ async fn a_purge_takes_the_objects_of_what_is_past_its_retention() {
     .await;
     assert!(semel(&purge).status.success());
     // It is not a day old.
-    assert_eq!(files().len(), 1);
+    assert_eq!(places.objects().len(), 1);
     let touched = Command::new("touch")
         .args(["-d", "2 days ago", object])
         .status();
     assert!(touched.unwrap().success());
     assert!(semel(&purge).status.success());
-    assert_eq!(files(), [""; 0]);
+    assert_eq!(places.objects(), [""; 0]);
+
+    // A sweep that cannot be made does not hide what was purged.
+    for mark in files_in(places.path("answers").as_ref()) {
+        std::fs::remove_file(mark).unwrap();
+    }
+    let told = String::from_utf8(semel(&purge).stderr).unwrap();
+    assert!(
+        told.contains("0 records were removed, and not all"),
+        "{told}"
+    );
+    assert!(told.contains("Is it mounted"), "{told}");
+    stop(gateway).await;
+}
+
+/// It is nobody's operation: a gateway that is not told of large answers neither shows nor changes it.
+#[tokio::test]
+async fn the_record_of_where_they_are_is_left_alone() {
+    let places = Places::new("file:");
+    let (shop, flags, keys) = (Shop::open().await, places.flags(&[]), places.path("keys"));
+    let line = "one AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    std::fs::write(&keys, line).unwrap();
+    let gateway = start(&shop, &flags);
+    eventually("the mark", async || {
+        (files_in(places.path("answers").as_ref()).len() == 1).then_some(())
+    })
+    .await;
+    assert_eq!(order(gateway.address, "small").await.status, 201);
+    stop(gateway).await;
+
+    let sealing = ["--encryption-keys", &keys];
+    let gateway = start(&shop, &[&flags[..2], &sealing].concat());
+    let admin = format!("http://{}", gateway.admin);
+    let listed = lines(&semel(&["records", "list", "--json", "--admin", &admin]));
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    let many = |what: &[&str]| {
+        let because = ["--yes", "--json", "--reason", "asked", "--admin", &admin];
+        let done = semel(&[&["records"], what, &because].concat());
+        lines(&done)[0]["records"].clone()
+    };
+    assert_eq!(many(&["reencrypt"]), 1);
+    assert_eq!(many(&["erase", "--scope", "semel"]), 0);
+    stop(gateway).await;
+
+    let gateway = start(&shop, &[&flags[..], &sealing].concat());
+    let body = text("large", 8 << 10);
+    assert_eq!(place(gateway.address, "large", &body).await.status, 201);
+    assert!(place(gateway.address, "large", &body).await.is_replay());
     stop(gateway).await;
 }
 
 /// A job's output, on a store itself.
 #[test]
 fn the_output_of_a_job_is_kept_outside_its_store() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let (store, folder) = (
-        format!("sqlite:{}", path("records.db")),
-        format!("file:{}", path("answers")),
-    );
-    let script = format!("echo ran >> {}; seq 1 20000", path("effects"));
+    let places = Places::new("sqlite:");
+    let script = format!("echo ran >> {}; seq 1 20000", places.path("effects"));
     let run = || {
-        let flags = [
-            "--store",
-            &store,
-            "--large-answers",
-            &folder,
-            "--large-answers-above",
-            "1KiB",
-        ];
         let job = ["--key", "k", "--", "/bin/sh", "-c", &script];
-        semel(&[&["run"], &flags[..], &job].concat())
+        semel(&[&["run"], &places.flags(&job)[..]].concat())
     };
     let (first, again) = (run(), run());
     assert!(first.status.success(), "{first:?}");
     assert_eq!(first.stdout, again.stdout);
-    assert_eq!(std::fs::read_to_string(path("effects")).unwrap(), "ran\n");
-    assert!(found(Path::new(&path("answers")), "19999"));
+    assert_eq!(
+        std::fs::read_to_string(places.path("effects")).unwrap(),
+        "ran\n"
+    );
+    assert!(found(Path::new(&places.path("answers")), "19999"));
+}
+
+/// A way to a server that speaks S3 on which answers to uploads do not say which version was made.
+#[cfg(feature = "s3")]
+fn hushed(server: SocketAddr) -> SocketAddr {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    fn pass(mut client: &TcpStream, server: SocketAddr) -> std::io::Result<()> {
+        let mut reader = BufReader::new(client);
+        let (mut head, mut length) = (String::new(), 0);
+        while reader.read_line(&mut head)? > 2 {
+            let line = head.lines().last().unwrap_or_default().to_lowercase();
+            if let Some(bytes) = line.strip_prefix("content-length:") {
+                length = bytes.trim().parse().unwrap();
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body)?;
+        let head = head.trim_end().to_owned() + "\r\nconnection: close\r\n\r\n";
+        let mut server = TcpStream::connect(server)?;
+        server.write_all(&[head.as_bytes(), &body].concat())?;
+        let mut answer = Vec::new();
+        server.read_to_end(&mut answer)?;
+        let end = answer.windows(4).position(|end| end == b"\r\n\r\n");
+        let (head, rest) = answer.split_at(end.unwrap_or_default());
+        let head = String::from_utf8_lossy(head).replace("x-amz-version-id", "x-hushed");
+        let head = head + "\r\nconnection: close";
+        client.write_all(&[head.as_bytes(), rest].concat())
+    }
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            pass(&client, server).ok();
+        }
+    });
+    address
 }
 
 /// Told before anything is served, with the setting's name, and nothing that may be a password.
@@ -451,9 +554,12 @@ async fn a_place_that_cannot_be_used_is_told_at_the_start() {
             .unwrap();
         let versions = server.bucket("versions", true).unwrap();
         let absent = versions.replace("versions", "absent");
+        let hushed = hushed(server.address());
+        let hushed = versions.replace(&server.address().to_string(), &hushed.to_string());
         let nobody = format!("s3://answers?endpoint=http://{closed}");
         let key = "s3://key:hunter2@answers".to_owned();
         wrong.push((versions, "take a bucket without versioning"));
+        wrong.push((hushed, "take a bucket without versioning"));
         wrong.push((absent, "an object cannot be written"));
         wrong.push((nobody, "an object cannot be written"));
         wrong.push((key, "credentials come from the environment"));

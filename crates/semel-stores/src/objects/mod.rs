@@ -31,22 +31,34 @@
 //!    cannot be reached, is [`Corrupt`](StoreErrorKind::Corrupt) to a claim: it is known that the operation
 //!    is done. [`get`](Store::get) shows such a record with its stand-in. [`list`](Store::list) reads no
 //!    objects: it shows all stand-ins.
-//! 4. *What is not needed is removed.* At once where a record is amended: an erasure that could not remove
+//! 4. *No answer is lost because the place fails.* Where it does not take one, the store keeps the answer
+//!    itself; one that is too large for the store is [`NotApplied`](StoreErrorKind::NotApplied), and a guard
+//!    sends it again. The cause makes no difference: services answer "forbidden" both where a permission is
+//!    missing and while credentials are replaced. [`with_report`](Offloaded::with_report) hears of it.
+//! 5. *Nothing is uploaded within a transaction*, because others wait for its locks, and the outcome is not
+//!    known before. What is completed in one is in its record, however large it is.
+//! 6. *What is not needed is removed.* At once by an [erasure](Change::erases): one that could not remove
 //!    an object is [`Unknown`](StoreErrorKind::Unknown), and can be sent again. Everything else (of purged
-//!    records, refused and lost completions, transactions that were rolled back) by [`sweep`], of
-//!    which each [`purge`](Store::purge) does a part.
+//!    and amended records, refused and lost completions) by [`sweep`], of which each [`purge`](Store::purge)
+//!    does a part.
 //!
 //! [`sweep`]: Offloaded::sweep
 //!
 //! # Why the sweep never removes what is needed
 //! An object's name has the fence that its record had when it was written: `f`. Only a change that was
 //! made for fence `f` can make the record name it, and a store takes such a change only while the record has
-//! fence `f`. Fences of an identity only grow, also across its expiry. So an object is not
-//! needed once a record that is read *after* the object was listed has a higher fence and does not name
-//! it, and where there is no record: it will not be named any more. What an amendment passes on it has
-//! read under the current fence, so it names it now. No clock is part of this. That only what is a day old
-//! is looked at saves work, and covers a store that lost its latest writes: the age is the difference
-//! of two times of the place itself.
+//! fence `f`, and is not released. Fences of an identity only grow, also across its expiry. So an object is
+//! not needed once a record that is read *after* the object was listed has a higher fence, or is released, and
+//! does not name it, and where there is no record: it will not be named any more. What an amendment passes on
+//! it has read under the current fence, so it names it now. No clock is part of this.
+//!
+//! A store may lose its latest writes, for instance in a failover of Redis, and have a record again as it was
+//! before. Therefore an object also has to be a day old, by two times of the place itself, and its record has
+//! to have been without it for a day, by the store's time and the place's.
+//!
+//! [`sweep_erased`](Offloaded::sweep_erased) waits for neither. It also takes what an attempt wrote that is in
+//! flight or unknown, and may be completed yet, if that was a minute ago: no completion takes so long between
+//! its upload and its record, and one that is sent again uploads it again.
 
 mod place;
 
@@ -55,16 +67,18 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-use futures_util::TryStreamExt as _;
+use futures_util::{TryStreamExt as _, future};
+use object_store::ObjectMeta;
 use object_store::path::Path;
 use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, Label, ListQuery, Nonce, OnLost, Page, Probe,
-    Purged, Result, Retention, Store, StoreExt as _, Verdict, Waited,
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, ListQuery, Nonce, OnLost, Page,
+    Probe, Purged, Result, Retention, Store, StoreExt as _, Verdict, Waited,
 };
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use semel::{
-    Fingerprint, Identity, IdentityDigest, Key, Outcome, Scope, State, StoreError, StoreErrorKind,
+    Fingerprint, Identity, IdentityDigest, Key, Outcome, OutcomeKind, Scope, State, StoreError,
+    StoreErrorKind,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
@@ -79,14 +93,19 @@ pub struct Offloaded<S> {
     objects: Objects,
     above: usize,
     age: Duration,
+    report: fn(&StoreError),
     /// Where no other store's objects are, found when it is first needed.
     folder: OnceCell<String>,
     /// Which part is swept next.
     part: AtomicU8,
 }
 
-/// How old an object has to be to be looked at by a sweep, unless said otherwise.
+/// How old an object has to be, and for how long not needed, to be removed by a sweep, unless said otherwise.
 const AGE: Duration = Duration::from_hours(24);
+/// Longer than a completion takes from its upload to the answer of the store.
+const COMPLETION: Duration = Duration::from_mins(1);
+/// How many objects a sweep looks at together.
+const AT_ONCE: usize = 16;
 /// The record of the store that says in which folder its objects are.
 const OWN: (&str, &str, &str) = ("semel", "large-answers", "folder");
 const LEASE: Duration = Duration::from_secs(10);
@@ -105,15 +124,25 @@ impl<S: Store> Offloaded<S> {
             objects,
             above,
             age: AGE,
+            report: |_| {},
             folder: OnceCell::new(),
             part: part.into(),
         }
     }
 
-    /// How old an object has to be to be looked at by a [sweep](Self::sweep). A day unless set.
+    /// How old an object has to be, and for how long not needed, to be removed by a [sweep](Self::sweep). A
+    /// day unless set.
     #[must_use]
     pub const fn with_age(mut self, age: Duration) -> Self {
         self.age = age;
+        self
+    }
+
+    /// Hears of what the place did not do where the caller gets no error: an answer that the store keeps
+    /// itself, and a sweep that did not get to its end.
+    #[must_use]
+    pub const fn with_report(mut self, report: fn(&StoreError)) -> Self {
+        self.report = report;
         self
     }
 
@@ -122,36 +151,90 @@ impl<S: Store> Offloaded<S> {
         &self.inner
     }
 
+    /// Whether the objects of this store, if it has some, are in this place. Makes nothing.
+    ///
+    /// # Errors
+    /// [`Config`](StoreErrorKind::Config) where they are not: a file system that is not mounted, or another
+    /// bucket. Or the store's, and the place's.
+    pub async fn check(&self) -> Result<()> {
+        match folder_of(&self.inner).await? {
+            Some(folder) => self.objects.check_mark(&folder).await,
+            None => Ok(()),
+        }
+    }
+
     /// Removes all objects that no record needs any more, and says how many.
     ///
     /// # Errors
     /// The store's, and of the place of the objects. What was removed before stays removed.
     pub async fn sweep(&self) -> Result<usize> {
-        self.sweep_below(&Path::from(self.folder().await?)).await
+        let all = Path::from(self.folder().await?);
+        self.sweep_below(&all, None).await
     }
 
-    async fn sweep_below(&self, below: &Path) -> Result<usize> {
-        let now = self.objects.probe().await?;
-        let before = now.checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH);
-        self.objects.remove_partial(below, Some(before)).await?;
-        let (mut found, mut removed) = (self.objects.list(below), 0);
-        while let Some(object) = found.try_next().await? {
-            if SystemTime::from(object.last_modified) <= before
-                && let Some((identity, fence)) = parse(&object.location)
-                && is_dead(&object.location, fence, self.inner.get(&identity).await?)
-            {
-                self.objects.remove(&object.location).await?;
-                removed += 1;
-            }
-        }
-        Ok(removed)
-    }
-
-    /// Removes the objects of one record that it does not need any more, however old they are.
+    /// Removes at once what records leave that were erased, and says how many objects that were: those of
+    /// their attempts that did not complete them, and those of records that are gone and might have been
+    /// among them. An attempt that runs keeps what it wrote within the last minute.
     ///
     /// # Errors
     /// As for [`sweep`](Self::sweep).
-    pub async fn tidy(&self, identity: &IdentityDigest) -> Result<()> {
+    pub async fn sweep_erased(&self, is_erased: impl Fn(&Label) -> bool + Sync) -> Result<usize> {
+        let all = Path::from(self.folder().await?);
+        self.sweep_below(&all, Some(&is_erased)).await
+    }
+
+    async fn sweep_below(
+        &self,
+        below: &Path,
+        erased: Option<&(dyn Fn(&Label) -> bool + Sync)>,
+    ) -> Result<usize> {
+        self.objects.check_mark(self.folder().await?).await?;
+        let now = self.objects.probe().await?;
+        let ago = |age| now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
+        let (old, idle) = (ago(self.age), ago(COMPLETION));
+        let partial = erased.map_or(old, |_| idle);
+        self.objects.remove_partial(below, Some(partial)).await?;
+        let look_at = |object: ObjectMeta| async move {
+            let written = SystemTime::from(object.last_modified);
+            let (path, is_old) = (&object.location, written <= old);
+            if !is_old && erased.is_none() {
+                return Ok(false);
+            }
+            let Some((identity, fence)) = parse(path) else {
+                return Ok(false);
+            };
+            let goes = match self.inner.get(&identity).await? {
+                None => true,
+                Some(entry) if erased.is_some_and(|erased| erased(&entry.label)) => {
+                    let state = &entry.record.state;
+                    let is_open = matches!(state, State::InFlight | State::Unknown);
+                    // The list may be older than that.
+                    let is_idle =
+                        is_open && written <= idle && self.objects.is_from(path, idle).await?;
+                    is_dead(path, fence, &entry) || is_idle
+                }
+                Some(entry) => is_old && is_dead(path, fence, &entry) && !is_recent(&entry, old),
+            };
+            if goes {
+                self.objects.remove(path).await?;
+            }
+            Ok::<_, StoreError>(goes)
+        };
+        let found = self.objects.list(below).map_ok(look_at);
+        found
+            .try_buffer_unordered(AT_ONCE)
+            .try_fold(0, |removed, goes| future::ok(removed + usize::from(goes)))
+            .await
+    }
+
+    async fn sweep_part(&self) -> Result<usize> {
+        let part = hex(&[self.part.fetch_add(1, Relaxed)]);
+        let part = Path::from_iter([self.folder().await?, &part]);
+        self.sweep_below(&part, None).await
+    }
+
+    /// Removes the objects of one record that it does not need any more, however old they are.
+    async fn tidy(&self, identity: &IdentityDigest) -> Result<()> {
         let below = self.of(identity).await?;
         self.objects.remove_partial(&below, None).await?;
         let found: Vec<_> = self.objects.list(&below).try_collect().await?;
@@ -159,11 +242,15 @@ impl<S: Store> Offloaded<S> {
             return Ok(());
         }
         let entry = self.inner.get(identity).await?;
-        for object in found {
-            if let Some((_, fence)) = parse(&object.location)
-                && is_dead(&object.location, fence, entry.clone())
+        for ObjectMeta { location, .. } in found {
+            let Some((_, fence)) = parse(&location) else {
+                continue;
+            };
+            if entry
+                .as_ref()
+                .is_none_or(|entry| is_dead(&location, fence, entry))
             {
-                self.objects.remove(&object.location).await?;
+                self.objects.remove(&location).await?;
             }
         }
         Ok(())
@@ -172,6 +259,10 @@ impl<S: Store> Offloaded<S> {
     /// Where the objects of one record are: the first two digits are the part that is swept at once.
     async fn of(&self, identity: &IdentityDigest) -> Result<Path> {
         let (folder, digits) = (self.folder().await?, identity.to_string());
+        // A bucket that is not there says so itself.
+        if self.objects.is_folder() {
+            self.objects.check_mark(folder).await?;
+        }
         Ok(Path::from_iter([folder, &digits[..2], &digits]))
     }
 
@@ -183,33 +274,31 @@ impl<S: Store> Offloaded<S> {
     /// Made by whoever needs it first, and kept in the store: two stores that are given one place do not
     /// take the other's objects for those of purged records.
     async fn find_folder(&self) -> Result<String> {
-        let key = Key::new(OWN.2).map_err(|error| {
-            StoreError::new(StoreErrorKind::Config, "the key of its own record").with_source(error)
-        })?;
-        let identity = Identity::new(Scope::new([OWN.0]), OWN.1, key);
+        let identity = own()?;
+        let digest = identity.digest();
         let request = ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), LEASE);
         let request = request.with_on_lost(OnLost::Retry);
         loop {
             match self.inner.claim(&identity, &request).await? {
                 Claim::Completed { outcome, .. } => {
-                    let name = outcome
-                        .body()
-                        .and_then(|body| String::from_utf8(body.into()).ok());
-                    return name.ok_or_else(|| corrupt("the name of the folder of its objects"));
+                    let folder = folder_in(&outcome)?;
+                    self.objects.check_mark(&folder).await?;
+                    return Ok(folder);
                 }
-                Claim::Acquired(acquired) => {
+                Claim::Acquired(Acquired { token, .. }) => {
                     let name = hex(Nonce::random()?.as_bytes());
+                    if let Err(error) = self.objects.mark(&name).await {
+                        // Others need not wait for the lease.
+                        let _: Result<Fenced> = self.inner.abandon(digest, &token).await;
+                        return Err(error);
+                    }
                     let outcome = Outcome::success(name.as_bytes());
                     let ever = Retention::new(FOR_EVER);
-                    let digest = identity.digest();
                     // What the store has counts.
-                    let _: Fenced = self
-                        .inner
-                        .complete(digest, &acquired.token, &outcome, ever)
-                        .await?;
+                    let _: Fenced = self.inner.complete(digest, &token, &outcome, ever).await?;
                 }
                 Claim::InFlight { fence, remaining } => {
-                    self.inner.wait(identity.digest(), fence, remaining).await?;
+                    self.inner.wait(digest, fence, remaining).await?;
                 }
                 _ => return Err(corrupt("the record of the folder of its objects")),
             }
@@ -283,25 +372,62 @@ impl<S: Store> Offloaded<S> {
         Outcome::from_bytes(bytes).map_err(|error| altered().with_source(error))
     }
 
-    /// Whether objects of the record may have to go once the change is made.
-    async fn leaves(&self, identity: &IdentityDigest, change: &Change) -> Result<bool> {
-        let Change::Resolve(resolution) = change else {
-            return Ok(false);
+    /// What a refusal means of a change whose outcome is large.
+    async fn refused(
+        &self,
+        identity: &IdentityDigest,
+        change: &Change,
+        refused: Fenced,
+    ) -> Result<Fenced> {
+        let Some(entry) = self.inner.get(identity).await? else {
+            return Ok(refused);
         };
-        if !resolution.verdict.amends() || change.erases() {
-            return Ok(change.erases());
+        let State::Completed(kept) = &entry.record.state else {
+            return Ok(refused);
+        };
+        // Sent before, it was an object and is none now, or the other way round.
+        if let Change::Held(token, Update::Complete(outcome, _)) = change
+            && entry.record.token == *token
+            && is_same(kept, outcome)
+        {
+            return Ok(Fenced::Applied);
         }
-        let entry = self.inner.get(identity).await?;
-        Ok(entry.is_some_and(|entry| named(&entry).is_some()))
+        // Whoever erased it may have looked before the object was there.
+        if kept.kind() == OutcomeKind::Omitted
+            && let Err(error) = self.tidy(identity).await
+        {
+            (self.report)(&error);
+        }
+        Ok(refused)
     }
 }
 
-/// Whether no record needs the object, nor will: see the module.
-fn is_dead(path: &Path, fence: Fence, entry: Option<Entry>) -> bool {
-    entry.is_none_or(|entry| {
-        let named = named(&entry).and_then(read_place);
-        fence < entry.record.token.fence && named.is_none_or(|(_, _, named)| named != *path)
-    })
+/// Whether a record of an object's identity does not need it, nor will: see the module.
+fn is_dead(path: &Path, fence: Fence, entry: &Entry) -> bool {
+    let (current, state) = (entry.record.token.fence, &entry.record.state);
+    let named = named(entry).and_then(read_place);
+    let is_past = fence < current || fence == current && *state == State::Released;
+    is_past && named.is_none_or(|(_, _, named)| named != *path)
+}
+
+/// Whether the record was as it is for so short a time that the store may lose it again. What is erased is
+/// to go nevertheless.
+fn is_recent(entry: &Entry, before: SystemTime) -> bool {
+    let record = &entry.record;
+    let since = record.settled_at.unwrap_or(record.claimed_at);
+    let since = SystemTime::UNIX_EPOCH + Duration::from_micros(since.as_micros());
+    let is_omitted =
+        matches!(&record.state, State::Completed(kept) if kept.kind() == OutcomeKind::Omitted);
+    since > before && !is_omitted
+}
+
+/// Whether it is this outcome that is kept, in the record or outside it.
+fn is_same(kept: &Outcome, outcome: &Outcome) -> bool {
+    let bytes = outcome.as_bytes();
+    let is_outside = |(len, digest, _): (u64, &[u8], Path)| {
+        len == bytes.len() as u64 && *digest == *Sha256::digest(bytes)
+    };
+    kept == outcome || kept.place().and_then(read_place).is_some_and(is_outside)
 }
 
 /// What the record's stand-in says, if it has one.
@@ -330,8 +456,36 @@ fn parse(path: &Path) -> Option<(IdentityDigest, Fence)> {
     Some((IdentityDigest::from_hex(identity.as_ref())?, Fence(fence)))
 }
 
-fn is_own(label: &Label) -> bool {
+/// Whether it is the record that says in which folder the objects of a store are. It is nobody's operation:
+/// whoever shows or changes records leaves it alone, also without an [`Offloaded`].
+pub fn is_own(label: &Label) -> bool {
     *label.operation == *OWN.1 && label.scope.segments().eq([OWN.0])
+}
+
+/// In which folder of their place the objects of a store are; `None` where it never had any.
+///
+/// # Errors
+/// The store's.
+pub async fn folder_of(store: &impl Store) -> Result<Option<String>> {
+    let entry = store.get(own()?.digest()).await?;
+    match entry.map(|entry| entry.record.state) {
+        Some(State::Completed(outcome)) => folder_in(&outcome).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Of the record of that folder.
+fn own() -> Result<Identity> {
+    let key = Key::new(OWN.2).map_err(|error| {
+        StoreError::new(StoreErrorKind::Config, "the key of its own record").with_source(error)
+    })?;
+    Ok(Identity::new(Scope::new([OWN.0]), OWN.1, key))
+}
+
+fn folder_in(outcome: &Outcome) -> Result<String> {
+    let body = outcome.body();
+    let name = body.and_then(|body| String::from_utf8(body.into()).ok());
+    name.ok_or_else(|| corrupt("the name of the folder of its objects"))
 }
 
 fn corrupt(what: impl Into<Box<str>>) -> StoreError {
@@ -363,22 +517,39 @@ impl<S: Store> Store for Offloaded<S> {
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
-        let leaves = self.leaves(identity, change).await?;
-        let offloaded = self.offloaded(identity, change).await?;
+        let (offloaded, failed) = match self.offloaded(identity, change).await {
+            Ok(offloaded) => (offloaded, None),
+            Err(error) => (None, Some(error)),
+        };
+        let not_written =
+            |what: &str, why| StoreError::new(StoreErrorKind::NotApplied, what).with_source(why);
+        let is_large = offloaded.is_some() || failed.is_some();
         let sent = offloaded.as_ref().unwrap_or(change);
-        let answer = self.inner.change(identity, sent).await?;
-        let is_applied = answer == Fenced::Applied;
-        if is_applied && leaves || !is_applied && offloaded.is_some() {
-            let tidied = self.tidy(identity).await;
-            if let Err(error) = tidied
-                && is_applied
-                && change.erases()
-            {
-                let what = "the answer is erased from the record, and an object with it may still be there";
-                return Err(StoreError::new(StoreErrorKind::Unknown, what).with_source(error));
+        let answer = match (self.inner.change(identity, sent).await, failed) {
+            (Err(error), Some(why)) if error.kind() == StoreErrorKind::TooLarge => {
+                let what = "a large answer cannot be written as an object";
+                return Err(not_written(what, why));
             }
+            (Ok(answer), Some(why)) => {
+                let what =
+                    "a large answer cannot be written as an object, and is kept in the store";
+                (self.report)(&not_written(what, why));
+                answer
+            }
+            (answer, _) => answer?,
+        };
+        match answer {
+            Fenced::Applied if change.erases() => {
+                self.tidy(identity).await.map_err(|error| {
+                    let what =
+                        "the answer is erased from the record, and an object with it may still be there";
+                    StoreError::new(StoreErrorKind::Unknown, what).with_source(error)
+                })?;
+                Ok(answer)
+            }
+            Fenced::Refused(_) if is_large => self.refused(identity, change, answer).await,
+            _ => Ok(answer),
         }
-        Ok(answer)
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -403,10 +574,11 @@ impl<S: Store> Store for Offloaded<S> {
     /// At the end of each round a part of the objects is swept, too: after 256 rounds, all.
     async fn purge(&self, limit: usize) -> Result<Purged> {
         let purged = self.inner.purge(limit).await?;
-        if !purged.more {
-            let part = hex(&[self.part.fetch_add(1, Relaxed)]);
-            let part = Path::from_iter([self.folder().await?, &part]);
-            self.sweep_below(&part).await?;
+        if !purged.more
+            && let Err(error) = self.sweep_part().await
+        {
+            // What was purged is purged.
+            (self.report)(&error);
         }
         Ok(purged)
     }
@@ -433,9 +605,6 @@ impl<S: Transactional> Transactional for Offloaded<S> {
     type Transaction = S::Transaction;
 
     async fn begin(&self, isolation: Isolation) -> Result<Self::Transaction, TransactionError> {
-        // Its record is not written while the transaction may keep others from writing.
-        let found = self.folder().await;
-        found.map_err(TransactionError::NotCommitted)?;
         self.inner.begin(isolation).await
     }
 
@@ -445,10 +614,7 @@ impl<S: Transactional> Transactional for Offloaded<S> {
         identity: &IdentityDigest,
         change: &Change,
     ) -> Result<Fenced, TransactionError> {
-        let offloaded = self.offloaded(identity, change).await;
-        let offloaded = offloaded.map_err(TransactionError::NotCommitted)?;
-        let sent = offloaded.as_ref().unwrap_or(change);
-        self.inner.change_in(transaction, identity, sent).await
+        self.inner.change_in(transaction, identity, change).await
     }
 
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {

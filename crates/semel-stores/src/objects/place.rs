@@ -79,7 +79,11 @@ impl ObjectsUrl {
         let objects = match &self.0 {
             Kind::Folder(path) => Objects::in_folder(path)?,
             #[cfg(feature = "objects-s3")]
-            Kind::Bucket(bucket) => bucket.open()?,
+            Kind::Bucket(bucket) => bucket.open().await?,
+        };
+        let objects = Objects {
+            name: self.to_string(),
+            ..objects
         };
         objects.probe().await?;
         Ok(objects)
@@ -130,7 +134,7 @@ impl Bucket {
         })
     }
 
-    fn open(&self) -> Result<Objects> {
+    async fn open(&self) -> Result<Objects> {
         use object_store::RetryConfig;
         use object_store::aws::AmazonS3Builder;
         use object_store::prefix::PrefixStore;
@@ -154,9 +158,38 @@ impl Bucket {
         }
         let bucket = builder.build();
         let bucket = bucket.map_err(|error| config("the bucket's settings").with_source(error))?;
+        if says_that_it_keeps_versions(&bucket).await == Some(true) {
+            return Err(config(VERSIONS));
+        }
         let store = PrefixStore::new(bucket, self.prefix.clone());
         Ok(Objects::new(Arc::new(store)))
     }
+}
+
+/// What the bucket itself answers to this. `None` where it does not: not every service knows the question, and
+/// not every credential may ask it.
+#[cfg(feature = "objects-s3")]
+async fn says_that_it_keeps_versions(bucket: &object_store::aws::AmazonS3) -> Option<bool> {
+    use object_store::ClientOptions;
+    use object_store::client::{HttpConnector as _, HttpRequestBody, ReqwestConnector};
+    use object_store::signer::{SignedUrlOptions, Signer as _};
+
+    let question = SignedUrlOptions::new().with_query([("versioning", "")]);
+    let whole = Path::default();
+    let signed = bucket.signed_url_opts(http::Method::GET, &whole, RETRIED, &question);
+    let url = signed.await.ok()?;
+    let options = ClientOptions::new()
+        .with_timeout(RETRIED)
+        .with_allow_http(url.scheme() == "http");
+    let client = ReqwestConnector::default().connect(&options).ok()?;
+    let request = http::Request::get(url.as_str()).body(HttpRequestBody::empty());
+    let answer = client.execute(request.ok()?).await.ok()?;
+    if !answer.status().is_success() {
+        return None;
+    }
+    let answer = answer.into_body().bytes().await.ok()?;
+    let enabled = b"<Status>Enabled</Status>";
+    Some(answer.windows(enabled.len()).any(|part| part == enabled))
 }
 
 #[cfg(feature = "objects-s3")]
@@ -170,12 +203,18 @@ const RETRIED: Duration = Duration::from_secs(10);
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
     folder: Option<PathBuf>,
+    /// For people.
+    name: String,
 }
+
+const VERSIONS: &str = "the bucket keeps what is removed as an old version, so an answer that is erased would \
+                        stay in it: take a bucket without versioning";
 
 impl Objects {
     /// Any that the crate [`object_store`] knows.
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
         Self {
+            name: store.to_string(),
             store,
             folder: None,
         }
@@ -192,13 +231,14 @@ impl Objects {
         Ok(Self {
             store: Arc::new(store),
             folder: Some(path.to_owned()),
+            name: String::new(),
         })
     }
 
     /// Writes an object, reads it and removes it. The time is that of the place where it was.
     ///
     /// # Errors
-    /// What failed. Also where a bucket keeps what is removed, as an old version.
+    /// What failed. Also where a bucket gives what is written a version: it keeps what is removed.
     pub async fn probe(&self) -> Result<SystemTime> {
         let failed = |what: &'static str| {
             move |error: Error| {
@@ -220,31 +260,54 @@ impl Objects {
         }
         match put.version.as_deref() {
             None | Some("null") => Ok(now),
-            Some(_) => Err(config(
-                "the bucket keeps what is removed as an old version, so an answer that is erased would \
-                 stay in it: take a bucket without versioning",
-            )),
+            Some(_) => Err(config(VERSIONS)),
         }
+    }
+
+    /// Marks a folder in it as one that is in use.
+    pub(super) async fn mark(&self, folder: &str) -> Result<()> {
+        let why = "semel keeps large answers here. Without this file it takes the folder for another one.\n";
+        self.put(&mark_of(folder), why.into()).await
+    }
+
+    /// That the folder is there: below a mount point that nothing is mounted on there is none, and in
+    /// another bucket neither.
+    pub(super) async fn check_mark(&self, folder: &str) -> Result<()> {
+        let mark = mark_of(folder);
+        match self.store.head(&mark).await {
+            Ok(_) => Ok(()),
+            Err(Error::NotFound { .. }) => Err(config(format!(
+                "the large answers of this store are not in `{}`: there is no `{mark}` in it. Is it mounted, and \
+                 the same place as before? If these answers are lost for good, make that file: what they \
+                 answered is refused then, and runs no more",
+                self.name
+            ))),
+            Err(error) => Err(not_done("the place of large answers cannot be read", error)),
+        }
+    }
+
+    /// Whether it may be away without saying so.
+    pub(super) const fn is_folder(&self) -> bool {
+        self.folder.is_some()
     }
 
     pub(super) async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
         let put = self.store.put(path, bytes.into()).await;
-        put.map(drop).map_err(|error| {
-            let kind = match error {
-                // It says no, and will. The operation is done nevertheless.
-                Error::PermissionDenied { .. }
-                | Error::Unauthenticated { .. }
-                | Error::NotFound { .. }
-                | Error::NotSupported { .. } => StoreErrorKind::TooLarge,
-                _ => StoreErrorKind::NotApplied,
-            };
-            StoreError::new(kind, "a large answer cannot be written as an object")
-                .with_source(error)
-        })
+        put.map(drop)
+            .map_err(|error| not_done("an object cannot be written", error))
     }
 
     pub(super) async fn get(&self, path: &Path) -> Result<GetResult, Error> {
         self.store.get(path).await
+    }
+
+    /// Whether it is there, and was written by then.
+    pub(super) async fn is_from(&self, path: &Path, then: SystemTime) -> Result<bool> {
+        match self.store.head(path).await {
+            Ok(found) => Ok(SystemTime::from(found.last_modified) <= then),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(not_done("an object cannot be read", error)),
+        }
     }
 
     /// Whether it was there or not.
@@ -278,6 +341,10 @@ impl Objects {
         removed
             .map_err(|error| not_done("what was not written to its end cannot be removed", error))
     }
+}
+
+fn mark_of(folder: &str) -> Path {
+    Path::from_iter([folder, "mark"])
 }
 
 fn remove_partial(folder: &FilePath, before: Option<SystemTime>) -> io::Result<()> {

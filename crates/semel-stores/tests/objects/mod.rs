@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fenced, ListQuery, Nonce, OnLost, Refusal, Resolution, Retention,
-    Store, StoreExt as _, Token, Verdict,
+    Claim, ClaimRequest, Entry, Fenced, Label, ListQuery, Nonce, OnLost, Refusal, Resolution,
+    Retention, Store, StoreExt as _, Token, Verdict,
 };
 use semel::{
     Fingerprint, Identity, Key, ManualClock, Outcome, OutcomeKind, Scope, State, StateKind,
@@ -23,7 +23,7 @@ use semel_stores::objects::object_store::aws::AmazonS3Builder;
 use semel_stores::objects::object_store::memory::InMemory;
 use semel_stores::objects::object_store::path::Path;
 use semel_stores::objects::object_store::{ObjectStore, ObjectStoreExt as _};
-use semel_stores::objects::{Objects, ObjectsUrl, Offloaded};
+use semel_stores::objects::{Objects, ObjectsUrl, Offloaded, folder_of};
 use semel_testkit::servers::{DynamoDb, Server as _};
 
 use faulty::Faulty;
@@ -66,7 +66,10 @@ impl Bench {
 
 async fn paths(objects: &dyn ObjectStore) -> Vec<Path> {
     let found: Vec<_> = objects.list(None).try_collect().await.unwrap();
-    found.into_iter().map(|object| object.location).collect()
+    let found = found.into_iter().map(|object| object.location);
+    found
+        .filter(|path| path.filename() != Some("mark"))
+        .collect()
 }
 
 fn identity(key: &str) -> Identity {
@@ -252,8 +255,8 @@ async fn every_place_gives_back_what_it_was_given() {
     }
 }
 
-/// Two attempts that both think that they are the last: one is refused, and what it wrote is removed. The
-/// same completion sent several times is one object; another one by the same attempt harms none.
+/// Two attempts that both think that they are the last: one is refused, and what it wrote is swept. The same
+/// completion sent several times is one object; another one by the same attempt harms none.
 #[tokio::test]
 async fn attempts_that_race_have_objects_of_their_own() {
     let bench = Bench::new();
@@ -270,6 +273,7 @@ async fn attempts_that_race_have_objects_of_their_own() {
         async { assert_eq!(again().await, Fenced::Applied) },
     );
     assert_eq!(refused, Fenced::Refused(Refusal::Superseded));
+    assert_eq!(bench.store.sweep().await.unwrap(), 1);
     assert_eq!(bench.paths().await.len(), 1);
     assert_eq!(replayed(&bench.store, "raced").await, last);
 
@@ -283,8 +287,8 @@ async fn attempts_that_race_have_objects_of_their_own() {
     assert_eq!(replayed(&bench.store, "raced").await, last);
 }
 
-/// Whoever extends a record writes its object anew, and the one before goes; also where the answer could
-/// not be read: then it stays where it is.
+/// Whoever extends a record writes its object anew, and the one before is swept. Where the answer could not be
+/// read, it stays where it is.
 #[tokio::test]
 async fn an_amendment_takes_the_object_along() {
     let bench = Bench::new();
@@ -296,6 +300,8 @@ async fn an_amendment_takes_the_object_along() {
         amended(&bench.store, "k", read).await.unwrap(),
         Fenced::Applied
     );
+    assert_eq!(bench.paths().await.len(), 2);
+    assert_eq!(bench.store.sweep().await.unwrap(), 1);
     let after = bench.paths().await;
     assert!(after.len() == 1 && after != before);
     let stands = outcome(&entry(&bench.inner, "k").await).clone();
@@ -311,6 +317,7 @@ async fn an_amendment_takes_the_object_along() {
         amended(&bench.store, "k", short).await.unwrap(),
         Fenced::Applied
     );
+    assert_eq!(bench.store.sweep().await.unwrap(), 1);
     assert_eq!(bench.paths().await, []);
 }
 
