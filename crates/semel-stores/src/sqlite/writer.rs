@@ -125,9 +125,17 @@ impl Writer {
     fn group(&self, on: &mut Session<'_>, steps: Vec<Step>) -> Result<(), ()> {
         match self.transact(on, &steps) {
             Ok(answers) => {
-                self.scrub(on, &steps);
+                let scrubbed = self.scrub(on, &steps);
                 for (step, answer) in steps.into_iter().zip(answers) {
-                    step.answer(Ok(answer));
+                    let is_purge = matches!(answer, Answer::Purged(_));
+                    step.answer(match &scrubbed {
+                        Err(why) if is_purge => {
+                            let what =
+                                format!("what was erased is still in the write-ahead log: {why}");
+                            Err(StoreError::new(StoreErrorKind::NotApplied, what))
+                        }
+                        _ => Ok(answer),
+                    });
                 }
                 Ok(())
             }
@@ -159,8 +167,8 @@ impl Writer {
     }
 
     /// What was erased is overwritten in the file at once (`secure_delete`), and lies in the log until that
-    /// is cut: at the next purge, if nobody reads what is in it.
-    fn scrub(&self, on: &Session<'_>, steps: &[Step]) {
+    /// is cut: at the next purge, which fails while somebody reads what is in it.
+    fn scrub(&self, on: &Session<'_>, steps: &[Step]) -> Result<(), String> {
         let is_erasing = |work: &Work| matches!(work, Work::Fenced(_, change) if change.erases());
         if steps.iter().any(|step| is_erasing(&step.work)) {
             self.shared.erased.store(true, Ordering::Relaxed);
@@ -171,10 +179,12 @@ impl Writer {
             let is_busy = on
                 .connection
                 .query_row(cut, [], |row| row.get::<_, bool>(0));
-            self.shared
-                .erased
-                .store(is_busy.unwrap_or(true), Ordering::Relaxed);
+            if is_busy.map_err(|error| error.to_string())? {
+                return Err("another connection uses it".to_owned());
+            }
+            self.shared.erased.store(false, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     fn transact(&self, on: &mut Session<'_>, steps: &[Step]) -> Result<Vec<Answer>, Failed> {

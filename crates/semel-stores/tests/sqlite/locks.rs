@@ -3,9 +3,49 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semel::{Store, StoreErrorKind};
+use semel::store::{Fenced, Nonce, Resolution, Retention, StoreExt as _, Verdict};
+use semel::{Outcome, OutcomeKind, Store, StoreErrorKind};
 
-use super::{acquire, complete, file, foreign, identity, open, options, replayed, request};
+use super::{LONG, acquire, complete, file, foreign, identity, open, options, replayed, request};
+
+/// Erased bytes are in the log until a purge cuts it, which nobody may be reading.
+#[tokio::test]
+async fn a_purge_fails_while_erased_bytes_are_in_the_log() {
+    let (_directory, path) = file();
+    let store = open(&path);
+    let token = acquire(&store, "done").await.token;
+    complete(&store, "done", &token, b"what-is-erased").await;
+    let reader = foreign(&path);
+    reader.execute_batch("BEGIN").unwrap();
+    let tables = "SELECT count(*) FROM sqlite_schema";
+    reader
+        .query_row(tables, [], |row| row.get::<_, i64>(0))
+        .unwrap();
+    let erasure = Resolution {
+        verdict: Verdict::Amended {
+            outcome: Outcome::builder(OutcomeKind::Omitted).void(),
+            retention: Retention::new(Duration::ZERO).with_tombstone(LONG),
+        },
+        by: "test".into(),
+        reason: "asked to".into(),
+        fence: token.fence,
+        nonce: Nonce::random().unwrap(),
+    };
+    let erased = store.resolve(identity("done").digest(), &erasure).await;
+    assert_eq!(erased.unwrap(), Fenced::Applied);
+    let is_there = || {
+        let files = std::fs::read_dir(path.parent().unwrap()).unwrap();
+        let mut files = files.map(|file| std::fs::read(file.unwrap().path()).unwrap());
+        files.any(|file| file.windows(14).any(|bytes| bytes == b"what-is-erased"))
+    };
+    let left = store.purge(1).await.unwrap_err();
+    assert_eq!(left.kind(), StoreErrorKind::NotApplied);
+    assert!(left.to_string().contains("write-ahead log"), "{left}");
+    assert!(is_there());
+    reader.execute_batch("COMMIT").unwrap();
+    store.purge(1).await.unwrap();
+    assert!(!is_there());
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_held_longer_than_the_time_out_is_told_and_waited_for() {
