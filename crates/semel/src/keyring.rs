@@ -6,6 +6,8 @@ use std::str::FromStr;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
+use crate::{StoreError, StoreErrorKind};
+
 /// What a key is called: in stored bytes, in messages. 1 to 8 ASCII letters, digits, `.`, `_`, `-`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyName([u8; Self::LEN]);
@@ -13,7 +15,6 @@ pub struct KeyName([u8; Self::LEN]);
 impl KeyName {
     pub(crate) const LEN: usize = 8;
 
-    #[cfg(feature = "sealed")]
     pub(crate) fn from_bytes(bytes: [u8; Self::LEN]) -> Option<Self> {
         let text = str::from_utf8(&bytes).ok()?.trim_end_matches('\0');
         text.parse().ok()
@@ -75,6 +76,20 @@ pub enum KeysError {
     /// There are more than can be told apart.
     #[error("{0} keys; of these, only {1} can be used at once")]
     TooMany(usize, usize),
+}
+
+/// Of what is encrypted and could not be opened here. Its first byte is a version, its key's name follows.
+pub(crate) fn unopened(sealed: &[u8]) -> StoreError {
+    let name = sealed.get(1..).and_then(<[u8]>::first_chunk);
+    let key = match name.and_then(|name| KeyName::from_bytes(*name)) {
+        Some(name) => format!("the key `{name}`"),
+        None => "a key".to_owned(),
+    };
+    let what = format!(
+        "what is kept of the operation is encrypted with {key}, which is not among the keys given, or is not \
+         the one it had"
+    );
+    StoreError::new(StoreErrorKind::Corrupt, what)
 }
 
 /// A key with its name, or the word that stands for none.

@@ -28,6 +28,7 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::wire::Reader;
+use crate::{StoreError, StoreErrorKind, keyring};
 
 /// What kind of result an outcome keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,10 +78,6 @@ impl Outcome {
     pub const VERSION: u8 = 1;
     const SEALED: u8 = 2;
     const STAND_IN: u8 = 3;
-
-    /// Why an outcome is not read where only its [stand-in](Self::stand_in) is known.
-    pub(crate) const ELSEWHERE: &str =
-        "the answer is kept as an object outside the store, and cannot be read from there";
 
     /// The code of a failure of which only the text is kept, as a guard keeps an error.
     pub(crate) const TEXT: u16 = 1;
@@ -207,6 +204,23 @@ impl Outcome {
     /// Where the outcome is kept that this one stands for, as [`stand_in`](Self::stand_in) was told.
     pub fn place(&self) -> Option<&[u8]> {
         (self.encoded[0] == Self::STAND_IN).then(|| &self.encoded[HEAD..])
+    }
+
+    /// This outcome, unless it [is sealed](Self::is_sealed) or [kept elsewhere](Self::place): then all that
+    /// it would show is missing, and whoever reads it has to be told so.
+    ///
+    /// # Errors
+    /// [`Corrupt`](StoreErrorKind::Corrupt), with the name of the key that is missing.
+    pub fn readable(&self) -> Result<&Self, StoreError> {
+        if self.is_sealed() {
+            return Err(keyring::unopened(&self.encoded[HEAD..]));
+        }
+        if self.place().is_some() {
+            let what =
+                "the answer is kept as an object outside the store, and cannot be read from there";
+            return Err(StoreError::new(StoreErrorKind::Corrupt, what));
+        }
+        Ok(self)
     }
 
     /// The versioned byte form. Shares the outcome's memory.

@@ -14,18 +14,23 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::DecodeError;
 use crate::wire::Reader;
+use crate::{DecodeError, StoreError, keyring};
 
 /// The results of an attempt's finished steps, in their order. Cloning shares them.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct Progress(Option<Arc<[u8]>>);
+#[derive(Clone, Default)]
+pub struct Progress {
+    bytes: Option<Arc<[u8]>>,
+    // How many of the steps a store that seals has as they are. No part of them, but a help for it.
+    unsealed: usize,
+}
 
 /// A step that is finished: its name and its result, at most [`Progress::MAX_BYTES`] together.
 #[derive(Clone)]
 pub struct FinishedStep {
     bytes: Arc<[u8]>,
-    // How many steps are before it, as far as is known. No part of it, but a help for whoever seals.
+    // How many sealed steps are before it, as far as is known. No part of it, but a help for a store that
+    // seals.
     place: usize,
 }
 
@@ -49,11 +54,14 @@ impl Progress {
     pub const BARE_BYTES: usize = MARK.len();
 
     /// Nothing finished.
-    pub const EMPTY: Self = Self(None);
+    pub const EMPTY: Self = Self {
+        bytes: None,
+        unsealed: 0,
+    };
 
     /// Whether nothing is kept.
     pub const fn is_empty(&self) -> bool {
-        self.0.is_none()
+        self.bytes.is_none()
     }
 
     /// Whether no step is finished: nothing is kept, or only the mark of
@@ -69,11 +77,19 @@ impl Progress {
             .any(|(name, result)| name.is_empty() && result.is_empty())
     }
 
-    /// Whether a step is encrypted: a store that seals opens them, unless the key is missing.
-    pub fn is_sealed(&self) -> bool {
+    /// These, unless one of them is encrypted: a store that seals opens them, if it has the key.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::StoreErrorKind::Corrupt), with the name of the key that is missing.
+    pub fn readable(&self) -> Result<&Self, StoreError> {
         // The first byte of what is sealed. A result of a guard's begins with another.
-        self.kept()
-            .any(|(name, result)| name.is_empty() && result.first() == Some(&0xa1))
+        let mut sealed = self
+            .kept()
+            .filter(|(name, result)| name.is_empty() && result.first() == Some(&0xa1));
+        match sealed.next() {
+            Some((_, sealed)) => Err(keyring::unopened(sealed)),
+            None => Ok(self),
+        }
     }
 
     /// The steps, in the order in which they were finished: names and results.
@@ -90,7 +106,7 @@ impl Progress {
 
     /// The byte form.
     pub fn as_bytes(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or_default()
+        self.bytes.as_deref().unwrap_or_default()
     }
 
     /// Reads the byte form.
@@ -102,7 +118,16 @@ impl Progress {
         while !rest.0.is_empty() {
             one(&mut rest).ok_or(DecodeError::Damaged)?;
         }
-        Ok(Self((!bytes.is_empty()).then(|| bytes.into())))
+        Ok(Self {
+            bytes: (!bytes.is_empty()).then(|| bytes.into()),
+            unsealed: 0,
+        })
+    }
+
+    /// The same, of which the store has so many steps as they are.
+    #[cfg(feature = "sealed")]
+    pub(crate) fn with_unsealed(self, unsealed: usize) -> Self {
+        Self { unsealed, ..self }
     }
 
     /// These steps and one more.
@@ -121,7 +146,10 @@ impl Progress {
     }
 
     fn joined(&self, step: &FinishedStep) -> Self {
-        Self(Some([self.as_bytes(), step.as_bytes()].concat().into()))
+        Self {
+            bytes: Some([self.as_bytes(), step.as_bytes()].concat().into()),
+            unsealed: self.unsealed,
+        }
     }
 }
 
@@ -146,11 +174,11 @@ impl FinishedStep {
 
     /// The same, known to stand behind these.
     pub(crate) fn behind(mut self, kept: &Progress) -> Self {
-        self.place = kept.steps().count();
+        self.place = kept.steps().count().saturating_sub(kept.unsealed);
         self
     }
 
-    /// How many steps are before it, if it was said.
+    /// How many sealed steps are before it, if it was said.
     #[cfg(feature = "sealed")]
     pub(crate) const fn place(&self) -> usize {
         self.place
@@ -194,6 +222,20 @@ impl From<Vec<u8>> for FinishedStep {
     fn from(bytes: Vec<u8>) -> Self {
         let bytes = bytes.into();
         Self { bytes, place: 0 }
+    }
+}
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Progress {}
+
+impl Hash for Progress {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes.hash(state);
     }
 }
 

@@ -10,11 +10,11 @@ use semel::memory::MemoryStore;
 use semel::record::Change;
 use semel::sealed::{Keys, Sealed};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fenced, Nonce, Resolution, Retention, Store, Verdict,
+    Claim, ClaimRequest, Entry, Fenced, Nonce, Refusal, Resolution, Retention, Store, Verdict,
 };
 use semel::{
-    Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Note, Outcome, OutcomeKind, Progress,
-    Scope, State, StoreErrorKind, StoreExt as _,
+    AnyStore, Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Note, Outcome, OutcomeKind,
+    Progress, Scope, State, StateKind, StoreErrorKind, StoreExt as _,
 };
 
 const OLD: &str = "old AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -148,8 +148,7 @@ async fn a_lost_key_is_an_error_that_names_it_and_nothing_runs() {
         ran.await.unwrap_err()
     };
     let lost = Sealed::new(memory.clone(), keys(&[NEW]));
-    let RunError::Store { source, .. } = run(Guard::from(semel::AnyStore::new(lost.clone()))).await
-    else {
+    let RunError::Store { source, .. } = run(Guard::from(AnyStore::new(lost.clone()))).await else {
         panic!("the store's");
     };
     assert_eq!(source.kind(), StoreErrorKind::Corrupt);
@@ -158,7 +157,7 @@ async fn a_lost_key_is_an_error_that_names_it_and_nothing_runs() {
         "{source}"
     );
     // Nor without any key.
-    let none = run(Guard::from(semel::AnyStore::new(memory.clone()))).await;
+    let none = run(Guard::from(AnyStore::new(memory.clone()))).await;
     assert!(matches!(none, RunError::Store { .. }), "{none:?}");
     // Operators find it all the same.
     let shown = raw(&lost, done.digest()).await;
@@ -187,8 +186,8 @@ async fn a_lost_key_of_steps_stops_the_next_attempt_before_it_runs() {
     assert!(guard.run(asked(), fails).await.is_err());
     for keys in [Some(keys(&[NEW])), None] {
         let store = match keys {
-            Some(keys) => semel::AnyStore::new(Sealed::new(memory.clone(), keys)),
-            None => semel::AnyStore::new(memory.clone()),
+            Some(keys) => AnyStore::new(Sealed::new(memory.clone(), keys)),
+            None => AnyStore::new(memory.clone()),
         };
         let charged_again = |mut attempt: Attempt<_>| async move {
             let charge = |_| async { panic!("it charges again") as Result<String, &str> };
@@ -233,9 +232,9 @@ async fn steps_of_before_there_was_a_key_and_of_several_keys_stand_together() {
         step("older"),
         step("new"),
     ];
-    let old = semel::AnyStore::new(Sealed::new(memory.clone(), keys(&[OLD])));
-    let new = semel::AnyStore::new(Sealed::new(memory.clone(), keys(&[NEW, OLD])));
-    let plain = semel::AnyStore::new(memory.clone());
+    let old = AnyStore::new(Sealed::new(memory.clone(), keys(&[OLD])));
+    let new = AnyStore::new(Sealed::new(memory.clone(), keys(&[NEW, OLD])));
+    let plain = AnyStore::new(memory.clone());
     for (step, store) in steps.iter().zip([&plain, &old, &old, &old, &new]) {
         let change = Change::keep_step(&token, step, kept.as_bytes().len());
         // The second time it is there.
@@ -253,6 +252,71 @@ async fn steps_of_before_there_was_a_key_and_of_several_keys_stand_together() {
     let mut names: Vec<String> = names.iter().map(ToString::to_string).collect();
     names.sort();
     assert_eq!(names, ["new", "old"]);
+}
+
+/// R4: what is sent again, because its answer was lost, was made before, whichever key it is sealed with now.
+#[tokio::test]
+async fn what_is_sent_again_is_known_whatever_key_is_first() {
+    let memory = Arc::new(MemoryStore::default());
+    let sealed = |lines: &[&str]| AnyStore::new(Sealed::new(memory.clone(), keys(lines)));
+    let plain = AnyStore::new(memory.clone());
+    let (old, new) = (sealed(&[OLD, NEW]), sealed(&[NEW, OLD]));
+    let day = Retention::ORDER;
+    let step = |result: &[u8]| FinishedStep::new("charge", result).unwrap();
+    for (nth, (first, second)) in [(&old, &new), (&new, &old), (&plain, &new)]
+        .into_iter()
+        .enumerate()
+    {
+        let identity = identity(&format!("again-{nth}"));
+        let (digest, token) = (identity.digest(), begun(first, &identity).await);
+        for store in [first, second] {
+            let kept = store.keep_step(digest, &token, &step(b"ch_1"), 0).await;
+            assert_eq!(kept.unwrap(), Fenced::Applied, "{nth}");
+        }
+        let other = second.keep_step(digest, &token, &step(b"ch_2"), 0).await;
+        assert_eq!(other.unwrap(), Fenced::Refused(Refusal::OtherSteps));
+        for store in [first, second] {
+            let done = store.complete(digest, &token, &answer(b"paid"), day).await;
+            assert_eq!(done.unwrap(), Fenced::Applied, "{nth}");
+        }
+        let other = second
+            .complete(digest, &token, &answer(b"other"), day)
+            .await;
+        let settled = Refusal::Settled(StateKind::Completed);
+        assert_eq!(other.unwrap(), Fenced::Refused(settled));
+    }
+    // Whether it is the same nobody can tell who cannot read it.
+    let identity = identity("lost");
+    let (digest, token) = (identity.digest(), begun(&old, &identity).await);
+    for (store, is_known) in [(&old, true), (&sealed(&[NEW]), false)] {
+        match store.complete(digest, &token, &answer(b"paid"), day).await {
+            Ok(Fenced::Applied) if is_known => {}
+            Err(error) if !is_known => assert!(error.to_string().contains("`old`"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Whoever cannot read the steps before it knows its place by the bytes that the store has.
+#[tokio::test]
+async fn a_step_kept_without_the_key_of_those_before_it_can_be_read() {
+    let memory = Arc::new(MemoryStore::default());
+    let sealed = |lines: &[&str]| Sealed::new(memory.clone(), keys(lines));
+    let identity = identity("without");
+    let digest = identity.digest();
+    let token = begun(&sealed(&[OLD]), &identity).await;
+    let mut kept = Progress::EMPTY;
+    for (name, key) in [("charge", OLD), ("ship", NEW)] {
+        let (store, step) = (sealed(&[key]), FinishedStep::new(name, b"done").unwrap());
+        let seen = raw(&store, digest).await.record.progress;
+        let done = store.keep_step(digest, &token, &step, seen.as_bytes().len());
+        assert_eq!(done.await.unwrap(), Fenced::Applied);
+        kept = kept.with(&step).unwrap();
+    }
+    assert_eq!(
+        raw(&sealed(&[NEW, OLD]), digest).await.record.progress,
+        kept
+    );
 }
 
 #[tokio::test]

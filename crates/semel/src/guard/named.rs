@@ -15,7 +15,7 @@ use crate::backoff::Backoff;
 use crate::store::{
     Acquired, Claim, ClaimRequest, Entry, Fenced, OnLost, Result, Store, StoreExt as _,
 };
-use crate::{Identity, Note, Outcome, Record, State, StoreError, StoreErrorKind};
+use crate::{Identity, Note, Record, State, StoreError, StoreErrorKind};
 
 /// How far a record is, of two names of one operation: what stands further is in the way of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,7 +65,7 @@ impl<S: Store> Guard<S> {
         let name = name_of(self.store(), identity).await?;
         let found = self.store().get(name.digest()).await?;
         if let Some(State::Completed(outcome)) = found.as_ref().map(|entry| &entry.record.state) {
-            readable(outcome)?;
+            outcome.readable()?;
         }
         Ok(found.map(|entry| (name, entry)))
     }
@@ -77,7 +77,7 @@ impl<S: Store> Guard<S> {
         };
         let claim = self.store().claim(identity, &request).await?;
         if let Claim::Completed { outcome, .. } = &claim
-            && let Err(error) = readable(outcome)
+            && let Err(error) = outcome.readable()
         {
             // The store knows of no failure.
             #[cfg(feature = "tracing")]
@@ -268,21 +268,4 @@ async fn both<'a, S: Store>(
         (Reverse(stands), tie)
     });
     Ok(both)
-}
-
-fn readable(outcome: &Outcome) -> Result<()> {
-    if outcome.is_sealed() {
-        return Err(sealed());
-    }
-    if outcome.place().is_some() {
-        return Err(StoreError::new(StoreErrorKind::Corrupt, Outcome::ELSEWHERE));
-    }
-    Ok(())
-}
-
-/// Of what is kept encrypted, where no key is given.
-pub(super) fn sealed() -> StoreError {
-    let what =
-        "what is kept of the operation is encrypted, and its key is not among the keys given";
-    StoreError::new(StoreErrorKind::Corrupt, what)
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 
 use super::attempt::Claimed;
-use super::named::sealed;
 use super::run::SOON;
 use super::{
     Attempt, AttemptInfo, Effects, Opening, Ran, Records, Signal, TransactOptions, Transacted,
@@ -349,10 +348,11 @@ impl<S: Store> Claimed<S> {
 
     /// The same, for those who read it.
     pub(crate) async fn readable_steps(&self) -> Result<Option<Progress>, StoreError> {
-        match self.finished_steps().await? {
-            Some(kept) if kept.is_sealed() => Err(sealed()),
-            kept => Ok(kept),
+        let kept = self.finished_steps().await?;
+        if let Some(kept) = &kept {
+            kept.readable()?;
         }
+        Ok(kept)
     }
 
     /// What is kept under the record; `None` where another attempt has it.

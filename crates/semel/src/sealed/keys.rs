@@ -35,8 +35,14 @@ pub struct Keys(Vec<(KeyName, LessSafeKey)>);
 pub(super) enum Place {
     Note,
     Outcome,
-    /// Behind so many bytes of steps, as they were before they were sealed.
+    /// Behind so many bytes of steps, as the store has them: whoever cannot read those knows it, too.
     Step(u32),
+}
+
+impl Place {
+    pub(super) fn step(kept: usize) -> Self {
+        Self::Step(u32::try_from(kept).unwrap_or(u32::MAX))
+    }
 }
 
 /// Why it cannot be opened.

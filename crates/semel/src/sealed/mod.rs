@@ -30,7 +30,8 @@
 //!
 //! The first key seals; all open. To rotate: give all programs the new key as a second one, then as
 //! the first, and remove the old one when nothing is sealed with it: [`Sealed::resealed`] writes an
-//! outcome anew. What was kept before there was a key is read as it is.
+//! outcome anew. What was kept before there was a key is read as it is. A completion, or a step, that is
+//! sent again is known to be the same whichever key is first by then.
 //!
 //! Where a key is missing, a claim whose answer it sealed fails with
 //! [`Corrupt`](crate::StoreErrorKind::Corrupt), and the operation does not run again. [`get`](Store::get)
@@ -55,7 +56,8 @@ use crate::store::{
 };
 use crate::transaction::{Isolation, TransactionError, Transactional};
 use crate::{
-    FinishedStep, Identity, IdentityDigest, Note, Outcome, Progress, StoreError, StoreErrorKind,
+    FinishedStep, Identity, IdentityDigest, Note, Outcome, Progress, StateKind, StoreError,
+    StoreErrorKind,
 };
 pub use keys::{Keys, OpenError};
 use keys::{MORE, Place};
@@ -179,42 +181,44 @@ impl Keys {
         step: &FinishedStep,
         identity: &IdentityDigest,
         nonce: &Nonce,
-        behind: usize,
+        kept: usize,
     ) -> Result<FinishedStep> {
         if step.is_mark() {
             return Ok(step.clone());
         }
-        let behind = u32::try_from(behind).unwrap_or(u32::MAX);
-        let sealed = self.seal(step.as_bytes(), identity, Place::Step(behind), nonce)?;
+        let sealed = self.seal(step.as_bytes(), identity, Place::step(kept), nonce)?;
         Ok(FinishedStep::sealed(&sealed))
     }
 
-    /// The steps, and behind how many bytes each of them is kept, as they were before they were
-    /// sealed and as they are. `None` where they cannot be opened.
+    /// The steps, and behind how many bytes each of them is, as they were before they were sealed and as
+    /// the store has them.
     fn open_steps(
         &self,
         kept: &Progress,
         identity: &IdentityDigest,
-    ) -> Option<(Progress, Vec<(usize, usize)>)> {
-        let (mut opened, mut sealed_at) = (Vec::new(), 0);
-        let mut places = Vec::new();
+    ) -> Result<(Progress, Vec<(usize, usize)>), OpenError> {
+        let (mut opened, mut kept_at) = (Vec::new(), 0);
+        let (mut places, mut sealed_steps) = (Vec::new(), 0);
         for step in kept.kept() {
-            places.push((opened.len(), sealed_at));
+            places.push((opened.len(), kept_at));
             let (name, result) = step;
+            let next = kept_at + STEP + name.len() + result.len();
             match as_sealed_step(step) {
                 Some(sealed) => {
-                    let behind = u32::try_from(opened.len()).ok()?;
-                    opened.extend(self.open(sealed, identity, Place::Step(behind)).ok()?);
+                    opened.extend(self.open(sealed, identity, Place::step(kept_at))?);
+                    sealed_steps += 1;
                 }
                 None => {
-                    let len = STEP + name.len() + result.len();
-                    opened.extend_from_slice(kept.as_bytes().get(sealed_at..sealed_at + len)?);
+                    let step = kept.as_bytes().get(kept_at..next);
+                    opened.extend_from_slice(step.ok_or(OpenError::Damaged)?);
                 }
             }
-            sealed_at += STEP + name.len() + result.len();
+            kept_at = next;
         }
-        places.push((opened.len(), sealed_at));
-        Some((Progress::from_bytes(&opened).ok()?, places))
+        places.push((opened.len(), kept_at));
+        let opened = Progress::from_bytes(&opened).map_err(|_| OpenError::Damaged)?;
+        let unsealed = opened.steps().count() - sealed_steps;
+        Ok((opened.with_unsealed(unsealed), places))
     }
 
     fn open_entry(&self, mut entry: Entry) -> Entry {
@@ -225,7 +229,7 @@ impl Keys {
         {
             *outcome = opened;
         }
-        if let Some((steps, _)) = self.open_steps(&record.progress, identity) {
+        if let Ok((steps, _)) = self.open_steps(&record.progress, identity) {
             record.progress = steps;
         }
         if let Some((hint, note)) = self.open_note(&record.note, identity) {
@@ -241,9 +245,9 @@ impl Keys {
                 Change::Held(*token, Update::Complete(outcome, *retention))
             }
             Change::Held(token, Update::KeepStep { step, kept }) => {
-                // As far as is known: all before it are sealed, and none is a mark.
-                let behind = kept + (STEP + MORE) * step.place();
-                self.seal_kept(identity, token, step, (*kept, behind))?
+                // As far as is known; where it is another, the store refuses it.
+                let kept = kept + (STEP + MORE) * step.place();
+                self.seal_kept(identity, token, step, kept)?
             }
             Change::Held(..) => change.clone(),
             Change::Resolve(resolution) => {
@@ -258,15 +262,15 @@ impl Keys {
         })
     }
 
-    /// A step behind so many bytes, before they were sealed and after.
+    /// A step behind so many bytes, as the store has them.
     fn seal_kept(
         &self,
         identity: &IdentityDigest,
         token: &Token,
         step: &FinishedStep,
-        (plain, kept): (usize, usize),
+        kept: usize,
     ) -> Result<Change> {
-        let step = self.seal_step(step, identity, &token.nonce, plain)?;
+        let step = self.seal_step(step, identity, &token.nonce, kept)?;
         if kept.saturating_add(step.as_bytes().len()) > Progress::MAX_STORED && !step.is_mark() {
             let what =
                 "the results of the steps take too many bytes, with what sealing adds to each";
@@ -285,39 +289,67 @@ fn as_sealed_step<'a>((name, result): (&str, &'a [u8])) -> Option<&'a [u8]> {
     (name.is_empty() && Keys::name_of(result).is_some()).then_some(result)
 }
 
+/// What a store's refusal comes to, once what it keeps is opened.
+enum Refused {
+    /// A refusal.
+    Rightly,
+    /// It was made before, with other bytes: under another key, or by another release.
+    Repeated,
+    /// It has its place elsewhere than it was taken for. As it is to be sent.
+    Misplaced(Change),
+}
+
 impl<S: Store> Sealed<S> {
-    /// Whether a refused step would have its place elsewhere than it was taken for: where some of
-    /// those before it are not sealed, are marks, or were not counted. Then it, as it is to be sent.
-    async fn placed(
+    /// A store compares bytes, and only what is under one key has the same ones. And it knows a step's
+    /// place by what it keeps before it, which may be more or less than was taken for it.
+    async fn refused(
         &self,
         identity: &IdentityDigest,
-        change: &Change,
-        sent: &Change,
+        (change, sent): (&Change, &Change),
         answer: Fenced,
-    ) -> Result<Option<Change>> {
-        let (
-            Change::Held(token, Update::KeepStep { step, kept }),
-            Change::Held(_, Update::KeepStep { kept: taken, .. }),
-            Fenced::Refused(Refusal::OtherSteps),
-        ) = (change, sent, answer)
+    ) -> Result<Refused> {
+        let (Change::Held(token, update), Change::Held(_, sent), Fenced::Refused(refusal)) =
+            (change, sent, answer)
         else {
-            return Ok(None);
+            return Ok(Refused::Rightly);
         };
-        let Some(entry) = self.inner.get(identity).await? else {
-            return Ok(None);
+        let is_of_bytes = match update {
+            Update::Complete(..) => refusal == Refusal::Settled(StateKind::Completed),
+            Update::KeepStep { .. } => refusal == Refusal::OtherSteps,
+            _ => false,
         };
-        let (_, places) = self
-            .keys
-            .open_steps(&entry.record.progress, identity)
-            .ok_or(OpenError::Damaged)?;
-        let place = places.iter().find(|(plain, _)| plain == kept);
-        match place {
-            Some((_, behind)) if behind != taken => {
-                let placed = self.keys.seal_kept(identity, token, step, (*kept, *behind));
-                Ok(Some(placed?))
-            }
-            _ => Ok(None),
+        if !is_of_bytes {
+            return Ok(Refused::Rightly);
         }
+        let entry = self.inner.get(identity).await?;
+        let Some(record) = entry
+            .map(|entry| entry.record)
+            .filter(|r| r.token == *token)
+        else {
+            return Ok(Refused::Rightly);
+        };
+        match (update, sent, record.state) {
+            (Update::Complete(outcome, _), _, State::Completed(kept)) => {
+                let kept = self.keys.open_outcome(kept, identity)?;
+                if kept.readable()? == outcome {
+                    return Ok(Refused::Repeated);
+                }
+            }
+            (Update::KeepStep { step, kept }, Update::KeepStep { kept: taken, .. }, _) => {
+                let (steps, places) = self.keys.open_steps(&record.progress, identity)?;
+                let later = steps.as_bytes().get(*kept..);
+                if later.is_some_and(|later| later.starts_with(step.as_bytes())) {
+                    return Ok(Refused::Repeated);
+                }
+                let place = places.iter().find(|(plain, _)| plain == kept);
+                if let Some((_, place)) = place.filter(|(_, place)| place != taken) {
+                    let placed = self.keys.seal_kept(identity, token, step, *place)?;
+                    return Ok(Refused::Misplaced(placed));
+                }
+            }
+            _ => {}
+        }
+        Ok(Refused::Rightly)
     }
 
     /// What the outcome of a record would be under the key in use; `None` where it is. `entry` is as
@@ -330,7 +362,7 @@ impl<S: Store> Sealed<S> {
             return Ok(None);
         };
         if outcome.place().is_some() {
-            return Err(StoreError::new(StoreErrorKind::Corrupt, Outcome::ELSEWHERE));
+            outcome.readable()?;
         }
         let name = outcome.as_sealed().and_then(Keys::name_of);
         if name.is_some() && name == self.keys.names().next() {
@@ -364,9 +396,11 @@ impl<S: Store> Store for Sealed<S> {
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let sealed = self.keys.seal_change(identity, change)?;
         let answer = self.inner.change(identity, &sealed).await?;
-        match self.placed(identity, change, &sealed, answer).await? {
-            Some(placed) => self.inner.change(identity, &placed).await,
-            None => Ok(answer),
+        let refused = self.refused(identity, (change, &sealed), answer);
+        match refused.await? {
+            Refused::Rightly => Ok(answer),
+            Refused::Repeated => Ok(Fenced::Applied),
+            Refused::Misplaced(placed) => self.inner.change(identity, &placed).await,
         }
     }
 
@@ -422,10 +456,16 @@ impl<S: Transactional> Transactional for Sealed<S> {
         let sealed = self.keys.seal_change(identity, change);
         let sealed = sealed.map_err(TransactionError::NotCommitted)?;
         let answer = self.inner.change_in(transaction, identity, &sealed).await?;
-        let placed = self.placed(identity, change, &sealed, answer).await;
-        match placed.map_err(TransactionError::NotCommitted)? {
-            Some(placed) => self.inner.change_in(transaction, identity, &placed).await,
-            None => Ok(answer),
+        let Change::Held(_, Update::KeepStep { .. }) = change else {
+            return Ok(answer);
+        };
+        let refused = self.refused(identity, (change, &sealed), answer).await;
+        match refused.map_err(TransactionError::NotCommitted)? {
+            Refused::Misplaced(placed) => {
+                self.inner.change_in(transaction, identity, &placed).await
+            }
+            // What was made before is refused in a transaction.
+            Refused::Rightly | Refused::Repeated => Ok(answer),
         }
     }
 
@@ -443,5 +483,52 @@ impl<S: Transactional> Transactional for Sealed<S> {
 
     fn renews_beside(isolation: Isolation) -> bool {
         S::renews_beside(isolation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryStore;
+    use crate::store::StoreExt as _;
+    use crate::{Fingerprint, Key, Scope};
+
+    /// Two steps were kept before there was a key, and one that its caller does not know of takes as many
+    /// bytes as sealing the two would have.
+    #[tokio::test]
+    async fn a_step_is_not_kept_behind_one_that_its_caller_does_not_know() {
+        let keys = Keys::parse("a AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").unwrap();
+        let store = Sealed::new(MemoryStore::default(), keys);
+        let identity = Identity::new(Scope::new(["acme"]), "pay", Key::new("k").unwrap());
+        let lease = Duration::from_secs(60);
+        let request = ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b""), lease);
+        let Claim::Acquired(acquired) = store.claim(&identity, &request).await.unwrap() else {
+            panic!("it is taken");
+        };
+        let (digest, token) = (identity.digest(), acquired.token);
+        let step = |name: &str, len| FinishedStep::new(name, &vec![0; len]).unwrap();
+        let progress = async || store.get(digest).await.unwrap().unwrap().record.progress;
+        for name in ["one", "two"] {
+            let (kept, step) = (progress().await.as_bytes().len(), step(name, 9));
+            let done = store.inner().keep_step(digest, &token, &step, kept);
+            assert_eq!(done.await.unwrap(), Fenced::Applied);
+        }
+        let seen = progress().await;
+        let keep = async |step: FinishedStep| {
+            let step = step.behind(&seen);
+            let done = store.keep_step(digest, &token, &step, seen.as_bytes().len());
+            done.await.unwrap()
+        };
+        // Sealed it takes twice what sealing adds to a step.
+        let unknown = step("three", MORE - "three".len());
+        assert_eq!(keep(unknown).await, Fenced::Applied);
+        let refused = Fenced::Refused(Refusal::OtherSteps);
+        assert_eq!(keep(step("three again", 9)).await, refused);
+        let names: Vec<_> = progress()
+            .await
+            .steps()
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        assert_eq!(names, ["one", "two", "three"]);
     }
 }
