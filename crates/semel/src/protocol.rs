@@ -135,6 +135,9 @@ impl Nonce {
     }
 
     /// Of the same attempt, where it takes a lost one over and two names may have it.
+    ///
+    /// No other attempt has it: with two names nonces are the guard's own and random, also in the claim API,
+    /// which uses its clients' with one name only. So it is another's as rarely as any random one.
     pub(crate) const fn taking_over(mut self) -> Self {
         self.0[0] ^= 1;
         self

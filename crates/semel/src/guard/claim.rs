@@ -56,7 +56,8 @@ impl<S: Store> Guard<S> {
     ///
     /// # Errors
     /// The store's, where the policy is to refuse; and, whatever the policy, where the store fails once
-    /// this has waited for an attempt in flight, or asked about a lost one. Nothing ran.
+    /// this has waited for an attempt in flight, asked about a lost one, or found under one of
+    /// [two secrets](crate::secrets) what is in its way. Nothing ran.
     pub async fn begin(&self, asked: &Asked) -> Result<Begin<S>, StoreError> {
         self.begin_or_wait(asked, || ()).await
     }
@@ -94,9 +95,10 @@ impl<S: Store> Guard<S> {
                 note: asked.note.clone(),
             },
             is_doubtful: false,
+            is_duplicate: false,
         };
         let (mut since, mut deadline, mut asked_about) = (None, None, None);
-        let (mut has_waited, mut is_duplicate) = (false, false);
+        let mut has_waited = false;
         loop {
             let sent = Instant::now();
             let since = *since.get_or_insert(sent);
@@ -114,7 +116,7 @@ impl<S: Store> Guard<S> {
                 Ok(answer) => answer,
                 Err(error)
                     if policy.on_store_error == OnStoreError::FailOpen
-                        && !is_duplicate
+                        && !claim.is_duplicate
                         && is_down(&error) =>
                 {
                     waited(Seen::of(identity, Signal::Unprotected));
@@ -147,7 +149,7 @@ impl<S: Store> Guard<S> {
                         let waited = self.store().wait(identity.digest(), fence, turn).await;
                         waited
                             .inspect_err(|_| self.tell(&Seen::of(identity, Signal::StoreError)))?;
-                        (has_waited, is_duplicate) = (true, true);
+                        (has_waited, claim.is_duplicate) = (true, true);
                         continue;
                     }
                     let retry_after = remaining.min(RETRY_AFTER);
@@ -159,7 +161,7 @@ impl<S: Store> Guard<S> {
                     if asked_about.replace(fence) != Some(fence)
                         && claim.look_into(identity, fence).await?
                     {
-                        is_duplicate = true;
+                        claim.is_duplicate = true;
                         continue;
                     }
                     (Signal::Unknown, Some(fence), Begin::Unknown)
@@ -188,6 +190,8 @@ struct InDoubt<'a, S: Store> {
     identity: &'a Identity,
     request: ClaimRequest,
     is_doubtful: bool,
+    /// Something is known to stand in its way: it may have had its effect, and is not to run unprotected.
+    is_duplicate: bool,
 }
 
 impl<S: Store> InDoubt<'_, S> {
@@ -198,7 +202,11 @@ impl<S: Store> InDoubt<'_, S> {
         let mut retries = CLAIM_RETRIES;
         loop {
             let was_doubtful = std::mem::replace(&mut self.is_doubtful, true);
-            let answer = self.guard.claim(self.identity, &self.request).await;
+            let (request, is_duplicate) = (&self.request, &mut self.is_duplicate);
+            let claim = self
+                .guard
+                .claim_and_learn(self.identity, request, is_duplicate);
+            let answer = claim.await;
             let Err(error) = answer else {
                 self.is_doubtful = false;
                 return answer;

@@ -45,15 +45,29 @@ impl<S: Store> Guard<S> {
     /// # Errors
     /// The store's; of kind [`Unknown`](StoreErrorKind::Unknown) where a claim may be left behind, with
     /// the request's nonce, under the identity or its [`other`](Identity::other). What cannot be opened
-    /// for want of a key is [`Corrupt`](StoreErrorKind::Corrupt).
+    /// for want of a key is [`Corrupt`](StoreErrorKind::Corrupt). With two secrets the nonce has to be
+    /// random, and this call's alone.
     pub async fn claim(
         &self,
         identity: &Identity,
         request: &ClaimRequest,
     ) -> Result<(Identity, Claim)> {
+        self.claim_and_learn(identity, request, &mut false).await
+    }
+
+    /// Likewise; and whether something stands in its way becomes known also where the claim then fails.
+    pub(super) async fn claim_and_learn(
+        &self,
+        identity: &Identity,
+        request: &ClaimRequest,
+        is_duplicate: &mut bool,
+    ) -> Result<(Identity, Claim)> {
         match identity.other() {
             None => Ok((identity.clone(), self.claim_one(identity, request).await?)),
-            Some(other) => Box::pin(self.claim_of_two(identity, &other, request)).await,
+            Some(other) => {
+                let names = (identity, &other);
+                Box::pin(self.claim_of_two(names, request, is_duplicate)).await
+            }
         }
     }
 
@@ -62,12 +76,18 @@ impl<S: Store> Guard<S> {
     /// # Errors
     /// The store's, and as for [`claim`](Self::claim).
     pub async fn look_up(&self, identity: &Identity) -> Result<Option<(Identity, Entry)>> {
-        let name = name_of(self.store(), identity).await?;
-        let found = self.store().get(name.digest()).await?;
-        if let Some(State::Completed(outcome)) = found.as_ref().map(|entry| &entry.record.state) {
+        let (store, other) = (self.store(), identity.other());
+        let (name, entry) = match &other {
+            None => (identity, store.get(identity.digest()).await?),
+            Some(other) => {
+                let found = recorded(store, identity, other).await?;
+                (found.name, found.entry)
+            }
+        };
+        if let Some(State::Completed(outcome)) = entry.as_ref().map(|entry| &entry.record.state) {
             outcome.readable()?;
         }
-        Ok(found.map(|entry| (name, entry)))
+        Ok(entry.map(|entry| (name.clone(), entry)))
     }
 
     async fn claim_one(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
@@ -89,9 +109,9 @@ impl<S: Store> Guard<S> {
 
     async fn claim_of_two(
         &self,
-        first: &Identity,
-        second: &Identity,
+        (first, second): (&Identity, &Identity),
         request: &ClaimRequest,
+        is_duplicate: &mut bool,
     ) -> Result<(Identity, Claim)> {
         let note = || request.note.iter().filter(|(name, _)| *name != PASSING);
         let new = ClaimRequest {
@@ -114,6 +134,7 @@ impl<S: Store> Guard<S> {
             let [own, beside] = both(self.store(), first, second).await?;
             let (name, other, is_first) = (own.name, beside.name, own.name == first);
             let are_both_open = beside.stands() == Stands::Open && own.stands() == Stands::Open;
+            *is_duplicate |= own.stands() > Stands::Nowhere;
             let mut sent = Instant::now();
             let request_of = if is_first { &new } else { &passing };
             let mut answer = self.claim_one(name, request_of).await?;
@@ -131,6 +152,7 @@ impl<S: Store> Guard<S> {
             };
             let looked = self.look(own.name, &acquired, other).await;
             let look = looked.as_ref().ok().copied().unwrap_or_default();
+            *is_duplicate |= look.has_steps || look.beside > Some(Stands::Nowhere);
             let passes = look.passes.unwrap_or(!is_first && !takes_over);
             let mut failed = looked.err();
             let mut runs = match look.beside {
@@ -200,15 +222,23 @@ impl<S: Store> Guard<S> {
 /// # Errors
 /// The store's.
 pub async fn name_of<S: Store>(store: &S, identity: &Identity) -> Result<Identity> {
-    let Some(other) = identity.other() else {
-        return Ok(identity.clone());
-    };
-    let [own, beside] = both(store, identity, &other).await?;
-    let found = match (&own.entry, &beside.entry) {
+    match identity.other() {
+        None => Ok(identity.clone()),
+        Some(other) => Ok(recorded(store, identity, &other).await?.name.clone()),
+    }
+}
+
+/// Of two names, the one that has the record: that stands further where both have one.
+async fn recorded<'a, S: Store>(
+    store: &S,
+    first: &'a Identity,
+    second: &'a Identity,
+) -> Result<Found<'a>> {
+    let [own, beside] = both(store, first, second).await?;
+    Ok(match (&own.entry, &beside.entry) {
         (None, Some(_)) => beside,
         _ => own,
-    };
-    Ok(found.name.clone())
+    })
 }
 
 /// What is found after a claim.

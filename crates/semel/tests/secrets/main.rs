@@ -8,7 +8,7 @@ mod world;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use semel::guard::{Asked, Done, Guard, RunError};
+use semel::guard::{Asked, Begin, Done, Guard, OnStoreError, Policy, RunError};
 use semel::memory::MemoryStore;
 use semel::secrets::Secrets;
 use semel::store::{ListQuery, Store as _};
@@ -127,6 +127,30 @@ async fn with_one_secret_a_claim_is_one_call() {
         guard.run(asked("k", lines, ""), pay).await.unwrap();
         assert_eq!(calls.swap(0, Ordering::SeqCst), first);
         guard.run(asked("k", lines, ""), pay).await.unwrap();
-        assert_eq!(calls.load(Ordering::SeqCst), replay);
+        assert_eq!(calls.swap(0, Ordering::SeqCst), replay);
+        let name = asked("k", lines, "").identity().unwrap().clone();
+        assert!(guard.look_up(&name).await.unwrap().is_some());
+        assert_eq!(calls.load(Ordering::SeqCst), lines.len());
     }
+}
+
+/// R9: to run without the store is for what nobody knows of. What was found under the other name is known.
+#[tokio::test(start_paused = true)]
+async fn what_is_found_under_the_other_name_does_not_run_unprotected() {
+    let link = world::Link::counting(Arc::default());
+    let guard = Guard::from(link.clone());
+    let pay = |_| async { Ok::<_, std::io::Error>(()) };
+    guard.run(asked("done", &[A], ""), pay).await.unwrap();
+    let in_flight = guard.begin(&asked("in-flight", &[A], "")).await.unwrap();
+    let open = Policy::default().with_on_store_error(OnStoreError::FailOpen);
+    let guard = Guard::new(link.with_fault(world::Fault::NoClaims), open);
+    for (key, is_known) in [("done", true), ("in-flight", true), ("new", false)] {
+        let begin = guard.begin(&asked(key, &[B, A], "")).await;
+        match begin {
+            Err(_) if is_known => {}
+            Ok(Begin::Unprotected(_)) if !is_known => {}
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+    drop(in_flight);
 }

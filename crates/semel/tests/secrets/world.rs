@@ -18,7 +18,7 @@ use semel::{
     Clock as _, FinishedStep, Identity, IdentityDigest, Outcome, Record, State, StateKind,
     StoreError, StoreErrorKind, StoreExt as _, SystemClock, Timestamp,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(1);
 const OPERATIONS: usize = 2;
@@ -56,6 +56,28 @@ pub(crate) enum Fault {
     TakesOverAtOnce,
     /// A claim that stepped back leaves a mark as if it had given out keys of steps.
     CountsAsRun,
+    /// All calls have the same nonce.
+    SharesNonces,
+    /// No claim reaches the store.
+    NoClaims,
+}
+
+/// What there was to see.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) runs: AtomicUsize,
+    pub(crate) answers: AtomicUsize,
+    pub(crate) given_back: AtomicUsize,
+    /// Waits for an attempt in flight.
+    pub(crate) waits: AtomicUsize,
+    /// Callers that went away before they were answered.
+    pub(crate) gone: AtomicUsize,
+    /// Claims that were made before under their nonce.
+    pub(crate) repeated: AtomicUsize,
+}
+
+fn count(of: &AtomicUsize) {
+    of.fetch_add(1, Ordering::SeqCst);
 }
 
 type Memory = MemoryStore<Arc<SystemClock>>;
@@ -71,7 +93,7 @@ pub(crate) struct Link {
     looks: Arc<Mutex<HashMap<IdentityDigest, Option<Entry>>>>,
     begun: Arc<Mutex<Vec<Fence>>>,
     calls: Arc<AtomicUsize>,
-    given_back: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
 }
 
 impl Link {
@@ -84,6 +106,10 @@ impl Link {
         }
     }
 
+    pub(crate) fn with_fault(self, fault: Fault) -> Self {
+        Self { fault, ..self }
+    }
+
     fn to(memory: &Arc<Memory>, dice: Option<Dice>, fault: Fault) -> Self {
         Self {
             memory: Arc::clone(memory),
@@ -93,7 +119,7 @@ impl Link {
             looks: Arc::default(),
             begun: Arc::default(),
             calls: Arc::default(),
-            given_back: Arc::default(),
+            counts: Arc::default(),
         }
     }
 
@@ -126,36 +152,40 @@ impl Link {
         }
     }
 
-    /// One call; a write may be lost, arrive late, or lose its answer.
+    /// One call; a write may be lost, arrive late, arrive once more, or lose its answer.
     async fn call<T: Send + 'static, F>(
         &self,
         is_write: bool,
-        call: impl FnOnce(Arc<Memory>) -> F,
+        call: impl Fn(Arc<Memory>) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.calls.fetch_add(1, Ordering::SeqCst);
+        count(&self.calls);
         self.pass().await;
         let lost = |kind| Err(StoreError::new(kind, "the network"));
-        let call = call(Arc::clone(&self.memory));
+        let call = || call(Arc::clone(&self.memory));
+        let arrives_late = || {
+            let (late, call) = (Duration::from_millis(self.below(2_000)), call());
+            tokio::spawn(async move {
+                sleep(late).await;
+                call.await.ok();
+            });
+        };
         match self.below(50) {
             0 => return lost(StoreErrorKind::NotApplied),
             10 if is_write => {
-                let late = Duration::from_millis(self.below(2_000));
-                tokio::spawn(async move {
-                    sleep(late).await;
-                    call.await.ok();
-                });
+                arrives_late();
                 return lost(StoreErrorKind::Unknown);
             }
             20 => {
-                call.await.ok();
+                call().await.ok();
                 return lost(StoreErrorKind::Unknown);
             }
+            30 if is_write => arrives_late(),
             _ => {}
         }
-        let answer = call.await;
+        let answer = call().await;
         self.pass().await;
         answer
     }
@@ -163,7 +193,14 @@ impl Link {
 
 impl Store for Link {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let (identity, mut request) = (identity.clone(), request.clone());
+        let mut request = request.clone();
+        match self.fault {
+            Fault::SharesNonces => request.nonce = Nonce::from_bytes([7; 16]),
+            Fault::NoClaims => {
+                return Err(StoreError::new(StoreErrorKind::NotApplied, "the network"));
+            }
+            _ => {}
+        }
         let other = identity.other().map(|other| *other.digest());
         if let Some(other) = other {
             let seen = match self.fault {
@@ -178,10 +215,14 @@ impl Store for Link {
                 request.on_lost = OnLost::Retry;
             }
         }
-        let answer = self.call(true, |memory| async move {
-            memory.claim(&identity, &request).await
+        let answer = self.call(true, |memory| {
+            let (identity, request) = (identity.clone(), request.clone());
+            async move { memory.claim(&identity, &request).await }
         });
         let answer = answer.await;
+        if matches!(&answer, Ok(Claim::Acquired(acquired)) if acquired.is_repeated) {
+            count(&self.counts.repeated);
+        }
         if let (Some(other), false) = (other, matches!(answer, Ok(Claim::Acquired(_)))) {
             self.looks.lock().unwrap().remove(&other);
         }
@@ -189,18 +230,19 @@ impl Store for Link {
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
-        let (identity, change) = (*identity, change.clone());
-        if let Change::Held(token, Update::Abandon) = &change
+        let identity = *identity;
+        if let Change::Held(token, Update::Abandon) = change
             && !self.begun.lock().unwrap().contains(&token.fence)
         {
-            self.given_back.fetch_add(1, Ordering::SeqCst);
+            count(&self.counts.given_back);
             if self.fault == Fault::CountsAsRun {
                 let mark = FinishedStep::keys_given();
                 let _: Fenced = self.memory.keep_step(&identity, token, &mark, 0).await?;
             }
         }
-        self.call(true, |memory| async move {
-            memory.change(&identity, &change).await
+        self.call(true, |memory| {
+            let change = change.clone();
+            async move { memory.change(&identity, &change).await }
         })
         .await
     }
@@ -219,7 +261,12 @@ impl Store for Link {
         fence: Fence,
         timeout: Duration,
     ) -> Result<Waited> {
-        self.memory.wait(identity, fence, timeout).await
+        count(&self.counts.waits);
+        let identity = *identity;
+        self.call(false, |memory| async move {
+            memory.wait(&identity, fence, timeout).await
+        })
+        .await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Page> {
@@ -269,9 +316,7 @@ pub(crate) struct World {
     programs: AtomicUsize,
     seen: Mutex<HashMap<usize, Seen>>,
     wrong: Mutex<Vec<String>>,
-    pub(crate) given_back: Arc<AtomicUsize>,
-    pub(crate) runs: AtomicUsize,
-    pub(crate) answers: AtomicUsize,
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl World {
@@ -286,9 +331,7 @@ impl World {
             programs: AtomicUsize::new(0),
             seen: Mutex::default(),
             wrong: Mutex::default(),
-            given_back: Arc::default(),
-            runs: AtomicUsize::new(0),
-            answers: AtomicUsize::new(0),
+            counts: Arc::default(),
         })
     }
 
@@ -307,7 +350,7 @@ impl World {
             let nth = self.programs.fetch_add(1, Ordering::SeqCst) as u64;
             let dice = Dice::new(self.seed.wrapping_mul(1_000).wrapping_add(nth));
             let mut link = Link::to(&self.memory, Some(dice), self.fault);
-            link.given_back = Arc::clone(&self.given_back);
+            link.counts = Arc::clone(&self.counts);
             links.push(link.clone());
             for _ in 0..2 {
                 let (world, link) = (Arc::clone(self), link.clone());
@@ -325,9 +368,7 @@ impl World {
             }
         };
         // Who is dead does not end; who takes too long is killed.
-        tokio::time::timeout(Duration::from_secs(40), ended)
-            .await
-            .ok();
+        timeout(Duration::from_secs(40), ended).await.ok();
         links.iter().for_each(Link::die);
     }
 
@@ -335,7 +376,8 @@ impl World {
     pub(crate) async fn ends(self: &Arc<Self>, lines: &[&'static str]) {
         self.resolve().await;
         for nth in 0..OPERATIONS {
-            let guard = self.guard(Link::to(&self.memory, None, Fault::None));
+            let link = Link::to(&self.memory, None, Fault::None);
+            let guard = self.guard(link, Duration::ZERO);
             let begin = guard.begin(&self.asked(nth, lines, "9 EUR")).await;
             match begin.unwrap() {
                 Begin::Acquired(held) => drop(held.release().await),
@@ -410,9 +452,10 @@ impl World {
         }
     }
 
-    fn guard(&self, link: Link) -> Guard<Link> {
+    fn guard(&self, link: Link, wait: Duration) -> Guard<Link> {
         let policy = Policy::default()
             .with_lease(LEASE)
+            .with_wait(wait)
             .with_on_lost(self.work.on_lost)
             .with_retention(self.work.retention);
         Guard::new(link, policy)
@@ -430,24 +473,34 @@ impl World {
         let nth = usize::try_from(link.below(OPERATIONS as u64)).unwrap();
         let body = if link.below(8) == 0 { "8 EUR" } else { "9 EUR" };
         sleep(Duration::from_millis(link.below(30) * link.below(30))).await;
-        let guard = self.guard(link.clone());
+        let wait = match link.below(3) {
+            0 => Duration::from_millis(link.below(3_000)),
+            _ => Duration::ZERO,
+        };
+        let guard = self.guard(link.clone(), wait);
         let asked = self.asked(nth, lines, body);
-        match guard.begin(&asked).await {
-            Ok(Begin::Acquired(held)) => self.attempt(link, nth, body, held).await,
-            Ok(Begin::Completed(outcome)) => {
+        // A caller may go away at any moment.
+        let patience = match link.below(8) {
+            0 => Duration::from_micros(link.below(30_000)),
+            _ => Duration::MAX,
+        };
+        match timeout(patience, guard.begin(&asked)).await {
+            Ok(Ok(Begin::Acquired(held))) => self.attempt(link, nth, body, held).await,
+            Ok(Ok(Begin::Completed(outcome))) => {
                 let told = outcome.body().unwrap();
                 if !told.starts_with(body.as_bytes()) && &told[..] != b"resolved" {
                     self.wrong(format!("{body} was answered {told:?}"));
                 }
-                self.answers.fetch_add(1, Ordering::SeqCst);
+                count(&self.counts.answers);
             }
-            Ok(_) | Err(_) => {}
+            Ok(_) => {}
+            Err(_) => count(&self.counts.gone),
         }
     }
 
     /// An attempt begins: nothing may stand in its way that is known to have run.
     async fn begins(&self, nth: usize, id: IdentityDigest, fence: Fence) {
-        self.runs.fetch_add(1, Ordering::SeqCst);
+        count(&self.counts.runs);
         let record = async |id| {
             self.memory
                 .get(&id)
