@@ -6,6 +6,7 @@ use super::file::route_settings;
 use super::settings::{RECONCILE, SETTINGS, Setting};
 use super::sources::{Given, Said, Sources};
 use super::{StoreUrl, values};
+use crate::at_rest::{self, Source};
 
 impl Sources {
     /// Every setting with its value and where it comes from, then every route likewise.
@@ -78,6 +79,7 @@ fn line(setting: &Setting, name: &str, said: &Said) -> Option<String> {
             values::objects(value).map_or_else(|_| "…".to_owned(), |url| url.to_string())
         }
         "reconciler" | "jwt-jwks" | "auth-url" | "otlp-endpoint" => without_query(value),
+        at_rest::KEYS | at_rest::SECRETS => without_arguments(value),
         _ => value.clone(),
     };
     Some(format!("{name:<18} {value}  ({from})"))
@@ -99,6 +101,14 @@ fn dispositions(said: &Said) -> impl Iterator<Item = String> {
     lines.map(|(statuses, Given { value, from })| {
         format!("{:<18} {statuses}: {value}  ({from})", "dispositions")
     })
+}
+
+/// A program's arguments may be secrets.
+fn without_arguments(source: &str) -> String {
+    match Source::parse(source) {
+        Ok(Source::Command(words)) if words.len() > 1 => format!("exec:{} …", words[0]),
+        _ => source.to_owned(),
+    }
 }
 
 fn without_query(url: &str) -> String {

@@ -418,6 +418,12 @@ async fn keys_come_from_where_they_are_said_to_be() {
         assert_eq!(code, Some(2), "{told}");
         assert!(told.contains(why) && !told.contains("c2hvcnQ"), "{told}");
     }
+    // Arguments may be secrets.
+    let check = ["check", "--no-open", "--upstream", "http://localhost:9"];
+    let sources = ["--encryption-keys", &command, "--identity-keys", &command];
+    let shown = String::from_utf8(semel(&[&check[..], &sources].concat()).stdout).unwrap();
+    assert_eq!(shown.matches("exec:cat …").count(), 2, "{shown}");
+    assert!(!shown.contains(&keys), "{shown}");
     // The same records, on the store itself.
     let shown = semel(&[
         "records",
