@@ -97,20 +97,17 @@ pub fn main(flags: &ArgMatches, mode: Mode) -> ExitCode {
 type Signals = UnboundedReceiver<Signal>;
 
 async fn run(settings: &mut Settings, mode: Mode) -> Report {
-    let not_run = |id: IdentityDigest, why: String| {
-        Report::new(Result::Unavailable, id).because(format!("not run: {why}"))
-    };
     let id = *settings.identity.digest();
     let mut signals = match process::signals() {
         Ok(signals) => signals,
-        Err(error) => return not_run(id, format!("cannot listen for signals: {error}")),
+        Err(error) => return not_run(id, &format!("cannot listen for signals: {error}")),
     };
     let (store, secrets, name) = tokio::select! {
         opened = open(&settings.place) => match opened {
             Ok(opened) => opened,
-            Err(error) => return not_run(id, with_causes(&error)),
+            Err(error) => return not_run(id, &with_causes(&error)),
         },
-        signal = signals.recv() => return not_run(id, stopped_by(signal)),
+        Some(signal) = signals.recv() => return not_run(id, &stopped_by(signal)),
     };
     settings.name_under(secrets.as_ref());
     let settings = &*settings;
@@ -123,22 +120,13 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
         Asked::new(settings.identity.clone(), settings.fingerprint).with_note(note(settings));
     let begin = tokio::select! {
         begin = guard.begin(&asked) => begin.map_err(|error| with_causes(&error)),
-        signal = signals.recv() => Err(stopped_by(signal)),
+        Some(signal) = signals.recv() => Err(stopped_by(signal)),
     };
-    let id = name.and_then(|name| name.known());
-    let id = match (id, &begin) {
-        (Some(id), _) => id,
-        (None, Ok(Begin::Acquired(held))) => *held.id(),
-        // Of two secrets, as its record is named.
-        (None, _) => {
-            let name = name_of(guard.store(), &settings.identity).await;
-            name.map_or(*settings.identity.digest(), |name| *name.digest())
-        }
-    };
+    let named = name.and_then(|name| name.known());
     let report = match begin {
         Ok(Begin::Acquired(held)) => {
             let attempt = Attempt {
-                id,
+                id: named.unwrap_or(*held.id()),
                 settings,
                 guard: &guard,
                 ends: &ends,
@@ -146,9 +134,8 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
             };
             attempt.run(held, mode).await
         }
-        Ok(Begin::Completed(outcome)) => replay(&Kept::of(&outcome), id),
-        Ok(begin) => refused(begin, id, settings, guard.store()).await,
-        Err(why) => not_run(id, why),
+        Ok(begin) => without_running(begin, named, settings, guard.store(), &mut signals).await,
+        Err(why) => not_run(named.unwrap_or(*settings.identity.digest()), &why),
     };
     // What could not be recorded in minutes is not waited for again.
     if report.result != Result::NotRecorded {
@@ -190,9 +177,12 @@ fn note(settings: &Settings) -> Note {
 /// Where Linux says what the machine is called.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
-fn stopped_by(signal: Option<Signal>) -> String {
-    let number = signal.map_or(0, Signal::as_raw);
-    format!("stopped by signal {number} before the start")
+fn stopped_by(signal: Signal) -> String {
+    format!("stopped by signal {} before the start", signal.as_raw())
+}
+
+fn not_run(id: IdentityDigest, why: &str) -> Report {
+    Report::new(Result::Unavailable, id).because(format!("not run: {why}"))
 }
 
 /// Gives the output again, as it was.
@@ -213,6 +203,37 @@ fn replay(kept: &Kept, id: IdentityDigest) -> Report {
         None => report.because(
             "done by an earlier run, whose output was not kept: this is its exit status alone",
         ),
+    }
+}
+
+/// Gives the outcome of an earlier run again, or says why there is none; unless a signal comes while the
+/// store is asked about it.
+async fn without_running(
+    begin: Begin<AnyStore>,
+    named: Option<IdentityDigest>,
+    settings: &Settings,
+    store: &AnyStore,
+    signals: &mut Signals,
+) -> Report {
+    let told = async {
+        let id = match named {
+            Some(id) => id,
+            // Of two secrets, as its record is named.
+            None => {
+                let name = name_of(store, &settings.identity).await;
+                *name.as_ref().unwrap_or(&settings.identity).digest()
+            }
+        };
+        match begin {
+            Begin::Completed(outcome) => replay(&Kept::of(&outcome), id),
+            begin => refused(begin, id, settings, store).await,
+        }
+    };
+    tokio::select! {
+        report = told => report,
+        Some(signal) = signals.recv() => {
+            not_run(named.unwrap_or(*settings.identity.digest()), &stopped_by(signal))
+        }
     }
 }
 
@@ -569,5 +590,34 @@ async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => sleep_until(instant).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_is_heard_while_the_store_does_not_say_which_record_it_is() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let line = ["run", "--key", "k", "--gateway", &url, "--", "true"];
+        let flags = settings::command().try_get_matches_from(line).unwrap();
+        let mut settings = Settings::read(&flags, |_| None).unwrap();
+        let secrets = "a AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\nplain";
+        settings.name_under(Some(&Secrets::parse(secrets).unwrap()));
+        let Place::Gateway(gateway) = &settings.place else {
+            unreachable!("it is one");
+        };
+        let store = AnyStore::new(Remote::new(gateway));
+        let (sender, mut signals) = unbounded_channel();
+        sender.send(Signal::TERM).unwrap();
+        let begin = Begin::InFlight {
+            retry_after: Duration::ZERO,
+        };
+        let report = without_running(begin, None, &settings, &store, &mut signals).await;
+        assert_eq!(report.result, Result::Unavailable);
     }
 }
