@@ -478,7 +478,7 @@ impl<S: Store> Log<S> {
     }
 
     /// A page of at most `limit` entries, the newest first: from this number on, or from the last one. One
-    /// that is damaged is said to be.
+    /// that cannot be read is said to be so.
     ///
     /// # Errors
     /// The store's.
@@ -544,7 +544,7 @@ fn unread(number: Number) -> Entry {
 }
 
 fn damaged(number: Number, why: &StoreError) -> Entry {
-    let detail = format!("the entry is damaged: {}", with_causes(why));
+    let detail = format!("the entry cannot be read: {}", with_causes(why));
     Entry {
         detail: Some(detail),
         ..unread(number)
@@ -561,7 +561,7 @@ fn shown(number: Number, record: &Record) -> Answer<Entry> {
         ..unread(number)
     };
     if let State::Completed(outcome) = &record.state {
-        let body = outcome.body().unwrap_or_default();
+        let body = outcome.readable()?.body().unwrap_or_default();
         let Kept {
             intent,
             result,
@@ -576,7 +576,8 @@ fn shown(number: Number, record: &Record) -> Answer<Entry> {
             ..entry
         });
     }
-    match record.progress.steps().find(|(name, _)| *name == INTENT) {
+    let mut steps = record.progress.readable()?.steps();
+    match steps.find(|(name, _)| *name == INTENT) {
         Some((_, intent)) => Ok(Entry {
             intent: Some(serde_json::from_slice(intent).map_err(damaged)?),
             detail: Some(

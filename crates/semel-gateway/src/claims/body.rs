@@ -10,6 +10,7 @@ use semel::{Outcome, OutcomeKind, Progress, StoreError, StoreErrorKind};
 use serde_json::value::RawValue;
 
 use super::wire;
+use crate::operations::of_store;
 use crate::refused::Refused;
 
 const JSON: &str = "application/json";
@@ -103,7 +104,8 @@ fn is_json(content_type: &str) -> bool {
 }
 
 /// Finished steps, in order.
-pub(super) fn steps(progress: &Progress) -> Result<Vec<wire::Step>, StoreError> {
+pub(super) fn steps(progress: &Progress) -> Result<Vec<wire::Step>, Refused> {
+    let progress = progress.readable().map_err(of_store)?;
     let steps = progress.steps().map(|(name, result)| {
         let result = Outcome::from_bytes(Bytes::copy_from_slice(result)).map_err(|error| {
             let what = "the result of a step cannot be read";
@@ -114,7 +116,7 @@ pub(super) fn steps(progress: &Progress) -> Result<Vec<wire::Step>, StoreError> 
             result: shown(&result),
         })
     });
-    steps.collect()
+    Ok(steps.collect::<Result<_, StoreError>>()?)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use super::{Claims, body, no_record};
 use crate::access::{self, Caller};
 use crate::exchange::{Given, Id, Told};
 use crate::openapi::{ClaimProblems, RecordProblems, TokenProblems};
-use crate::operations::is_internal;
+use crate::operations::{is_internal, of_store};
 use crate::reconcile;
 use crate::refused::{Code, Refused};
 
@@ -110,7 +110,7 @@ pub(super) async fn show(
         outcome: match &record.state {
             // Answers to requests are for their clients; whoever else sees one is in the audit log.
             semel::State::Completed(outcome) if operation != reconcile::OPERATION => {
-                Some(body::shown(outcome))
+                Some(body::shown(outcome.readable().map_err(of_store)?))
             }
             _ => None,
         },
@@ -172,6 +172,7 @@ pub(super) async fn keep_step(
     let step = FinishedStep::new(&request.name, result.as_bytes()).map_err(too_large)?;
     for _ in 0..STEP_TRIES {
         let kept = claims.kept(&id, &held).await?;
+        kept.readable().map_err(of_store)?;
         let before = kept.steps().count();
         let same = kept.steps().find(|(name, _)| *name == request.name);
         if let Some((_, kept)) = same {

@@ -148,6 +148,7 @@ mod tests {
             body: Some(json),
             body_base64: None,
             redacted: false,
+            unreadable: None,
         });
         assert!(shown.is_cut && shown.text.unwrap().len() == MOST_TEXT);
     }

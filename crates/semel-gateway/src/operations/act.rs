@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use semel::store::{Entry, Fence, Fenced, Refusal, Retention, Store, StoreExt as _, Verdict};
 use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State};
-use semel_tower::ProblemCode;
 
 use super::entered::{Actor, facts, insist};
 use super::filter::about_now;
@@ -201,11 +200,7 @@ impl<S: Store + Clone> Operations<S> {
         if is_erased(&entry.record) {
             return Err(answer_is_erased());
         }
-        if outcome.is_sealed() || outcome.place().is_some() {
-            let why = "its answer cannot be read: it is encrypted with a key that is not here, or kept outside \
-                       the store and not to be found there";
-            return Err(Refused::of_layer(ProblemCode::StoreUnavailable, why));
-        }
+        outcome.readable().map_err(of_store)?;
         let mut intent = intent.about(&entry);
         let proposal = order.proposal.as_deref();
         let cleared = self.cleared("reveal", &mut intent, digest(&fence)?, proposal);

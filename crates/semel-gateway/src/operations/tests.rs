@@ -243,6 +243,6 @@ async fn a_damaged_entry_hides_no_other() {
     let results: Vec<_> = log.entries.iter().map(|entry| entry.result).collect();
     assert_eq!(results, [Came::Done, Came::Unknown, Came::Done]);
     let detail = log.entries[1].detail.as_deref().unwrap();
-    assert!(detail.starts_with("the entry is damaged: "), "{detail}");
+    assert!(detail.starts_with("the entry cannot be read: "), "{detail}");
     assert_eq!(json!(log.entries[1])["number"], format!("{period}-2"));
 }

@@ -310,6 +310,9 @@ pub struct Answer {
     pub body_base64: Option<String>,
     /// Whether values are left out.
     pub redacted: bool,
+    /// Why nothing but its kind can be read: which encryption key is missing, or that its object is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreadable: Option<String>,
 }
 
 /// A field of an answer.
@@ -405,9 +408,13 @@ impl Detail {
             State::Completed(outcome) => Some(Answer::redacted(outcome)),
             _ => None,
         };
+        let unreadable = record.progress.readable().err();
         let steps = record.progress.steps();
         let steps = steps.map(|(name, result)| Step {
-            name: name.to_owned(),
+            name: match &unreadable {
+                Some(why) if name.is_empty() => why.to_string(),
+                _ => name.to_owned(),
+            },
             bytes: result.len(),
         });
         Self {
@@ -485,6 +492,7 @@ impl Answer {
             body: None,
             body_base64: None,
             redacted: true,
+            unreadable: outcome.readable().err().map(|why| why.to_string()),
         }
     }
 
@@ -604,7 +612,7 @@ fn choices(record: &Record) -> Vec<Choice> {
     };
     let runs_again = "Where the effect did happen, or is still to come, it happens twice. Ask the system \
                       that has the effect, by this id.";
-    match record.state.kind() {
+    let mut choices = match record.state.kind() {
         StateKind::Unknown | StateKind::InFlight => vec![
             choice(
                 "resolve --happened",
@@ -636,7 +644,13 @@ fn choices(record: &Record) -> Vec<Choice> {
             ),
         ],
         StateKind::Released => Vec::new(),
+    };
+    if let State::Completed(outcome) = &record.state
+        && outcome.readable().is_err()
+    {
+        choices.retain(|choice| choice.action != "reveal");
     }
+    choices
 }
 
 const fn is_none(number: &usize) -> bool {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::http::Method;
 use semel_testkit::servers::{Postgres, Server as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -146,6 +146,9 @@ async fn a_lost_key_is_told_and_nothing_runs_again() {
             &flags(&place.url, &["--encryption-keys", &old]),
         );
         assert_eq!(order(first.address, "lost").await.status, 201);
+        let admin = format!("http://{}", first.admin);
+        let listed = lines(&semel(&["records", "list", "--json", "--admin", &admin]));
+        let id = listed[0]["id"].as_str().unwrap();
         stop(first).await;
         for keys in [&["--encryption-keys", &new][..], &[]] {
             let gateway = Gateway::start(shop.address, &flags(&place.url, keys));
@@ -165,15 +168,28 @@ async fn a_lost_key_is_told_and_nothing_runs_again() {
                 records.iter().any(|r| r["state"] == "completed"),
                 "{records:?}"
             );
-            let told = if keys.is_empty() {
-                "is encrypted"
-            } else {
-                "the key `old`"
-            };
+            let told = "encrypted with the key `old`";
             eventually("the log", async || {
                 gateway.log().contains(told).then_some(())
             })
             .await;
+            // Whoever looks at it is told why there is nothing to see.
+            let show = ["records", "show", id, "--admin", &admin];
+            let with = |more: &[&str]| {
+                let output = semel(&[&show[..], more].concat());
+                String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+            };
+            let reveal = ["--reveal", "--reason", "to see"];
+            let page = format!("/records/{id}");
+            let page = request(Method::GET, gateway.admin, &page, &[], "");
+            let page = crate::support::send(page).await.unwrap();
+            let (text, json) = (with(&[]), with(&["--json"]));
+            for shown in [&*text, &json, &with(&reveal), page.text()] {
+                assert!(shown.contains(told), "{shown}");
+            }
+            let json: Value = serde_json::from_str(&json).unwrap();
+            assert!(json["outcome"]["unreadable"].is_string(), "{json}");
+            assert!(!text.contains("Shows the whole answer"));
             stop(gateway).await;
         }
         let both = file(directory.path(), "both", &[NEW, OLD]);
@@ -182,6 +198,72 @@ async fn a_lost_key_is_told_and_nothing_runs_again() {
             &flags(&place.url, &["--encryption-keys", &both]),
         );
         assert!(order(gateway.address, "lost").await.is_replay());
+        stop(gateway).await;
+    }
+}
+
+/// What its client was not told of is sent again to a gateway where another key is first. One that has not the
+/// key says which it is, and keeps nothing behind what it cannot read.
+#[tokio::test]
+async fn a_completion_is_known_whichever_key_is_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("sqlite:{}", directory.path().join("records.db").display());
+    let shop = Shop::open().await;
+    let start = |name: &str, lines: &[&str]| {
+        let keys = file(directory.path(), name, lines);
+        Gateway::start(shop.address, &flags(&store, &["--encryption-keys", &keys]))
+    };
+    let ask = async |method: Method, gateway: &Gateway, path: &str, body: Value| {
+        let json = [("content-type", "application/json")];
+        let request = request(method, gateway.admin, path, &json, &body.to_string());
+        crate::support::send(request).await.unwrap()
+    };
+    let (old, new) = (start("old", &[OLD, NEW]), start("new", &[NEW, OLD]));
+    let mut claims = Vec::new();
+    for key in ["done", "begun"] {
+        let claim = json!({"operation": "job", "key": key});
+        let claimed = ask(Method::POST, &old, "/v1/claims", claim).await;
+        let claimed: Value = serde_json::from_str(claimed.text()).unwrap();
+        let path = format!("/v1/claims/{}", claimed["id"].as_str().unwrap());
+        claims.push((path, claimed["token"].clone(), claimed["id"].clone()));
+    }
+    let (done, token, id) = &claims[0];
+    let complete = json!({"token": token, "outcome": {"text": "paid"}});
+    for gateway in [&old, &new, &old] {
+        let path = format!("{done}/complete");
+        let done = ask(Method::POST, gateway, &path, complete.clone()).await;
+        assert_eq!(done.status, 200, "{}", done.text());
+    }
+    let (begun, token, _) = &claims[1];
+    let (path, step) = (
+        format!("{begun}/steps"),
+        |name: &str| json!({"token": token, "name": name}),
+    );
+    let kept = ask(Method::POST, &old, &path, step("charge")).await;
+    assert_eq!(kept.status, 200, "{}", kept.text());
+    let reveal = format!("/api/v1/records/{}/reveal", id.as_str().unwrap());
+    let revealed = ask(Method::POST, &old, &reveal, json!({"reason": "to see"})).await;
+    assert_eq!(revealed.status, 200, "{}", revealed.text());
+
+    let without = start("without", &[NEW]);
+    let told = "encrypted with the key `old`";
+    for (method, path, body) in [
+        (Method::GET, done, json!({})),
+        (Method::GET, begun, json!({})),
+        (Method::POST, &path, step("ship")),
+    ] {
+        let refused = ask(method, &without, path, body).await;
+        assert_eq!(refused.problem(), "store-unavailable", "{path}");
+        assert!(refused.text().contains(told), "{}", refused.text());
+    }
+    for path in [
+        begun.replace("/v1/claims", "/api/v1/records"),
+        "/api/v1/audit".to_owned(),
+    ] {
+        let shown = ask(Method::GET, &without, &path, json!({})).await;
+        assert!(shown.text().contains(told), "{}", shown.text());
+    }
+    for gateway in [old, new, without] {
         stop(gateway).await;
     }
 }

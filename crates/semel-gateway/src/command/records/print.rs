@@ -153,6 +153,11 @@ fn answer(answer: &Answer, line: &dyn Fn(&str, &dyn Display)) {
         0 => String::new(),
         status => format!(" {status},"),
     };
+    if let Some(why) = &answer.unreadable {
+        let what = format_args!("{},{status} which cannot be read:", answer.kind);
+        line("answer", &what);
+        return line("", &clean(why));
+    }
     line("answer", &format_args!("{},{status} {size}", answer.kind));
     if answer.redacted {
         let names: Vec<String> = answer
