@@ -40,6 +40,7 @@ use crate::command::with_causes;
 use crate::events::Events;
 use crate::refused::{Code, Refused};
 use crate::store::Opened;
+use crate::store::is_question;
 pub use act::{Action, Decided};
 pub use entered::Actor;
 pub(crate) use entered::{facts, insist};
@@ -227,10 +228,10 @@ impl<S: Store + Clone> Operations<S> {
     }
 }
 
-/// Whether a record is nobody's operation: an entry of the audit log, which is read there, or the one that says
-/// where large answers are.
+/// Whether a record is nobody's operation: an entry of the audit log, which is read there, the one that says
+/// where large answers are, or what a gateway asked to see whether the store works.
 pub(crate) fn is_internal(label: &Label) -> bool {
-    audit::is_entry(label) || objects::is_own(label)
+    audit::is_entry(label) || objects::is_own(label) || is_question(label)
 }
 
 /// What the store did not do. Operators may know why.

@@ -9,6 +9,7 @@ use semel_stores::objects::is_own;
 
 use super::entered::{Actor, insist};
 use super::filter::about_now;
+use crate::store::is_question;
 
 /// Looks at all records of a store as it has them, and tells how many were sealed anew, and how many need
 /// another key than the first still. What is under that already is left alone, so that it goes on where it
@@ -25,7 +26,8 @@ pub(super) async fn reseal_all(
         loop {
             let page = store.list(&query).await?;
             let entries = page.entries.iter();
-            for entry in entries.filter(|entry| !is_own(&entry.label)) {
+            for entry in entries.filter(|entry| !is_own(&entry.label) && !is_question(&entry.label))
+            {
                 let is_written = reseal(sealed, entry, actor, reason).await?;
                 // Of what is completed the note may be under another key, which is no loss.
                 let is_open = !matches!(entry.record.state, State::Completed(_));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, Store, StoreExt as _};
+use semel::store::{Claim, ClaimRequest, Label, Nonce, OnLost, Retention, Store, StoreExt as _};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, StoreError, StoreErrorKind};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -238,11 +238,19 @@ fn condition_of(error: &StoreError) -> Condition {
     }
 }
 
+/// The scope and the operation of what the store is asked.
+const QUESTION: (&str, &str) = ("semel", "check");
+
+/// Whether a record is what the store was asked, and no operation of anybody's.
+pub(crate) fn is_question(label: &Label) -> bool {
+    label.scope.segments().eq([QUESTION.0]) && *label.operation == *QUESTION.1
+}
+
 /// A record of no request's, the same for all gateways: whoever finds one that another left behind
 /// takes it over.
 fn question() -> Result<(Identity, ClaimRequest), String> {
     let key = Key::new("check").map_err(|e| e.to_string())?;
-    let identity = Identity::new(Scope::new(["semel"]), "check", key);
+    let identity = Identity::new(Scope::new([QUESTION.0]), QUESTION.1, key);
     let request = ClaimRequest::new(
         Nonce::random().map_err(|e| e.to_string())?,
         Fingerprint::of(b""),
@@ -257,7 +265,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_can_be_asked() {
-        question().unwrap();
+    fn a_question_can_be_asked_and_is_known_as_one() {
+        let (identity, _) = question().unwrap();
+        assert!(is_question(&Label::from(&identity)));
+        let theirs = Identity::new(Scope::new(["semel", "x"]), "check", Key::new("k").unwrap());
+        assert!(!is_question(&Label::from(&theirs)));
     }
 }

@@ -18,7 +18,7 @@ use crate::command::{FAILED, MISUSED};
 use crate::config::StoreUrl;
 
 pub use health::{Condition, Health};
-pub(crate) use health::{PROBE_TIMEOUT, REMIND_EVERY};
+pub(crate) use health::{PROBE_TIMEOUT, REMIND_EVERY, is_question};
 pub use watched::Watched;
 
 /// Why a store cannot be used.
