@@ -32,6 +32,7 @@ pub mod backend;
 mod backoff;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod delegate;
 mod entry;
 mod error;
 mod fingerprint;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::Mutex;
 use semel::record::{Change, Update};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe,
-    Purged, Refusal, Resolution, Result, StoreExt as _, Token, Waited,
+    Acquired, Claim, ClaimRequest, Fence, Fenced, ListQuery, Nonce, OnLost, Purged, Refusal,
+    Resolution, Result, StoreExt as _, Token, Waited,
 };
 use semel::{
     AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind, Timestamp,
@@ -343,13 +343,7 @@ impl Store for Buggy {
         self.told(self.inner.change(identity, &change).await)
     }
 
-    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.inner.get(identity).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.inner.list(query).await
-    }
+    semel::delegate!(inner: get, list, probe, close);
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
         if self.bug == Bug::PurgesRunning {
@@ -377,13 +371,5 @@ impl Store for Buggy {
         }
         let fence = self.fence_inside(identity, fence);
         self.inner.wait(identity, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.inner.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close().await
     }
 }

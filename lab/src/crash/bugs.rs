@@ -1,15 +1,12 @@
 //! Planted bugs: ways in which an application, or a guard, gets this wrong.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::record::{Change, Update};
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
-};
+use semel::store::{Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{FinishedStep, Identity, IdentityDigest, Progress, Store};
+use semel::{FinishedStep, IdentityDigest, Progress, Store};
 use serde::{Deserialize, Serialize};
 
 use super::failpoints::Failpoints;
@@ -108,9 +105,7 @@ fn name(step: &FinishedStep) -> Option<String> {
 }
 
 impl<B: Base> Store for Planted<B> {
-    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.inner.claim(identity, request).await
-    }
+    semel::delegate!(inner: claim, get, list, purge, wait, probe, close);
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let Change::Held(token, Update::KeepStep { step, .. }) = change else {
@@ -128,43 +123,12 @@ impl<B: Base> Store for Planted<B> {
         }
         Ok(done)
     }
-
-    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.inner.get(identity).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.inner.list(query).await
-    }
-
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.inner.purge(limit).await
-    }
-
-    async fn wait(
-        &self,
-        identity: &IdentityDigest,
-        fence: Fence,
-        timeout: Duration,
-    ) -> Result<Waited> {
-        self.inner.wait(identity, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.inner.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close().await
-    }
 }
 
 impl<B: Base> Transactional for Planted<B> {
     type Transaction = B::Transaction;
 
-    async fn begin(&self, isolation: Isolation) -> Result<B::Transaction, TransactionError> {
-        self.inner.begin(isolation).await
-    }
+    semel::delegate!(inner: begin, rollback);
 
     async fn change_in(
         &self,
@@ -219,10 +183,6 @@ impl<B: Base> Transactional for Planted<B> {
             }
             (_, committed) => committed,
         }
-    }
-
-    async fn rollback(&self, tx: B::Transaction) {
-        self.inner.rollback(tx).await;
     }
 
     fn is_conflict(error: &(dyn std::error::Error + 'static)) -> bool {

@@ -1,12 +1,9 @@
 //! A store that passes the points on its way: it delegates, and stands still before and after.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use semel::record::{Change, Update};
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
-};
+use semel::store::{Claim, ClaimRequest, Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
@@ -83,34 +80,7 @@ impl<S: Store> Store for Pointed<S> {
         Ok(done)
     }
 
-    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.inner.get(identity).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.inner.list(query).await
-    }
-
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.inner.purge(limit).await
-    }
-
-    async fn wait(
-        &self,
-        identity: &IdentityDigest,
-        fence: Fence,
-        timeout: Duration,
-    ) -> Result<Waited> {
-        self.inner.wait(identity, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.inner.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close().await
-    }
+    semel::delegate!(inner: get, list, purge, wait, probe, close);
 }
 
 impl<S: Transactional> Transactional for Pointed<S> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use semel::record::{Change, Update};
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe,
-    Purged, Refusal, Result, Token, Waited,
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Purged, Refusal, Result,
+    Token, Waited,
 };
 use semel::{
     AnyStore, Fingerprint, Identity, IdentityDigest, Key, Scope, State, StateKind, Store,
@@ -214,10 +214,8 @@ impl Store for Recorder {
         .await
     }
 
-    // Not written down: a page is not one instant, so that it proves nothing about any key.
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.store.list(query).await
-    }
+    // A listing is not written down: a page is not one instant, so that it proves nothing about any key.
+    semel::delegate!(store: list, probe, close);
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
         let removed = |purged: &Purged| Answer::Purged(purged.removed);
@@ -242,14 +240,6 @@ impl Store for Recorder {
             Waited::TimedOut => Answer::TimedOut,
         })
         .await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.store.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.store.close().await
     }
 }
 

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::record::Change;
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Waited,
-};
+use semel::store::{Claim, ClaimRequest, Entry, Fenced, Purged, Result};
 use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 use crate::check::Trouble;
@@ -150,28 +148,9 @@ impl Store for Flaky {
         self.through(|| self.inner.get(identity)).await
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.inner.list(query).await
-    }
+    semel::delegate!(inner: list, wait, probe, close);
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
         self.through(|| self.inner.purge(limit)).await
-    }
-
-    async fn wait(
-        &self,
-        identity: &IdentityDigest,
-        fence: Fence,
-        timeout: Duration,
-    ) -> Result<Waited> {
-        self.inner.wait(identity, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.inner.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close().await
     }
 }

@@ -73,9 +73,9 @@ use object_store::path::Path;
 use semel::record::{Change, Update};
 use semel::store::{
     Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, ListQuery, Nonce, OnLost, Page,
-    Probe, Purged, Result, Retention, Store, StoreExt as _, Verdict, Waited,
+    Purged, Result, Retention, Store, StoreExt as _, Verdict,
 };
-use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::transaction::{Isolation, Transactional};
 use semel::{
     Fingerprint, Identity, IdentityDigest, Key, Outcome, OutcomeKind, Scope, State, StoreError,
     StoreErrorKind,
@@ -583,47 +583,13 @@ impl<S: Store> Store for Offloaded<S> {
         Ok(purged)
     }
 
-    async fn wait(
-        &self,
-        identity: &IdentityDigest,
-        fence: Fence,
-        timeout: Duration,
-    ) -> Result<Waited> {
-        self.inner.wait(identity, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.inner.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close().await
-    }
+    semel::delegate!(inner: wait, probe, close);
 }
 
 impl<S: Transactional> Transactional for Offloaded<S> {
     type Transaction = S::Transaction;
 
-    async fn begin(&self, isolation: Isolation) -> Result<Self::Transaction, TransactionError> {
-        self.inner.begin(isolation).await
-    }
-
-    async fn change_in(
-        &self,
-        transaction: &mut Self::Transaction,
-        identity: &IdentityDigest,
-        change: &Change,
-    ) -> Result<Fenced, TransactionError> {
-        self.inner.change_in(transaction, identity, change).await
-    }
-
-    async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {
-        self.inner.commit(transaction).await
-    }
-
-    async fn rollback(&self, transaction: Self::Transaction) {
-        self.inner.rollback(transaction).await;
-    }
+    semel::delegate!(inner: begin, change_in, commit, rollback);
 
     fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
         S::is_conflict(error)

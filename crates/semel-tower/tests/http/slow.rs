@@ -9,10 +9,7 @@ use http_body_util::BodyExt as _;
 use semel::guard::OnStoreError;
 use semel::memory::MemoryStore;
 use semel::record::Change;
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result, Store,
-    Waited,
-};
+use semel::store::{Claim, ClaimRequest, Fenced, Result, Store};
 use semel::{Identity, IdentityDigest, StoreError, StoreErrorKind};
 use semel_tower::IdempotencyLayer;
 use tower::ServiceExt as _;
@@ -54,29 +51,7 @@ impl Store for Slow {
         self.memory.change(id, change).await
     }
 
-    async fn get(&self, id: &IdentityDigest) -> Result<Option<Entry>> {
-        self.memory.get(id).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.memory.list(query).await
-    }
-
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.memory.purge(limit).await
-    }
-
-    async fn wait(&self, id: &IdentityDigest, fence: Fence, timeout: Duration) -> Result<Waited> {
-        self.memory.wait(id, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.memory.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.memory.close().await
-    }
+    semel::delegate!(memory: get, list, purge, wait, probe, close);
 }
 
 /// R5: whoever has the whole answer finds it recorded.

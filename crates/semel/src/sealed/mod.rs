@@ -43,7 +43,6 @@ mod keys;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
@@ -51,8 +50,8 @@ use base64::prelude::BASE64_STANDARD_NO_PAD;
 pub use crate::keyring::{KeyName, KeysError};
 use crate::record::{Change, State, Update};
 use crate::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, Page, Probe, Purged, Refusal,
-    Result, Store, Token, Verdict, Waited,
+    Claim, ClaimRequest, Entry, Fenced, ListQuery, Nonce, Page, Refusal, Result, Store, Token,
+    Verdict,
 };
 use crate::transaction::{Isolation, TransactionError, Transactional};
 use crate::{
@@ -418,34 +417,13 @@ impl<S: Store> Store for Sealed<S> {
         })
     }
 
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.inner.purge(limit).await
-    }
-
-    async fn wait(
-        &self,
-        identity: &IdentityDigest,
-        fence: Fence,
-        timeout: Duration,
-    ) -> Result<Waited> {
-        self.inner.wait(identity, fence, timeout).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.inner.probe().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.inner.close().await
-    }
+    crate::delegate!(inner: purge, wait, probe, close);
 }
 
 impl<S: Transactional> Transactional for Sealed<S> {
     type Transaction = S::Transaction;
 
-    async fn begin(&self, isolation: Isolation) -> Result<Self::Transaction, TransactionError> {
-        self.inner.begin(isolation).await
-    }
+    crate::delegate!(inner: begin, commit, rollback);
 
     async fn change_in(
         &self,
@@ -469,14 +447,6 @@ impl<S: Transactional> Transactional for Sealed<S> {
         }
     }
 
-    async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {
-        self.inner.commit(transaction).await
-    }
-
-    async fn rollback(&self, transaction: Self::Transaction) {
-        self.inner.rollback(transaction).await;
-    }
-
     fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
         S::is_conflict(error)
     }
@@ -488,6 +458,8 @@ impl<S: Transactional> Transactional for Sealed<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::memory::MemoryStore;
     use crate::store::StoreExt as _;

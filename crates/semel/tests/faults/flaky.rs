@@ -76,7 +76,5 @@ impl Store for Flaky {
         self.up()?;
         self.memory.probe().await
     }
-    async fn close(&self) -> Result<()> {
-        self.memory.close().await
-    }
+    semel::delegate!(memory: close);
 }

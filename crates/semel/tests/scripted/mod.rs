@@ -5,14 +5,10 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
 use semel::memory::{Limits, MemoryStore};
 use semel::record::{Change, Update};
-use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Refusal, Result,
-    Waited,
-};
+use semel::store::{Claim, ClaimRequest, Entry, Fenced, Refusal, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
@@ -191,19 +187,5 @@ impl Store for Scripted {
         }
         self.memory.get(identity).await
     }
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.memory.list(query).await
-    }
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.memory.purge(limit).await
-    }
-    async fn wait(&self, identity: &IdentityDigest, fence: Fence, timeout: Duration) -> Result<Waited> {
-        self.memory.wait(identity, fence, timeout).await
-    }
-    async fn probe(&self) -> Result<Probe> {
-        self.memory.probe().await
-    }
-    async fn close(&self) -> Result<()> {
-        self.memory.close().await
-    }
+    semel::delegate!(memory: list, purge, wait, probe, close);
 }

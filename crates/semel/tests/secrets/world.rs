@@ -11,8 +11,8 @@ use semel::guard::{Asked, Attempt, Begin, Guard, Held, Policy, StepError};
 use semel::memory::{Limits, MemoryStore};
 use semel::record::{Change, Update};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Page, Probe, Purged,
-    Resolution, Result, Retention, Store, Verdict, Waited,
+    Claim, ClaimRequest, Entry, Fence, Fenced, ListQuery, Nonce, OnLost, Resolution, Result,
+    Retention, Store, Verdict, Waited,
 };
 use semel::{
     Clock as _, FinishedStep, Identity, IdentityDigest, Outcome, Record, State, StateKind,
@@ -269,17 +269,7 @@ impl Store for Link {
         .await
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.memory.list(query).await
-    }
-
-    async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.memory.purge(limit).await
-    }
-
-    async fn probe(&self) -> Result<Probe> {
-        self.memory.probe().await
-    }
+    semel::delegate!(memory: list, purge, probe);
 
     async fn close(&self) -> Result<()> {
         Ok(())
