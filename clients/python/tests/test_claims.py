@@ -24,6 +24,15 @@ from semel import _claims, _flow
 
 UPSTREAM = "http://127.0.0.1:9"
 OMITTED = json_answer({"state": "completed", "omitted": True})
+CLAIMED = {
+    "id": "7" * 64,
+    "token": "t",
+    "fence": 1,
+    "attempt": 1,
+    "since": 1,
+    "lease_ms": 60_000,
+    "steps": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -259,11 +268,9 @@ def test_a_result_that_is_too_large_is_omitted_for_everybody(client: semel.Clien
 # A proxy in front of the gateway, which takes less; and a store.
 @pytest.mark.parametrize("taken", [Answer(413, b"<html>"), OMITTED])
 def test_so_is_one_that_others_do_not_take(key: str, taken: Answer) -> None:
-    claimed = {"id": "7" * 64, "token": "t", "fence": 1, "attempt": 1, "since": 1, "lease_ms": 60_000}
-
     def answer(request: Request) -> Answer:
         if request.path == "/v1/claims":
-            return json_answer({**claimed, "steps": []}, 201)
+            return json_answer(CLAIMED, 201)
         return OMITTED if json.loads(request.body)["outcome"]["kind"] == "omitted" else taken
 
     with service(answer) as url, semel.Client(url) as client, pytest.raises(semel.ResultOmitted):
@@ -315,11 +322,108 @@ def test_a_claim_that_is_sent_again_waits_for_what_is_left(monkeypatch: pytest.M
     monkeypatch.setattr("time.monotonic", lambda: now)
     flow = _claims.claim(_claims.Claim("wait", key, wait=600), patience=60)
     first = next(flow)
-    assert (first.body["wait"], first.timeout) == ("600000ms", 610)
+    assert (json.loads(first.body)["wait"], first.timeout) == ("600000ms", 610)
     now = 590.0
     assert isinstance(flow.throw(httpx.ReadError("broken")), _flow.Pause)
     again = next(flow)
-    assert (again.body["wait"], again.timeout) == ("10000ms", 20)
+    assert (json.loads(again.body)["wait"], again.timeout) == ("10000ms", 20)
+
+
+def test_a_call_goes_on_after_a_fault_of_the_connection(key: str) -> None:
+    flow = _claims.claim(_claims.Claim("charge", key), patience=60)
+    assert isinstance(next(flow), _claims.Send)
+    # Over HTTP/2 it may have come of the answer.
+    assert isinstance(flow.throw(httpx.LocalProtocolError("no")), _flow.Pause)
+
+
+def test_what_is_sent_is_what_was_measured(key: str) -> None:
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200, json={"id": "7", "outcome": {"kind": "success"}})
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        client = semel.Client("http://gateway", http=http)
+        client.claim("charge", key, payload="é")
+        with pytest.raises(semel.Refused, match="at most"):
+            client.claim("charge", key, payload="x" * (2 << 20))
+    (request,) = sent
+    assert '"payload":"é"'.encode() in request.content
+    assert request.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("result", "sent"), [("x" * 70_000, 2), (bytes(2 << 20), 1)])
+def test_a_step_that_is_too_large_hands_its_result_on(key: str, result: Any, sent: int) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path.rpartition("/")[2])
+        if asked == ["claims"]:
+            return httpx.Response(201, json=CLAIMED)
+        is_too_large = len(request.content) > 64 << 10
+        return httpx.Response(413 if is_too_large else 200, json={"code": "too-large"})
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(answer)) as http,
+        semel.Client("http://gateway", http=http).claim("export", key, in_steps=True) as attempt,
+    ):
+        with pytest.raises(semel.StepTooLarge) as ran:
+            attempt.step("export", lambda _: result)
+        assert ran.value.result is result
+        assert attempt.step("export", lambda _: "an id") == "an id"
+    assert asked == ["claims", *["steps"] * sent, "unknown"]
+
+
+def test_a_claim_that_cannot_be_renewed_is_given_back(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path.rpartition("/")[2])
+        return httpx.Response(201, json=CLAIMED)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    with (
+        httpx.Client(transport=httpx.MockTransport(answer)) as http,
+        pytest.raises(RuntimeError, match="new thread"),
+    ):
+        semel.Client("http://gateway", http=http).claim("charge", key)
+    assert asked == ["claims", "claims", "abandon"]
+
+
+def test_who_closes_renews_until_what_is_known_is_told(key: str) -> None:
+    async def run() -> None:
+        telling, renewed = asyncio.Event(), asyncio.Event()
+        is_closing = False
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith("/renew") and is_closing:
+                renewed.set()
+            if request.url.path.endswith("/complete"):
+                telling.set()
+                await renewed.wait()
+            return httpx.Response(201, json=CLAIMED | {"lease_ms": 30})
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            client = semel.AsyncClient("http://gateway", http=http)
+            completing = asyncio.create_task((await client.claim("charge", key)).complete())
+            await telling.wait()
+            completing.cancel()
+            is_closing = True
+            await client.aclose()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_what_is_secret_is_not_printed() -> None:
+    what = _claims.Claim("charge", "s3cr3t", payload="s3cr3t", nonce="s3cr3t")
+    held = _claims.Held("7", "s3cr3t", 1, 1, 1, 1.0, 1.0)
+    send = next(_claims.call("/v1/claims", what.to_wire(), patience=1))
+    assert b"s3cr3t" in send.body
+    assert "s3cr3t" not in f"{what!r} {held!r} {send!r}"
 
 
 def test_errors_can_be_pickled() -> None:
@@ -331,6 +435,7 @@ def test_errors_can_be_pickled() -> None:
         "7",
     )
     assert pickle.loads(pickle.dumps(semel.Unsettled("no answer", "mine"))).key == "mine"
+    assert pickle.loads(pickle.dumps(semel.StepTooLarge("export", 7))).result == 7
 
 
 def test_tokens_and_urls_are_looked_at() -> None:

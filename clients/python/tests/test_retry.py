@@ -36,7 +36,7 @@ def quick(**others: Any) -> Rules:
 
 def by_httpx(rules: Rules) -> Send:
     def send(method: str, url: str, **what: Any) -> httpx.Response:
-        with httpx.Client(transport=RetryTransport(rules=rules)) as http:
+        with httpx.Client(transport=RetryTransport(rules=rules), follow_redirects=True) as http:
             return http.request(method, url, **what)
 
     return send
@@ -45,7 +45,8 @@ def by_httpx(rules: Rules) -> Send:
 def by_async_httpx(rules: Rules) -> Send:
     def send(method: str, url: str, **what: Any) -> httpx.Response:
         async def run() -> httpx.Response:
-            async with httpx.AsyncClient(transport=AsyncRetryTransport(rules=rules)) as http:
+            transport = AsyncRetryTransport(rules=rules)
+            async with httpx.AsyncClient(transport=transport, follow_redirects=True) as http:
                 return await http.request(method, url, **what)
 
         return asyncio.run(run())
@@ -139,20 +140,37 @@ def test_a_compressed_mismatch_is_one(by: Callable[[Rules], Send]) -> None:
     assert len(script.asked) == 1
 
 
-def test_a_request_that_is_sent_once_more_is_another_intent() -> None:
-    script = Script(CREATED)
+@pytest.mark.parametrize("answer", [CREATED, Answer(302, headers={"location": "/"})])
+def test_a_request_that_is_sent_once_more_is_another_intent(answer: Answer) -> None:
+    script = Script(answer)
     with service(script.answer) as url:
         with httpx.Client(transport=RetryTransport()) as http:
             request = http.build_request("POST", url, content=b"an order")
             for _ in range(2):
-                assert http.send(request).status_code == 201
+                assert http.send(request).status_code == answer.status
         with requests.Session() as session:
             session.mount("http://", RetryAdapter())
             prepared = session.prepare_request(requests.Request("POST", url, data=b"an order"))
             for _ in range(2):
-                assert session.send(prepared).status_code == 201
+                assert session.send(prepared, allow_redirects=False).status_code == answer.status
     assert len(script.keys()) == 4
     assert {request.body for request in script.asked} == {b"an order"}
+
+
+def test_a_redirected_request_that_is_sent_once_more_is_another_intent() -> None:
+    there = Answer(308, headers={"location": "/there"})
+    script = Script(*[there, CREATED] * 4)
+    with service(script.answer) as url:
+        with httpx.Client(transport=RetryTransport(), follow_redirects=True) as http:
+            answer = http.post(url, content=b"an order")
+            assert http.send(answer.history[0].request).status_code == 201
+        with requests.Session() as session:
+            session.mount("http://", RetryAdapter())
+            prepared = session.prepare_request(requests.Request("POST", url, data=b"an order"))
+            for again in (prepared, prepared.copy()):
+                assert session.send(again).status_code == 201
+    assert [request.path for request in script.asked] == ["/", "/there"] * 4
+    assert len(script.keys()) == 4
 
 
 def test_unknown_and_expired_are_reported_as_such(by: Callable[[Rules], Send]) -> None:
@@ -198,6 +216,24 @@ def test_what_was_never_sent_is_the_error_that_it_is(by: Callable[[Rules], Send]
         pass
     with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
         by(quick(patience=0.2))("POST", url)
+
+
+def test_a_redirect_to_nowhere_does_not_mean_that_nothing_was_sent(by: Callable[[Rules], Send]) -> None:
+    with service(Script(CREATED).answer) as gone:
+        pass
+    script = Script(Answer(303, headers={"location": gone}))
+    with service(script.answer) as url, pytest.raises(semel.Unsettled) as unsettled:
+        by(quick(patience=0.3))("POST", url)
+    assert script.keys() == {unsettled.value.key}
+
+
+def test_what_a_redirect_leads_to_has_the_same_key(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(307, headers={"location": "/there"}), Answer(503), CREATED)
+    with service(script.answer) as url:
+        assert by(quick())("POST", url, content=b"an order").status_code == 201
+    assert [request.path for request in script.asked] == ["/", "/there", "/there"]
+    (key,) = script.keys()
+    assert key is not None
 
 
 def test_who_is_asked_to_wait_too_long_gets_the_refusal(by: Callable[[Rules], Send]) -> None:
@@ -264,6 +300,14 @@ def test_what_was_raised_in_the_course_of_such_an_error_is_another() -> None:
     broken = httpx.ReadError("broken")
     broken.__context__ = ssl.SSLCertVerificationError()
     assert came(None, broken, 0) == Failure("reset", sent=True)
+
+
+def test_a_fault_over_http_2_may_have_come_of_the_answer() -> None:
+    fault = httpx.LocalProtocolError("no")
+    assert came(None, fault, 0) == Failure("invalid-request", sent=True)
+    illegal = httpx.LocalProtocolError("Illegal header value b'a\\nb'")
+    assert came(None, illegal, 0) == Failure("invalid-request", sent=False)
+    assert came(None, fault, 201) == Failure("broken-answer", status=201)
 
 
 def test_a_problem_without_an_end_is_not_read_to_it(by: Callable[[Rules], Send]) -> None:

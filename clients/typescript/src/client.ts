@@ -6,6 +6,7 @@ import {
   ResultOmitted,
   SemelError,
   Stale,
+  StepTooLarge,
   StepsChanged,
   Unsettled,
   Untrusted,
@@ -102,13 +103,10 @@ const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 5_000;
 // For how long a claim that nobody waits for any more is sent again to be given back.
 const GIVE_BACK = 5_000;
-// The API takes 2 MiB with all that is in a request. Refusing a longer one it closes the connection, and the
-// refusal may be lost with it.
-const LONGEST_OUTCOME = (2 << 20) - 1024;
+// The API takes no more. Refusing a longer one it closes the connection, and the refusal may be lost with it.
+const LONGEST_REQUEST = 2 << 20;
 // No store keeps an outcome of more than 32 MiB; as JSON it is longer.
 const LONGEST_ANSWER = 64 << 20;
-// Nothing is known of the call after these; others are the answer to it.
-const TEMPORARY = new Set([408, 425, 429, 500, 502, 503, 504]);
 
 /** Talks to the claim API at `url`, the gateway's operators' listener. */
 export class Client {
@@ -224,6 +222,9 @@ export class Client {
       let cause: unknown;
       const wait = waitUntil && Math.max(waitUntil - now(), 0);
       const sent = JSON.stringify({ ...body, wait: wait === undefined ? undefined : duration(wait) });
+      if (new TextEncoder().encode(sent).length > LONGEST_REQUEST) {
+        throw problem(413, { code: 'too-large', detail: `a request has ${LONGEST_REQUEST} bytes at most` });
+      }
       try {
         const response = await this.#fetch(this.#url + path, {
           method: 'POST',
@@ -242,7 +243,7 @@ export class Client {
         const after = /^\d+$/.exec(response.headers.get('retry-after') ?? '');
         const asked = after ? Number(after[0]) * 1000 : 0;
         if (refusal instanceof InFlight) refusal.retryAfter = asked;
-        if (!TEMPORARY.has(response.status)) throw refusal;
+        if (!isTemporary(refusal)) throw refusal;
         pause += asked;
         lost = true;
         cause = refusal;
@@ -349,9 +350,11 @@ export class Attempt implements AsyncDisposable {
     if (!result) {
       const key = await stepKey(acquired, this.#place, name);
       if (!this.stillHeld()) await this.renew(this.#client.patience);
-      result = { kind: 'success', value: await work(key) };
-      await this.#tell('steps', { name, result: toWire(result) });
-      result = asKept(result);
+      const value = await work(key);
+      result = asKept({ kind: 'success', value });
+      await this.#tell('steps', { name, result: toWire(result) }).catch((refused: unknown) => {
+        throw isTooLarge(refused) ? new StepTooLarge(name, value, { cause: refused }) : refused;
+      });
       this.#steps.push({ name, result });
     }
     this.#place += 1;
@@ -368,11 +371,11 @@ export class Attempt implements AsyncDisposable {
 
   /** Gives the outcome back as every replay will show it. */
   async #record(kept: Outcome, how: object): Promise<Outcome> {
-    const omitted = withoutValue(kept);
+    const omitted: Outcome = { kind: 'omitted', code: kept.code ?? 0 };
     try {
       const answer = await this.#tell('complete', { outcome: toWire(kept), ...how }).catch((refused: unknown) => {
-        // It is too long for a proxy in front of the gateway.
-        if (!(refused instanceof Problem && refused.status === 413)) throw refused;
+        // Also for a proxy in front of the gateway.
+        if (!isTooLarge(refused)) throw refused;
         return this.#tell('complete', { outcome: toWire(omitted), ...how });
       });
       return answer['omitted'] ? omitted : kept;
@@ -516,6 +519,12 @@ export function once<A extends unknown[], R>(
   };
 }
 
+/** Nothing is known of the call after these; others are the answer to it. */
+const isTemporary = ({ status, code }: Problem): boolean =>
+  status >= 500 || [408, 425, 429].includes(status) || code === 'incomplete-body';
+
+const isTooLarge = (error: unknown): boolean => error instanceof Problem && error.status === 413;
+
 // Steps gave out keys: the next attempt must have the same ones.
 const release = (inSteps = false): object => (inSteps ? { keys_given: true } : {});
 
@@ -555,12 +564,8 @@ function fromWire(wire: WireOutcome): Outcome {
  * error here: before anybody was told of an end.
  */
 function asKept(outcome: Outcome): Outcome {
-  const wire = JSON.stringify(toWire(outcome));
-  if (new TextEncoder().encode(wire).length > LONGEST_OUTCOME) return withoutValue(outcome);
-  return fromWire(JSON.parse(wire));
+  return fromWire(JSON.parse(JSON.stringify(toWire(outcome))));
 }
-
-const withoutValue = ({ code = 0 }: Outcome): Outcome => ({ kind: 'omitted', code });
 
 function valueOf(outcome: Outcome): unknown {
   if (outcome.kind === 'failure') throw new Failed(outcome.value);

@@ -38,12 +38,14 @@ export interface Decision {
 const LONGEST_PROBLEM = 16 << 10;
 // RFC 9111, section 1.2.2: what cannot be counted is this much.
 const LONGEST_TIME = 2 ** 31 * 1000;
-// RFC 9110, section 9.2.2; of other methods the key makes it so.
-const IDEMPOTENT = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE', 'PUT', 'DELETE']);
+// RFC 9110, section 9.2.1: they need no key.
+const SAFE = new Set(['GET', 'HEAD', 'OPTIONS', 'TRACE']);
+// Section 9.2.2; of other methods the key makes it so.
+const IDEMPOTENT = new Set([...SAFE, 'PUT', 'DELETE']);
 // semel's and the draft's implementers', and Stripe's and ACP's.
 const REPLAY_MARKS = ['idempotency-replayed', 'idempotent-replayed'];
 
-export const isIdempotent = (method: string): boolean => IDEMPOTENT.has(method);
+export const isSafe = (method: string): boolean => SAFE.has(method);
 
 export function decide(sent: Sent, came: Answer | Failure, now: number = Date.now()): Decision {
   return 'kind' in came ? afterFailure(sent, came) : afterAnswer(sent, came, now);
@@ -121,7 +123,7 @@ function byStatus(sent: Sent, { status, headers }: Answer, after: number): Decis
   return undefined;
 }
 
-const isRepeatable = (sent: Sent): boolean => sent.key || isIdempotent(sent.method);
+const isRepeatable = (sent: Sent): boolean => sent.key || IDEMPOTENT.has(sent.method);
 
 const known = (sent: Sent, effect: Effect): Effect => (sent.lost && effect === 'none' ? 'possible' : effect);
 

@@ -104,6 +104,20 @@ export class Failed extends SemelError {
 /** The steps are not those of an earlier attempt. Nothing was run. */
 export class StepsChanged extends SemelError {}
 
+/**
+ * The step ran, and its `result` does not fit into the record: all steps have 64 KiB. Another attempt runs it
+ * again, under the same key. Keep less of it: an id, say, under the same name.
+ */
+export class StepTooLarge extends SemelError {
+  constructor(
+    readonly step: string,
+    readonly result: unknown,
+    options?: ErrorOptions,
+  ) {
+    super(`step '${step}' ran, and its result is too large to keep`, options);
+  }
+}
+
 /** It is done, and its result was too large to keep. */
 export class ResultOmitted extends SemelError {}
 

@@ -1,4 +1,4 @@
-import { type Answer, type Decision, type Failure, type Sent, decide, isIdempotent } from './decide.js';
+import { type Answer, type Decision, type Failure, type Sent, decide, isSafe } from './decide.js';
 import { Expired, Mismatch, OutcomeUnknown, type Problem, SemelError, Unsettled, isMembers } from './errors.js';
 import { bytesOf, isUnsent, isUntrusted } from './network.js';
 import { now, sleep } from './time.js';
@@ -76,7 +76,7 @@ export function retryingFetch(options: RetryOptions = {}): typeof fetch {
   return async (input, init) => {
     const request = new Request(input, init);
     const { method, signal } = request;
-    if (!request.headers.has(keyHeader) && !isIdempotent(method)) {
+    if (!request.headers.has(keyHeader) && !isSafe(method)) {
       request.headers.set(keyHeader, crypto.randomUUID());
     }
     const key = request.headers.get(keyHeader);

@@ -13,6 +13,7 @@ export {
   SemelError,
   Stale,
   StepConflict,
+  StepTooLarge,
   StepsChanged,
   Unsettled,
   Untrusted,

@@ -16,6 +16,7 @@ import {
   Refused,
   ResultOmitted,
   Stale,
+  StepTooLarge,
   StepsChanged,
   Unsettled,
   Untrusted,
@@ -26,6 +27,7 @@ const url = process.env.SEMEL_ADMIN_URL;
 assert.ok(url, 'clients/test starts the gateway');
 
 const client = new Client(url, { patience: 10_000 });
+const CLAIMED = { id: '7'.repeat(64), token: 't', fence: 1, attempt: 1, since: 1, lease_ms: 60_000, steps: [] };
 
 /** A client over a network that fails as it is told. */
 function cutOff(options) {
@@ -274,16 +276,42 @@ test('a result that is too large is omitted for everybody', async () => {
 });
 
 test('so is one that others do not take', async () => {
-  const claimed = { id: '7'.repeat(64), token: 't', fence: 1, attempt: 1, since: 1, lease_ms: 60_000, steps: [] };
   const omitted = () => Response.json({ state: 'completed', omitted: true });
   // A proxy in front of the gateway, which takes less; and a store.
   for (const taken of [() => new Response('<html>', { status: 413 }), omitted]) {
     const narrow = async (to, { body }) => {
-      if (to.endsWith('/claims')) return Response.json(claimed, { status: 201 });
+      if (to.endsWith('/claims')) return Response.json(CLAIMED, { status: 201 });
       return JSON.parse(body).outcome.kind === 'omitted' ? omitted() : taken();
     };
     await assert.rejects(new Client(url, { fetch: narrow }).run('export', 'key', {}, () => 1), ResultOmitted);
   }
+});
+
+for (const [result, sent] of [
+  ['x'.repeat(70_000), 2],
+  [new Uint8Array(2 << 20), 1],
+]) {
+  test(`a step that is too large hands its result on, sent ${sent - 1} times`, async () => {
+    const asked = [];
+    const narrow = async (to, { body }) => {
+      asked.push(to.split('/').at(-1));
+      if (to.endsWith('/claims')) return Response.json(CLAIMED, { status: 201 });
+      return Response.json({ code: 'too-large' }, { status: body.length > 64 << 10 ? 413 : 200 });
+    };
+    const attempt = await new Client(url, { fetch: narrow }).claim('export', 'key', { inSteps: true });
+    const ran = await attempt.step('export', () => result).catch((error) => error);
+    assert.ok(ran instanceof StepTooLarge, inspect(ran));
+    assert.equal(ran.result, result);
+    assert.equal(await attempt.step('export', () => 'an id'), 'an id');
+    await attempt.markUnknown();
+    assert.deepEqual(asked, ['claims', ...Array(sent).fill('steps'), 'unknown']);
+  });
+}
+
+test('what is asked for and too large is not sent', async () => {
+  const none = new Client(url, { fetch: () => assert.fail('nothing is sent') });
+  const refused = none.claim('charge', 'key', { payload: 'x'.repeat(2 << 20) });
+  await assert.rejects(refused, { name: 'Refused', status: 413, code: 'too-large' });
 });
 
 test('a completion that is refused leaves it unknown', async () => {

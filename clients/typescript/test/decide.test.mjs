@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
 import { decide } from '../dist/decide.js';
+import { Client } from '../dist/index.js';
 
 const table = JSON.parse(readFileSync(new URL('../../retry-cases.json', import.meta.url), 'utf8'));
 
@@ -29,5 +30,14 @@ for (const { name, why, request, expect, ...what } of table.cases) {
       },
       why,
     );
+  });
+}
+
+for (const { status, code, again } of table.claim_calls) {
+  test(`a call that is answered ${status} ${code ?? ''} is ${again ? '' : 'not '}sent again`, async () => {
+    const answers = [Response.json({ code }, { status }), Response.json({ id: '7', outcome: { kind: 'success' } })];
+    const client = new Client('http://gateway', { fetch: async () => answers.shift() });
+    const { id } = await client.claim('charge', 'key').catch((error) => error);
+    assert.deepEqual([id, answers.length], again ? ['7', 0] : [undefined, 1]);
   });
 }

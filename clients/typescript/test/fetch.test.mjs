@@ -1,5 +1,6 @@
 // retryingFetch, before a service that fails as it is told.
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
@@ -64,6 +65,21 @@ test('a GET needs no key', async (t) => {
     asked.map(({ key }) => key),
     [undefined, undefined],
   );
+});
+
+test('which methods get a key', async () => {
+  const table = JSON.parse(readFileSync(new URL('../../retry-cases.json', import.meta.url), 'utf8'));
+  for (const [method, given] of Object.entries(table.gets_key)) {
+    // No fetch sends it.
+    if (method === 'TRACE') continue;
+    let key;
+    const send = async ({ headers }) => {
+      key = headers.get('idempotency-key');
+      return new Response();
+    };
+    await quick({ fetch: send })('http://service', { method });
+    assert.equal(key !== null, given, method);
+  }
 });
 
 test('a stream may take longer than an answer', async (t) => {

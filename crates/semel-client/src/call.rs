@@ -93,15 +93,16 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Gives the request a key, if it needs one.
+    /// Gives the request a key, if it needs one; or refuses it, where an intent's key has no place.
     pub(crate) fn new(
         retry: &'a Retry,
         method: &Method,
         headers: &mut HeaderMap,
         extensions: &Extensions,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let keyed = extensions.get::<Keyed>().cloned();
         let mut key = false;
+        let mut taken = None;
         if let Some(name) = &retry.key_header {
             key = headers.contains_key(name);
             if keyed.is_some() {
@@ -113,7 +114,8 @@ impl<'a> Call<'a> {
                         .ok()
                         .filter(|_| retry.quotes_key && !is_quoted);
                     let field = written.and_then(|key| retry.field(key)).unwrap_or(field);
-                    headers.entry(name).or_insert(field);
+                    let there = headers.entry(name).or_insert_with(|| field.clone());
+                    taken = (*there != field).then_some(name);
                 }
                 key = true;
             } else if !key && !method.is_safe() {
@@ -121,11 +123,18 @@ impl<'a> Call<'a> {
                 key = field.map(|field| headers.insert(name, field)).is_some();
             }
         }
-        Self {
+        let call = Self {
             retry,
             method: method.clone(),
             key,
             intent: keyed.unwrap_or_else(Keyed::new),
+        };
+        match taken {
+            Some(name) => {
+                let why = format!("its field {name} holds another key than the intent's");
+                Err(call.refuse(why.into()))
+            }
+            None => Ok(call),
         }
     }
 

@@ -22,6 +22,7 @@ impl Middleware for Retry {
     ) -> reqwest_middleware::Result<Response> {
         let method = request.method().clone();
         let call = Call::new(self, &method, request.headers_mut(), extensions);
+        let call = call.map_err(middleware)?;
         let body = request.body().map_or(Some(&[][..]), Body::as_bytes);
         let refused = match body {
             None => Some("its body is a stream, which cannot be sent twice"),

@@ -68,7 +68,7 @@ impl Retry {
     }
 
     /// In which field the key is. One that a request already has there is its key; an intent's `Idempotency-Key` is
-    /// sent there.
+    /// sent there, and an intent that has another value there is refused.
     #[must_use]
     pub fn with_key_header(mut self, name: HeaderName) -> Self {
         self.key_header = Some(name);

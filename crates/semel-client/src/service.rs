@@ -54,7 +54,7 @@ where
         let (retry, inner) = (self.retry.clone(), self.inner.clone());
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            let call = Call::new(&retry, &head.method, &mut head.headers, &head.extensions);
+            let call = Call::new(&retry, &head.method, &mut head.headers, &head.extensions)?;
             let body = match Limited::new(body, retry.max_body).collect().await {
                 Ok(body) => body.to_bytes(),
                 Err(error) => return Err(call.refuse(error)),

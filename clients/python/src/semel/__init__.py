@@ -16,6 +16,7 @@ from .errors import (
     Stale,
     StepConflict,
     StepsChanged,
+    StepTooLarge,
     Unsettled,
     Untrusted,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "SemelError",
     "Stale",
     "StepConflict",
+    "StepTooLarge",
     "StepsChanged",
     "Unsettled",
     "Untrusted",

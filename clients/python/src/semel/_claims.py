@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import httpx
 
-from ._flow import Flow, Pause, is_untrusted
+from ._flow import Flow, Pause, is_unsendable, is_untrusted
 from .errors import (
     Failed,
     InFlight,
@@ -28,6 +28,7 @@ from .errors import (
     SemelError,
     Stale,
     StepsChanged,
+    StepTooLarge,
     Unsettled,
     Untrusted,
     problem,
@@ -43,27 +44,25 @@ TIMEOUT = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 # For how long a claim that nobody waits for any more is sent again to be given back.
 GIVE_BACK = 5.0
-# The API takes 2 MiB with all that is in a request. Refusing a longer one it closes the connection, and the
-# refusal may be lost with it.
-LONGEST_OUTCOME = (2 << 20) - 1024
+# The API takes no more. Refusing a longer one it closes the connection, and the refusal may be lost with it.
+LONGEST_REQUEST = 2 << 20
 # No store keeps an outcome of more than 32 MiB; as JSON it is longer.
 LONGEST_ANSWER = 64 << 20
 # Nothing was written: there was no connection to write to.
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# Nothing is known of the call after these; others are the answer to it.
-TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-@dataclass
+# Without `repr`, as all that holds a key, a token or what is asked for: those belong in no log.
+@dataclass(repr=False)
 class Send:
     """One request. What comes of it is an `Answer`, or an error of httpx."""
 
     path: str
-    body: dict[str, Any]
+    body: bytes
     timeout: float
 
 
-@dataclass
+@dataclass(repr=False)
 class Answer:
     status: int
     headers: Mapping[str, str]
@@ -115,7 +114,7 @@ class Outcome:
         return cls(wire["kind"], value, wire.get("code", 0), wire.get("content_type"))
 
 
-@dataclass
+@dataclass(repr=False)
 class Claim:
     """What to claim, and how."""
 
@@ -152,7 +151,7 @@ class Claim:
         return body
 
 
-@dataclass
+@dataclass(repr=False)
 class Held:
     """A claim that was acquired: what its holder has to know."""
 
@@ -251,10 +250,15 @@ def next_step(held: Held, name: str) -> Outcome | str:
     return hashlib.sha256(b"semel/step/2" + bytes.fromhex(held.id) + numbers + name.encode()).hexdigest()
 
 
-def keep_step(held: Held, name: str, result: Outcome, patience: float) -> Flow[Outcome]:
+def keep_step(held: Held, name: str, value: Any, patience: float) -> Flow[Outcome]:
     """Keeps the result; gives it back as every later attempt will see it."""
-    yield from settle(held, "steps", {"name": name, "result": result.to_wire()}, patience)
-    result = as_kept(result)
+    result = as_kept(Outcome("success", value))
+    try:
+        yield from settle(held, "steps", {"name": name, "result": result.to_wire()}, patience)
+    except Problem as refused:
+        if refused.status != 413:
+            raise
+        raise StepTooLarge(name, value) from refused
     held.steps.append((name, result))
     held.place += 1
     return result
@@ -265,10 +269,11 @@ def as_kept(outcome: Outcome) -> Outcome:
 
     What cannot be sent is an error here: before anybody was told of an end.
     """
-    wire = json.dumps(outcome.to_wire(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    if len(wire) > LONGEST_OUTCOME:
-        return Outcome("omitted", code=outcome.code)
-    return Outcome.from_wire(json.loads(wire))
+    return Outcome.from_wire(json.loads(to_json(outcome.to_wire())))
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def give_back(what: Claim) -> Flow[None]:
@@ -311,12 +316,16 @@ def call(
         if wait_until is not None:
             wait = max(wait_until - time.monotonic(), 0.0)
             body["wait"] = duration(wait)
+        encoded = to_json(body)
+        if len(encoded) > LONGEST_REQUEST:
+            detail = f"a request has {LONGEST_REQUEST} bytes at most"
+            raise problem(413, {"code": "too-large", "detail": detail})
         why: Exception
         try:
-            reply: Answer = yield Send(path, body, timeout + wait)
-        except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
-            raise
+            reply: Answer = yield Send(path, encoded, timeout + wait)
         except (httpx.TransportError, httpx.DecodingError) as error:
+            if is_unsendable(error):
+                raise
             if is_untrusted(error):
                 untrusted = f"the certificate of the gateway is not trusted: {error}"
                 raise (Unsettled if sent else Untrusted)(untrusted) from error
@@ -333,12 +342,18 @@ def call(
             asked = retry_after(reply)
             if isinstance(why, InFlight):
                 why.retry_after = asked
-            if reply.status not in TEMPORARY:
+            if not is_temporary(why):
                 raise why
             pause += asked
         if time.monotonic() + pause > end:
             raise Unsettled(f"{path}: no answer within {patience:g} s") from why
         yield Pause(pause)
+
+
+def is_temporary(answered: Problem) -> bool:
+    """Whether nothing is known of the call after it; others are the answer to it."""
+    status = answered.status
+    return status >= 500 or status in (408, 425, 429) or answered.code == "incomplete-body"
 
 
 def parsed(body: bytes) -> Any:

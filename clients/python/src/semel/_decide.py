@@ -18,8 +18,10 @@ FailureKind = Literal["refused", "reset", "timeout", "broken-answer", "invalid-r
 LONGEST_PROBLEM = 16 << 10
 # RFC 9111, section 1.2.2: what cannot be counted is this much.
 LONGEST_TIME = float(1 << 31)
-# RFC 9110, section 9.2.2; of other methods the key makes it so.
-IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+# RFC 9110, section 9.2.1: they need no key.
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+# Section 9.2.2; of other methods the key makes it so.
+IDEMPOTENT = SAFE | {"PUT", "DELETE"}
 # semel's and the draft's implementers', and Stripe's and ACP's.
 REPLAY_MARKS = ("idempotency-replayed", "idempotent-replayed")
 
@@ -77,7 +79,7 @@ def decide(sent: Sent, came: Answer | Failure, now: datetime | None = None) -> D
 
 def _after_failure(sent: Sent, failure: Failure) -> Decision:
     if failure.kind == "invalid-request":
-        return _stop(sent, "invalid", "none")
+        return _stop(sent, "invalid", "possible" if failure.sent else "none")
     if failure.kind == "broken-answer" and 200 <= failure.status < 300:
         return _again(sent, "happened") if sent.repeatable else _stop(sent, "answer-lost", "happened")
     if failure.kind != "broken-answer" and not failure.sent:
@@ -100,10 +102,9 @@ def _after_answer(sent: Sent, answer: Answer, now: datetime) -> Decision:
     if replayed:
         # What is recorded under the key is what became of the lost try.
         sent = replace(sent, lost=False)
-    decision = _by_meaning(sent, meaning, _retry_after(answer, problem, now)) or _by_status(
-        sent, answer, _retry_after(answer, problem, now)
-    )
-    return replace(decision or done, replayed=replayed)
+    after = _retry_after(answer, problem, now)
+    decision = _by_meaning(sent, meaning, after) or _by_status(sent, answer, after) or done
+    return replace(decision, replayed=replayed)
 
 
 def _by_meaning(sent: Sent, meaning: str | None, after: float) -> Decision | None:
@@ -272,6 +273,6 @@ def _time_in(field: str, date: str | None, now: datetime) -> float:
 def _date(text: str) -> datetime | None:
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (IndexError, OverflowError, ValueError):
         return None
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)

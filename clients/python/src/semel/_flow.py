@@ -69,6 +69,12 @@ class Pieces:
         return bytes(self._body)
 
 
+def is_unsendable(error: Exception) -> bool:
+    """Whether there is no way to send it. Over HTTP/2, other faults may have come of the answer."""
+    is_illegal = isinstance(error, httpx.LocalProtocolError) and str(error).startswith("Illegal ")
+    return is_illegal or isinstance(error, httpx.UnsupportedProtocol)
+
+
 def is_untrusted(error: Exception | None) -> bool:
     """Whether it is the other side's certificate: then nothing was sent."""
     # httpcore cuts the chain of causes. What it was raised in the course of may be another request.

@@ -10,12 +10,12 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
 
-from ._decide import IDEMPOTENT, Answer, Decision, Failure, Sent, decide
+from ._decide import SAFE, Answer, Decision, Failure, Sent, decide
 from ._flow import Pieces
 from .errors import Expired, Mismatch, OutcomeUnknown, Problem, SemelError, Unsettled
 
@@ -23,6 +23,8 @@ R = TypeVar("R")
 
 # A longer one is handed on as the stream that it is.
 LONGEST_ANSWER = 1 << 20
+# Under this a request whose answer redirects holds its method, URL and key: what follows is made of it.
+MARK = "semel"
 
 REFUSALS: dict[str, tuple[type[Problem], str]] = {
     "mismatch": (Mismatch, "mismatch"),
@@ -81,14 +83,20 @@ class Rules:
 
 
 class Pursuit:
-    """A request from its first try to the last. Gives it a key if it needs one and has none."""
+    """A request from its first try to the last. Gives it a key if it needs one and has none.
 
-    def __init__(self, rules: Rules, method: str, headers: MutableMapping[str, str]) -> None:
-        if rules.key_header not in headers and method not in IDEMPOTENT:
-            headers[rules.key_header] = str(uuid.uuid4())
-        self.key = headers.get(rules.key_header)
+    `redirected`: the key of the request whose answer led here. The intent is the same, and so is the key.
+    """
+
+    def __init__(
+        self, rules: Rules, method: str, headers: MutableMapping[str, str], redirected: str | None = None
+    ) -> None:
+        self.key = headers.get(rules.key_header, redirected)
+        if method not in SAFE:
+            self.key = headers.setdefault(rules.key_header, self.key or str(uuid.uuid4()))
+        self._is_redirected = redirected is not None
         self._rules = rules
-        self._sent = Sent(method, self.key is not None)
+        self._sent = Sent(method, rules.key_header in headers)
         self._end = time.monotonic() + rules.patience
         self._longest = rules.first_pause
         self._decision = Decision("done")
@@ -97,6 +105,9 @@ class Pursuit:
 
     def pause(self, came: Answer | Failure) -> float | None:
         """How long to pause before the next try, or nothing: this was the last one."""
+        if isinstance(came, Failure) and self._is_redirected:
+            # The request that was redirected may have had its effect.
+            came = replace(came, sent=True)
         self._body = came.body if isinstance(came, Answer) else b""
         self._decision = decide(self._sent, came)
         if self._decision.next != "retry-same-key":

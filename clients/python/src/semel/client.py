@@ -177,7 +177,7 @@ class _Attempt:
             yield from self._watched(_claims.renew(self._mine(), self._client.patience))
 
     def _keep_step(self, name: str, value: Any) -> Flow[Outcome]:
-        kept = _claims.keep_step(self._mine(), name, Outcome("success", value), self._client.patience)
+        kept = _claims.keep_step(self._mine(), name, value, self._client.patience)
         return (yield from self._watched(kept))
 
     def _watched(self, flow: Flow[T]) -> Flow[T]:
@@ -252,8 +252,11 @@ class Client:
         what = _claim(operation, key, payload, options)
         try:
             return Attempt(self, self._drive(_claims.claim(what, self.patience)), options)
-        except (KeyboardInterrupt, SystemExit):
-            # As where a task is cancelled, below. A second interruption ends this.
+        except SemelError:
+            raise
+        except BaseException:
+            # Interrupted, as where a task is cancelled, below; or there is no thread for renewals. A second
+            # interruption ends this.
             if "nonce" not in options:
                 with contextlib.suppress(Exception):
                     self._drive(_claims.give_back(what))
@@ -423,11 +426,14 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Waits for what is still being told, as completions, then closes the connections."""
-        for renewing in self._renewals:
-            renewing.cancel()
-        if self._tasks:
-            # Not `gather`, which would cancel them along with the caller.
-            await asyncio.wait(self._tasks)
+        try:
+            if self._tasks:
+                # Not `gather`, which would cancel them along with the caller.
+                await asyncio.wait(self._tasks)
+        finally:
+            # What is told needs its lease until then.
+            for renewing in self._renewals:
+                renewing.cancel()
         if self._own:
             await self._http.aclose()
 
@@ -504,8 +510,9 @@ def _request(url: str, headers: dict[str, str], send: Send) -> dict[str, Any]:
     return {
         "method": "POST",
         "url": url + send.path,
-        "json": send.body,
-        "headers": headers,
+        # As it was measured: how `json` is written differs between versions of httpx.
+        "content": send.body,
+        "headers": {"content-type": "application/json", **headers},
         "timeout": send.timeout,
         # What answers there is not the claim API.
         "follow_redirects": False,

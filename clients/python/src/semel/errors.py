@@ -115,6 +115,20 @@ class StepsChanged(SemelError):
     """The steps are not those of an earlier attempt. Nothing was run."""
 
 
+class StepTooLarge(SemelError):
+    """The step ran, and its `result` does not fit into the record: all steps have 64 KiB. Another attempt
+    runs it again, under the same key. Keep less of it: an id, say, under the same name.
+    """
+
+    def __init__(self, name: str, result: Any) -> None:
+        super().__init__(f"step {name!r} ran, and its result is too large to keep")
+        self.step = name
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.step, self.result)
+
+
 class ResultOmitted(SemelError):
     """It is done, and its result was too large to keep."""
 

@@ -15,8 +15,8 @@ import httpx
 
 from ._claims import UNSENT
 from ._decide import LONGEST_PROBLEM, Answer, Failure
-from ._flow import Flow, Pause, Pieces, drive, drive_async, is_untrusted
-from ._pursuit import Budget, Pursuit, Rules
+from ._flow import Flow, Pause, Pieces, drive, drive_async, is_unsendable, is_untrusted
+from ._pursuit import MARK, Budget, Pursuit, Rules
 from .errors import SemelError
 
 __all__ = ["AsyncRetryTransport", "Budget", "RetryTransport", "Rules"]
@@ -134,8 +134,12 @@ class AsyncBegun(httpx.AsyncByteStream):
 
 def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
     """Asks for requests to be sent until there is an answer."""
-    request = copy_of(request)
-    pursuit = Pursuit(rules, request.method, request.headers)
+    asked, request = request, copy_of(request)
+    came_by, key = asked.extensions.get(MARK, (None, None))
+    asked.extensions = {name: value for name, value in asked.extensions.items() if name != MARK}
+    # Sent once more, the request that was redirected is another intent.
+    is_redirected = came_by not in (None, (asked.method, str(asked.url)))
+    pursuit = Pursuit(rules, request.method, request.headers, key if is_redirected else None)
     given = request.extensions.get("timeout") or {}
     while True:
         response: httpx.Response | None = None
@@ -156,12 +160,15 @@ def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
         pause = pursuit.pause(came(response, error, status))
         if pause is None:
             try:
-                return pursuit.conclude(response, error)
+                response = pursuit.conclude(response, error)
             except SemelError:
                 # What was not read of it holds a connection, and no client closes it.
                 if response is not None:
                     yield Close(response)
                 raise
+            if response.has_redirect_location:
+                asked.extensions = {**asked.extensions, MARK: ((asked.method, str(asked.url)), pursuit.key)}
+            return response
         if response is not None:
             yield Close(response)
         yield Pause(pause)
@@ -208,9 +215,11 @@ def came(
 ) -> Answer | Failure:
     if response is not None:
         return Answer(response.status_code, response.headers, problem_in(response))
-    if isinstance(error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)) or is_untrusted(error):
-        return Failure("invalid-request", sent=False)
     if status:
         return Failure("broken-answer", status=status)
+    if error and (is_unsendable(error) or is_untrusted(error)):
+        return Failure("invalid-request", sent=False)
+    if isinstance(error, httpx.LocalProtocolError):
+        return Failure("invalid-request")
     kind = "timeout" if isinstance(error, httpx.TimeoutException) else "reset"
     return Failure(kind, sent=not isinstance(error, UNSENT))  # type: ignore[arg-type] # one of two words

@@ -21,7 +21,7 @@ from urllib3.util.ssl_match_hostname import CertificateError
 
 from ._decide import Answer, Failure
 from ._flow import Pieces
-from ._pursuit import Budget, Pursuit, Rules
+from ._pursuit import MARK, Budget, Pursuit, Rules
 from .errors import SemelError
 
 __all__ = ["Budget", "RetryAdapter", "Rules"]
@@ -54,8 +54,13 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
     ) -> requests.Response:
         hold_body(request)
         # The key is not the caller's: the same request, sent once more, is another intent.
-        request = request.copy()
-        pursuit = Pursuit(self._rules, request.method or "GET", request.headers)
+        asked, request = request, request.copy()
+        came_by, key = asked.hooks.get(MARK, (None, None))
+        asked.hooks = {name: value for name, value in asked.hooks.items() if name != MARK}
+        # Sent once more, the request that was redirected is another intent.
+        is_redirected = came_by not in (None, (asked.method, asked.url))
+        key = key if is_redirected else None
+        pursuit = Pursuit(self._rules, request.method or "GET", request.headers, key)
         given = timeout or TIMEOUT
         while True:
             response, error = None, None
@@ -74,12 +79,16 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
             pause = pursuit.pause(came(response, error, status, body))
             if pause is None:
                 try:
-                    return pursuit.conclude(response, error)
+                    response = pursuit.conclude(response, error)
                 except SemelError:
                     # What was not read of it holds a connection, and no session closes it.
                     if response is not None:
                         response.close()
                     raise
+                if response.is_redirect:
+                    # Nothing else is copied that would not be sent.
+                    asked.hooks = {**asked.hooks, MARK: ((asked.method, asked.url), pursuit.key)}
+                return response
             if response is not None:
                 response.close()
             time.sleep(pause)

@@ -143,11 +143,19 @@ fn meant(mut headers: HeaderMap) -> HeaderMap {
     headers
 }
 
-/// Unless it is there already.
-fn put_key(headers: &mut HeaderMap, body: &Bytes, key: &Key) -> http::Result<()> {
-    let mut values = headers.values();
-    if !contains(body, key) && !values.any(|value| contains(value.as_bytes(), key)) {
-        headers.insert(OUTBOX_FIELD, HeaderValue::from_str(key.as_str())?);
+/// Unless it is there already. A key of the caller's own is never replaced in silence: the request would be
+/// sent under a key that the caller does not know.
+fn put_key(headers: &mut HeaderMap, body: &Bytes, key: &Key) -> Result<(), OutboxError> {
+    let is_there = |value: &HeaderValue| contains(value.as_bytes(), key);
+    if !headers.get_all(OUTBOX_FIELD).iter().all(is_there) {
+        return Err(OutboxError::Field {
+            field: OUTBOX_FIELD.to_owned(),
+            why: "it holds another key than the intent's; leave it out, or put that key there",
+        });
+    }
+    if !contains(body, key) && !headers.values().any(is_there) {
+        let value = HeaderValue::from_str(key.as_str()).map_err(http::Error::from)?;
+        headers.insert(OUTBOX_FIELD, value);
     }
     Ok(())
 }

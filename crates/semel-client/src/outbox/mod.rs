@@ -188,7 +188,8 @@ impl Outbox {
     /// Begins an intent, or finds the one that was begun under this name and is not finished.
     ///
     /// `request` makes the request for the intent's key. It puts the key where the service expects it; if it
-    /// does not, the key is put into the field `Idempotency-Key`, or where the [`Retry`](crate::Retry) that sends it wants it. For an intent that was begun
+    /// does not, the key is put into the field `Idempotency-Key`, or where the [`Retry`](crate::Retry) that sends it wants it.
+    /// A request that has another key in that field is refused, by this or by the `Retry`. For an intent that was begun
     /// before it is called with that one's key, to see that the same is meant; what is sent
     /// is the request that was kept.
     ///

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, Method, StatusCode};
 use semel_client::decide::{Came, Effect, Failure, FailureKind, Next, Sent, decide};
 use serde_json::{Map, Value, json};
 
-const TABLE: &str = include_str!("../../../../clients/retry-cases.json");
+pub(crate) const TABLE: &str = include_str!("../../../../clients/retry-cases.json");
 
 #[test]
 fn every_case_of_the_table_is_decided_so() {

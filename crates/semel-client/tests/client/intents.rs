@@ -134,6 +134,45 @@ async fn what_cannot_be_kept_is_refused() {
 }
 
 #[tokio::test]
+async fn a_key_of_the_callers_own_is_refused() {
+    let outbox = Outbox::in_memory();
+    let with_own = |field: &'static str| {
+        move |_: &_| {
+            let post = Request::post("http://shop.example/orders");
+            post.header(field, "invoice-4711").body("apple")
+        }
+    };
+    let in_body = |key: &semel::Key| {
+        let post = Request::post("http://shop.example/orders");
+        let post = post.header("idempotency-key", "invoice-4711");
+        post.body(key.as_str().to_owned())
+    };
+    outbox.begin("begun", order("apple")).await.unwrap();
+    for refused in [
+        outbox.begin("new", with_own("idempotency-key")).await,
+        outbox.begin("begun", with_own("idempotency-key")).await,
+        outbox.begin("new", in_body).await,
+    ] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(&error, OutboxError::Field { field, .. } if field == "idempotency-key"),
+            "{error}"
+        );
+    }
+    assert_eq!(outbox.pending().len(), 1);
+
+    // Of this field only `Retry` knows that it is the key's.
+    let field = http::HeaderName::from_static("x-request-id");
+    let intent = outbox.begin("new", with_own("x-request-id")).await.unwrap();
+    let service = Service::new([status(201)]);
+    let client = service.behind(&Retry::new().with_key_header(field));
+    let error = client.oneshot(intent.request()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stopped(Reason::Invalid));
+    assert_eq!((error.effect(), error.tries()), (Effect::None, 0));
+    assert!(service.seen().is_empty());
+}
+
+#[tokio::test]
 async fn it_is_bounded() {
     let outbox = Outbox::in_memory().with_limits(2, 1000);
     let first = outbox.begin("1", order("apple")).await.unwrap();
