@@ -51,7 +51,7 @@ pub(super) async fn act(
     let Given(order) = order?;
     let actor = actor(&caller, &peer);
     finished(async move {
-        let ttl = api.default_ttl(&id).await;
+        let ttl = api.default_ttl(&id, &action).await;
         let operations = &api.operations;
         let done = operations.act(&actor, &id, &action, order, ttl).await?;
         let done = operations.done(done);
@@ -174,7 +174,10 @@ pub(crate) async fn finished<T: Send + 'static>(
 impl Api {
     /// As long as an answer of the record's service is replayed that comes by itself; of several routes,
     /// the longest.
-    pub(crate) async fn default_ttl(&self, id: &IdentityDigest) -> Duration {
+    pub(crate) async fn default_ttl(&self, id: &IdentityDigest, action: &str) -> Duration {
+        if action != "resolve" {
+            return order::DEFAULT_TTL;
+        }
         let service = match self.operations.find(id).await {
             Ok(entry) => Service::split(&entry.label.operation).1.to_owned(),
             Err(_) => String::new(),

@@ -213,6 +213,11 @@ impl Begun {
         self.number
     }
 
+    /// When it began, by the store's clock.
+    pub(crate) const fn at(&self) -> Timestamp {
+        self.began
+    }
+
     /// What is intended.
     pub(crate) const fn intent(&self) -> &Intent {
         &self.intent
@@ -285,11 +290,11 @@ impl<S: Store> Log<S> {
         after: Option<Value>,
     ) -> Answer<()> {
         let Begun {
+            number,
             identity,
             token,
             began,
             intent,
-            ..
         } = begun;
         let kept = Kept {
             intent,
@@ -298,7 +303,7 @@ impl<S: Store> Log<S> {
             after,
         };
         let outcome = Outcome::success(&to_json(&kept)?);
-        let retention = self.kept_from(began);
+        let retention = self.kept_from(number, began);
         let done = insist(|| {
             self.store
                 .complete(identity.digest(), &token, &outcome, retention)
@@ -306,10 +311,12 @@ impl<S: Store> Log<S> {
         is_applied(done.await?)
     }
 
-    /// How long what began then is kept: until some time after the end of its period.
-    fn kept_from(&self, began: Timestamp) -> Retention {
-        let rest = PERIOD.as_micros() - u128::from(began.as_micros()) % PERIOD.as_micros();
-        let rest = Duration::from_micros(u64::try_from(rest).unwrap_or_default());
+    /// How long what began then is kept: all of a period ends together, some time after it. The period is by
+    /// this machine's clock, which may be ahead of the store's.
+    fn kept_from(&self, number: Number, began: Timestamp) -> Retention {
+        let end = (u128::from(number.period) + 1) * PERIOD.as_micros();
+        let rest = end.saturating_sub(began.as_micros().into());
+        let rest = Duration::from_micros(u64::try_from(rest).unwrap_or(u64::MAX));
         Retention::new(self.retention.saturating_add(rest))
     }
 
@@ -327,7 +334,7 @@ impl<S: Store> Log<S> {
             return Ok(false);
         };
         let outcome = Outcome::builder(OutcomeKind::Success).void();
-        let retention = self.kept_from(acquired.since);
+        let retention = self.kept_from(proposal, acquired.since);
         let (digest, token) = (identity.digest(), acquired.token);
         let done = insist(|| self.store.complete(digest, &token, &outcome, retention)).await?;
         is_applied(done).map(|()| true)
@@ -606,6 +613,26 @@ fn is_applied(fenced: Fenced) -> Answer<()> {
         Fenced::Refused(refusal) => {
             let why = "somebody changed an entry of the audit log while it was written";
             Err(StoreError::new(StoreErrorKind::NotApplied, why).with_source(refusal))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::memory::MemoryStore;
+
+    use super::*;
+
+    /// Also those that began by a clock that was ahead of the store's.
+    #[test]
+    fn all_entries_of_a_period_end_together() {
+        let log = Log::new(MemoryStore::default(), Duration::ZERO);
+        let number = Number { period: 2, nth: 1 };
+        let begins = Timestamp::default().after(PERIOD * 2);
+        for early in [Duration::ZERO, Duration::from_secs(1)] {
+            let began = begins.before(early);
+            let kept = log.kept_from(number, began);
+            assert_eq!(began.after(kept.replay), begins.after(PERIOD));
         }
     }
 }

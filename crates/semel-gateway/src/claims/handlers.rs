@@ -8,7 +8,7 @@ use axum::extract::State;
 use http::StatusCode;
 use semel::guard::Signal;
 use semel::record::Update;
-use semel::store::{Fenced, Refusal, Retention, Store as _, StoreExt as _};
+use semel::store::{Fenced, Label, Refusal, Retention, Store as _, StoreExt as _};
 use semel::{
     FinishedStep, IdentityDigest, Outcome, OutcomeKind, Progress, StateKind, StoreErrorKind,
     Timestamp,
@@ -57,6 +57,10 @@ pub(super) async fn claim(
     let service = asked::named(&request)?;
     caller.may_claim(service.name(), &request.operation)?;
     let asked = Asked::read(&request, &service, claims.secrets.as_ref())?;
+    if is_internal(&Label::from(&asked.identity)) {
+        let why = "This scope and operation are the gateway's own. Nothing was done.";
+        return Err(Refused::new(Code::Forbidden, why));
+    }
     // It may be large, and the wait long.
     drop(request);
     if !caller.may_claim_all() {

@@ -317,8 +317,11 @@ const FIELDS: [&str; 5] = ["service", "operation", "route", "older", "scope"];
 /// What is said of a page without records. That of a whole list is no promise about a part of it.
 fn nothing(tab: &Tab, found: &Found, is_whole: bool) -> (String, &'static str) {
     if found.is_partial {
-        let what = format!("None among the {} records looked at", found.looked_at);
-        return (what, "The page stopped there: others may follow.");
+        let what = "None found so far".to_owned();
+        return (
+            what,
+            "Not all records were looked at for this page: others may follow.",
+        );
     }
     if !is_whole {
         return ("No such records here".to_owned(), "");
@@ -528,11 +531,10 @@ mod tests {
         assert_eq!(nothing(stuck, &found, false).0, "No such records here");
         let partial = Found {
             is_partial: true,
-            looked_at: 7,
             ..Found::default()
         };
         let said = nothing(stuck, &partial, true);
-        assert_eq!(said.0, "None among the 7 records looked at");
+        assert_eq!(said.0, "None found so far");
         assert!(said.1.contains("others may follow"));
     }
 

@@ -333,7 +333,7 @@ pub(super) async fn act(
                 Err(number) => Became::Entered(number),
             });
         }
-        let ttl = api.default_ttl(&id).await;
+        let ttl = api.default_ttl(&id, &what).await;
         let decided = api.operations.act(&actor, &id, &what, order, ttl).await?;
         Ok(Became::Entered(decided.number))
     });

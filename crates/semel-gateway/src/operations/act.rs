@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
-use semel::store::{Entry, Fence, Fenced, Refusal, Retention, Store, StoreExt as _, Verdict};
-use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State};
+use semel::store::{
+    Entry, Fence, Fenced, Refusal, Resolution, Retention, Store, StoreExt as _, Verdict,
+};
+use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State, Timestamp};
 
-use super::entered::{Actor, facts, insist};
+use super::entered::{Actor, facts, tried};
 use super::filter::about_now;
 use super::four_eyes::digest;
 use super::order::Order;
@@ -139,7 +141,19 @@ impl<S: Store + Clone> Operations<S> {
             });
         }
         let begun = self.enter(intent).await?;
-        let done = insist(|| self.store.resolve(id, &resolution)).await;
+        let (done, lost) = tried(|| self.store.resolve(id, &resolution)).await;
+        let is_refused = matches!(done, Ok(Fenced::Refused(_)));
+        let done = match lost {
+            // It may have been made, and the record changed since: a released key is claimed at once.
+            Some(lost) if is_refused => match self.store.get(id).await {
+                Ok(Some(entry)) if is_made(&entry.record, &resolution, begun.at()) => {
+                    Ok(Fenced::Applied)
+                }
+                _ => Err(lost),
+            },
+            Some(lost) => done.map_err(|_| lost),
+            None => done,
+        };
         let refused = match done {
             Ok(Fenced::Applied) if name == "erase" => self.clean_files().await.err().map(|why| {
                 let why =
@@ -223,6 +237,16 @@ impl<S: Store + Clone> Operations<S> {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the latest decision about a record, since then, is this one, whatever was claimed after it.
+fn is_made(record: &Record, resolution: &Resolution, since: Timestamp) -> bool {
+    record.resolved.as_deref().is_some_and(|resolved| {
+        resolved.at >= since
+            && resolved.fence == resolution.fence
+            && resolved.by == resolution.by
+            && resolved.reason == resolution.reason
+    })
 }
 
 /// What is kept in place of an answer that was erased.

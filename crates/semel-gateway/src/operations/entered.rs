@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::view::{Answer, time};
 use super::{Operations, of_store};
-use crate::audit::{Begun, Came, Intent};
+use crate::audit::{Begun, Came, Intent, Number};
 use crate::command::with_causes;
 use crate::refused::{Code, Refused};
 
@@ -103,11 +103,10 @@ impl<S: Store + Clone> Operations<S> {
     }
 
     /// Whoever listens hears of it.
-    pub(super) fn told(&self, begun: &Begun, came: Came) {
+    pub(super) fn told(&self, number: Number, intent: &Intent, came: Came) {
         if let Some(events) = &self.events {
-            let Intent { action, id, .. } = begun.intent();
-            let number = begun.number().to_string();
-            events.acted(action, id.as_deref(), came.as_str(), &number);
+            let Intent { action, id, .. } = intent;
+            events.acted(action, id.as_deref(), came.as_str(), &number.to_string());
         }
     }
 
@@ -120,7 +119,7 @@ impl<S: Store + Clone> Operations<S> {
         after: Option<Value>,
     ) {
         let number = begun.number();
-        self.told(&begun, came);
+        self.told(number, begun.intent(), came);
         if let Err(error) = self.log.end(begun, came, detail, after).await {
             tracing::warn!(entry = %number, "audit: the result could not be entered: {error}");
         }
@@ -154,16 +153,25 @@ fn brief(outcome: &Outcome) -> Value {
 }
 
 /// Tries a step again whose answer was lost, or which the store could not do.
-pub(crate) async fn insist<T, F>(mut step: impl FnMut() -> F) -> Result<T, StoreError>
+pub(crate) async fn insist<T, F>(step: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let mut tries = 1;
+    let (done, lost) = tried(step).await;
     // Once an answer was lost it may have happened, whatever comes after.
-    let mut lost = None;
+    done.map_err(|error| lost.unwrap_or(error))
+}
+
+/// The same, with what an answer was lost by: the step may have been made before the one that was answered.
+pub(super) async fn tried<T, F>(
+    mut step: impl FnMut() -> F,
+) -> (Result<T, StoreError>, Option<StoreError>)
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let (mut tries, mut lost) = (1, None);
     loop {
         match step().await {
-            Ok(done) => return Ok(done),
             Err(error) if error.is_retryable() && tries < TRIES => {
                 if error.kind() == StoreErrorKind::Unknown {
                     lost = Some(error);
@@ -171,7 +179,7 @@ where
                 sleep(PAUSE * tries).await;
                 tries += 1;
             }
-            Err(error) => return Err(lost.unwrap_or(error)),
+            done => return (done, lost),
         }
     }
 }

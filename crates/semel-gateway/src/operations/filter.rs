@@ -5,7 +5,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use semel::store::{Cursor, Entry, Label, ListQuery, Store};
-use semel::{Clock as _, Service, StateKind, StoreErrorKind, SystemClock, Timestamp};
+use semel::{
+    Clock as _, Outcome, OutcomeKind, Service, State, StateKind, StoreErrorKind, SystemClock,
+    Timestamp,
+};
 use tokio::time::Instant;
 
 use super::{is_internal, of_store};
@@ -18,6 +21,10 @@ const LOOK: usize = 2_000;
 const LOOK_FOR: Duration = Duration::from_millis(50);
 /// The most on one page.
 pub const MOST: usize = 500;
+/// The most that a store is asked for at once: its records come with their answers.
+const AT_ONCE: usize = 50;
+/// What an answer may take in a page, in bytes. One that is kept elsewhere, with its place, takes less.
+const LONG: usize = 4 << 10;
 
 /// Which records to show. The store filters by state, and by lapsed leases; the rest is looked at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -141,8 +148,14 @@ fn state(name: &str) -> Result<StateKind, String> {
 }
 
 /// Where a page begins. As text it is opaque: one page makes it for the next.
+///
+/// These are the parts of the list that are not at their end; none is the beginning of all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Position {
+pub struct Position(Vec<Part>);
+
+/// One of the sections, from here on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Part {
     section: u8,
     after: Option<Cursor>,
 }
@@ -153,20 +166,42 @@ impl Position {
     /// # Errors
     /// What no page made.
     pub fn parse(text: &str) -> Result<Self, Refused> {
-        let wrong = || Refused::invalid("cursor: it is not one that a page of this list made");
-        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| wrong())?;
-        let (section, after) = bytes.split_first().ok_or_else(wrong)?;
-        Ok(Self {
-            section: *section,
-            after: (!after.is_empty()).then(|| Cursor(after.into())),
-        })
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| not_ours())?;
+        let (mut rest, mut parts) = (&*bytes, Vec::<Part>::new());
+        while let [section, high, low, behind @ ..] = rest {
+            let length = u16::from_be_bytes([*high, *low]).into();
+            let (after, behind) = behind.split_at_checked(length).ok_or_else(not_ours)?;
+            if parts.last().is_some_and(|last| last.section >= *section) {
+                return Err(not_ours());
+            }
+            parts.push(Part {
+                section: *section,
+                after: (!after.is_empty()).then(|| Cursor(after.into())),
+            });
+            rest = behind;
+        }
+        match rest.is_empty() && !parts.is_empty() {
+            true => Ok(Self(parts)),
+            false => Err(not_ours()),
+        }
     }
+}
+
+fn not_ours() -> Refused {
+    Refused::invalid("cursor: it is not one that a page of this list made")
 }
 
 impl std::fmt::Display for Position {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let after = self.after.as_ref().map_or(&[][..], |cursor| &cursor.0);
-        f.write_str(&URL_SAFE_NO_PAD.encode([&[self.section], after].concat()))
+        let mut bytes = Vec::new();
+        for Part { section, after } in &self.0 {
+            let after = after.as_ref().map_or(&[][..], |cursor| &cursor.0);
+            let length = u16::try_from(after.len()).map_err(|_| std::fmt::Error)?;
+            bytes.push(*section);
+            bytes.extend(length.to_be_bytes());
+            bytes.extend(after);
+        }
+        f.write_str(&URL_SAFE_NO_PAD.encode(bytes))
     }
 }
 
@@ -179,7 +214,8 @@ pub struct Found {
     pub next: Option<Position>,
     /// How many records were looked at for it.
     pub looked_at: usize,
-    /// Whether it ended early, at a bound: others may follow even where it is empty.
+    /// Whether a section was left at a bound: others may follow even where it is empty, and what somebody should
+    /// look at may come after what nobody needs to.
     pub is_partial: bool,
 }
 
@@ -189,6 +225,20 @@ pub(crate) fn about_now() -> Timestamp {
     SystemClock::default().now()
 }
 
+/// The same without a long answer: no list shows it.
+fn light(mut entry: Entry) -> Entry {
+    if let State::Completed(outcome) = &mut entry.record.state
+        && outcome.kind() != OutcomeKind::Omitted
+        && outcome.as_bytes().len() > LONG
+    {
+        *outcome = Outcome::builder(outcome.kind()).void();
+    }
+    entry
+}
+
+/// Each section in turn, what somebody should look at first. A store without an index by state may look long
+/// for a section and find nothing, so each has its share of the time, and one look in any case: a page shows
+/// what is there, and the next one goes on in all that are not at their end.
 pub(super) async fn page<S: Store>(
     store: &S,
     filter: &Filter,
@@ -196,24 +246,34 @@ pub(super) async fn page<S: Store>(
     limit: usize,
 ) -> Result<Found, Refused> {
     let limit = limit.clamp(1, MOST);
+    let sections = filter.sections();
+    let mut parts = from.0.clone();
+    if parts.is_empty() {
+        let all = (0..).zip(&sections);
+        parts.extend(all.map(|(section, _)| Part {
+            section,
+            after: None,
+        }));
+    }
     let (begun, now) = (Instant::now(), about_now());
+    let mut until = begun;
+    let share = LOOK_FOR / u32::try_from(parts.len()).unwrap_or(u32::MAX);
     let mut found = Found::default();
-    let mut at = from.clone();
-    for (nth, (state, lapsed)) in (0..).zip(filter.sections()).skip(at.section.into()) {
+    let mut open = Vec::new();
+    for mut part in parts {
+        let (state, lapsed) = *sections
+            .get(usize::from(part.section))
+            .ok_or_else(not_ours)?;
+        until += share;
         loop {
             if found.entries.len() >= limit {
-                found.next = Some(at);
-                return Ok(found);
-            }
-            if found.looked_at >= LOOK || begun.elapsed() >= LOOK_FOR {
-                found.is_partial = true;
-                found.next = Some(at);
-                return Ok(found);
+                open.push(part);
+                break;
             }
             let query = ListQuery {
                 lapsed,
-                after: at.after.take(),
-                limit: limit - found.entries.len(),
+                after: part.after.take(),
+                limit: (limit - found.entries.len()).min(AT_ONCE),
                 ..ListQuery::new(state)
             };
             let page = store
@@ -234,15 +294,20 @@ pub(super) async fn page<S: Store>(
                 .entries
                 .into_iter()
                 .filter(|entry| filter.lets_through(entry, now));
-            found.entries.extend(wanted);
-            at.section = nth;
-            at.after = page.next;
-            if at.after.is_none() {
+            found.entries.extend(wanted.map(light));
+            part.after = page.next;
+            if part.after.is_none() {
+                break;
+            }
+            let is_full = found.entries.len() >= limit;
+            if !is_full && (found.looked_at >= LOOK || Instant::now() >= until) {
+                found.is_partial = true;
+                open.push(part);
                 break;
             }
         }
-        at.section = nth + 1;
     }
+    found.next = (!open.is_empty()).then_some(Position(open));
     Ok(found)
 }
 
@@ -281,11 +346,23 @@ mod tests {
 
     #[test]
     fn a_position_survives_its_text() {
-        for after in [None, Some(Cursor(vec![0, 255, 7].into()))] {
-            let position = Position { section: 2, after };
+        let part = |section, after: Option<&[u8]>| Part {
+            section,
+            after: after.map(|after| Cursor(after.into())),
+        };
+        for parts in [
+            vec![part(2, None)],
+            vec![
+                part(0, Some(&[0, 255, 7])),
+                part(1, None),
+                part(3, Some(&[1; 300])),
+            ],
+        ] {
+            let position = Position(parts);
             assert_eq!(Position::parse(&position.to_string()), Ok(position));
         }
-        for text in ["", "*", "a b"] {
+        let twice = Position(vec![part(1, None), part(1, None)]).to_string();
+        for text in ["", "*", "a b", "AAAB", "AAAA_w", &twice] {
             assert!(Position::parse(text).is_err(), "{text}");
         }
     }

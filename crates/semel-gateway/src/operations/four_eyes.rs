@@ -96,11 +96,11 @@ impl<S: Store + Clone> Operations<S> {
         intent.digest = Some(digest);
         let Some(number) = proposal else {
             let begun = self.enter(intent.clone()).await?;
-            let number = begun.number().to_string();
-            self.told(&begun, Came::Proposed);
+            let number = begun.number();
             let kept = self.log.end(begun, Came::Proposed, None, None).await;
             kept.map_err(of_store)?;
-            return Ok(Some(number));
+            self.told(number, intent, Came::Proposed);
+            return Ok(Some(number.to_string()));
         };
         let wrong = |why: &str| Refused::new(Code::NotConfirmed, format!("proposal: {why}"));
         let place = number.parse().map_err(|why: String| wrong(&why))?;
@@ -127,7 +127,7 @@ impl<S: Store + Clone> Operations<S> {
         if !self.log.confirm(place).await.map_err(of_store)? {
             return Err(wrong("it was confirmed before; propose it again"));
         }
-        intent.confirms = Some(number.to_owned());
+        intent.confirms = Some(found.number);
         Ok(None)
     }
 }

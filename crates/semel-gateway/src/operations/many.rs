@@ -6,12 +6,13 @@ use semel::store::{Entry, Fenced, Store, StoreExt as _};
 use semel::{AnyStore, State};
 use semel_tower::ProblemCode;
 use serde_json::json;
+use tokio::time::Instant;
 
-use super::act::{Action, erased, is_erased};
+use super::act::{Action, erased};
 use super::entered::{Actor, insist};
 use super::four_eyes::digest;
 use super::order::Many;
-use super::reseal::reseal_all;
+use super::reseal::{StoreClock, reseal_all};
 use super::view::DoneMany;
 use super::{Filter, MOST, Operations, Position, of_store};
 use crate::audit::Came;
@@ -63,6 +64,7 @@ impl<S: Store + Clone> Operations<S> {
         }
         let begun = self.enter(intent).await?;
         all.audit = begun.number().to_string();
+        let clock = StoreClock(begun.at(), Instant::now());
         let mut tell = |records: usize, left: usize| {
             all.records += records;
             all.left += left;
@@ -71,7 +73,7 @@ impl<S: Store + Clone> Operations<S> {
         let done = match task {
             Task::Erase(filter) => self.erase_all(&filter, actor, &reason, &mut tell).await,
             Task::Purge => self.purge_all(&mut tell).await,
-            Task::Reencrypt(sealed) => reseal_all(sealed, actor, &reason, &mut tell)
+            Task::Reencrypt(sealed) => reseal_all(sealed, actor, &reason, clock, &mut tell)
                 .await
                 .map_err(of_store),
         };
@@ -167,7 +169,7 @@ impl<S: Store + Clone> Operations<S> {
         loop {
             self.reaches(&record)?;
             match &record.state {
-                State::Completed(outcome) if *outcome != erased() || !is_erased(&record) => {}
+                State::Completed(outcome) if *outcome != erased() => {}
                 _ => return Ok(false),
             }
             let verdict = Action::Erase.verdict(&record)?;

@@ -4,20 +4,32 @@ use semel::sealed::{Keys, Sealed};
 use semel::store::{
     Entry, Fenced, ListQuery, Nonce, Resolution, Retention, Store as _, StoreExt as _, Verdict,
 };
-use semel::{AnyStore, State, StateKind, StoreError};
+use semel::{AnyStore, State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use semel_stores::objects::is_own;
+use tokio::time::Instant;
 
 use super::entered::{Actor, insist};
-use super::filter::about_now;
+use crate::command::with_causes;
 use crate::store::is_question;
+
+/// What a store's clock was, and when: what it is now at least (R6).
+#[derive(Clone, Copy)]
+pub(super) struct StoreClock(pub(super) Timestamp, pub(super) Instant);
+
+impl StoreClock {
+    fn now(self) -> Timestamp {
+        self.0.after(self.1.elapsed())
+    }
+}
 
 /// Looks at all records of a store as it has them, and tells how many were sealed anew, and how many need
 /// another key than the first still. What is under that already is left alone, so that it goes on where it
-/// was broken off.
+/// was broken off, and what cannot be read, which the log names.
 pub(super) async fn reseal_all(
     sealed: &Sealed<AnyStore>,
     actor: &Actor,
     reason: &str,
+    clock: StoreClock,
     tell: &mut impl FnMut(usize, usize),
 ) -> Result<(), StoreError> {
     let (store, first) = (sealed.inner(), sealed.keys().names().next());
@@ -28,7 +40,15 @@ pub(super) async fn reseal_all(
             let entries = page.entries.iter();
             for entry in entries.filter(|entry| !is_own(&entry.label) && !is_question(&entry.label))
             {
-                let is_written = reseal(sealed, entry, actor, reason).await?;
+                let is_written = match reseal(sealed, entry, actor, reason, clock).await {
+                    Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+                        let id = &entry.label.digest;
+                        tracing::warn!(%id, "reencrypt: an answer is left as it is: {}", with_causes(&error));
+                        tell(0, 1);
+                        continue;
+                    }
+                    written => written?,
+                };
                 // Of what is completed the note may be under another key, which is no loss.
                 let is_open = !matches!(entry.record.state, State::Completed(_));
                 let others = |name: &_| Some(*name) != first;
@@ -50,6 +70,7 @@ async fn reseal(
     entry: &Entry,
     actor: &Actor,
     reason: &str,
+    clock: StoreClock,
 ) -> Result<bool, StoreError> {
     // A list does not read what is kept outside the store.
     let is_elsewhere =
@@ -63,7 +84,7 @@ async fn reseal(
     let Some(outcome) = sealed.resealed(entry, &nonce)? else {
         return Ok(false);
     };
-    let now = about_now();
+    let now = clock.now();
     let replay = now.until(record.expires_at);
     let tombstone = now.max(record.expires_at).until(record.purge_at);
     let before = record.resolved.as_deref();

@@ -1,16 +1,19 @@
 //! Decisions on a store in this process, which fails where it is told to.
 
-use semel::memory::MemoryStore;
+use std::sync::Mutex;
+
+use semel::memory::{Limits, MemoryStore};
 use semel::record::Change;
+use semel::sealed::Keys;
 use semel::store::{
-    Claim, ClaimRequest, Cursor, Fence, Fenced, Nonce, Page, Probe, Purged, Result, Retention,
-    StoreExt as _, Waited,
+    Claim, ClaimRequest, Cursor, Fenced, Nonce, Page, Purged, Result, Retention, StoreExt as _,
+    Token,
 };
-use semel::{Fingerprint, Identity, Key, Outcome, Scope};
+use semel::{Clock, Fingerprint, Identity, Key, Outcome, Scope, State, Timestamp};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::order::{DEFAULT_TTL, Order};
+use super::order::{DEFAULT_TTL, Many, Order};
 use super::*;
 use crate::audit::{Came, DEFAULT_RETENTION};
 
@@ -21,40 +24,41 @@ struct Odd {
     keeps_files: bool,
     /// A list finds nothing at first, and goes on.
     is_slow: bool,
+    /// Its lists look at all records, so that those of few take many calls.
+    has_no_index: bool,
+    /// The answer to the next decision is lost, and this is claimed before it is sent again.
+    claimed: Mutex<Option<Identity>>,
 }
 
 #[rustfmt::skip]
 impl Store for Odd {
-    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.memory.claim(identity, request).await
-    }
+    semel::delegate!(memory: claim, get, wait, probe, close);
+
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
-        self.memory.change(identity, change).await
-    }
-    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.memory.get(identity).await
+        let done = self.memory.change(identity, change).await?;
+        let taken = self.claimed.lock().unwrap().take_if(|_| matches!(change, Change::Resolve(_)));
+        let Some(taken) = taken else { return Ok(done) };
+        hold(&self.memory, &taken).await;
+        Err(StoreError::new(StoreErrorKind::Unknown, "the connection was lost"))
     }
     async fn list(&self, query: &ListQuery) -> Result<Page> {
         if self.is_slow {
             sleep(COUNTING / 3).await;
             return Ok(Page { entries: Vec::new(), next: Some(Cursor([1].as_slice().into())) });
         }
-        self.memory.list(query).await
+        let calls = query.after.as_ref().map_or(0, |Cursor(bytes)| bytes[0]);
+        if self.has_no_index && query.state != StateKind::Completed && calls < 3 {
+            sleep(Duration::from_millis(25)).await;
+            return Ok(Page { entries: Vec::new(), next: Some(Cursor([calls + 1].as_slice().into())) });
+        }
+        let after = query.after.clone().filter(|Cursor(bytes)| bytes.len() > 1);
+        self.memory.list(&ListQuery { after, ..query.clone() }).await
     }
     async fn purge(&self, limit: usize) -> Result<Purged> {
         if self.keeps_files {
             return Err(StoreError::new(StoreErrorKind::NotApplied, "the disk is read-only"));
         }
         self.memory.purge(limit).await
-    }
-    async fn wait(&self, identity: &IdentityDigest, fence: Fence, timeout: Duration) -> Result<Waited> {
-        self.memory.wait(identity, fence, timeout).await
-    }
-    async fn probe(&self) -> Result<Probe> {
-        self.memory.probe().await
-    }
-    async fn close(&self) -> Result<()> {
-        self.memory.close().await
     }
 }
 
@@ -63,23 +67,40 @@ fn on(store: Odd) -> Operations<Arc<Odd>> {
     Operations::new(Arc::clone(&store), Log::new(store, DEFAULT_RETENTION))
 }
 
-/// Claims an identity, and completes it with this.
-async fn complete(store: &Odd, identity: &Identity, body: &[u8]) -> IdentityDigest {
+/// Claims an identity.
+async fn hold(store: &impl Store, identity: &Identity) -> Token {
     let nonce = Nonce::random().unwrap();
     let request = ClaimRequest::new(nonce, Fingerprint::of(b"a"), Duration::from_secs(60));
-    let Claim::Acquired(acquired) = store.claim(identity, &request).await.unwrap() else {
-        panic!("taken");
-    };
+    match store.claim(identity, &request).await.unwrap() {
+        Claim::Acquired(acquired) => acquired.token,
+        _ => panic!("taken"),
+    }
+}
+
+/// Claims an identity, and says that nobody knows what came of it; its fence.
+async fn lose(store: &impl Store, identity: &Identity) -> u64 {
+    let token = hold(store, identity).await;
+    let marked = store.mark_unknown(identity.digest(), &token).await;
+    assert_eq!(marked.unwrap(), Fenced::Applied);
+    token.fence.0
+}
+
+/// Claims an identity, and completes it with this.
+async fn complete(store: &impl Store, identity: &Identity, body: &[u8]) -> IdentityDigest {
+    let token = hold(store, identity).await;
     let (digest, outcome) = (*identity.digest(), Outcome::success(body));
-    let done = store.complete(&digest, &acquired.token, &outcome, Retention::PAYMENT);
+    let done = store.complete(&digest, &token, &outcome, Retention::PAYMENT);
     assert_eq!(done.await.unwrap(), Fenced::Applied);
     digest
 }
 
+fn order_named(key: &str) -> Identity {
+    Identity::new(Scope::anonymous(), "http", Key::new(key).unwrap())
+}
+
 /// A completed order, and its fence.
 async fn order_placed(store: &Odd) -> (IdentityDigest, u64) {
-    let identity = Identity::new(Scope::anonymous(), "http", Key::new("order-1").unwrap());
-    let id = complete(store, &identity, b"placed").await;
+    let id = complete(store, &order_named("order-1"), b"placed").await;
     let entry = store.get(&id).await.unwrap().unwrap();
     (id, entry.record.token.fence.0)
 }
@@ -245,4 +266,94 @@ async fn a_damaged_entry_hides_no_other() {
     let detail = log.entries[1].detail.as_deref().unwrap();
     assert!(detail.starts_with("the entry cannot be read: "), "{detail}");
     assert_eq!(json!(log.entries[1])["number"], format!("{period}-2"));
+}
+
+/// A store that looks through all records for those of a state shows what is there on the first page, and all of
+/// them once in the end.
+#[tokio::test(start_paused = true)]
+async fn what_is_rare_does_not_hide_what_is_there() {
+    let operations = on(Odd {
+        has_no_index: true,
+        ..Odd::default()
+    });
+    let (placed, _) = order_placed(operations.store()).await;
+    let lost = order_named("order-2");
+    lose(operations.store(), &lost).await;
+
+    let (mut pages, mut from) = (Vec::new(), Position::default());
+    loop {
+        let page = operations
+            .list(&Filter::default(), &from, 10)
+            .await
+            .unwrap();
+        let ids = page.entries.iter().map(|entry| entry.label.digest);
+        pages.push(ids.collect::<Vec<_>>());
+        match page.next {
+            Some(next) => from = next,
+            None => break,
+        }
+    }
+    assert_eq!(pages[0], [placed]);
+    assert_eq!(pages.concat(), [placed, *lost.digest()]);
+}
+
+/// The answer to a release was lost, and the client's retry was quicker than asking again.
+#[tokio::test(start_paused = true)]
+async fn a_decision_is_known_as_made_whatever_was_claimed_since() {
+    let order = order_named("order-1");
+    let operations = on(Odd {
+        claimed: Mutex::new(Some(order.clone())),
+        ..Odd::default()
+    });
+    let fence = lose(operations.store(), &order).await;
+    let (ada, id) = (by("ada"), order.digest());
+    let done = operations.act(&ada, id, "release", because(fence), DEFAULT_TTL);
+    assert_eq!(done.await.unwrap().entry.record.state, State::InFlight);
+    let log = operations.log().page(None, 1).await.unwrap();
+    assert_eq!(log.entries[0].result, Came::Done);
+}
+
+/// The store's clock, an hour behind this machine's.
+struct Behind;
+
+impl Clock for Behind {
+    fn now(&self) -> Timestamp {
+        about_now().before(Duration::from_hours(1))
+    }
+}
+
+#[tokio::test]
+async fn encrypting_anew_ends_no_retention_sooner() {
+    let store = AnyStore::new(MemoryStore::with_clock(Limits::default(), Behind));
+    let id = complete(&store, &order_named("order-1"), b"placed").await;
+    let keys = Keys::parse("a AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
+    let log = Log::new(store.clone(), DEFAULT_RETENTION);
+    let mut operations = Operations::new(store.clone(), log);
+    operations.sealed = Some(Sealed::new(store.clone(), keys.unwrap()));
+    let ends = async || store.get(&id).await.unwrap().unwrap().record.expires_at;
+    let before = ends().await;
+    let all = Many {
+        reason: "rotation".to_owned(),
+        ..Many::default()
+    };
+    let ada = by("ada");
+    let done = operations.many(&ada, "reencrypt", &all, |_| ()).await;
+    assert_eq!(done.unwrap().records, 1);
+    let after = ends().await;
+    assert!(after >= before, "{after:?} {before:?}");
+    assert!(before.until(after) < Duration::from_mins(1));
+}
+
+#[tokio::test]
+async fn a_page_does_not_hold_what_it_does_not_show() {
+    let operations = on(Odd::default());
+    let long = vec![b'x'; 1 << 20];
+    complete(operations.store(), &order_named("order-1"), &long).await;
+    let (all, start) = (Filter::default(), Position::default());
+    let found = operations.list(&all, &start, 10).await.unwrap();
+    let record = &found.entries[0].record;
+    let State::Completed(outcome) = &record.state else {
+        panic!("{record:?}");
+    };
+    assert!(outcome.as_bytes().len() < 100);
 }

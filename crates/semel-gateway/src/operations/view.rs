@@ -64,7 +64,7 @@ pub struct Page {
     pub next: Option<String>,
     /// How many records were looked at.
     pub looked_at: usize,
-    /// Whether the page ended at a bound of how much is looked at.
+    /// Whether not all was looked at that comes before or on this page: there is a bound.
     pub partial: bool,
 }
 
@@ -130,7 +130,8 @@ pub struct DoneMany {
     pub audit: String,
     /// How many records.
     pub records: usize,
-    /// `reencrypt`: how many records in flight, unknown or released another key than the first is needed for.
+    /// `reencrypt`: how many records in flight, unknown or released another key than the first is needed for,
+    /// and how many answers cannot be read; the log names these.
     #[serde(default, skip_serializing_if = "is_none")]
     pub left: usize,
     /// Whether it is not done yet: somebody else has to confirm it.

@@ -17,6 +17,7 @@ use crate::support::{
     Answer, Gateway, Reaction, Script, Shop, eventually, order, order_with, request,
 };
 
+const GONE: &str = "gone BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=";
 const OLD: &str = "old AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const NEW: &str = "new //79/Pv6+fj39vX08/Lx8O/u7ezr6uno5+bl5OPi4eA=";
 const SECRETS: [&str; 4] = ["body-of-4711", "field-of-4711", "key-of-4", "card-of-4711"];
@@ -599,12 +600,13 @@ async fn erased_answers_leave_the_files() {
 }
 
 /// Afterwards the old key is needed for nothing but what is still open, and what was kept without a key is
-/// encrypted.
+/// encrypted. An answer whose key is lost holds nothing up.
 #[tokio::test]
 async fn answers_are_encrypted_anew() {
     let directory = tempfile::tempdir().unwrap();
     let keys = |name: &str, lines: &[&str]| file(directory.path(), name, lines);
-    let (old, both, new) = (
+    let (gone, old, both, new) = (
+        keys("gone", &[GONE]),
         keys("old", &[OLD]),
         keys("both", &[NEW, OLD]),
         keys("new", &[NEW]),
@@ -612,7 +614,11 @@ async fn answers_are_encrypted_anew() {
     for place in places(directory.path()) {
         let upstream = Script::start(PLACED).await;
         let start = |keys: &[&str]| Gateway::start(upstream.address, &flags(&place.url, keys));
-        for (keys, key) in [(&[][..], "plain"), (&["--encryption-keys", &old], "sealed")] {
+        for (keys, key) in [
+            (&["--encryption-keys", &*gone][..], "lost"),
+            (&[], "plain"),
+            (&["--encryption-keys", &old], "sealed"),
+        ] {
             let gateway = start(keys);
             assert_eq!(order(gateway.address, key).await.status, 201);
             stop(gateway).await;
@@ -631,7 +637,7 @@ async fn answers_are_encrypted_anew() {
         let done = &lines(&semel(&again))[0];
         assert_eq!(
             (&done["records"], &done["left"]),
-            (&json!(2), &json!(null)),
+            (&json!(2), &json!(1)),
             "{}",
             place.url
         );

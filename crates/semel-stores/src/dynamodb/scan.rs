@@ -14,10 +14,8 @@ use super::call::{Does, Table};
 use super::item::{self, Item, PK, Reader, Row};
 use super::schema::VERSION_KEY;
 
-/// How many items one request of a listing looks at, at least: pages that find little are cheap.
+/// How many items a page of what is rare looks at, at least: it is one request, whatever it finds.
 const LOOK_AT: i32 = 250;
-/// How many requests one page of a listing makes at most.
-const REQUESTS: u32 = 4;
 
 /// A page of a scan.
 struct Scanned {
@@ -50,58 +48,57 @@ fn request(table: &Table) -> ScanFluentBuilder {
     table.client.scan().table_name(&table.name)
 }
 
-/// Lists the records of a state. `seen` is shown each that is in flight.
+/// Lists records of a state, as one request finds them. `seen` is shown each that is in flight.
 pub(super) async fn list(
     table: &Table,
     query: &ListQuery,
     now: Timestamp,
     seen: impl Fn(&IdentityDigest, &Row),
 ) -> Result<Page> {
-    let mut from = query.after.as_ref().map(after).transpose()?;
+    let from = query.after.as_ref().map(after).transpose()?;
     let limit = query.limit.max(1);
+    // Most are completed: what is read beyond the limit would be read again.
+    let least = match query.state {
+        StateKind::Completed => 1,
+        _ => LOOK_AT,
+    };
+    let look_at = i32::try_from(limit).unwrap_or(i32::MAX).max(least);
+    let mut request = request(table)
+        .consistent_read(true)
+        .limit(look_at)
+        .expression_attribute_names("#state", item::STATE)
+        .expression_attribute_values(":state", item::state(query.state));
+    let filter = if query.lapsed && query.state == StateKind::InFlight {
+        request = request
+            .expression_attribute_names("#until", item::LEASE_UNTIL)
+            .expression_attribute_values(":now", item::number(now.as_micros()));
+        "#state = :state AND #until <= :now"
+    } else {
+        "#state = :state"
+    };
+    let page = scan(table, request.filter_expression(filter), from).await?;
     let mut entries = Vec::new();
-    for _ in 0..REQUESTS {
-        let look_at = i32::try_from(limit).unwrap_or(i32::MAX).max(LOOK_AT);
-        let mut request = request(table)
-            .consistent_read(true)
-            .limit(look_at)
-            .expression_attribute_names("#state", item::STATE)
-            .expression_attribute_values(":state", item::state(query.state));
-        let filter = if query.lapsed && query.state == StateKind::InFlight {
-            request = request
-                .expression_attribute_names("#until", item::LEASE_UNTIL)
-                .expression_attribute_values(":now", item::number(now.as_micros()));
-            "#state = :state AND #until <= :now"
-        } else {
-            "#state = :state"
-        };
-        let page = scan(table, request.filter_expression(filter), from).await?;
-        for found in &page.items {
-            let reader = Reader(found);
-            let row = reader.row()?;
-            if row.record.is_purgeable(now) {
-                continue;
-            }
-            let entry = reader.entry(row.record.clone())?;
-            if query.state == StateKind::InFlight {
-                seen(&entry.label.digest, &row);
-            }
-            entries.push(entry);
-            if entries.len() == limit {
-                // The rest of this page is read again.
-                return Ok(Page {
-                    next: entries.last().map(cursor),
-                    entries,
-                });
-            }
+    for found in &page.items {
+        let reader = Reader(found);
+        let row = reader.row()?;
+        if row.record.is_purgeable(now) {
+            continue;
         }
-        from = page.next;
-        if from.is_none() || !entries.is_empty() {
-            break;
+        let entry = reader.entry(row.record.clone())?;
+        if query.state == StateKind::InFlight {
+            seen(&entry.label.digest, &row);
+        }
+        entries.push(entry);
+        if entries.len() == limit {
+            // The rest of what was read is read again.
+            return Ok(Page {
+                next: entries.last().map(cursor),
+                entries,
+            });
         }
     }
     Ok(Page {
-        next: from.map(|key| Cursor(key.into_bytes().into())),
+        next: page.next.map(|key| Cursor(key.into_bytes().into())),
         entries,
     })
 }

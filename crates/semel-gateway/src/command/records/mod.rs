@@ -338,7 +338,7 @@ async fn many(desk: &Desk, action: &str, flags: &ArgMatches) -> Outcome {
         ));
         if done.left > 0 {
             say(format_args!(
-                "{} records in flight, unknown or released need another key still",
+                "{} records need another key still: in flight, unknown, released, or with an answer that cannot be read",
                 done.left
             ));
         }

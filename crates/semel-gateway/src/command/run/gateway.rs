@@ -28,12 +28,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::claims::{body, wire};
+use crate::claims::{MAX_REQUEST, body, wire};
 use crate::connector::Connector;
 use crate::tls::client::{Speaks, Trust};
 
-/// How long a call may take, beside what it waits for.
+/// How long a call may take, beside what it waits for and what its request takes on the slowest line.
 const WITHIN: Duration = Duration::from_secs(5);
+/// Of the slowest line, in bytes a second. A gateway reads the largest request for about as long.
+const SLOWEST: usize = 64 << 10;
 /// How long a gateway lets a claim wait.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// The largest answer: an outcome as large as any store keeps, in base64.
@@ -90,6 +92,27 @@ enum Answer {
     Refused(wire::Problem),
 }
 
+impl Answer {
+    fn of(status: StatusCode, body: Bytes) -> Result<Self> {
+        if status.is_success() {
+            return Ok(Self::Done(status, body));
+        }
+        let problem: wire::Problem =
+            serde_json::from_slice(&body).map_err(|_| no_gateway(status))?;
+        let kind = match problem.code.as_str() {
+            "in-flight" | "outcome-unknown" | "mismatch" | "expired" | "stale" | "not-found" => {
+                return Ok(Self::Refused(problem));
+            }
+            "capacity" => StoreErrorKind::Capacity,
+            // The request broke off on its way.
+            "incomplete-body" => StoreErrorKind::Unknown,
+            _ => kind_of(status),
+        };
+        let what = format!("the gateway answered {}: {}", problem.code, problem.detail);
+        Err(StoreError::new(kind, what))
+    }
+}
+
 impl Remote {
     pub(super) fn new(gateway: &Gateway) -> Self {
         let connector = Connector::new(WITHIN, Arc::clone(&gateway.trust), Speaks::Http1);
@@ -115,7 +138,14 @@ impl Remote {
     /// Posts a request that is answered after `wait` at the latest.
     async fn post(&self, path: &str, request: &impl Serialize, wait: Duration) -> Result<Answer> {
         let json = serde_json::to_vec(request).map_err(|error| wrong(error.to_string()))?;
-        let within = WITHIN.saturating_add(wait);
+        let len = json.len();
+        // The gateway closes the connection on it, and its refusal may be lost with that.
+        if len > MAX_REQUEST {
+            let what =
+                format!("a gateway takes requests of {MAX_REQUEST} bytes; this one has {len}");
+            return Err(StoreError::new(StoreErrorKind::TooLarge, what));
+        }
+        let within = within(len).saturating_add(wait);
         self.ask(Method::POST, path, json.into(), within).await
     }
 
@@ -158,22 +188,7 @@ impl Remote {
             let what = format!("the gateway did not answer within {within:?}");
             Err(StoreError::new(StoreErrorKind::Unknown, what))
         })?;
-        if status.is_success() {
-            return Ok(Answer::Done(status, body));
-        }
-        let problem: wire::Problem =
-            serde_json::from_slice(&body).map_err(|_| no_gateway(status))?;
-        let kind = match problem.code.as_str() {
-            "in-flight" | "outcome-unknown" | "mismatch" | "expired" | "stale" | "not-found" => {
-                return Ok(Answer::Refused(problem));
-            }
-            "capacity" => StoreErrorKind::Capacity,
-            "too-large" => StoreErrorKind::TooLarge,
-            _ if status.is_server_error() => StoreErrorKind::Unknown,
-            _ => StoreErrorKind::Config,
-        };
-        let what = format!("the gateway answered {}: {}", problem.code, problem.detail);
-        Err(StoreError::new(kind, what))
+        Answer::of(status, body)
     }
 
     fn named(&self, id: &IdentityDigest) -> IdentityDigest {
@@ -481,6 +496,11 @@ impl Store for Remote {
     }
 }
 
+/// How long a request of so many bytes may take.
+fn within(len: usize) -> Duration {
+    WITHIN + Duration::from_secs((len / SLOWEST) as u64)
+}
+
 /// As durations are written in requests.
 fn millis(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
@@ -539,14 +559,19 @@ fn broken_off(error: Box<dyn StdError + Send + Sync>) -> StoreError {
 
 /// An answer that no gateway gives: of a proxy, or of another service.
 fn no_gateway(status: StatusCode) -> StoreError {
-    let kind = match status.is_server_error() {
-        true => StoreErrorKind::Unknown,
-        false => StoreErrorKind::Config,
-    };
     let what = format!(
         "what answered is no claim API of a gateway (status {status}): --gateway is its --admin address"
     );
-    StoreError::new(kind, what)
+    StoreError::new(kind_of(status), what)
+}
+
+/// What a status says by itself, a proxy's too. The clients for other languages send again after the same ones.
+fn kind_of(status: StatusCode) -> StoreErrorKind {
+    match status.as_u16() {
+        408 | 425 | 429 | 500.. => StoreErrorKind::Unknown,
+        413 => StoreErrorKind::TooLarge,
+        _ => StoreErrorKind::Config,
+    }
 }
 
 fn refusal(problem: &wire::Problem) -> Refusal {
@@ -557,5 +582,50 @@ fn refusal(problem: &wire::Problem) -> Refusal {
         Some("superseded") => Refusal::Superseded,
         // Also of a record that is not found.
         _ => Refusal::Missing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_request_has_more_time() {
+        assert_eq!(within(1000), WITHIN);
+        assert!(within(MAX_REQUEST) >= Duration::from_secs(30));
+    }
+
+    #[test]
+    fn what_passes_is_asked_again() {
+        use StoreErrorKind::{Capacity, Config, TooLarge, Unknown};
+        for (status, code, kind) in [
+            (400, "invalid-request", Config),
+            (400, "incomplete-body", Unknown),
+            (403, "forbidden", Config),
+            (404, "", Config),
+            (408, "", Unknown),
+            (413, "", TooLarge),
+            (413, "too-large", TooLarge),
+            (425, "", Unknown),
+            (429, "", Unknown),
+            (429, "limit", Unknown),
+            (503, "capacity", Capacity),
+            (503, "store-unavailable", Unknown),
+            (507, "", Unknown),
+            (524, "", Unknown),
+        ] {
+            let body = match code {
+                // A proxy's.
+                "" => "<html>".to_owned(),
+                code => format!(
+                    r#"{{"type":"t","title":"t","status":{status},"detail":"d","code":"{code}"}}"#
+                ),
+            };
+            let status = StatusCode::from_u16(status).unwrap();
+            let Err(error) = Answer::of(status, body.into()) else {
+                panic!("{status} {code} is no error");
+            };
+            assert_eq!(error.kind(), kind, "{status} {code}");
+        }
     }
 }

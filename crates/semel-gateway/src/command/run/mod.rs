@@ -30,6 +30,7 @@ use semel::secrets::Secrets;
 use semel::store::{Entry, OnLost, Refusal, Store as _};
 use semel::{AnyStore, IdentityDigest, Note, StateKind, StoreError, Timestamp};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{block_on, with_causes};
@@ -186,28 +187,29 @@ fn not_run(id: IdentityDigest, why: &str) -> Report {
 }
 
 /// Gives the output again, as it was.
-fn replay(kept: &Kept, id: IdentityDigest) -> Report {
-    if let Some(Output { stdout, stderr }) = &kept.output {
-        // Whoever does not read it gets the status all the same.
-        let mut out = io::stdout();
-        out.write_all(stdout).and_then(|()| out.flush()).ok();
-        io::stderr().write_all(stderr).ok();
-    }
+async fn replay(kept: Kept, id: IdentityDigest) -> Report {
     let report = Report {
         ended: Some(Ended::Status(kept.code)),
         is_omitted: Some(kept.output.is_none()),
         ..Report::new(Result::Replayed, id)
     };
-    match kept.output {
-        Some(_) => report,
-        None => report.because(
+    let Some(Output { stdout, stderr }) = kept.output else {
+        return report.because(
             "done by an earlier run, whose output was not kept: this is its exit status alone",
-        ),
-    }
+        );
+    };
+    // Who reads it may pause for ever. Whoever does not read it gets the status all the same.
+    let written = spawn_blocking(move || {
+        let mut out = io::stdout();
+        out.write_all(&stdout).and_then(|()| out.flush()).ok();
+        io::stderr().write_all(&stderr).ok();
+    });
+    written.await.ok();
+    report
 }
 
 /// Gives the outcome of an earlier run again, or says why there is none; unless a signal comes while the
-/// store is asked about it.
+/// store is asked about it, or before the output is read.
 async fn without_running(
     begin: Begin<AnyStore>,
     named: Option<IdentityDigest>,
@@ -215,6 +217,7 @@ async fn without_running(
     store: &AnyStore,
     signals: &mut Signals,
 ) -> Report {
+    let is_replay = matches!(begin, Begin::Completed(_));
     let told = async {
         let id = match named {
             Some(id) => id,
@@ -225,14 +228,19 @@ async fn without_running(
             }
         };
         match begin {
-            Begin::Completed(outcome) => replay(&Kept::of(&outcome), id),
+            Begin::Completed(outcome) => replay(Kept::of(&outcome), id).await,
             begin => refused(begin, id, settings, store).await,
         }
     };
     tokio::select! {
         report = told => report,
         Some(signal) = signals.recv() => {
-            not_run(named.unwrap_or(*settings.identity.digest()), &stopped_by(signal))
+            let id = named.unwrap_or(*settings.identity.digest());
+            match is_replay {
+                // It goes without a word: stderr may have the same reader.
+                true => Report::new(Result::Unavailable, id),
+                false => not_run(id, &stopped_by(signal)),
+            }
         }
     }
 }
@@ -361,7 +369,7 @@ impl Attempt<'_> {
 
     /// Starts the command; or says why nothing was run.
     fn start(
-        &self,
+        &mut self,
         info: &AttemptInfo,
         mode: Mode,
     ) -> std::result::Result<(Group, Running), (Result, String)> {
@@ -375,6 +383,10 @@ impl Attempt<'_> {
         if !info.still_held() {
             let why = "the claim was lost before the start".to_owned();
             return Err((Result::Unavailable, why));
+        }
+        // Passed on, it would kill what has done nothing yet, and leave the key unknown.
+        if let Ok(signal) = self.signals.try_recv() {
+            return Err((Result::Unavailable, stopped_by(signal)));
         }
         let variables = [
             ("SEMEL_ID", self.id.to_string()),
@@ -406,7 +418,7 @@ impl Attempt<'_> {
             stderr,
         } = command;
         let copying = Copying::start(stdout, stderr, self.settings.max_output);
-        let mut exit = tokio::task::spawn_blocking(move || child.wait());
+        let mut exit = spawn_blocking(move || child.wait());
         let mut lost = pin!(lost(info, self.guard.store(), self.settings));
         let mut kill_at = None;
         let ended = loop {
@@ -414,9 +426,9 @@ impl Attempt<'_> {
                 ended = &mut exit => break ended.unwrap_or_else(|error| Err(io::Error::other(error))),
                 Some(signal) = self.signals.recv() => group.signal(signal),
                 () = &mut lost, if kill_at.is_none() => {
-                    say("the claim was lost, another run may have begun: stopping the command");
                     group.signal(Signal::TERM);
                     kill_at = Some(Instant::now() + self.grace());
+                    say("the claim was lost, another run may have begun: stopping the command");
                 }
                 () = at(kill_at) => {
                     group.signal(Signal::KILL);
@@ -432,13 +444,11 @@ impl Attempt<'_> {
             () = sleep(self.grace()) => {}
             _ = self.signals.recv() => {}
         }
-        // Who reads the output may pause for ever: a signal then says that its end is enough.
+        // Who reads the output may pause for ever: a signal then says that its end is enough. Nothing is said of
+        // it here: stderr may have the same reader, and the end is not recorded yet.
         let output = tokio::select! {
             output = copying.end() => output,
-            _ = self.signals.recv() => {
-                say("a signal came before the command's output was read to its end");
-                None
-            }
+            _ = self.signals.recv() => None,
         };
         End {
             ended: ended.map(Ended::from),
@@ -595,17 +605,46 @@ async fn at(instant: Option<Instant>) {
 
 #[cfg(test)]
 mod tests {
+    use semel::memory::MemoryStore;
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
+
+    fn settings(gateway: &str) -> Settings {
+        let line = ["run", "--key", "k", "--gateway", gateway, "--", "true"];
+        let flags = settings::command().try_get_matches_from(line).unwrap();
+        Settings::read(&flags, |_| None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_signal_between_the_claim_and_the_start_runs_nothing() {
+        let settings = settings("http://127.0.0.1:1");
+        let guard = Guard::builder(AnyStore::new(MemoryStore::default())).build();
+        let asked = Asked::new(settings.identity.clone(), settings.fingerprint);
+        let Ok(Begin::Acquired(held)) = guard.begin(&asked).await else {
+            panic!("nobody else has it");
+        };
+        let (sender, signals) = unbounded_channel();
+        sender.send(Signal::TERM).unwrap();
+        let attempt = Attempt {
+            id: *held.id(),
+            settings: &settings,
+            guard: &guard,
+            ends: &Ends::default(),
+            signals,
+        };
+        // The keeper is this program again: the test binary, which has no test of that name and ends.
+        let report = attempt.run(held, Mode::empty()).await;
+        assert_eq!(report.result, Result::Unavailable);
+        let begin = guard.begin(&asked).await;
+        assert!(matches!(begin, Ok(Begin::Acquired(_))), "it is given back");
+    }
 
     #[tokio::test]
     async fn a_signal_is_heard_while_the_store_does_not_say_which_record_it_is() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", silent.local_addr().unwrap());
-        let line = ["run", "--key", "k", "--gateway", &url, "--", "true"];
-        let flags = settings::command().try_get_matches_from(line).unwrap();
-        let mut settings = Settings::read(&flags, |_| None).unwrap();
+        let mut settings = settings(&url);
         let secrets = "a AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\nplain";
         settings.name_under(Some(&Secrets::parse(secrets).unwrap()));
         let Place::Gateway(gateway) = &settings.place else {

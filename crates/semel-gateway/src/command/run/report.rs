@@ -2,6 +2,9 @@
 
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use semel::IdentityDigest;
 use semel::store::Fence;
@@ -20,6 +23,9 @@ const LOST: u8 = 118;
 const NOT_RECORDED: u8 = 119;
 const NOT_STARTED: u8 = 120;
 const RESERVED: u8 = 121;
+
+/// How long a line of its own is waited for.
+const SAID_WITHIN: Duration = Duration::from_secs(1);
 
 /// What came of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,13 +123,13 @@ impl Report {
             }
             None => code,
         };
-        if let Some(message) = &self.message {
-            say(message);
-        }
         if let Some(file) = file
             && let Err(error) = std::fs::write(file, format!("{}\n", self.json(exit)))
         {
             say(&format!("--report: `{}`: {error}", file.display()));
+        }
+        if let Some(message) = &self.message {
+            say(message);
         }
         exit
     }
@@ -164,6 +170,15 @@ impl Report {
 
 /// A line on stderr that cannot be taken for the command's.
 pub(super) fn say(message: &str) {
-    // Where stderr is closed there is nobody to tell.
-    writeln!(std::io::stderr(), "semel: {message}").ok();
+    let line = format!("semel: {message}\n");
+    // Who reads it may pause for ever, and the command's own output hold it up. Where stderr is closed there is
+    // nobody to tell.
+    let (said, is_said) = mpsc::channel::<()>();
+    let speaker = thread::Builder::new().spawn(move || {
+        std::io::stderr().write_all(line.as_bytes()).ok();
+        drop(said);
+    });
+    if speaker.is_ok() {
+        is_said.recv_timeout(SAID_WITHIN).ok();
+    }
 }

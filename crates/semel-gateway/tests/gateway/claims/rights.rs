@@ -97,6 +97,20 @@ async fn each_endpoint_asks_for_the_right_to_its_record() {
     }
 }
 
+/// Somebody who holds them would hold up every gateway of the store.
+#[tokio::test]
+async fn the_gateways_own_records_are_not_claimed() {
+    let file = file();
+    let gateway = Gateway::start_with(file.path(), &[]);
+    let api = Api::of(gateway.admin).await.with_token("token-of-root");
+    for operation in ["check", "large-answers"] {
+        let own = json!({"operation": operation, "scope": ["semel"]});
+        assert_eq!(api.claim("k", own).await.problem(), "forbidden");
+        let other = json!({"operation": operation, "scope": ["shop"]});
+        assert_eq!(api.claim("k", other).await.status, 201);
+    }
+}
+
 /// A gateway that has not seen the claim asks the store whose it is.
 #[tokio::test]
 async fn rights_hold_after_a_restart() {

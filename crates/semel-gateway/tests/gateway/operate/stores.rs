@@ -287,7 +287,8 @@ async fn a_page_is_bounded_among_many_records() {
     println!("{url}: {many} records after {:.1?}", filling.elapsed());
     let operations = Operations::new(store.clone(), Log::new(store.clone(), DEFAULT_RETENTION));
     for (name, filter) in [
-        ("stuck", &[("stuck", "true")][..]),
+        ("all", &[][..]),
+        ("stuck", &[("stuck", "true")]),
         (
             "unknown of a service",
             &[("state", "unknown"), ("service", "shop")],
@@ -314,7 +315,9 @@ async fn a_page_is_bounded_among_many_records() {
             let found = operations.list(&filter, &position, 100).await.unwrap();
             slowest = slowest.max(asked.elapsed());
             pages += 1;
-            assert!(found.looked_at <= 2_100, "{}", found.looked_at);
+            // Each of four sections may go over it by a page of the store's.
+            assert!(found.looked_at <= 2_400, "{}", found.looked_at);
+            assert!(name != "all" || pages > 1 || !found.entries.is_empty());
             for entry in found.entries {
                 assert!(seen.insert(entry.label.digest), "twice");
             }
@@ -331,6 +334,7 @@ async fn a_page_is_bounded_among_many_records() {
             let all = 0..many;
             let expected = match name {
                 "stuck" | "unknown of a service" => all.filter(is_unknown).count(),
+                "all" => many,
                 "completed" => all.filter(|nth| !is_unknown(nth)).count(),
                 "completed, none" => 0,
                 _ => all

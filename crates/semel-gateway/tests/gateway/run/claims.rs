@@ -127,6 +127,22 @@ fn a_gateway_that_is_none_is_said_so() {
     assert_eq!(way.ran(), 0);
 }
 
+/// In base64, one is as long as a request of the claim API may be, and the other is not.
+#[test]
+fn output_that_no_request_has_room_for_is_not_kept() {
+    let way = Way::gateway_with(&[]);
+    for (bytes, output) in [(1_500_000, "kept"), (1_600_000, "omitted")] {
+        let script = format!("{EFFECT} head -c {bytes} /dev/zero | tr '\\0' a");
+        let job = way.job(output, &script).with(&["--max-output", "8MiB"]);
+        for result in ["ran", "replayed"] {
+            let ran = job.run();
+            assert_eq!((ran.code(), ran.result()), (0, result));
+            assert_eq!(ran.report["output"], output);
+        }
+    }
+    assert_eq!(way.ran(), 2);
+}
+
 /// The answer to a claim is lost: it is sent again under its nonce, and the claim is this run's own. The
 /// answer to its end is lost: it is told again.
 #[test]

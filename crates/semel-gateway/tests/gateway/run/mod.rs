@@ -40,6 +40,7 @@ cases! {
     semel_waits_for_a_command_that_goes_on_after_a_signal,
     a_signal_that_kills_the_command_leaves_it_unknown,
     a_signal_while_it_waits_runs_nothing,
+    a_signal_ends_a_replay_whose_reader_pauses,
     a_run_that_lost_its_claim_stops_its_command_and_says_so,
     a_lost_command_that_ignores_sigterm_is_killed,
     a_held_run_that_was_paused_goes_on_and_is_recorded,

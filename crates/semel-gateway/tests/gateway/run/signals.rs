@@ -89,6 +89,26 @@ pub(super) fn a_signal_while_it_waits_runs_nothing(way: &Way) {
     assert_eq!((job.run().result(), way.ran()), ("replayed", 1));
 }
 
+pub(super) fn a_signal_ends_a_replay_whose_reader_pauses(way: &Way) {
+    for (key, stream) in [("stdout", 1), ("stderr", 2)] {
+        // More than a pipe holds.
+        let script = format!("{{ echo begun; head -c 300000 /dev/zero; }} >&{stream}");
+        let job = way.job(key, &script);
+        assert_eq!(job.run().result(), "ran");
+        let mut replay = job.start();
+        let line = match stream {
+            1 => replay.line(),
+            _ => replay.error_line(),
+        };
+        assert_eq!(line, "begun\n");
+        replay.signal(Signal::TERM);
+        let process = replay.process().to_string();
+        until("the end of the replay", || !is_alive(&process));
+        let (status, ..) = replay.end();
+        assert_eq!(status.code(), Some(113), "{key}");
+    }
+}
+
 /// Under `nohup` neither of the two minds that its terminal goes away.
 #[test]
 fn nohup_holds_for_the_command() {
