@@ -20,6 +20,8 @@ use crate::crash::wire::{Struck, Wire};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A point that nobody comes to within this is left to others.
 const COMES: Duration = Duration::from_secs(1);
+/// Few events are set aside: one consumer meets another after seconds.
+const COMES_ASIDE: Duration = Duration::from_secs(10);
 /// So many consumers handle one delivery, or batch, at a time. What is lost or late on the wire
 /// there is what was meant.
 const WIRED: u64 = 4;
@@ -125,7 +127,8 @@ impl Kills {
 
     /// Nobody came to it: as long as there is work left, others may.
     fn missed(&self, point: (Point, u32), progress: f64) {
-        let again = match progress < 0.5 {
+        let work = if ASIDE.contains(&point.0) { 0.9 } else { 0.5 };
+        let again = match progress < work {
             true => point,
             false => (Point::Random, 0),
         };
@@ -139,6 +142,13 @@ impl Kills {
     /// How often consumers were killed where.
     pub(super) fn hits(&self) -> BTreeMap<Point, usize> {
         self.hits.lock().clone()
+    }
+}
+
+fn comes(point: Point) -> Duration {
+    match ASIDE.contains(&point) {
+        true => COMES_ASIDE,
+        false => COMES,
     }
 }
 
@@ -229,7 +239,7 @@ impl Life {
     async fn arm(&mut self, run: &Run) -> Result<()> {
         let progress = run.broker.progress();
         match self.armed {
-            Some((since, _)) if since.elapsed() < COMES => return Ok(()),
+            Some((since, (point, _))) if since.elapsed() < comes(point) => return Ok(()),
             Some((_, point)) => {
                 run.kills.missed(point, progress);
                 self.armed = None;

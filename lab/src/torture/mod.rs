@@ -232,7 +232,7 @@ fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
         // A look of NATS that is lost with its node is given up after 5 s, and again: docs/lab.md.
         wait_grace: SECOND * if target.clockless { 12 } else { 2 },
         settling: (ran.settling != Nanos::MAX).then_some(ran.settling),
-        settle_within: lease * if target.clockless { 2 } else { 1 } + 2 * SECOND,
+        settle_within: lease * if target.clockless { 2 } else { 1 } + 5 * SECOND,
         keys: options.keys,
     }
 }
