@@ -595,37 +595,41 @@ mod tests {
         assert!(within(MAX_REQUEST) >= Duration::from_secs(30));
     }
 
+    /// By the table that the clients for all languages share.
     #[test]
     fn what_passes_is_asked_again() {
-        use StoreErrorKind::{Capacity, Config, TooLarge, Unknown};
-        for (status, code, kind) in [
-            (400, "invalid-request", Config),
-            (400, "incomplete-body", Unknown),
-            (403, "forbidden", Config),
-            (404, "", Config),
-            (408, "", Unknown),
-            (413, "", TooLarge),
-            (413, "too-large", TooLarge),
-            (425, "", Unknown),
-            (429, "", Unknown),
-            (429, "limit", Unknown),
-            (503, "capacity", Capacity),
-            (503, "store-unavailable", Unknown),
-            (507, "", Unknown),
-            (524, "", Unknown),
-        ] {
-            let body = match code {
+        let table = include_str!("../../../../../clients/retry-cases.json");
+        let table: serde_json::Value = serde_json::from_str(table).unwrap();
+        for case in table["claim_calls"].as_array().unwrap() {
+            let status = case["status"].as_u64().unwrap() as u16;
+            let body = match case["code"].as_str() {
                 // A proxy's.
-                "" => "<html>".to_owned(),
-                code => format!(
+                None => "<html>".to_owned(),
+                Some(code) => format!(
                     r#"{{"type":"t","title":"t","status":{status},"detail":"d","code":"{code}"}}"#
                 ),
             };
-            let status = StatusCode::from_u16(status).unwrap();
-            let Err(error) = Answer::of(status, body.into()) else {
-                panic!("{status} {code} is no error");
+            let answer = Answer::of(StatusCode::from_u16(status).unwrap(), body.into());
+            let again = answer.is_err_and(|error| {
+                matches!(
+                    error.kind(),
+                    StoreErrorKind::Unknown | StoreErrorKind::Capacity
+                )
+            });
+            assert_eq!(again, case["again"].as_bool().unwrap(), "{case}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_said() {
+        for body in [
+            "<html>",
+            r#"{"type":"t","title":"t","status":413,"detail":"d","code":"too-large"}"#,
+        ] {
+            let Err(error) = Answer::of(StatusCode::PAYLOAD_TOO_LARGE, body.into()) else {
+                panic!("{body} is no error");
             };
-            assert_eq!(error.kind(), kind, "{status} {code}");
+            assert_eq!(error.kind(), StoreErrorKind::TooLarge, "{body}");
         }
     }
 }
