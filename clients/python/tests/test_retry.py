@@ -236,6 +236,21 @@ def test_what_a_redirect_leads_to_has_the_same_key(by: Callable[[Rules], Send]) 
     assert key is not None
 
 
+def test_a_redirect_to_itself_has_the_same_key_too(by: Callable[[Rules], Send]) -> None:
+    script = Script(Answer(cut=True), Answer(307, headers={"location": "/"}), CREATED)
+    with service(script.answer) as url:
+        assert by(quick())("POST", url, content=b"an order").status_code == 201
+    assert len(script.asked) == 3
+    (key,) = script.keys()
+    assert key is not None
+
+
+def test_what_a_redirect_leads_a_get_to_may_be_a_stream() -> None:
+    pursuit = Pursuit(quick(), "GET", {}, redirected="key")
+    assert not pursuit.is_read(200, {})
+    assert pursuit.within(None) is None
+
+
 def test_who_is_asked_to_wait_too_long_gets_the_refusal(by: Callable[[Rules], Send]) -> None:
     script = Script(problem(429, "limit", **{"retry-after": "3600"}))
     with service(script.answer) as url:

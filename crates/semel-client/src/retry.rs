@@ -67,8 +67,8 @@ impl Retry {
         self
     }
 
-    /// In which field the key is. One that a request already has there is its key; an intent's `Idempotency-Key` is
-    /// sent there, and an intent that has another value there is refused.
+    /// In which field the key is. One that a request already has there is its key; the
+    /// `Idempotency-Key` that the outbox gave an intent is sent there, and refused where there is another value.
     #[must_use]
     pub fn with_key_header(mut self, name: HeaderName) -> Self {
         self.key_header = Some(name);

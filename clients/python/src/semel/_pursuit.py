@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 # A longer one is handed on as the stream that it is.
 LONGEST_ANSWER = 1 << 20
-# Under this a request whose answer redirects holds its method, URL and key: what follows is made of it.
+# Under this a request whose answer redirects holds who it is and its key: what follows is made of it.
 MARK = "semel"
 
 REFUSALS: dict[str, tuple[type[Problem], str]] = {
@@ -123,14 +123,14 @@ class Pursuit:
 
     def within(self, timeout: float | None) -> float | None:
         """A timeout of one try: no longer than the patience. An answer without a key may be a stream."""
-        if self.key is None:
+        if not self._sent.key:
             return timeout
         left = max(self._end - time.monotonic(), 0.001)
         return left if timeout is None else min(timeout, left)
 
     def between_pieces(self, timeout: float | None, is_read: bool) -> float | None:
         """A timeout of a body: the caller's. One that is read is not waited for without a bound."""
-        if self.key is None or not is_read:
+        if not self._sent.key or not is_read:
             return timeout
         return self._rules.patience if timeout is None else min(timeout, self._rules.patience)
 
@@ -141,7 +141,7 @@ class Pursuit:
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and float(length) > LONGEST_ANSWER:
             return False
-        return self.key is not None or status >= 400
+        return self._sent.key or status >= 400
 
     def pieces(self) -> Pieces:
         """Of an answer that is read."""

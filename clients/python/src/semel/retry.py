@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,7 @@ def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
     came_by, key = asked.extensions.get(MARK, (None, None))
     asked.extensions = {name: value for name, value in asked.extensions.items() if name != MARK}
     # Sent once more, the request that was redirected is another intent.
-    is_redirected = came_by not in (None, (asked.method, str(asked.url)))
+    is_redirected = came_by is not None and came_by() is not asked
     pursuit = Pursuit(rules, request.method, request.headers, key if is_redirected else None)
     given = request.extensions.get("timeout") or {}
     while True:
@@ -167,7 +168,7 @@ def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
                     yield Close(response)
                 raise
             if response.has_redirect_location:
-                asked.extensions = {**asked.extensions, MARK: ((asked.method, str(asked.url)), pursuit.key)}
+                asked.extensions = {**asked.extensions, MARK: (weakref.ref(asked), pursuit.key)}
             return response
         if response is not None:
             yield Close(response)

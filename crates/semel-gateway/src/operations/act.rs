@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel::store::{
     Entry, Fence, Fenced, Refusal, Resolution, Retention, Store, StoreExt as _, Verdict,
 };
-use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State, Timestamp};
+use semel::{IdentityDigest, Outcome, OutcomeKind, Record, State, StateKind, Timestamp};
 
 use super::entered::{Actor, facts, tried};
 use super::filter::about_now;
@@ -244,6 +244,8 @@ fn is_made(record: &Record, resolution: &Resolution, since: Timestamp) -> bool {
     record.resolved.as_deref().is_some_and(|resolved| {
         resolved.at >= since
             && resolved.fence == resolution.fence
+            && (resolved.after == StateKind::Released)
+                == (resolution.verdict == Verdict::DidNotHappen)
             && resolved.by == resolution.by
             && resolved.reason == resolution.reason
     })

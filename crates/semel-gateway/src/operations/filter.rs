@@ -21,8 +21,11 @@ const LOOK: usize = 2_000;
 const LOOK_FOR: Duration = Duration::from_millis(50);
 /// The most on one page.
 pub const MOST: usize = 500;
-/// The most that a store is asked for at once: its records come with their answers.
+/// What a store is asked for first: its records come with their answers. Where these are small, the next is
+/// for twice as many.
 const AT_ONCE: usize = 50;
+/// How long such answers are together, in bytes.
+const SMALL: usize = 1 << 20;
 /// What an answer may take in a page, in bytes. One that is kept elsewhere, with its place, takes less.
 const LONG: usize = 4 << 10;
 
@@ -225,11 +228,20 @@ pub(crate) fn about_now() -> Timestamp {
     SystemClock::default().now()
 }
 
+/// Of its answer, in bytes.
+fn length(entry: &Entry) -> usize {
+    match &entry.record.state {
+        State::Completed(outcome) => outcome.as_bytes().len(),
+        _ => 0,
+    }
+}
+
 /// The same without a long answer: no list shows it.
 fn light(mut entry: Entry) -> Entry {
+    let is_long = length(&entry) > LONG;
     if let State::Completed(outcome) = &mut entry.record.state
         && outcome.kind() != OutcomeKind::Omitted
-        && outcome.as_bytes().len() > LONG
+        && is_long
     {
         *outcome = Outcome::builder(outcome.kind()).void();
     }
@@ -260,6 +272,7 @@ pub(super) async fn page<S: Store>(
     let share = LOOK_FOR / u32::try_from(parts.len()).unwrap_or(u32::MAX);
     let mut found = Found::default();
     let mut open = Vec::new();
+    let mut at_once = AT_ONCE;
     for mut part in parts {
         let (state, lapsed) = *sections
             .get(usize::from(part.section))
@@ -273,7 +286,7 @@ pub(super) async fn page<S: Store>(
             let query = ListQuery {
                 lapsed,
                 after: part.after.take(),
-                limit: (limit - found.entries.len()).min(AT_ONCE),
+                limit: (limit - found.entries.len()).min(at_once),
                 ..ListQuery::new(state)
             };
             let page = store
@@ -290,6 +303,10 @@ pub(super) async fn page<S: Store>(
                 })?;
             // A page that ends at its bound may have looked at more than it shows.
             found.looked_at += page.entries.len().max(1);
+            at_once = match page.entries.iter().map(length).sum::<usize>() <= SMALL {
+                true => (at_once * 2).min(MOST),
+                false => AT_ONCE,
+            };
             let wanted = page
                 .entries
                 .into_iter()

@@ -82,7 +82,10 @@ impl<S: Store + Clone> Operations<S> {
             Ok(()) => (Came::Done, None),
             Err(refused) => (Came::Unknown, Some(refused.to_string())),
         };
-        let after = json!({ "records": all.records });
+        let after = match all.left {
+            0 => json!({ "records": all.records }),
+            left => json!({ "records": all.records, "left": left }),
+        };
         self.leave(begun, came, detail, Some(after)).await;
         done.map(|()| all)
     }

@@ -24,7 +24,8 @@ impl StoreClock {
 
 /// Looks at all records of a store as it has them, and tells how many were sealed anew, and how many need
 /// another key than the first still. What is under that already is left alone, so that it goes on where it
-/// was broken off, and what cannot be read, which the log names.
+/// was broken off, and what cannot be read, which the log names. An answer outside the store may be readable
+/// later: then not all is done, which is an error at the end.
 pub(super) async fn reseal_all(
     sealed: &Sealed<AnyStore>,
     actor: &Actor,
@@ -33,6 +34,7 @@ pub(super) async fn reseal_all(
     tell: &mut impl FnMut(usize, usize),
 ) -> Result<(), StoreError> {
     let (store, first) = (sealed.inner(), sealed.keys().names().next());
+    let mut unread = 0;
     for state in StateKind::ALL {
         let mut query = ListQuery::new(state);
         loop {
@@ -44,6 +46,7 @@ pub(super) async fn reseal_all(
                     Err(error) if error.kind() == StoreErrorKind::Corrupt => {
                         let id = &entry.label.digest;
                         tracing::warn!(%id, "reencrypt: an answer is left as it is: {}", with_causes(&error));
+                        unread += usize::from(is_elsewhere(&entry.record.state));
                         tell(0, 1);
                         continue;
                     }
@@ -61,7 +64,19 @@ pub(super) async fn reseal_all(
             }
         }
     }
-    Ok(())
+    match unread {
+        0 => Ok(()),
+        _ => Err(StoreError::new(
+            StoreErrorKind::Unknown,
+            format!(
+                "{unread} answers outside the store could not be read, and are not under the key in use; the log names them"
+            ),
+        )),
+    }
+}
+
+fn is_elsewhere(state: &State) -> bool {
+    matches!(state, State::Completed(outcome) if outcome.place().is_some())
 }
 
 /// Whether it was written. One that is changed by somebody else meanwhile is sealed by them.
@@ -73,8 +88,6 @@ async fn reseal(
     clock: StoreClock,
 ) -> Result<bool, StoreError> {
     // A list does not read what is kept outside the store.
-    let is_elsewhere =
-        |state: &State| matches!(state, State::Completed(outcome) if outcome.place().is_some());
     let read = match is_elsewhere(&entry.record.state) {
         true => sealed.inner().get(&entry.label.digest).await?,
         false => None,

@@ -322,23 +322,55 @@ impl Clock for Behind {
     }
 }
 
-#[tokio::test]
-async fn encrypting_anew_ends_no_retention_sooner() {
-    let store = AnyStore::new(MemoryStore::with_clock(Limits::default(), Behind));
-    let id = complete(&store, &order_named("order-1"), b"placed").await;
+fn sealing(store: &AnyStore) -> Operations<AnyStore> {
     let keys = Keys::parse("a AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
     let log = Log::new(store.clone(), DEFAULT_RETENTION);
     let mut operations = Operations::new(store.clone(), log);
     operations.sealed = Some(Sealed::new(store.clone(), keys.unwrap()));
-    let ends = async || store.get(&id).await.unwrap().unwrap().record.expires_at;
-    let before = ends().await;
-    let all = Many {
+    operations
+}
+
+fn rotation() -> Many {
+    Many {
         reason: "rotation".to_owned(),
         ..Many::default()
-    };
-    let ada = by("ada");
-    let done = operations.many(&ada, "reencrypt", &all, |_| ()).await;
-    assert_eq!(done.unwrap().records, 1);
+    }
+}
+
+/// Whoever took it for done would remove the key of an answer that is only out of reach.
+#[tokio::test]
+async fn encrypting_anew_is_not_done_while_answers_cannot_be_read() {
+    let store = AnyStore::new(MemoryStore::default());
+    let order = order_named("order-1");
+    let outcome = Outcome::success(b"a large answer").stand_in(b"in a bucket");
+    let token = hold(&store, &order).await;
+    let done = store.complete(order.digest(), &token, &outcome, Retention::PAYMENT);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    complete(&store, &order_named("order-2"), b"placed").await;
+    let operations = sealing(&store);
+    let (ada, all) = (by("ada"), rotation());
+    let done = operations.many(&ada, "reencrypt", &all, |_| ());
+    let refused = done.await.unwrap_err();
+    assert!(
+        refused.detail().contains("1 answers outside the store"),
+        "{refused}"
+    );
+    let log = operations.log().page(None, 1).await.unwrap();
+    let entry = &log.entries[0];
+    assert_eq!(entry.result, Came::Unknown);
+    assert_eq!(entry.after, Some(json!({ "records": 1, "left": 1 })));
+}
+
+#[tokio::test]
+async fn encrypting_anew_ends_no_retention_sooner() {
+    let store = AnyStore::new(MemoryStore::with_clock(Limits::default(), Behind));
+    let id = complete(&store, &order_named("order-1"), b"placed").await;
+    let operations = sealing(&store);
+    let ends = async || store.get(&id).await.unwrap().unwrap().record.expires_at;
+    let before = ends().await;
+    let (ada, all) = (by("ada"), rotation());
+    let done = operations.many(&ada, "reencrypt", &all, |_| ());
+    assert_eq!(done.await.unwrap().records, 1);
     let after = ends().await;
     assert!(after >= before, "{after:?} {before:?}");
     assert!(before.until(after) < Duration::from_mins(1));

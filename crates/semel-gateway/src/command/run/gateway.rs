@@ -105,7 +105,7 @@ impl Answer {
             }
             "capacity" => StoreErrorKind::Capacity,
             // The request broke off on its way.
-            "incomplete-body" => StoreErrorKind::Unknown,
+            "incomplete-body" => StoreErrorKind::NotApplied,
             _ => kind_of(status),
         };
         let what = format!("the gateway answered {}: {}", problem.code, problem.detail);
@@ -568,7 +568,8 @@ fn no_gateway(status: StatusCode) -> StoreError {
 /// What a status says by itself, a proxy's too. The clients for other languages send again after the same ones.
 fn kind_of(status: StatusCode) -> StoreErrorKind {
     match status.as_u16() {
-        408 | 425 | 429 | 500.. => StoreErrorKind::Unknown,
+        425 | 429 => StoreErrorKind::NotApplied,
+        408 | 500.. => StoreErrorKind::Unknown,
         413 => StoreErrorKind::TooLarge,
         _ => StoreErrorKind::Config,
     }
@@ -611,10 +612,8 @@ mod tests {
             };
             let answer = Answer::of(StatusCode::from_u16(status).unwrap(), body.into());
             let again = answer.is_err_and(|error| {
-                matches!(
-                    error.kind(),
-                    StoreErrorKind::Unknown | StoreErrorKind::Capacity
-                )
+                use StoreErrorKind::{Capacity, NotApplied, Unknown};
+                matches!(error.kind(), NotApplied | Unknown | Capacity)
             });
             assert_eq!(again, case["again"].as_bool().unwrap(), "{case}");
         }

@@ -108,7 +108,7 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
             Ok(opened) => opened,
             Err(error) => return not_run(id, &with_causes(&error)),
         },
-        Some(signal) = signals.recv() => return not_run(id, &stopped_by(signal)),
+        Some(signal) = signals.recv() => return not_run(id, &stopped_by(signal, BEFORE)),
     };
     settings.name_under(secrets.as_ref());
     let settings = &*settings;
@@ -121,7 +121,7 @@ async fn run(settings: &mut Settings, mode: Mode) -> Report {
         Asked::new(settings.identity.clone(), settings.fingerprint).with_note(note(settings));
     let begin = tokio::select! {
         begin = guard.begin(&asked) => begin.map_err(|error| with_causes(&error)),
-        Some(signal) = signals.recv() => Err(stopped_by(signal)),
+        Some(signal) = signals.recv() => Err(stopped_by(signal, BEFORE)),
     };
     let named = name.and_then(|name| name.known());
     let report = match begin {
@@ -178,8 +178,10 @@ fn note(settings: &Settings) -> Note {
 /// Where Linux says what the machine is called.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
-fn stopped_by(signal: Signal) -> String {
-    format!("stopped by signal {} before the start", signal.as_raw())
+const BEFORE: &str = "before the start";
+
+fn stopped_by(signal: Signal, at: &str) -> String {
+    format!("stopped by signal {} {at}", signal.as_raw())
 }
 
 fn not_run(id: IdentityDigest, why: &str) -> Report {
@@ -217,7 +219,10 @@ async fn without_running(
     store: &AnyStore,
     signals: &mut Signals,
 ) -> Report {
-    let is_replay = matches!(begin, Begin::Completed(_));
+    let at = match begin {
+        Begin::Completed(_) => "while an earlier run's output was given again",
+        _ => BEFORE,
+    };
     let told = async {
         let id = match named {
             Some(id) => id,
@@ -236,11 +241,7 @@ async fn without_running(
         report = told => report,
         Some(signal) = signals.recv() => {
             let id = named.unwrap_or(*settings.identity.digest());
-            match is_replay {
-                // It goes without a word: stderr may have the same reader.
-                true => Report::new(Result::Unavailable, id),
-                false => not_run(id, &stopped_by(signal)),
-            }
+            not_run(id, &stopped_by(signal, at))
         }
     }
 }
@@ -386,7 +387,7 @@ impl Attempt<'_> {
         }
         // Passed on, it would kill what has done nothing yet, and leave the key unknown.
         if let Ok(signal) = self.signals.try_recv() {
-            return Err((Result::Unavailable, stopped_by(signal)));
+            return Err((Result::Unavailable, stopped_by(signal, BEFORE)));
         }
         let variables = [
             ("SEMEL_ID", self.id.to_string()),

@@ -224,7 +224,7 @@ async fn a_page_is_bounded_among_many_records() {
     use semel_gateway::audit::{DEFAULT_RETENTION, Log};
     use semel_gateway::operations::{Filter, Operations, Position};
 
-    const AT_ONCE: usize = 256;
+    const AT_ONCE: usize = 64;
     // One of so many is unknown.
     const UNKNOWN: usize = 1_000;
     let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
