@@ -248,20 +248,18 @@ pub struct Retention {
 }
 
 impl Retention {
-    const HOUR: Duration = Duration::from_hours(1);
-
     /// Payments: 7 days.
-    pub const PAYMENT: Self = Self::new(Self::HOUR.saturating_mul(24 * 7));
+    pub const PAYMENT: Self = Self::new(Duration::from_hours(24 * 7));
     /// Orders: 24 hours.
-    pub const ORDER: Self = Self::new(Self::HOUR.saturating_mul(24));
+    pub const ORDER: Self = Self::new(Duration::from_hours(24));
     /// E-mails: 1 hour.
-    pub const EMAIL: Self = Self::new(Self::HOUR);
+    pub const EMAIL: Self = Self::new(Duration::from_hours(1));
     /// API calls: 5 minutes.
     pub const API: Self = Self::new(Duration::from_mins(5));
     /// Webhooks: 7 days.
-    pub const WEBHOOK: Self = Self::new(Self::HOUR.saturating_mul(24 * 7));
+    pub const WEBHOOK: Self = Self::new(Duration::from_hours(24 * 7));
     /// Deduplicated events: 30 days.
-    pub const EVENT: Self = Self::new(Self::HOUR.saturating_mul(24 * 30));
+    pub const EVENT: Self = Self::new(Duration::from_hours(24 * 30));
 
     /// Replays for this long, without a tombstone.
     pub const fn new(replay: Duration) -> Self {
@@ -415,4 +413,42 @@ pub struct Resolution {
     pub fence: Fence,
     /// Takes the place of the attempt's nonce.
     pub nonce: Nonce,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// More of them than one call of the system gives, of which no bit is always the same.
+    #[test]
+    fn nonces_are_random() {
+        let nonces: Vec<[u8; 16]> = (0..200).map(|_| Nonce::random().unwrap().0).collect();
+        let bits = |of: fn(u8, u8) -> u8| {
+            let joined =
+                |one: [u8; 16], other: &[u8; 16]| std::array::from_fn(|at| of(one[at], other[at]));
+            nonces.iter().fold(nonces[0], joined)
+        };
+        assert_eq!(bits(|one, other| one & other), [0; 16]);
+        assert_eq!(bits(|one, other| one | other), [255; 16]);
+        // The clock is mixed into the first half.
+        let halves: HashSet<&[u8]> = nonces.iter().map(|nonce| &nonce[8..]).collect();
+        assert_eq!(halves.len(), nonces.len());
+    }
+
+    #[test]
+    fn who_takes_over_under_another_name_has_another_nonce() {
+        for nonce in [[0; 16], [255; 16]].map(Nonce::from_bytes) {
+            assert_ne!(nonce.taking_over(), nonce);
+            assert_eq!(nonce.taking_over().taking_over(), nonce);
+        }
+    }
+    #[test]
+    fn retentions_last_as_long_as_their_names_say() {
+        use Retention as R;
+        let seconds = [R::API, R::EMAIL, R::ORDER, R::PAYMENT, R::WEBHOOK, R::EVENT]
+            .map(|retention| retention.replay.as_secs());
+        assert_eq!(seconds, [300, 3_600, 86_400, 604_800, 604_800, 2_592_000]);
+    }
 }

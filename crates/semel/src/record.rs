@@ -522,3 +522,59 @@ fn resolve(record: &Record, resolution: &Resolution, now: Timestamp, floor: Fenc
     }));
     Ok(Some(next))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Nonce, Verdict};
+
+    /// What stores, and what stands before them, go by without looking into a change themselves.
+    #[test]
+    fn a_change_says_what_it_is_about() {
+        let token = Token {
+            fence: Fence(7),
+            nonce: Nonce::from_bytes([1; 16]),
+        };
+        let (answer, omitted) = (Outcome::success(b"placed"), Outcome::void().to_omitted());
+        let resolution = |verdict| {
+            Change::resolve(&Resolution {
+                verdict,
+                by: "ada".into(),
+                reason: "as said".into(),
+                fence: Fence(7),
+                nonce: Nonce::from_bytes([2; 16]),
+            })
+        };
+        let happened = |outcome: &Outcome| Verdict::Happened {
+            outcome: outcome.clone(),
+            retention: Retention::ORDER,
+        };
+        let amended = |outcome: &Outcome| Verdict::Amended {
+            outcome: outcome.clone(),
+            retention: Retention::ORDER,
+        };
+        let step = FinishedStep::new("reserve", b"7").unwrap();
+        let settled = Refusal::Settled;
+        // The outcome, whether it erases one, whether it ends an attempt, and how it is refused the second time.
+        #[rustfmt::skip]
+        let changes = [
+            (Change::renew(&token, Duration::from_secs(1)), None, false, false, Refusal::Superseded),
+            (Change::keep_step(&token, &step, 0), None, false, false, Refusal::OtherSteps),
+            (Change::complete(&token, &answer, Retention::ORDER), Some(&answer), false, true, settled(StateKind::Completed)),
+            (Change::complete(&token, &omitted, Retention::ORDER), Some(&omitted), false, true, settled(StateKind::Completed)),
+            (Change::abandon(&token), None, false, true, settled(StateKind::Released)),
+            (Change::mark_unknown(&token), None, false, true, settled(StateKind::Unknown)),
+            (resolution(Verdict::DidNotHappen), None, false, true, Refusal::Superseded),
+            (resolution(happened(&omitted)), Some(&omitted), false, true, Refusal::Superseded),
+            (resolution(amended(&answer)), Some(&answer), false, true, Refusal::Superseded),
+            (resolution(amended(&omitted)), Some(&omitted), true, true, Refusal::Superseded),
+        ];
+        for (change, outcome, erases, ends, twice) in changes {
+            assert_eq!(change.fence(), Fence(7), "{change:?}");
+            assert_eq!(change.outcome(), outcome, "{change:?}");
+            assert_eq!(change.erases(), erases, "{change:?}");
+            assert_eq!(change.ends_attempt(), ends, "{change:?}");
+            assert_eq!(change.made_before(), twice, "{change:?}");
+        }
+    }
+}

@@ -35,6 +35,8 @@ cases! { "resolve";
         "an outcome that is amended to none, with a tombstone, is gone, and claims are told that it expired";
     amends_completed_only [R4 R7]
         "a record that is not completed is not amended, nor one with another fence";
+    what_is_over_is_not_amended [R5]
+        "an outcome past its retention is not brought back";
     missing_is_refused [R4]
         "what was never claimed is not resolved";
 }
@@ -284,5 +286,16 @@ async fn amends_completed_only(bench: &Bench) -> Result<(), Failure> {
     superseded(bench.store().resolve(done.digest(), &resolution).await?)?;
     let (replayed, _) = completed(bench.rival(&done, OnLost::Hold).await?)?;
     ensure_eq!(replayed, Outcome::success(b"first"), "outcome");
+    Ok(())
+}
+
+async fn what_is_over_is_not_amended(bench: &Bench) -> Result<(), Failure> {
+    let brief = Retention::new(bench.short());
+    let outcome = Outcome::success(b"first");
+    let attempt = bench.completed(&outcome, brief).await?;
+    bench.pass(brief.replay).await;
+    let verdict = amend(outcome, Retention::new(LONG));
+    refused(resolve(bench, &attempt, verdict).await?, Refusal::Missing)?;
+    acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
     Ok(())
 }
