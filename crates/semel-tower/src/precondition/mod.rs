@@ -202,13 +202,10 @@ impl Precondition {
             return Ok(change(expected).await?);
         }
         let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        for look in 1..=LOOKS {
+        for _ in 0..LOOKS {
             let expected = self.expected(store, key).await?;
             match change(expected).await {
-                Err(WriteError::ConcurrentModification { .. }) if look < LOOKS => {
-                    sleep(pauses.pause()).await;
-                }
-                Err(WriteError::ConcurrentModification { .. }) => break,
+                Err(WriteError::ConcurrentModification { .. }) => sleep(pauses.pause()).await,
                 done => return Ok(done?),
             }
         }
