@@ -602,7 +602,7 @@ mod tests {
         let table = include_str!("../../../../../clients/retry-cases.json");
         let table: serde_json::Value = serde_json::from_str(table).unwrap();
         for case in table["claim_calls"].as_array().unwrap() {
-            let status = case["status"].as_u64().unwrap() as u16;
+            let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
             let body = match case["code"].as_str() {
                 // A proxy's.
                 None => "<html>".to_owned(),
