@@ -92,6 +92,7 @@ impl Code {
             Self::Contended => "Others keep changing the record",
             Self::Of(ProblemCode::TooLarge) => "The value is too large",
             Self::Of(ProblemCode::Capacity) => "The store is full",
+            Self::Of(code @ ProblemCode::OutcomeUnknown) => code.title(),
             Self::Of(_) => "The store is not available",
         }
     }
@@ -186,5 +187,43 @@ impl Rejection {
             response.extensions_mut().insert(Disposition::Unknown);
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::IF_MATCH;
+
+    use super::*;
+
+    #[test]
+    fn each_rejection_says_what_it_is_and_what_was_done() {
+        let malformed = Rejection::Malformed {
+            field: IF_MATCH,
+            reason: "is not a list of tags",
+        };
+        let store = |kind| Rejection::Store(StoreError::new(kind, "why"));
+        #[rustfmt::skip]
+        let rejections = [
+            (malformed, 400, "invalid-precondition", "The precondition is not valid", "`if-match` is not a list of tags. Nothing was run"),
+            (Rejection::Required, 428, "precondition-required", "A precondition is required", "Nothing was run"),
+            (Rejection::Failed { found: None }, 412, "precondition-failed", "The precondition does not hold", "There is no such record"),
+            (Rejection::Failed { found: Some(Version(7)) }, 412, "precondition-failed", "The precondition does not hold", "read it again"),
+            (Rejection::Contended, 503, "contended", "Others keep changing the record", "ask again with the same key"),
+            (store(StoreErrorKind::Unknown), 409, "outcome-unknown", "The outcome of the operation is not known", "The write may have happened"),
+            (store(StoreErrorKind::Capacity), 503, "capacity", "The store is full", "Nothing was changed. Ask again"),
+            (store(StoreErrorKind::TooLarge), 413, "too-large", "The value is too large", "Nothing was changed."),
+            (store(StoreErrorKind::NotApplied), 503, "store-unavailable", "The store is not available", "Nothing was changed. Ask again"),
+        ];
+        for (rejection, status, code, title, detail) in rejections {
+            assert_eq!(rejection.status(), status, "{rejection}");
+            let response = rejection.to_response();
+            assert_eq!(response.status(), status, "{rejection}");
+            let problem: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
+            assert_eq!(problem["code"], code);
+            assert_eq!(problem["title"], title);
+            let told = problem["detail"].as_str().unwrap();
+            assert!(told.contains(detail), "{told}");
+        }
     }
 }
