@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import io
 import json
+import pickle
 import socket
 import ssl
 import threading
@@ -159,18 +160,21 @@ def test_a_request_that_is_sent_once_more_is_another_intent(answer: Answer) -> N
 
 def test_a_redirected_request_that_is_sent_once_more_is_another_intent() -> None:
     there = Answer(308, headers={"location": "/there"})
-    script = Script(*[there, CREATED] * 4)
+    script = Script(*[there, CREATED] * 5)
     with service(script.answer) as url:
         with httpx.Client(transport=RetryTransport(), follow_redirects=True) as http:
             answer = http.post(url, content=b"an order")
-            assert http.send(answer.history[0].request).status_code == 201
+            first = answer.history[0].request
+            copy = httpx.Request("POST", url, content=b"an order", extensions=first.extensions)
+            for request in (first, copy):
+                assert http.send(request).status_code == 201
         with requests.Session() as session:
             session.mount("http://", RetryAdapter())
             prepared = session.prepare_request(requests.Request("POST", url, data=b"an order"))
             for again in (prepared, prepared.copy()):
                 assert session.send(again).status_code == 201
-    assert [request.path for request in script.asked] == ["/", "/there"] * 4
-    assert len(script.keys()) == 4
+    assert [request.path for request in script.asked] == ["/", "/there"] * 5
+    assert len(script.keys()) == 5
 
 
 def test_unknown_and_expired_are_reported_as_such(by: Callable[[Rules], Send]) -> None:
@@ -237,12 +241,26 @@ def test_what_a_redirect_leads_to_has_the_same_key(by: Callable[[Rules], Send]) 
 
 
 def test_a_redirect_to_itself_has_the_same_key_too(by: Callable[[Rules], Send]) -> None:
-    script = Script(Answer(cut=True), Answer(307, headers={"location": "/"}), CREATED)
+    for place, location in [("/", "/"), ("/#part", "/"), ("/a%20b", "/a b")]:
+        script = Script(Answer(cut=True), Answer(307, headers={"location": location}), CREATED)
+        with service(script.answer) as url:
+            assert by(quick())("POST", url + place, content=b"an order").status_code == 201
+        assert len(script.asked) == 3
+        (key,) = script.keys()
+        assert key is not None
+
+
+def test_a_redirect_to_nowhere_is_an_answer() -> None:
+    script = Script(Answer(307, headers={"location": "http://[nowhere"}))
+    with service(script.answer) as url, httpx.Client(transport=RetryTransport()) as http:
+        assert http.post(url).status_code == 307
+
+
+def test_what_was_redirected_can_be_kept() -> None:
+    script = Script(Answer(307, headers={"location": "/there"}), CREATED)
     with service(script.answer) as url:
-        assert by(quick())("POST", url, content=b"an order").status_code == 201
-    assert len(script.asked) == 3
-    (key,) = script.keys()
-    assert key is not None
+        answer = by_requests(quick())("POST", url, content=b"an order")
+    assert pickle.loads(pickle.dumps(answer)).status_code == 201
 
 
 def test_what_a_redirect_leads_a_get_to_may_be_a_stream() -> None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from urllib.parse import quote, urldefrag, urljoin
 
 import httpx
 
@@ -23,8 +24,10 @@ R = TypeVar("R")
 
 # A longer one is handed on as the stream that it is.
 LONGEST_ANSWER = 1 << 20
-# Under this a request whose answer redirects holds who it is and its key: what follows is made of it.
+# Under this a request whose answer redirects holds a `Redirected`: what follows is made of it.
 MARK = "semel"
+# What is not encoded where it stands in a URL.
+IN_URLS = "!#$%&'()*+,/:;=?@[]~"
 
 REFUSALS: dict[str, tuple[type[Problem], str]] = {
     "mismatch": (Mismatch, "mismatch"),
@@ -80,6 +83,34 @@ class Rules:
     longest_pause: float = 20.0
     key_header: str = "Idempotency-Key"
     budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(frozen=True)
+class Redirected:
+    """A request whose answer leads elsewhere, for the one that its client makes of it."""
+
+    key: str | None
+    asked: tuple[str | None, str]
+    #: By its `id`: it lives as long as its client follows redirects.
+    request: int
+    to_itself: bool
+
+    @classmethod
+    def by(cls, request: Any, location: str, key: str | None) -> Redirected:
+        url = str(request.url)
+        try:
+            target = urljoin(url, quote(location, safe=IN_URLS))
+            to_itself = urldefrag(target).url == urldefrag(url).url
+        except ValueError:
+            # It leads nowhere.
+            to_itself = False
+        return cls(key, (request.method, url), id(request), to_itself)
+
+    def leads_to(self, request: Any) -> bool:
+        """The request itself, sent once more, is another intent; so is a copy, unless it led to itself."""
+        if (request.method, str(request.url)) != self.asked:
+            return True
+        return self.to_itself and id(request) != self.request
 
 
 class Pursuit:

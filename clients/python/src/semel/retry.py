@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import httpx
 from ._claims import UNSENT
 from ._decide import LONGEST_PROBLEM, Answer, Failure
 from ._flow import Flow, Pause, Pieces, drive, drive_async, is_unsendable, is_untrusted
-from ._pursuit import MARK, Budget, Pursuit, Rules
+from ._pursuit import MARK, Budget, Pursuit, Redirected, Rules
 from .errors import SemelError
 
 __all__ = ["AsyncRetryTransport", "Budget", "RetryTransport", "Rules"]
@@ -135,12 +134,11 @@ class AsyncBegun(httpx.AsyncByteStream):
 
 def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
     """Asks for requests to be sent until there is an answer."""
+    mark = request.extensions.get(MARK)
+    request.extensions = {name: value for name, value in request.extensions.items() if name != MARK}
     asked, request = request, copy_of(request)
-    came_by, key = asked.extensions.get(MARK, (None, None))
-    asked.extensions = {name: value for name, value in asked.extensions.items() if name != MARK}
-    # Sent once more, the request that was redirected is another intent.
-    is_redirected = came_by is not None and came_by() is not asked
-    pursuit = Pursuit(rules, request.method, request.headers, key if is_redirected else None)
+    key = mark.key if mark and mark.leads_to(asked) else None
+    pursuit = Pursuit(rules, request.method, request.headers, key)
     given = request.extensions.get("timeout") or {}
     while True:
         response: httpx.Response | None = None
@@ -168,7 +166,8 @@ def pursue(rules: Rules, request: httpx.Request) -> Flow[httpx.Response]:
                     yield Close(response)
                 raise
             if response.has_redirect_location:
-                asked.extensions = {**asked.extensions, MARK: (weakref.ref(asked), pursuit.key)}
+                mark = Redirected.by(asked, response.headers["location"], pursuit.key)
+                asked.extensions = {**asked.extensions, MARK: mark}
             return response
         if response is not None:
             yield Close(response)

@@ -10,10 +10,8 @@ import io
 import itertools
 import ssl
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urljoin
 
 import httpx
 import requests
@@ -23,7 +21,7 @@ from urllib3.util.ssl_match_hostname import CertificateError
 
 from ._decide import Answer, Failure
 from ._flow import Pieces
-from ._pursuit import MARK, Budget, Pursuit, Rules
+from ._pursuit import MARK, Budget, Pursuit, Redirected, Rules
 from .errors import SemelError
 
 __all__ = ["Budget", "RetryAdapter", "Rules"]
@@ -56,9 +54,9 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
     ) -> requests.Response:
         hold_body(request)
         # The key is not the caller's: the same request, sent once more, is another intent.
+        mark = request.hooks.get(MARK)
+        request.hooks = {name: value for name, value in request.hooks.items() if name != MARK}
         asked, request = request, request.copy()
-        mark = asked.hooks.get(MARK)
-        asked.hooks = {name: value for name, value in asked.hooks.items() if name != MARK}
         key = mark.key if mark and mark.leads_to(asked) else None
         pursuit = Pursuit(self._rules, request.method or "GET", request.headers, key)
         given = timeout or TIMEOUT
@@ -87,28 +85,12 @@ class RetryAdapter(requests.adapters.HTTPAdapter):
                     raise
                 if response.is_redirect:
                     # Nothing else is copied that would not be sent.
-                    asked.hooks = {**asked.hooks, MARK: Redirected(asked, response, pursuit.key)}
+                    mark = Redirected.by(asked, response.headers["location"], pursuit.key)
+                    asked.hooks = {**asked.hooks, MARK: mark}
                 return response
             if response is not None:
                 response.close()
             time.sleep(pause)
-
-
-class Redirected:
-    """What the session makes of a request whose answer redirects is a copy of it, with this."""
-
-    def __init__(self, request: requests.PreparedRequest, answer: requests.Response, key: str | None) -> None:
-        self.key = key
-        self._request = weakref.ref(request)
-        self._asked = (request.method, request.url)
-        target = urljoin(request.url or "", answer.headers["location"])
-        self._to_itself = answer.status_code in (307, 308) and target == request.url
-
-    def leads_to(self, request: requests.PreparedRequest) -> bool:
-        """The request itself, or a copy of it, sent once more, is another intent."""
-        if (request.method, request.url) != self._asked:
-            return True
-        return self._to_itself and self._request() is not request
 
 
 class Begun(io.RawIOBase):
