@@ -11,7 +11,7 @@
 //! | P2, P5 | [`replays`] | a claim or read within retention, sent after the completion was acknowledged, that does not see it |
 //! | P3 | [`fencing`] | a step with a token that is stale, forged or settled otherwise, and is answered "applied" |
 //! | P4 | [`replays`] | a replay of anything but what this key's completions kept, byte for byte |
-//! | P8 | [`settled`] | after the faults, a key that does not settle within a lease and 2 s; a lapse that nobody notices; a wait that sleeps over its end |
+//! | P8 | [`settled`] | after the faults, a key that does not settle in the time given; a lapse that nobody notices; a wait that sleeps over its end |
 //! | P9 | [`replays`], [`ownership`], [`answers`] | a mismatch that replays or takes over, or a request called a mismatch that is none |
 //! | P10 | [`effects`] | an effect without an acquired claim |
 //! | P11 | [`answers`], [`fencing`] | an attempt told that another holds what only it can hold; a refusal for which there is no cause |

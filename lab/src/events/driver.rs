@@ -145,8 +145,8 @@ impl Kills {
     }
 }
 
-fn comes(point: Point) -> Duration {
-    match ASIDE.contains(&point) {
+fn comes(point: Point, progress: f64) -> Duration {
+    match ASIDE.contains(&point) && progress < 0.8 {
         true => COMES_ASIDE,
         false => COMES,
     }
@@ -239,7 +239,7 @@ impl Life {
     async fn arm(&mut self, run: &Run) -> Result<()> {
         let progress = run.broker.progress();
         match self.armed {
-            Some((since, (point, _))) if since.elapsed() < comes(point) => return Ok(()),
+            Some((since, (point, _))) if since.elapsed() < comes(point, progress) => return Ok(()),
             Some((_, point)) => {
                 run.kills.missed(point, progress);
                 self.armed = None;
