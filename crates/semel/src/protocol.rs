@@ -444,6 +444,7 @@ mod tests {
             assert_eq!(nonce.taking_over().taking_over(), nonce);
         }
     }
+
     #[test]
     fn retentions_last_as_long_as_their_names_say() {
         use Retention as R;

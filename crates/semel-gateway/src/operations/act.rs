@@ -240,7 +240,7 @@ impl<S: Store + Clone> Operations<S> {
 }
 
 /// Whether the latest decision about a record, since then, is this one, whatever was claimed after it.
-fn is_made(record: &Record, resolution: &Resolution, since: Timestamp) -> bool {
+pub(super) fn is_made(record: &Record, resolution: &Resolution, since: Timestamp) -> bool {
     record.resolved.as_deref().is_some_and(|resolved| {
         resolved.at >= since
             && resolved.fence == resolution.fence

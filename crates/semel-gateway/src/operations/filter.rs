@@ -21,11 +21,11 @@ const LOOK: usize = 2_000;
 const LOOK_FOR: Duration = Duration::from_millis(50);
 /// The most on one page.
 pub const MOST: usize = 500;
-/// What a store is asked for first: its records come with their answers. Where these are small, the next is
-/// for twice as many.
+/// What a store is asked for first: its records come with their answers. Where these are short, up to twice as
+/// many are next.
 const AT_ONCE: usize = 50;
-/// How long such answers are together, in bytes.
-const SMALL: usize = 1 << 20;
+/// How long the answers are to be that come at once, in bytes.
+const BYTES: usize = 1 << 20;
 /// What an answer may take in a page, in bytes. One that is kept elsewhere, with its place, takes less.
 const LONG: usize = 4 << 10;
 
@@ -236,6 +236,12 @@ fn length(entry: &Entry) -> usize {
     }
 }
 
+/// How many records to ask for, after that many with answers of so many bytes.
+fn next_at_once(at_once: usize, seen: usize, bytes: usize) -> usize {
+    let fit = seen * BYTES / bytes.max(1);
+    fit.clamp(AT_ONCE, (at_once * 2).min(MOST))
+}
+
 /// The same without a long answer: no list shows it.
 fn light(mut entry: Entry) -> Entry {
     let is_long = length(&entry) > LONG;
@@ -272,8 +278,8 @@ pub(super) async fn page<S: Store>(
     let share = LOOK_FOR / u32::try_from(parts.len()).unwrap_or(u32::MAX);
     let mut found = Found::default();
     let mut open = Vec::new();
-    let mut at_once = AT_ONCE;
     for mut part in parts {
+        let mut at_once = AT_ONCE;
         let (state, lapsed) = *sections
             .get(usize::from(part.section))
             .ok_or_else(not_ours)?;
@@ -303,10 +309,8 @@ pub(super) async fn page<S: Store>(
                 })?;
             // A page that ends at its bound may have looked at more than it shows.
             found.looked_at += page.entries.len().max(1);
-            at_once = match page.entries.iter().map(length).sum::<usize>() <= SMALL {
-                true => (at_once * 2).min(MOST),
-                false => AT_ONCE,
-            };
+            let (seen, bytes) = (page.entries.len(), page.entries.iter().map(length).sum());
+            at_once = next_at_once(at_once, seen, bytes);
             let wanted = page
                 .entries
                 .into_iter()
@@ -359,6 +363,15 @@ mod tests {
             assert!(refused.is(Code::InvalidRequest), "{refused}");
             assert!(refused.detail().contains(part), "{refused}");
         }
+    }
+
+    #[test]
+    fn more_is_asked_for_only_where_answers_are_seen_to_be_short() {
+        assert_eq!(next_at_once(50, 50, 50 * 200), 100);
+        assert_eq!(next_at_once(400, 400, 400 * 200), MOST);
+        assert_eq!(next_at_once(400, 400, 400 << 20), 50);
+        assert_eq!(next_at_once(100, 0, 0), 50);
+        assert_eq!(next_at_once(200, 200, 200 * 10_000), 104);
     }
 
     #[test]

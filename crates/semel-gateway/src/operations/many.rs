@@ -73,9 +73,7 @@ impl<S: Store + Clone> Operations<S> {
         let done = match task {
             Task::Erase(filter) => self.erase_all(&filter, actor, &reason, &mut tell).await,
             Task::Purge => self.purge_all(&mut tell).await,
-            Task::Reencrypt(sealed) => reseal_all(sealed, actor, &reason, clock, &mut tell)
-                .await
-                .map_err(of_store),
+            Task::Reencrypt(sealed) => reseal_all(sealed, actor, &reason, clock, &mut tell).await,
         };
         // Some of it may have been done.
         let (came, detail) = match &done {

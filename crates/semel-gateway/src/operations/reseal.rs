@@ -6,10 +6,13 @@ use semel::store::{
 };
 use semel::{AnyStore, State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use semel_stores::objects::is_own;
+use semel_tower::ProblemCode;
 use tokio::time::Instant;
 
 use super::entered::{Actor, insist};
+use super::of_store;
 use crate::command::with_causes;
+use crate::refused::Refused;
 use crate::store::is_question;
 
 /// What a store's clock was, and when: what it is now at least (R6).
@@ -32,30 +35,38 @@ pub(super) async fn reseal_all(
     reason: &str,
     clock: StoreClock,
     tell: &mut impl FnMut(usize, usize),
-) -> Result<(), StoreError> {
+) -> Result<(), Refused> {
     let (store, first) = (sealed.inner(), sealed.keys().names().next());
     let mut unread = 0;
     for state in StateKind::ALL {
         let mut query = ListQuery::new(state);
         loop {
-            let page = store.list(&query).await?;
-            let entries = page.entries.iter();
-            for entry in entries.filter(|entry| !is_own(&entry.label) && !is_question(&entry.label))
+            let page = store.list(&query).await.map_err(of_store)?;
+            let entries = page.entries.into_iter();
+            for mut entry in
+                entries.filter(|entry| !is_own(&entry.label) && !is_question(&entry.label))
             {
-                let is_written = match reseal(sealed, entry, actor, reason, clock).await {
+                let id = entry.label.digest;
+                // A list does not read what is kept outside the store.
+                if is_elsewhere(&entry) {
+                    match store.get(&id).await.map_err(of_store)? {
+                        Some(read) => entry = read,
+                        None => continue,
+                    }
+                }
+                let is_written = match reseal(sealed, &entry, actor, reason, clock).await {
                     Err(error) if error.kind() == StoreErrorKind::Corrupt => {
-                        let id = &entry.label.digest;
                         tracing::warn!(%id, "reencrypt: an answer is left as it is: {}", with_causes(&error));
-                        unread += usize::from(is_elsewhere(&entry.record.state));
+                        unread += usize::from(is_elsewhere(&entry));
                         tell(0, 1);
                         continue;
                     }
-                    written => written?,
+                    written => written.map_err(of_store)?,
                 };
                 // Of what is completed the note may be under another key, which is no loss.
                 let is_open = !matches!(entry.record.state, State::Completed(_));
                 let others = |name: &_| Some(*name) != first;
-                let needs_another = is_open && Keys::used_by(entry).iter().any(others);
+                let needs_another = is_open && Keys::used_by(&entry).iter().any(others);
                 tell(is_written.into(), needs_another.into());
             }
             query.after = page.next;
@@ -64,19 +75,18 @@ pub(super) async fn reseal_all(
             }
         }
     }
-    match unread {
-        0 => Ok(()),
-        _ => Err(StoreError::new(
-            StoreErrorKind::Unknown,
-            format!(
-                "{unread} answers outside the store could not be read, and are not under the key in use; the log names them"
-            ),
-        )),
+    if unread > 0 {
+        let why = format!(
+            "{unread} answers outside the store could not be read; the log names them. Once they can be, do it \
+             again; erase the records whose answer is lost"
+        );
+        return Err(Refused::of_layer(ProblemCode::StoreUnavailable, why));
     }
+    Ok(())
 }
 
-fn is_elsewhere(state: &State) -> bool {
-    matches!(state, State::Completed(outcome) if outcome.place().is_some())
+fn is_elsewhere(entry: &Entry) -> bool {
+    matches!(&entry.record.state, State::Completed(outcome) if outcome.place().is_some())
 }
 
 /// Whether it was written. One that is changed by somebody else meanwhile is sealed by them.
@@ -87,12 +97,6 @@ async fn reseal(
     reason: &str,
     clock: StoreClock,
 ) -> Result<bool, StoreError> {
-    // A list does not read what is kept outside the store.
-    let read = match is_elsewhere(&entry.record.state) {
-        true => sealed.inner().get(&entry.label.digest).await?,
-        false => None,
-    };
-    let entry = read.as_ref().unwrap_or(entry);
     let (record, nonce) = (&entry.record, Nonce::random()?);
     let Some(outcome) = sealed.resealed(entry, &nonce)? else {
         return Ok(false);

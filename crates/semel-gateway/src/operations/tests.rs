@@ -7,12 +7,13 @@ use semel::record::Change;
 use semel::sealed::Keys;
 use semel::store::{
     Claim, ClaimRequest, Cursor, Fenced, Nonce, Page, Purged, Result, Retention, StoreExt as _,
-    Token,
+    Token, Verdict,
 };
 use semel::{Clock, Fingerprint, Identity, Key, Outcome, Scope, State, Timestamp};
 use serde_json::json;
 use tokio::time::sleep;
 
+use super::act::is_made;
 use super::order::{DEFAULT_TTL, Many, Order};
 use super::*;
 use crate::audit::{Came, DEFAULT_RETENTION};
@@ -311,6 +312,26 @@ async fn a_decision_is_known_as_made_whatever_was_claimed_since() {
     assert_eq!(done.await.unwrap().entry.record.state, State::InFlight);
     let log = operations.log().page(None, 1).await.unwrap();
     assert_eq!(log.entries[0].result, Came::Done);
+}
+
+/// Two who share a token and a reason decide about one attempt.
+#[tokio::test(start_paused = true)]
+async fn a_decision_of_another_kind_is_not_taken_for_it() {
+    let operations = on(Odd::default());
+    let order = order_named("order-1");
+    let fence = lose(operations.store(), &order).await;
+    let (ada, id) = (by("ada"), order.digest());
+    let done = operations.act(&ada, id, "release", because(fence), DEFAULT_TTL);
+    let record = done.await.unwrap().entry.record;
+    let happened = Verdict::Happened {
+        outcome: Outcome::success(b"placed"),
+        retention: Retention::PAYMENT,
+    };
+    for (verdict, is_it) in [(Verdict::DidNotHappen, true), (happened, false)] {
+        let resolution = ada.decides(verdict, "as said", semel::store::Fence(fence));
+        let before = Timestamp::from_micros(0);
+        assert_eq!(is_made(&record, &resolution.unwrap(), before), is_it);
+    }
 }
 
 /// The store's clock, an hour behind this machine's.

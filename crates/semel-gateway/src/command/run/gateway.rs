@@ -619,6 +619,25 @@ mod tests {
         }
     }
 
+    /// A claim that may have been made is given back, and what surely was not is not looked for.
+    #[test]
+    fn what_may_have_been_done_is_told_from_what_was_not() {
+        let kind = |status: u16, code: &str| {
+            let body = format!(
+                r#"{{"type":"t","title":"t","status":{status},"detail":"d","code":"{code}"}}"#
+            );
+            let answer = Answer::of(StatusCode::from_u16(status).unwrap(), body.into());
+            answer.err().unwrap().kind()
+        };
+        for (status, code) in [(400, "incomplete-body"), (425, "early"), (429, "limit")] {
+            assert_eq!(kind(status, code), StoreErrorKind::NotApplied, "{code}");
+        }
+        for (status, code) in [(408, "late"), (503, "store-unavailable"), (524, "gone")] {
+            assert_eq!(kind(status, code), StoreErrorKind::Unknown, "{code}");
+        }
+        assert_eq!(kind(503, "capacity"), StoreErrorKind::Capacity);
+    }
+
     #[test]
     fn what_is_too_large_is_said() {
         for body in [

@@ -104,8 +104,12 @@ pub(super) fn a_signal_ends_a_replay_whose_reader_pauses(way: &Way) {
         replay.signal(Signal::TERM);
         let process = replay.process().to_string();
         until("the end of the replay", || !is_alive(&process));
-        let (status, ..) = replay.end();
+        let (status, _, err) = replay.end();
         assert_eq!(status.code(), Some(113), "{key}");
+        let told =
+            err.contains("stopped by signal 15 while an earlier run's output was given again");
+        // Where nobody reads it, it goes without a word.
+        assert_eq!(told, stream == 1, "{err:?}");
     }
 }
 
