@@ -1,7 +1,5 @@
 //! Attempts in steps: what is finished is not run again.
 
-#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
-
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;

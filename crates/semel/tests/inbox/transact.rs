@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 use tokio::time::advance;
 
 use super::receive::lost;
-use super::scripted::{Conflict, Failure, Fate, Scripted, Work};
 use super::{LATER, Taken, event, policy};
+use crate::scripted::{Conflict, Failure, Fate, Scripted, Work};
 
 type Tx = Lent<Work>;
 type Answer = Result<Receipt, InboxError<Failure>>;
@@ -127,6 +127,22 @@ async fn the_new_ones_of_a_batch_are_one_transaction() {
     assert_eq!(bench.runs(), ["b d", "a c e"]);
     assert_eq!(bench.ledger(), ["b", "d", "a", "c", "e"]);
     assert!(bench.batch(&[]).await.is_empty());
+}
+
+/// Nothing ran, no part of it is tried again, and each event is free at once.
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_gets_no_transaction_is_given_back() {
+    let bench = Bench::new(&[]);
+    let store = bench.inbox.guard().store();
+    store.shut.store(true, Ordering::SeqCst);
+    for answer in bench.batch(&events("a b c")).await {
+        let told = matches!(answer, Err(InboxError::Store { ran: Ran::No, .. }));
+        assert!(told, "{answer:?}");
+    }
+    assert_eq!(store.begun.load(Ordering::SeqCst), 1);
+    store.shut.store(false, Ordering::SeqCst);
+    assert_eq!(short(&bench.batch(&events("a b c")).await), "HHH");
+    assert_eq!(bench.runs(), ["a b c"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ use semel::{
 };
 use tokio::sync::Notify;
 
-use crate::bug::Bug;
+use super::bug::Bug;
 
 type Records = BTreeMap<IdentityDigest, Entry>;
 

@@ -37,6 +37,10 @@ pub(crate) struct Scripted {
     pub(crate) deaf: AtomicBool,
     /// Reads are not answered.
     pub(crate) blind: AtomicBool,
+    /// No transaction begins.
+    pub(crate) shut: AtomicBool,
+    /// How many transactions were asked for.
+    pub(crate) begun: AtomicU32,
     /// What was committed beside the records, in its order.
     pub(crate) ledger: Mutex<Vec<String>>,
     /// What was completed, in its order.
@@ -55,6 +59,8 @@ impl Scripted {
             unreached: false.into(),
             deaf: false.into(),
             blind: false.into(),
+            shut: false.into(),
+            begun: AtomicU32::new(0),
             ledger: Mutex::default(),
             completed: Mutex::default(),
         }
@@ -103,6 +109,12 @@ impl Transactional for Scripted {
     type Transaction = Work;
 
     async fn begin(&self, _: Isolation) -> Result<Work, TransactionError> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        if self.shut.load(Ordering::SeqCst) {
+            return Err(TransactionError::NotCommitted(error(
+                StoreErrorKind::NotApplied,
+            )));
+        }
         Ok(Work::default())
     }
 

@@ -65,7 +65,7 @@ fn seeds(usual: u64) -> u64 {
 
 /// All are right, and there was something to see.
 fn holds<F: Future<Output = ()>>(work: Work, course: impl Fn(Arc<World>) -> F) {
-    let seeds = seeds(100);
+    let seeds = seeds(40);
     let (mut often, mut seldom) = ([0; 2], [0; 4]);
     for seed in 0..seeds {
         let (wrong, counts) = simulate(seed, work, Fault::None, &course);

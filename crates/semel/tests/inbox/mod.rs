@@ -1,10 +1,6 @@
 //! Events, on the memory store in paused time.
 
-#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
-
 mod receive;
-#[path = "../scripted/mod.rs"]
-mod scripted;
 mod set_aside;
 mod transact;
 
@@ -12,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use semel::guard::Policy;
+use semel::guard::{Policy, Ran};
 use semel::inbox::{DeadLetter, Event, Inbox, InboxError, Receipt};
 use semel::store::Retention;
-use semel::{Store, StoreError};
+use semel::{Store, StoreError, StoreErrorKind};
 
 type Answer = Result<Receipt, InboxError<String>>;
 
@@ -26,6 +22,58 @@ fn event(id: &str) -> Event {
 /// What an inbox has unless it is given another one.
 fn policy() -> Policy {
     Policy::default().with_retention(Retention::EVENT)
+}
+
+/// How long to keep the event back in seconds, whether it may be handled later by itself, and what ran.
+#[test]
+fn each_error_says_what_to_do_with_the_event() {
+    let store = |kind| StoreError::new(kind, "as told");
+    let not_committed = |attempt| InboxError::NotCommitted {
+        attempt,
+        source: store(StoreErrorKind::NotApplied),
+    };
+    let not_taken = |attempt| InboxError::NotDeadLettered {
+        attempt,
+        source: "no room".into(),
+    };
+    let failed = |ran, kind| InboxError::Store {
+        ran,
+        source: store(kind),
+    };
+    let retry_after = Duration::from_secs(7);
+    let superseded = |ran| InboxError::Superseded { ran };
+    let errors: [(InboxError<String>, u64, bool, Ran); _] = [
+        (InboxError::NoId, 60, false, Ran::No),
+        (InboxError::InFlight { retry_after }, 7, true, Ran::No),
+        (InboxError::Unknown, 60, false, Ran::No),
+        (InboxError::Mismatch, 60, false, Ran::No),
+        (InboxError::TransactionKept, 60, false, Ran::No),
+        (superseded(Ran::No), 1, true, Ran::No),
+        (superseded(Ran::Yes), 1, true, Ran::Yes),
+        (not_committed(1), 1, true, Ran::No),
+        (not_committed(3), 4, true, Ran::No),
+        (not_taken(6), 32, true, Ran::No),
+        (not_taken(u32::MAX), 60, true, Ran::No),
+        // Set aside without an attempt.
+        (not_taken(0), 60, true, Ran::No),
+        (
+            failed(Ran::No, StoreErrorKind::NotApplied),
+            1,
+            true,
+            Ran::No,
+        ),
+        (
+            failed(Ran::Yes, StoreErrorKind::Corrupt),
+            1,
+            false,
+            Ran::Yes,
+        ),
+    ];
+    for (error, wait, retryable, ran) in errors {
+        assert_eq!(error.retry_after().as_secs(), wait, "{error:?}");
+        assert_eq!(error.is_retryable(), retryable, "{error:?}");
+        assert_eq!(error.ran(), ran, "{error:?}");
+    }
 }
 
 /// Longer than a released record without steps is kept.
@@ -82,8 +130,10 @@ impl Taken {
         taken.0.push(letter);
         if taken.1 > 0 {
             taken.1 -= 1;
-            let kind = semel::StoreErrorKind::NotApplied;
-            return Err(StoreError::new(kind, "no room for it"));
+            return Err(StoreError::new(
+                StoreErrorKind::NotApplied,
+                "no room for it",
+            ));
         }
         Ok(())
     }
