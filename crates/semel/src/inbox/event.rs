@@ -128,6 +128,15 @@ mod tests {
     }
 
     #[test]
+    fn it_says_its_source_and_hints_at_its_id() {
+        let event = Event::new("orders", "order-12345", "");
+        assert_eq!(event.source(), "orders");
+        let shown = format!("{event:?}");
+        assert!(shown.contains("order…"), "{shown}");
+        assert!(!shown.contains("12345"), "{shown}");
+    }
+
+    #[test]
     fn every_id_has_an_identity_of_its_own() {
         let long = "x".repeat(300);
         let hashed = IdentityDigest::from_bytes(Sha256::digest(&long).into()).to_string();

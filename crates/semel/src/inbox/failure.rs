@@ -125,3 +125,14 @@ pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("no text").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_takes_its_frame_and_its_text() {
+        let failure = step(FAILED, "declined").unwrap();
+        assert_eq!(failure.as_bytes().len(), FRAME + "declined".len());
+    }
+}

@@ -129,11 +129,6 @@ impl<S: Store> Inbox<S> {
 }
 
 impl<S> Inbox<S> {
-    /// The consumer's name.
-    pub fn consumer(&self) -> &str {
-        &self.consumer
-    }
-
     /// The guard that it works with: its store, and what ends a program
     /// ([`drain`](Guard::drain), [`close`](Guard::close)), which is for all that share the guard.
     pub const fn guard(&self) -> &Guard<S> {
