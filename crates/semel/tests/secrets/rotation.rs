@@ -1,4 +1,4 @@
-//! One secret replaced by another, in thousands of simulated deployments; and that what is wrong with a
+//! One secret replaced by another, in many simulated deployments; and that what is wrong with a
 //! program, or with the order of the steps, is found by the same checks.
 
 use std::sync::Arc;
