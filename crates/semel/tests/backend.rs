@@ -1,6 +1,8 @@
 //! What [`Recorded`] makes of a database that is wrong, slow or about to be closed. What it makes of
 //! a right one, `examples/own-store` shows.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,5 +1,7 @@
 //! The helper around any work, on the memory store, in paused time.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

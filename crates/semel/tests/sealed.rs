@@ -1,4 +1,6 @@
 //! What a store around which `Sealed` stands gets to see, and what it takes to read it.
+#![cfg(feature = "sealed")]
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! Attempts in steps: what is finished is not run again.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;

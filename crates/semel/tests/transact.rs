@@ -1,10 +1,14 @@
 //! Work in a transaction, on a memory store whose commits do as they are told.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
+mod scripted;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::scripted::{Conflict, Failure, Fate, Scripted};
+use scripted::{Conflict, Failure, Fate, Scripted};
 use semel::guard::{
     Asked, Attempt, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, StepError,
     TransactOptions,

@@ -1,5 +1,7 @@
 //! The suite for versioned records finds what is wrong with a store: each of these has one fault.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 

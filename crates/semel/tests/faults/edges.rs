@@ -5,8 +5,8 @@ use semel::inbox::{Event, Inbox, Receipt};
 use semel::transaction::{Isolation, Lent};
 use semel::{Outcome, StoreExt as _};
 
+use super::scripted::{Failure, Fate, Scripted, Work};
 use super::*;
-use crate::scripted::{Failure, Fate, Scripted, Work};
 
 const LEASE: Duration = Duration::from_secs(3);
 

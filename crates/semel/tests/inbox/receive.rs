@@ -12,8 +12,8 @@ use semel::{Fingerprint, Store as _};
 use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
+use super::scripted::Scripted;
 use super::{Answer, LATER, Runs, event, policy, receive};
-use crate::scripted::Scripted;
 
 fn inbox() -> Inbox<MemoryStore> {
     Inbox::new(MemoryStore::default(), "billing")

@@ -12,8 +12,8 @@ use tokio::sync::Notify;
 use tokio::time::{advance, sleep};
 
 use super::receive::lost;
+use super::scripted::Scripted;
 use super::{LATER, Runs, Taken, event, policy, receive};
-use crate::scripted::Scripted;
 
 fn inbox() -> Inbox<MemoryStore> {
     Inbox::new(MemoryStore::default(), "billing")

@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 use tokio::time::advance;
 
 use super::receive::lost;
+use super::scripted::{Conflict, Failure, Fate, Scripted, Work};
 use super::{LATER, Taken, event, policy};
-use crate::scripted::{Conflict, Failure, Fate, Scripted, Work};
 
 type Tx = Lent<Work>;
 type Answer = Result<Receipt, InboxError<Failure>>;

@@ -17,7 +17,7 @@ use semel::{
 };
 use tokio::sync::Notify;
 
-use super::bug::Bug;
+use crate::bug::Bug;
 
 type Records = BTreeMap<IdentityDigest, Entry>;
 

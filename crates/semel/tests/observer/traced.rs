@@ -7,8 +7,8 @@ use semel::guard::{AttemptInfo, TransactOptions};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
+use super::scripted::{Fate, Scripted};
 use super::*;
-use crate::scripted::{Fate, Scripted};
 
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -86,7 +86,7 @@ async fn the_work_runs_in_a_span_that_says_how_it_ended() {
     let ended = format!(r#"request:attempt{{{known} ended="released"}}"#);
     for line in [
         format!(r#"DEBUG request: semel: event="new" {known} waited_ms=0"#),
-        format!("INFO {span}: {}: charging", module_path!()),
+        format!("INFO {span}: observer::traced: charging"),
         format!(r#"DEBUG {ended}: semel: event="released" {known} ran_ms=1000"#),
         format!("INFO {ended}: semel: close"),
     ] {

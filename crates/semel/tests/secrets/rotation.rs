@@ -1,4 +1,4 @@
-//! One secret replaced by another, in many simulated deployments; and that what is wrong with a
+//! One secret replaced by another, in thousands of simulated deployments; and that what is wrong with a
 //! program, or with the order of the steps, is found by the same checks.
 
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn seeds(usual: u64) -> u64 {
 
 /// All are right, and there was something to see.
 fn holds<F: Future<Output = ()>>(work: Work, course: impl Fn(Arc<World>) -> F) {
-    let seeds = seeds(40);
+    let seeds = seeds(100);
     let (mut often, mut seldom) = ([0; 2], [0; 4]);
     for seed in 0..seeds {
         let (wrong, counts) = simulate(seed, work, Fault::None, &course);

@@ -1,5 +1,7 @@
 //! Records under secrets: what they show, and what holds while a secret is replaced.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 mod rotation;
 mod world;
 

@@ -1,5 +1,7 @@
 //! Operations: identities made of calls, and work run once under them, on the memory store.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,7 +1,16 @@
 //! What an observer is told: each signal with what is known of it, and never a key.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 #[cfg(feature = "metrics")]
 mod counted;
+#[path = "../faults/flaky.rs"]
+#[allow(dead_code, reason = "shared with tests that use the rest")]
+mod flaky;
+#[cfg(feature = "tracing")]
+#[path = "../scripted/mod.rs"]
+#[allow(dead_code, reason = "shared with tests that use the rest")]
+mod scripted;
 #[cfg(feature = "tracing")]
 mod traced;
 
@@ -11,7 +20,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::flaky::Flaky;
+use flaky::Flaky;
 use semel::guard::{
     Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, Observer, OnError,
     OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,

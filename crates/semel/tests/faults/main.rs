@@ -1,17 +1,23 @@
 //! What is known is not thrown away (R14), and nothing that acts on its own is left behind: stores
 //! that fail, callers that go away, panics, work that blocks its thread.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 mod edges;
+mod flaky;
 mod lease;
 mod life;
 mod panics;
+#[path = "../scripted/mod.rs"]
+#[allow(dead_code, reason = "shared with tests that use the rest")]
+mod scripted;
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::flaky::Flaky;
+use flaky::Flaky;
 use semel::guard::{
     Asked, Begin, Done, Guard, Held, Observer, OnError, OnStoreError, Policy, Ran, RunError,
     Settled, Signal,

@@ -1,6 +1,10 @@
 //! Events, on the memory store in paused time.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 mod receive;
+#[path = "../scripted/mod.rs"]
+mod scripted;
 mod set_aside;
 mod transact;
 
@@ -130,10 +134,8 @@ impl Taken {
         taken.0.push(letter);
         if taken.1 > 0 {
             taken.1 -= 1;
-            return Err(StoreError::new(
-                StoreErrorKind::NotApplied,
-                "no room for it",
-            ));
+            let kind = StoreErrorKind::NotApplied;
+            return Err(StoreError::new(kind, "no room for it"));
         }
         Ok(())
     }

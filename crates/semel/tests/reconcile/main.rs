@@ -1,5 +1,7 @@
 //! Asking what became of lost attempts, on the memory store, in paused time.
 
+#![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
+
 mod background;
 mod in_line;
 
