@@ -1,8 +1,6 @@
 //! The bucket: a stream of JetStream's, made as key-value buckets are but for the count of messages
 //! per key, and what must be true of one so that it forgets nothing.
 
-use std::time::Duration;
-
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::CreateStreamErrorKind;
 use async_nats::jetstream::stream::{
@@ -10,8 +8,8 @@ use async_nats::jetstream::stream::{
 };
 use semel::store::Durability;
 use semel::{StoreError, StoreErrorKind};
-use tokio::time::{Instant, sleep};
 
+use super::effort::Effort;
 use super::link::{Link, Trouble};
 use super::options::{NatsOptions, Storage};
 use crate::common::{Migrated, Obstacle, Schema};
@@ -218,42 +216,29 @@ async fn prepare(
     schema: Schema,
 ) -> Result<(Info, Migrated), StoreError> {
     let mut migrated = Migrated::nothing();
-    let until = Instant::now() + link.timeout();
+    let mut effort = Effort::new(link.timeout());
     let info = loop {
-        match link.info(link.timeout()).await {
+        // A cluster that starts has no leader for a while.
+        match link.ask(&mut effort, |patience| link.info(patience)).await {
             Ok(info) => break info,
-            Err(Trouble::Final(e))
-                if is_missing(&e) && schema != Schema::Expect && Instant::now() < until =>
-            {
-                let last = until < Instant::now() + link.timeout() / 5;
-                create(link, options, last).await?;
+            Err(e) if is_missing(&e) && schema != Schema::Expect && effort.lasts() => {
+                create(link, options, &mut effort).await?;
                 migrated.from = None;
                 migrated.done = vec![format!("made the bucket `{}`", link.bucket())];
             }
-            Err(Trouble::Final(e)) => return Err(e),
-            // A cluster that starts has no leader for a while.
-            Err(Trouble::Nobody(_) | Trouble::Silence(_)) if Instant::now() < until => {
-                sleep(Duration::from_millis(100)).await;
-            }
-            Err(Trouble::Nobody(e)) if !link.client().server_info().jetstream => {
+            Err(e) if !link.client().server_info().jetstream => {
                 return Err(config_error(e.to_string()));
             }
-            Err(Trouble::Nobody(e) | Trouble::Silence(e)) => {
-                return Err(StoreError::new(StoreErrorKind::NotApplied, e.to_string()));
-            }
+            Err(e) => return Err(e),
         }
     };
     if schema == Schema::Migrate && version(&info.config) == Some(VERSION) {
         let done = bring_up(link, options, &info.config).await?;
         if !done.is_empty() {
             migrated.done.extend(done);
-            let info = link
-                .info(link.timeout())
-                .await
-                .map_err(|trouble| match trouble {
-                    Trouble::Nobody(e) | Trouble::Silence(e) | Trouble::Final(e) => e,
-                })?;
-            return Ok((info, migrated));
+            let mut effort = Effort::new(link.timeout());
+            let info = link.ask(&mut effort, |patience| link.info(patience));
+            return Ok((info.await?, migrated));
         }
     }
     Ok((info, migrated))
@@ -263,11 +248,19 @@ fn is_missing(e: &StoreError) -> bool {
     Obstacle::of(e) == Some(Obstacle::Missing)
 }
 
-/// Asks for the stream. `last`: there is no time to ask again.
-async fn create(link: &Link, options: &NatsOptions, last: bool) -> Result<(), StoreError> {
-    let Err(e) = link.context().create_stream(wanted(link, options)).await else {
-        return Ok(());
+/// Asks for the stream once. It may not be there after that.
+async fn create(link: &Link, options: &NatsOptions, effort: &mut Effort) -> Result<(), StoreError> {
+    let asked = link.context().create_stream(wanted(link, options));
+    let e = match link.answered(effort.patience(), asked).await {
+        Ok(Err(e)) => e,
+        Err(Trouble::Final(e)) => return Err(e),
+        _ => return Ok(()),
     };
+    let refused = config_error(format!(
+        "the NATS server did not make the bucket `{}`: {}",
+        link.bucket(),
+        e.kind()
+    ));
     match e.kind() {
         // Somebody else makes it at the same time: what they made is looked at next.
         CreateStreamErrorKind::JetStream(said)
@@ -275,19 +268,14 @@ async fn create(link: &Link, options: &NatsOptions, last: bool) -> Result<(), St
         {
             Ok(())
         }
-        // It may be there now, or is asked for again: nodes that start are offline for a while.
         CreateStreamErrorKind::TimedOut | CreateStreamErrorKind::JetStreamUnavailable => Ok(()),
+        // Nodes that start are offline for a while.
         CreateStreamErrorKind::JetStream(said)
-            if !last
-                && (said.code() == 503 || said.error_code() == ErrorCode::CLUSTER_NO_PEERS) =>
+            if said.code() == 503 || said.error_code() == ErrorCode::CLUSTER_NO_PEERS =>
         {
-            sleep(Duration::from_millis(100)).await;
-            Ok(())
+            effort.pause(refused).await
         }
-        kind => Err(config_error(format!(
-            "the NATS server did not make the bucket `{}`: {kind}",
-            link.bucket()
-        ))),
+        _ => Err(refused),
     }
 }
 

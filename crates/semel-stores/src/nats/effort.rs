@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 
 /// One call's time, and whether a write of it may have been stored unheard.
 pub(super) struct Effort {
+    began: Instant,
     pub(super) until: Instant,
-    total: Duration,
     /// What the last write without an answer failed with.
     unheard: Option<StoreError>,
     pauses: u32,
@@ -17,18 +17,26 @@ pub(super) struct Effort {
 
 impl Effort {
     pub(super) fn new(total: Duration) -> Self {
+        let began = Instant::now();
         Self {
-            until: Instant::now() + total,
-            total,
+            began,
+            until: began + total,
             unheard: None,
             pauses: 0,
         }
     }
 
-    /// How long to wait for one answer: the call has time for another request after it.
+    /// Whether there is time left.
+    pub(super) fn lasts(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    /// How long to wait for one answer: a tenth of the call's time, later as long as the call has
+    /// lasted. A request that got lost costs little then, and a slow server is not asked without end.
     pub(super) fn patience(&self) -> Duration {
+        let first = ((self.until - self.began) / 10).max(Duration::from_millis(20));
         let left = self.until.saturating_duration_since(Instant::now());
-        left.min((self.total / 3).max(Duration::from_millis(20)))
+        self.began.elapsed().max(first).min(left)
     }
 
     /// A write of it was not answered.
@@ -49,7 +57,7 @@ impl Effort {
 
     /// Waits a little longer each time, and fails where the call's time is over.
     pub(super) async fn pause(&mut self, why: StoreError) -> Result<()> {
-        if Instant::now() >= self.until {
+        if !self.lasts() {
             return Err(self.failed(why));
         }
         let pause = Duration::from_millis(1 << self.pauses.min(7));

@@ -14,6 +14,7 @@ use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use super::effort::Effort;
 use super::options::NatsOptions;
 use crate::common::Obstacle;
 
@@ -151,6 +152,23 @@ impl Link {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         Ok(())
+    }
+
+    /// Asks until there is an answer, the server refuses, or the call's time is over.
+    pub(super) async fn ask<T, F: Future<Output = Answer<T>>>(
+        &self,
+        effort: &mut Effort,
+        request: impl Fn(Duration) -> F,
+    ) -> Result<T, StoreError> {
+        loop {
+            let connected = self.connected(effort.until).await;
+            connected.map_err(|e| effort.failed(e))?;
+            match request(effort.patience()).await {
+                Ok(answer) => return Ok(answer),
+                Err(Trouble::Nobody(e) | Trouble::Silence(e)) => effort.pause(e).await?,
+                Err(Trouble::Final(e)) => return Err(effort.failed(e)),
+            }
+        }
     }
 
     /// Writes a key whose last message is `expected` (0: there is none).

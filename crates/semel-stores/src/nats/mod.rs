@@ -47,7 +47,6 @@ use semel::store::{
     Waited,
 };
 use semel::{AnyStore, Identity, IdentityDigest, State, Store, StoreError, StoreErrorKind};
-use tokio::time::Instant;
 
 pub use self::options::NatsOptions;
 use self::shared::Shared;
@@ -169,6 +168,6 @@ impl Clear for NatsStore {
                 "this store was not opened for tests: it is emptied only with `force`",
             ));
         }
-        self.shared.empty(Instant::now()).await
+        self.shared.empty(&mut self.effort()).await
     }
 }

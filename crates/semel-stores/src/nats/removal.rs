@@ -22,10 +22,7 @@ use semel::IdentityDigest;
 use semel::store::Result;
 
 use super::NatsStore;
-use super::effort::Effort;
-use super::link::{Answer, Trouble};
 use super::scan::{ABREAST, Met};
-use super::shared::unclassified;
 
 /// The messages that a purge met, in one go from some sequence on.
 pub(super) struct Pass {
@@ -139,17 +136,14 @@ impl NatsStore {
 
     async fn remove_before(&self, identity: &IdentityDigest, sequence: u64) -> Result<()> {
         let link = &self.shared.link;
-        let mut effort = self.effort();
         loop {
-            link.connected(effort.until).await?;
-            let first = link.first(identity, effort.patience()).await;
-            match heard(&mut effort, first).await? {
-                Some(Some(first)) if first.sequence < sequence => {
+            let mut effort = self.effort();
+            let first = link.ask(&mut effort, |patience| link.first(identity, patience));
+            match first.await? {
+                Some(first) if first.sequence < sequence => {
                     self.remove_one(first.sequence).await?;
-                    effort = self.effort();
                 }
-                Some(_) => return Ok(()),
-                None => {}
+                _ => return Ok(()),
             }
         }
     }
@@ -158,21 +152,7 @@ impl NatsStore {
     async fn remove_one(&self, sequence: u64) -> Result<bool> {
         let link = &self.shared.link;
         let mut effort = self.effort();
-        loop {
-            link.connected(effort.until).await?;
-            let removed = link.delete(sequence, effort.patience()).await;
-            if let Some(removed) = heard(&mut effort, removed).await? {
-                return Ok(removed);
-            }
-        }
-    }
-}
-
-/// The answer, or `None` after a pause where it is to be asked for again.
-async fn heard<T>(effort: &mut Effort, answer: Answer<T>) -> Result<Option<T>> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(Trouble::Nobody(e) | Trouble::Silence(e)) => effort.pause(e).await.map(|()| None),
-        Err(trouble) => Err(unclassified(trouble)),
+        let removed = link.ask(&mut effort, |patience| link.delete(sequence, patience));
+        removed.await
     }
 }

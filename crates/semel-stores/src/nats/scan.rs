@@ -19,8 +19,8 @@ use tokio::time::timeout;
 use super::NatsStore;
 use super::effort::Effort;
 use super::frame::{self, Row};
-use super::link::{Link, Trouble, timestamp};
-use super::shared::{Shared, unclassified};
+use super::link::{Link, timestamp};
+use super::shared::Shared;
 
 /// Messages asked for at once.
 const BATCH: usize = 256;
@@ -94,8 +94,7 @@ impl<'a> Scan<'a> {
                 let from = DeliverPolicy::ByStartSequence {
                     start_sequence: self.next,
                 };
-                let created = self.shared.consumer(from).await;
-                created.map_err(unclassified)?
+                self.shared.consumer(&mut self.effort, from).await?
             }
         };
         let fetch = consumer.fetch().max_messages(BATCH).max_bytes(BATCH_BYTES);
@@ -132,27 +131,23 @@ impl<'a> Scan<'a> {
 
     /// The next message, from the leader.
     async fn following(&mut self) -> Result<Option<Met>> {
+        let link = &self.shared.link;
         loop {
-            let link = &self.shared.link;
-            link.connected(self.effort.until).await?;
-            match link.next(self.next, self.effort.patience()).await {
-                Ok(None) => return Ok(None),
-                Ok(Some(message)) => {
-                    self.next = message.sequence + 1;
-                    let met = read(
-                        link,
-                        &message.subject,
-                        message.sequence,
-                        timestamp(message.time),
-                        Some(&message.headers),
-                        &message.payload,
-                    );
-                    if met.is_some() {
-                        return Ok(met);
-                    }
-                }
-                Err(Trouble::Nobody(e) | Trouble::Silence(e)) => self.effort.pause(e).await?,
-                Err(Trouble::Final(e)) => return Err(e),
+            let next = link.ask(&mut self.effort, |patience| link.next(self.next, patience));
+            let Some(message) = next.await? else {
+                return Ok(None);
+            };
+            self.next = message.sequence + 1;
+            let met = read(
+                link,
+                &message.subject,
+                message.sequence,
+                timestamp(message.time),
+                Some(&message.headers),
+                &message.payload,
+            );
+            if met.is_some() {
+                return Ok(met);
             }
         }
     }

@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
-use async_nats::jetstream::stream::Info;
-use semel::StoreError;
+use async_nats::jetstream::stream::{ConsumerErrorKind, Info};
 use semel::store::{Fence, Result};
 use tokio::time::Instant;
 
 use super::clock::ServerClock;
 use super::effort::Effort;
-use super::link::{Link, Trouble, timestamp};
+use super::link::{Link, timestamp};
 use super::options::NatsOptions;
 use super::seen::Seen;
 use super::sweep::Sweep;
@@ -42,9 +41,8 @@ impl Shared {
     pub(super) async fn open(options: &NatsOptions) -> Result<Arc<Self>> {
         let link = Link::connect(options).await?;
         let info = bucket::open(&link, options).await?;
-        let asked = Instant::now();
-        let consumer = consumer(&link, DeliverPolicy::New).await;
-        let consumer = consumer.map_err(unclassified)?;
+        let mut effort = Effort::new(link.timeout());
+        let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
         let created = timestamp(consumer.cached_info().created);
         let this = Self {
             link,
@@ -79,23 +77,19 @@ impl Shared {
 
     /// Looks at the stream again.
     pub(super) async fn refresh(&self, effort: &mut Effort) -> Result<Info> {
-        loop {
-            let connected = self.link.connected(effort.until).await;
-            connected.map_err(|e| effort.failed(e))?;
+        let asked = self.link.ask(effort, |patience| {
             // Before the question: what happens meanwhile makes it old again.
             self.old.store(false, Ordering::SeqCst);
-            match self.link.info(effort.patience()).await {
-                Ok(info) => {
-                    self.note(&info);
-                    return Ok(info);
-                }
-                Err(trouble) => {
-                    self.old.store(true, Ordering::SeqCst);
-                    match trouble {
-                        Trouble::Nobody(e) | Trouble::Silence(e) => effort.pause(e).await?,
-                        Trouble::Final(e) => return Err(e),
-                    }
-                }
+            self.link.info(patience)
+        });
+        match asked.await {
+            Ok(info) => {
+                self.note(&info);
+                Ok(info)
+            }
+            Err(e) => {
+                self.old.store(true, Ordering::SeqCst);
+                Err(e)
             }
         }
     }
@@ -129,9 +123,12 @@ impl Shared {
     }
 
     /// A consumer from here on, for a short while. It tells the server's time.
-    pub(super) async fn consumer(&self, from: DeliverPolicy) -> Result<PullConsumer, Trouble> {
-        let asked = Instant::now();
-        let consumer = consumer(&self.link, from).await?;
+    pub(super) async fn consumer(
+        &self,
+        effort: &mut Effort,
+        from: DeliverPolicy,
+    ) -> Result<PullConsumer> {
+        let (consumer, asked) = consumer(&self.link, effort, from).await?;
         let created = timestamp(consumer.cached_info().created);
         self.clock.sample(created, asked);
         Ok(consumer)
@@ -145,21 +142,16 @@ impl Shared {
     }
 
     /// Removes every record.
-    pub(super) async fn empty(&self, now: Instant) -> Result<()> {
-        let until = now + self.link.timeout();
-        self.link.connected(until).await?;
-        let purged = self.link.stream().purge();
-        let patience = self.link.timeout();
-        let asked = async { purged.await };
-        match self.link.answered(patience, asked).await {
-            Ok(Ok(_)) => {
-                self.seen.clear();
-                *self.sweep.lock().await = Sweep::default();
-                Ok(())
-            }
-            Ok(Err(e)) => Err(unclassified(self.link.unanswered(&e))),
-            Err(trouble) => Err(unclassified(trouble)),
-        }
+    pub(super) async fn empty(&self, effort: &mut Effort) -> Result<()> {
+        let purged = async |patience| {
+            let purged = self.link.stream().purge().into_future();
+            let purged = self.link.answered(patience, purged).await?;
+            purged.map_err(|e| self.link.unanswered(&e))
+        };
+        self.link.ask(effort, purged).await?;
+        self.seen.clear();
+        *self.sweep.lock().await = Sweep::default();
+        Ok(())
     }
 
     /// Ends what runs beside the calls, and the connection.
@@ -171,7 +163,12 @@ impl Shared {
     }
 }
 
-async fn consumer(link: &Link, from: DeliverPolicy) -> Result<PullConsumer, Trouble> {
+/// A consumer, and when it was asked for.
+async fn consumer(
+    link: &Link,
+    effort: &mut Effort,
+    from: DeliverPolicy,
+) -> Result<(PullConsumer, Instant)> {
     let config = pull::Config {
         deliver_policy: from,
         ack_policy: AckPolicy::None,
@@ -180,24 +177,18 @@ async fn consumer(link: &Link, from: DeliverPolicy) -> Result<PullConsumer, Trou
         num_replicas: 1,
         ..pull::Config::default()
     };
-    let created = link.stream().create_consumer(config);
-    match link.answered(link.timeout(), created).await? {
-        Ok(consumer) => Ok(consumer),
-        Err(e) => Err(match e.kind() {
-            async_nats::jetstream::stream::ConsumerErrorKind::JetStream(said) => link.refused(said),
-            _ => link.unanswered(&e),
-        }),
-    }
-}
-
-/// The error in a trouble of a request that changes no record.
-pub(super) fn unclassified(trouble: Trouble) -> StoreError {
-    match trouble {
-        Trouble::Nobody(e) | Trouble::Final(e) => e,
-        Trouble::Silence(e) => {
-            StoreError::new(semel::StoreErrorKind::NotApplied, e.to_string()).with_source(e)
+    let created = async |patience| {
+        let asked = Instant::now();
+        let created = link.stream().create_consumer(config.clone());
+        match link.answered(patience, created).await? {
+            Ok(consumer) => Ok((consumer, asked)),
+            Err(e) => Err(match e.kind() {
+                ConsumerErrorKind::JetStream(said) => link.refused(said),
+                _ => link.unanswered(&e),
+            }),
         }
-    }
+    };
+    link.ask(effort, created).await
 }
 
 impl NatsStore {
@@ -208,13 +199,8 @@ impl NatsStore {
         let nothing = bytes::Bytes::new();
         // No sequence is this high.
         let expected = u64::MAX >> 1;
-        let put = self
-            .shared
-            .link
-            .put(&nobody, expected, nothing, effort.patience());
-        match put.await {
-            Ok(_) => Ok(()),
-            Err(trouble) => Err(unclassified(trouble)),
-        }
+        let link = &self.shared.link;
+        let put = |patience| link.put(&nobody, expected, nothing.clone(), patience);
+        link.ask(effort, put).await.map(drop)
     }
 }

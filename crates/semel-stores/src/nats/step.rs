@@ -88,17 +88,8 @@ impl NatsStore {
     /// Reads until there is an answer, or the call's time is over.
     async fn read(&self, effort: &mut Effort, identity: &IdentityDigest) -> Result<Found> {
         let link = &self.shared.link;
-        loop {
-            let connected = link.connected(effort.until).await;
-            connected.map_err(|e| effort.failed(e))?;
-            match link.read(identity, effort.patience()).await {
-                Ok(message) => return self.found(identity, message),
-                Err(Trouble::Nobody(e) | Trouble::Silence(e)) => effort.pause(e).await?,
-                Err(Trouble::Final(e)) => {
-                    return Err(effort.failed(e));
-                }
-            }
-        }
+        let read = link.ask(effort, |patience| link.read(identity, patience));
+        self.found(identity, read.await?)
     }
 
     fn found(
