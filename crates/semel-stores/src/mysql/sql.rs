@@ -5,8 +5,10 @@
 //! proxies that give each transaction another connection. Nothing from outside is put in but
 //! numbers and bytes in hexadecimal, so there is nothing to escape.
 //!
-//! Assignments are made from left to right, each seeing what was assigned before. The time is
-//! assigned first and read from its column then: working it out takes longer than anything else.
+//! In the store's own sessions assignments are made from left to right, each seeing what was assigned
+//! before: a claim assigns the time first and reads it from its column then, for working it out takes
+//! longer than anything else. Completions and what else ends an attempt also run in the application's
+//! sessions, where the server's `sql_mode` may be `SIMULTANEOUS_ASSIGNMENT`: they rely on no order.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -393,8 +395,8 @@ fn completed(outcome: &Outcome, retention: Retention) -> String {
     format!(
         "state={COMPLETED},settled_at={NOW},expires_at={expires},purge_at={purge},\
          outcome={outcome},progress=''",
-        expires = Later("settled_at", replay),
-        purge = Later("settled_at", replay.saturating_add(tombstone)),
+        expires = Later(NOW, replay),
+        purge = Later(NOW, replay.saturating_add(tombstone)),
         outcome = Hex(outcome.as_bytes()),
     )
 }
@@ -405,8 +407,8 @@ fn unknown() -> String {
 
 fn released() -> String {
     let (end, with_steps) = (
-        Later("settled_at", RELEASED_FOR),
-        Later("settled_at", RELEASED_WITH_STEPS_FOR),
+        Later(NOW, RELEASED_FOR),
+        Later(NOW, RELEASED_WITH_STEPS_FOR),
     );
     let end = format!("IF({Bare},{end},{with_steps})");
     format!("state={RELEASED},settled_at={NOW},expires_at={end},purge_at={end}")

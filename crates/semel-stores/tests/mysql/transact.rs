@@ -109,6 +109,21 @@ async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     assert_eq!(bench.state("k").await, Some(StateKind::Completed));
 }
 
+/// The application's sessions have the server's `sql_mode`, and in this one an assignment does not see those before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_is_kept_where_assignments_are_simultaneous() {
+    let server = own(&["sql-mode=SIMULTANEOUS_ASSIGNMENT"]).await;
+    let bench = Bench::at(&server.url()).await;
+    for done in [Done::Fresh("done".into()), Done::Replayed("done".into())] {
+        let sql = bench.insert("k");
+        let work = move |_, tx| execute(tx, sql.clone());
+        let ran = bench.run("k", Policy::default(), TransactOptions::default(), work);
+        assert_eq!(ran.await.unwrap(), done);
+        assert_eq!(bench.store.purge(100).await.unwrap().removed, 0);
+    }
+    assert_eq!(bench.effects("k").await, 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_and_a_panic_roll_back_and_release() {
     let bench = Arc::new(Bench::at(&common().await).await);
