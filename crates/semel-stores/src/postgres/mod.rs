@@ -42,6 +42,7 @@ mod versioned;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use semel::record::Change;
@@ -49,7 +50,7 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
+use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind, Timestamp};
 use tokio_postgres::Row;
 
 use self::connect::Connector;
@@ -103,6 +104,8 @@ pub struct PostgresStore {
     waiters: Arc<Waiters>,
     push: Push,
     transactions: Transactions,
+    /// What is due before then was purged, in microseconds.
+    purge_from: AtomicU64,
     tests: bool,
 }
 
@@ -140,6 +143,7 @@ impl PostgresStore {
             push: Push::new(connector, listen, waiters.clone()),
             waiters,
             transactions: Transactions::new(&options)?,
+            purge_from: AtomicU64::new(0),
             tests: options.tests,
         })
     }
@@ -235,7 +239,9 @@ impl Store for PostgresStore {
         let mut removed = 0;
         loop {
             let now = (limit - removed).min(PURGED_AT_ONCE);
-            let purged = self.read(|| step::purge(now), step::purged).await?;
+            let from = Timestamp::from_micros(self.purge_from.load(Ordering::Relaxed));
+            let (purged, next) = self.read(|| step::purge(now, from), step::purged).await?;
+            self.purge_from.store(next.as_micros(), Ordering::Relaxed);
             removed += purged.removed;
             if !purged.more || removed >= limit {
                 return Ok(Purged {

@@ -541,17 +541,21 @@ ORDER BY r.digest"
 const LIST_COMPLETED: &str = list_settled!("completed");
 const LIST_RELEASED: &str = list_settled!("released");
 
-/// $1 how many. Skips what a claim has locked, and is skipped over by nobody for long: one short
-/// statement. Looks at one more than it removes, to know whether there is more.
+/// $1 how many, $2 from when on. Skips what a claim has locked, and is skipped over by nobody for long:
+/// one short statement. Looks at one more than it removes, to know whether there is more, and says how
+/// far it came: what it removed stays in the index as long as an older transaction looks back, and the
+/// next slice would go over it again.
 const PURGE: &str = "
 WITH old AS MATERIALIZED (
-  SELECT r.digest FROM {records} AS r
+  SELECT r.digest, r.purge_at FROM {records} AS r
   WHERE r.purge_at < 'infinity' AND r.purge_at <= {now}
+    AND r.purge_at >= timestamptz 'epoch' + $2::bigint * interval '1 microsecond'
   ORDER BY r.purge_at LIMIT $1::bigint + 1 FOR UPDATE SKIP LOCKED),
 gone AS (
   DELETE FROM {records} AS r
   WHERE r.digest = ANY (ARRAY(SELECT o.digest FROM old AS o LIMIT $1))
   RETURNING true)
-SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old)";
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old),
+  coalesce((SELECT max(o.purge_at) FROM old AS o), 'epoch')";
 
 const CLEAR: &str = "DELETE FROM {records}";

@@ -10,7 +10,7 @@ use semel::store::{
     Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
     Refusal, Resolution, Result, Retention, Token,
 };
-use semel::{Identity, IdentityDigest, StateKind};
+use semel::{Identity, IdentityDigest, StateKind, Timestamp};
 
 use super::row::{self, Columns, Param, escaped};
 use super::sql::Kind;
@@ -194,11 +194,15 @@ fn page(query: &ListQuery) -> i64 {
     i64::try_from(query.limit.min(PAGE)).unwrap_or(i64::MAX)
 }
 
-pub(super) fn purge(limit: usize) -> Step {
+/// Looks at what is due from `from` on.
+pub(super) fn purge(limit: usize, from: Timestamp) -> Step {
     Step {
         kind: Kind::Purge,
         digest: None,
-        params: vec![Param::int(i64::try_from(limit).unwrap_or(i64::MAX))],
+        params: vec![
+            Param::int(i64::try_from(limit).unwrap_or(i64::MAX)),
+            Param::int(i64::try_from(from.as_micros()).unwrap_or(i64::MAX)),
+        ],
     }
 }
 
@@ -335,18 +339,27 @@ pub(super) fn listed(rows: &[impl Columns], query: &ListQuery) -> Result<Page> {
     })
 }
 
-pub(super) fn purged(rows: &[impl Columns]) -> Result<Purged> {
+/// What a purge removed, and from where the next one looks.
+pub(super) fn purged(rows: &[impl Columns]) -> Result<(Purged, Timestamp)> {
     let Some(row) = rows.first() else {
-        return Ok(Purged {
+        let nothing = Purged {
             removed: 0,
             more: false,
-        });
+        };
+        return Ok((nothing, Timestamp::default()));
     };
     let (gone, found): (i64, i64) = (row::get(row, 0)?, row::get(row, 1)?);
-    Ok(Purged {
+    let purged = Purged {
         removed: usize::try_from(gone).unwrap_or(0),
         more: found > gone,
-    })
+    };
+    // After the last one from the beginning: what was locked, or committed late, is due before.
+    let next = if purged.more {
+        row::time(row, 2)?
+    } else {
+        Timestamp::default()
+    };
+    Ok((purged, next))
 }
 
 /// What a look says of the attempt: whether it is in flight, and whether a push is sure to come.

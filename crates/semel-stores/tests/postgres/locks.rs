@@ -8,8 +8,9 @@ use semel::store::{Fenced, Retention, Store as _, StoreExt as _, Waited};
 use semel::transaction::{Isolation, TransactionError, Transactional as _};
 use semel::{Outcome, StoreErrorKind};
 use semel_testkit::servers::{Postgres, Server as _};
+use tokio::time::sleep;
 
-use super::{acquire, complete, identity, open, url};
+use super::{acquire, client, complete, identity, open, url};
 
 /// A transaction completes a record, and stands there: its client is paused, or its commit waits for
 /// a standby. Who waits for the record, and who renews it, holds up nobody else meanwhile.
@@ -133,7 +134,7 @@ async fn slow_commits_break_no_group() {
                         let patience = Duration::from_secs(60);
                         other.wait(id.digest(), token.fence, patience).await
                     });
-                    tokio::time::sleep(Duration::from_millis(30)).await;
+                    sleep(Duration::from_millis(30)).await;
                     assert_eq!(complete(&store, &key, &token).await, Fenced::Applied);
                     assert_eq!(waiting.await.unwrap().unwrap(), Waited::Changed);
                 }
@@ -145,8 +146,57 @@ async fn slow_commits_break_no_group() {
     }
     let rolled_back = "SELECT sum(xact_rollback)::bigint FROM pg_stat_database";
     // The server counts a little later.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    sleep(Duration::from_secs(2)).await;
     let row = super::client(&server.url()).await;
     let row = row.query_one(rolled_back, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 0);
+}
+
+/// Beside a transaction that looks back, what a purge has removed stays in the index: each slice begins where the one
+/// before it ended, and does not go over that again. A record that is due before that place is purged later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_beside_an_old_snapshot_goes_on_from_where_it_was() {
+    const SLICE: usize = 200;
+    const SLICES: usize = 20;
+    let server = Postgres::start(&["autovacuum=off"]).unwrap();
+    let store = open(&format!("{}?table=records", server.url())).await;
+    let client = client(&server.url()).await;
+    let fill = |count: usize, due: &str| {
+        format!(
+            "INSERT INTO records (digest, state, fence, nonce, attempt, fingerprint, created_at, claimed_at, \
+             lease_until, expires_at, purge_at, scope, operation, key_hint) \
+             SELECT sha256(('{due}' || n)::bytea), 'completed', n, '', 1, '', now(), now(), now(), now(), \
+             now() - interval '{due}' + n * interval '1 ms', '{{}}', '', '' FROM generate_series(1, {count}) AS n"
+        )
+    };
+    client
+        .batch_execute(&fill(SLICE * SLICES, "1 hour"))
+        .await
+        .unwrap();
+    let old = self::client(&server.url()).await;
+    let look_back = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM records";
+    old.batch_execute(look_back).await.unwrap();
+
+    for slice in 1..=SLICES {
+        let purged = store.purge(SLICE).await.unwrap();
+        assert_eq!((purged.removed, purged.more), (SLICE, slice < SLICES));
+        if slice == SLICES / 2 {
+            client.batch_execute(&fill(1, "2 hours")).await.unwrap();
+        }
+    }
+    assert_eq!(store.purge(SLICE).await.unwrap().removed, 1);
+
+    // A session tells its counts when it ends.
+    store.close().await.unwrap();
+    let others = "SELECT 1 FROM pg_stat_activity WHERE datname IS NOT NULL AND backend_type = 'client backend'";
+    while client.query(others, &[]).await.unwrap().len() > 2 {
+        sleep(Duration::from_millis(20)).await;
+    }
+    let read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname LIKE '%purge'";
+    let read: i64 = client.query_one(read, &[]).await.unwrap().get(0);
+    let removed = i64::try_from(SLICE * SLICES).unwrap();
+    assert!(
+        (removed..3 * removed).contains(&read),
+        "{read} entries of the index were read"
+    );
 }
