@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 pub(super) async fn run(options: &MysqlOptions) -> Result<Migrated> {
     let pool = Pool::new(options.driver.clone(), 1, options.timeout.max(PATIENCE));
     let server = super::server::Server::read(&pool, Instant::now() + options.timeout).await?;
-    server.check()?;
+    server.check(options.accept_unsafe)?;
     let done = to_this_version(&pool, &options.table).await;
     pool.close().await;
     done

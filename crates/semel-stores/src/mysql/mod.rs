@@ -88,6 +88,7 @@ pub struct MysqlStore {
     table: Table,
     gate: Gate,
     waiters: Arc<Waiters>,
+    accept_unsafe: bool,
     for_tests: bool,
 }
 
@@ -105,7 +106,8 @@ impl MysqlStore {
         let transactions =
             Transactions::new(options.driver.clone(), options.connections, options.timeout);
         let pool = Pool::new(options.driver, options.connections, options.timeout);
-        Server::read(&pool, pool.deadline()).await?.check()?;
+        let server = Server::read(&pool, pool.deadline()).await?;
+        server.check(options.accept_unsafe)?;
         migrate::prepare(&pool, &options.table, options.schema.unwrap_or_default()).await?;
         Ok(Self {
             pool,
@@ -115,6 +117,7 @@ impl MysqlStore {
             },
             gate: Gate::new("mysql"),
             waiters: Arc::default(),
+            accept_unsafe: options.accept_unsafe,
             for_tests: options.for_tests,
         })
     }
@@ -291,7 +294,7 @@ impl Store for MysqlStore {
     async fn probe(&self) -> Result<Probe> {
         let _inside = self.gate.enter()?;
         let server = Server::read(&self.pool, self.pool.deadline()).await?;
-        server.check()?;
+        server.check(self.accept_unsafe)?;
         migrate::prepare(&self.pool, &self.table.records, crate::Schema::Expect).await?;
         server::rehearse(&self.pool, self.table.rehearse(), self.pool.deadline()).await?;
         Ok(server.probe())

@@ -12,13 +12,13 @@ use crate::common::Location;
 use crate::{Migrated, OpenError, Schema};
 
 const KNOWN: &str =
-    "schema, table, timeout, connections, ssl-mode, ssl-ca, ssl-cert, ssl-key, socket";
+    "schema, table, timeout, connections, unsafe, ssl-mode, ssl-ca, ssl-cert, ssl-key, socket";
 const DRIVER: [&str; 5] = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
 
 /// How a [`MysqlStore`] is opened: a URL, and what it does not say.
 ///
 /// `mysql://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETERS`. Parameters: `schema`, `table`, `timeout`
-/// (as `5s` or `500ms`), `connections`; and the driver's `ssl-mode` (`disabled`, `preferred`,
+/// (as `5s` or `500ms`), `connections`, `unsafe`; and the driver's `ssl-mode` (`disabled`, `preferred`,
 /// `required`, `verify_ca`, `verify_identity`), `ssl-ca`, `ssl-cert`, `ssl-key` and `socket`.
 #[derive(Clone)]
 pub struct MysqlOptions {
@@ -27,6 +27,7 @@ pub struct MysqlOptions {
     pub(super) timeout: Duration,
     pub(super) connections: usize,
     pub(super) schema: Option<Schema>,
+    pub(super) accept_unsafe: bool,
     pub(super) for_tests: bool,
 }
 
@@ -45,6 +46,7 @@ impl MysqlOptions {
         if timeout.is_some_and(|timeout| !sensible.contains(&timeout)) {
             return Err(location.invalid("parameter `timeout` must be from `10ms` to `10m`"));
         }
+        let accept_unsafe = location.choice("unsafe", &[("refuse", false), ("warn", true)])?;
         let connections = location.take::<Count>("connections", "a number from 1 to 10000")?;
         let database = location.invalid("names no host or database: `mysql://USER@HOST/DATABASE`");
         let unread = location.invalid(
@@ -79,6 +81,7 @@ impl MysqlOptions {
             timeout: timeout.unwrap_or(Duration::from_secs(5)),
             connections: connections.map_or(16, |Count(count)| count),
             schema,
+            accept_unsafe: accept_unsafe.unwrap_or(false),
             for_tests: false,
         })
     }
@@ -123,6 +126,14 @@ impl MysqlOptions {
     #[must_use]
     pub const fn schema(mut self, schema: Schema) -> Self {
         self.schema = Some(schema);
+        self
+    }
+
+    /// Accepts a server that replicates from another one, as two primaries do from each other: the store
+    /// warns where it would refuse. URL: `unsafe=warn`, or `unsafe=refuse`.
+    #[must_use]
+    pub const fn accept_unsafe(mut self, accept: bool) -> Self {
+        self.accept_unsafe = accept;
         self
     }
 

@@ -59,7 +59,7 @@ impl Server {
     }
 
     /// Fails where steps would not be atomic, or not on the server that decides.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(super) fn check(&self, accept_unsafe: bool) -> Result<()> {
         let refusal = if self.is_on("wsrep_on") {
             "this is a Galera cluster (wsrep_on), which loses updates that it has acknowledged; \
              use a server without it"
@@ -68,8 +68,10 @@ impl Server {
             .any(|name| !matches!(self.get(name), "" | "OFF" | "0"))
         {
             "the server is read-only, as replicas are; give the address of the primary"
-        } else if self.source == Some(Source::Running) {
-            "the server replicates from another one; give the address of the primary"
+        } else if self.source == Some(Source::Running) && !accept_unsafe {
+            "the server replicates from another one; give the address of the primary, or where \
+             each replicates from the other and everybody uses this one, accept that with \
+             `unsafe=warn`"
         } else if self.is_on("log_bin")
             && self.get("binlog_format").eq_ignore_ascii_case("STATEMENT")
         {
@@ -148,7 +150,13 @@ impl Server {
                  which is stopped. Make sure that it is the primary."
                     .into(),
             ),
-            Some(Source::No | Source::Running) => {}
+            Some(Source::Running) => warn(
+                "The server replicates from another one, and `unsafe=warn` accepts that. A record that \
+                 is changed on both runs its operation twice: every process must use this one, and \
+                 the other only after this one has stopped and all it wrote has arrived there."
+                    .into(),
+            ),
+            Some(Source::No) => {}
         }
         Probe {
             store: "mysql",

@@ -80,6 +80,15 @@ async fn a_replica_is_refused() {
     let refused = store.probe().await.unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::Config);
     assert!(refused.to_string().contains("replicates"), "{refused}");
+    let refused = options(&server.url()).open().await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Config);
+    let accepted = options(&format!("{}?unsafe=warn", server.url()))
+        .open()
+        .await
+        .unwrap();
+    acquire(&accepted, "accepted").await;
+    let probe = accepted.probe().await.unwrap();
+    assert!(probe.warnings[0].contains("replicates"), "{probe:?}");
     ask(&mut root, "STOP SLAVE").await;
     ask(&mut root, "RESET SLAVE ALL").await;
     assert_eq!(store.probe().await.unwrap().warnings, Vec::<String>::new());
