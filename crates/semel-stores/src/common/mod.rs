@@ -1,6 +1,13 @@
 //! What stores share: how they are opened and closed, who waits here, and how
 //! large an outcome may be. Nothing here knows a server or a rule of the protocol.
 
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "nats",
+    feature = "postgres",
+    feature = "redis"
+))]
+mod doubt;
 mod driver;
 #[cfg(feature = "_server")]
 mod gate;
@@ -27,6 +34,13 @@ pub(crate) use self::{
     gate::Gate,
     waiters::{Poll, Running, Waiters},
 };
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "nats",
+    feature = "postgres",
+    feature = "redis"
+))]
+pub(crate) use doubt::undoubted;
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "_location")]

@@ -105,23 +105,15 @@ impl Table {
         }
     }
 
-    /// One conditional write.
+    /// One conditional write. `in_doubt` becomes true where a sending before the one that was answered
+    /// may have had its effect.
     pub(super) async fn update(
         &self,
         digest: &IdentityDigest,
         update: Update,
         returns: ReturnValue,
+        in_doubt: &mut bool,
     ) -> Result<Written> {
-        Ok(self.update_told(digest, update, returns).await?.0)
-    }
-
-    /// The same, and whether a sending before the one that was answered may have had its effect.
-    pub(super) async fn update_told(
-        &self,
-        digest: &IdentityDigest,
-        update: Update,
-        returns: ReturnValue,
-    ) -> Result<(Written, bool)> {
         let request = self
             .client
             .update_item()
@@ -135,8 +127,7 @@ impl Table {
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         let refused = match self.send(Does::Write, || request.clone().send()).await? {
             Ok(output) => {
-                let written = Written::Yes(output.attributes.unwrap_or_default());
-                return Ok((written, false));
+                return Ok(Written::Yes(output.attributes.unwrap_or_default()));
             }
             Err(refused) => refused,
         };
@@ -148,7 +139,8 @@ impl Table {
                     UpdateItemError::ConditionalCheckFailedException(failed) => {
                         // An item that is not there comes as none, or as one without attributes.
                         let found = failed.item.filter(|item| !item.is_empty());
-                        Ok((Written::No(found), refused.open))
+                        *in_doubt |= refused.open;
+                        Ok(Written::No(found))
                     }
                     other => Err(self.refusal(&other, Does::Write, refused.open)),
                 }

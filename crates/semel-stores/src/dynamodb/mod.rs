@@ -51,7 +51,7 @@ use self::call::Table;
 use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
-use crate::common::{Driver, Gate, Poll, Running, Waiters, fits};
+use crate::common::{Driver, Gate, Poll, Running, Waiters, fits, undoubted};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| DynamoDbOptions::from_url(url).map(drop),
@@ -137,16 +137,22 @@ impl Store for DynamoDbStore {
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let _under_way = self.gate.enter()?;
         fits(change, "dynamodb", MAX_OUTCOME)?;
-        match change {
+        let mut in_doubt = false;
+        let doubt = &mut in_doubt;
+        let answer = match change {
             Change::Held(token, Update::Renew(lease)) => {
-                self.prolong(identity, change, token, *lease).await
+                self.prolong(identity, change, token, *lease, doubt).await?
             }
             Change::Held(token, Update::KeepStep { step, kept }) => {
-                self.append(identity, change, token, step, *kept).await
+                self.append(identity, change, token, step, *kept, doubt)
+                    .await?
             }
-            Change::Held(token, _) => self.settle(identity, change, token).await,
-            Change::Resolve(resolution) => self.resolve(identity, change, resolution).await,
-        }
+            Change::Held(token, _) => self.settle(identity, change, token, doubt).await?,
+            Change::Resolve(resolution) => {
+                self.resolve(identity, change, resolution, doubt).await?
+            }
+        };
+        undoubted(answer, in_doubt)
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -46,7 +46,7 @@ impl DynamoDbStore {
             };
             match self
                 .table
-                .update(digest, update, ReturnValue::AllNew)
+                .update(digest, update, ReturnValue::AllNew, &mut false)
                 .await?
             {
                 Written::Yes(item) => {
@@ -75,6 +75,7 @@ impl DynamoDbStore {
         change: &Change,
         token: &Token,
         lease: Duration,
+        in_doubt: &mut bool,
     ) -> Result<Fenced> {
         let micros = item::micros(lease);
         let known = self.seen.of_token(identity, token);
@@ -84,7 +85,7 @@ impl DynamoDbStore {
             let update = update::renew(token, micros, now.after(lease), at_least);
             match self
                 .table
-                .update(identity, update, ReturnValue::AllNew)
+                .update(identity, update, ReturnValue::AllNew, in_doubt)
                 .await?
             {
                 Written::Yes(item) => {
@@ -111,13 +112,14 @@ impl DynamoDbStore {
         token: &Token,
         step: &FinishedStep,
         kept: usize,
+        in_doubt: &mut bool,
     ) -> Result<Fenced> {
         let room = kept.saturating_add(step.as_bytes().len()) <= Progress::MAX_STORED;
         for _ in 0..ROUNDS {
             let written = if room {
                 let update = update::keep_step(token, step, kept);
                 self.table
-                    .update(identity, update, ReturnValue::AllNew)
+                    .update(identity, update, ReturnValue::AllNew, in_doubt)
                     .await?
             } else {
                 // Never written: what is there says why.
@@ -147,6 +149,7 @@ impl DynamoDbStore {
         identity: &IdentityDigest,
         change: &Change,
         resolution: &Resolution,
+        in_doubt: &mut bool,
     ) -> Result<Fenced> {
         let about = Token {
             fence: resolution.fence,
@@ -177,7 +180,7 @@ impl DynamoDbStore {
             let update = update::resolve(resolution.fence, from, row, &record, now);
             match self
                 .table
-                .update(identity, update, ReturnValue::None)
+                .update(identity, update, ReturnValue::None, in_doubt)
                 .await?
             {
                 Written::Yes(_) => {
@@ -226,6 +229,7 @@ impl DynamoDbStore {
         digest: &IdentityDigest,
         change: &Change,
         token: &Token,
+        in_doubt: &mut bool,
     ) -> Result<Fenced> {
         let now = self.now();
         let from: &[StateKind] = match change {
@@ -240,7 +244,11 @@ impl DynamoDbStore {
                 return Err(unsettled());
             };
             let update = update::settle(token, from, &record);
-            match self.table.update(digest, update, ReturnValue::None).await? {
+            match self
+                .table
+                .update(digest, update, ReturnValue::None, in_doubt)
+                .await?
+            {
                 Written::Yes(_) => {
                     self.changed(digest, &token.nonce);
                     return Ok(Fenced::Applied);

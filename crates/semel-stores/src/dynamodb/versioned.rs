@@ -56,11 +56,10 @@ impl DynamoDbStore {
         let mut resent = false;
         for _ in 0..ROUNDS {
             let update = self.update_for(key, &change, value.as_ref());
-            let (written, open) = self
+            let written = self
                 .versioned
-                .update_told(&digest, update, returns.clone())
+                .update(&digest, update, returns.clone(), &mut resent)
                 .await?;
-            resent |= open;
             let found = match (written, change.expected) {
                 (Written::Yes(_), Expected::Version(version)) => return Ok(version.next()),
                 (Written::Yes(item), _) => return Ok(Version(Reader(&item).number(VERSION)?)),

@@ -44,6 +44,11 @@ impl Effort {
         self.unheard = Some(e);
     }
 
+    /// Whether a write of it may have been stored unheard.
+    pub(super) const fn in_doubt(&self) -> bool {
+        self.unheard.is_some()
+    }
+
     /// The call failed: not applied, unless a write of it was not answered.
     pub(super) fn failed(&mut self, last: StoreError) -> StoreError {
         match self.unheard.take() {

@@ -16,6 +16,7 @@ use super::effort::{Effort, contended};
 use super::frame::{self, Meant, Row};
 use super::link::{Put, Trouble, timestamp};
 use super::seen::Left;
+use crate::common::undoubted;
 
 /// How often a read that must be stale is done again.
 const STALE_READS: u32 = 4;
@@ -401,7 +402,7 @@ impl NatsStore {
                         effort.pause(contended()).await?;
                         continue;
                     }
-                    return Ok(Fenced::Refused(refusal));
+                    return undoubted(refusal.into(), effort.in_doubt());
                 }
             };
             let mut next = next;

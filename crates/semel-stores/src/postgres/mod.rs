@@ -65,7 +65,7 @@ use self::step::{Answer, Step};
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Poll, Waiters, fits};
+use crate::common::{Driver, Gate, Poll, Waiters, fits, undoubted};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]
@@ -152,15 +152,15 @@ impl PostgresStore {
     /// whether they tell of a change.
     async fn turns<T>(
         &self,
+        sent: &mut Sent,
         make: impl Fn(usize) -> Step + Send,
         read: impl Fn(usize, &[Row]) -> Result<(Answer<T>, bool)> + Send,
     ) -> Result<T> {
         let _step = self.gate.enter()?;
-        let mut sent = Sent::default();
         for turn in 0..TURNS {
             let step = make(turn);
             let digest = step.digest;
-            let rows = self.pool.run(step, &mut sent).await?;
+            let rows = self.pool.run(step, sent).await?;
             let (answer, changed) = read(turn, &rows)?;
             if let (true, Some(digest)) = (changed, &digest) {
                 // Who waits in this process need not wait for the server to tell.
@@ -187,13 +187,14 @@ impl PostgresStore {
         read: impl Fn(&[Row]) -> Result<T> + Send + Sync,
     ) -> Result<T> {
         let read = |_, rows: &[Row]| Ok((Answer::Is(read(rows)?), false));
-        self.turns(|_| make(), read).await
+        self.turns(&mut Sent::default(), |_| make(), read).await
     }
 }
 
 impl Store for PostgresStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         self.turns(
+            &mut Sent::default(),
             |turn| match turn {
                 0 => step::claim_new(identity, request),
                 _ => step::claim(identity, request),
@@ -210,7 +211,9 @@ impl Store for PostgresStore {
         fits(change, "postgres", LARGEST)?;
         // Where it was not written, the record says why.
         let writes = |turn: usize| turn.is_multiple_of(2);
-        self.turns(
+        let mut sent = Sent::default();
+        let changed = self.turns(
+            &mut sent,
             |turn| match writes(turn) {
                 true => step::change(identity, change),
                 false => step::get(identity),
@@ -222,8 +225,9 @@ impl Store for PostgresStore {
                     _ => (Answer::Is(Fenced::Applied), change.ends_attempt()),
                 })
             },
-        )
-        .await
+        );
+        let answer = changed.await?;
+        undoubted(answer, sent.in_doubt())
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -102,7 +102,12 @@ impl Link {
                 *used.lock() = Some(number);
                 let before = was_sent.swap(true, Ordering::Relaxed);
                 let error = match wire.send(request, text).await {
-                    Ok(answer) => return Ok(answer),
+                    Ok(answer) => {
+                        return Ok(Answer {
+                            resent: before,
+                            ..answer
+                        });
+                    }
                     Err(error) => error,
                 };
                 match error::next(&error) {

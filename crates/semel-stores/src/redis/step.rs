@@ -12,7 +12,7 @@ use super::row::{Fields, nonce_text, token_text};
 use super::scripts::{Script, Scripts};
 use super::wire::Call;
 use super::{Inner, micros};
-use crate::common::Running;
+use crate::common::{Running, undoubted};
 
 /// A fenced step: which script, and its arguments after the digest.
 pub(super) struct Step<'a> {
@@ -27,6 +27,7 @@ pub(super) struct Step<'a> {
 pub(super) struct Ran {
     pub(super) wrote: bool,
     pub(super) fields: Fields,
+    resent: bool,
     /// Why the step is not as durable as it should be.
     shortfall: Option<StoreError>,
 }
@@ -81,6 +82,7 @@ impl Inner {
         Ok(Ran {
             wrote: fields.text()? == "1",
             fields,
+            resent: answer.resent,
             shortfall,
         })
     }
@@ -221,7 +223,7 @@ impl Inner {
         }
         match decided {
             Ok(None) => ran.confirm(Fenced::Applied),
-            Err(refusal) => Ok(refusal.into()),
+            Err(refusal) => undoubted(refusal.into(), ran.resent),
             Ok(Some(_)) => Err(disagree()),
         }
     }

@@ -52,12 +52,16 @@ pub(super) struct Answer {
     pub(super) value: Value,
     /// Of `WAIT` behind a script; of a pipeline.
     pub(super) more: Vec<Value>,
+    /// Whether it was sent before, and that answer was lost.
+    pub(super) resent: bool,
 }
 
 impl From<Value> for Answer {
     fn from(value: Value) -> Self {
-        let more = Vec::new();
-        Self { value, more }
+        Self {
+            value,
+            ..Self::default()
+        }
     }
 }
 
@@ -98,6 +102,7 @@ impl Wire {
             Request::Pipeline(pipeline, node) => Ok(Answer {
                 value: Value::Nil,
                 more: self.pipeline(pipeline.clone(), To::Node(node)).await?,
+                resent: false,
             }),
             Request::Call(call) => {
                 let (command, to) = (call.command(text), To::Key(call.key));
@@ -110,6 +115,7 @@ impl Wire {
                 Ok(Answer {
                     value: checked(values.next().unwrap_or_default())?,
                     more: values.collect(),
+                    resent: false,
                 })
             }
         }

@@ -188,6 +188,42 @@ async fn cut_connections_are_made_again() {
     load.check(&store).await;
 }
 
+/// The completion is stored, and its answer lost. Before it is sent again, its retention is over and another claim holds
+/// the record: to say that the completion was refused would be false.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_others_came_after_is_not_called_refused() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let store = Arc::new(open(&server.url_through(proxy.address())).await);
+    let direct = open(&server.url()).await;
+    let token = acquire(&store, "after").await.token;
+
+    proxy.set(Fault::SwallowAnswers);
+    let completing = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let (outcome, brief) = (
+                Outcome::success(b"done"),
+                Retention::new(Duration::from_millis(50)),
+            );
+            store
+                .complete(identity("after").digest(), &token, &outcome, brief)
+                .await
+        })
+    };
+    let next = loop {
+        match direct.claim(&identity("after"), &request()).await.unwrap() {
+            Claim::Acquired(next) => break next.token,
+            _ => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    proxy.set(Fault::None);
+    proxy.cut();
+    let error = completing.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    assert_eq!(complete(&direct, "after", &next).await, Fenced::Applied);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_unknown_and_the_same_step_again_is_right() {
     let server = Postgres::start(&[]).unwrap();

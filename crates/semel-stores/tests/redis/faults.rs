@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Fenced, OnLost, StoreExt as _};
-use semel::{Store as _, StoreErrorKind};
+use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Retention, StoreExt as _};
+use semel::{Outcome, Store as _, StoreErrorKind};
 use semel_stores::RedisStore;
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Redis, Server as _};
@@ -74,6 +74,48 @@ async fn an_answer_that_was_lost_leaves_no_doubt_when_asked_again() {
         .claim(&identity("a-key-of-some-length"), &request())
         .await;
     failed(next, StoreErrorKind::NotApplied);
+}
+
+/// The completion is stored, and its answer lost. Before it is sent again, its retention is over and another claim holds
+/// the record: to say that the completion was refused would be false.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_others_came_after_is_not_called_refused() {
+    let server = Redis::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let options = options();
+    let store = options
+        .clone()
+        .open(&server.url_through(proxy.address()))
+        .await
+        .unwrap();
+    let direct = options.open(&server.url()).await.unwrap();
+    let identity = identity("a-key-of-some-length");
+    let token = claim(&store, &identity).await.token;
+
+    proxy.set(Fault::SwallowAnswers);
+    let completing = {
+        let identity = identity.clone();
+        tokio::spawn(async move {
+            let (outcome, brief) = (
+                Outcome::success(b"done"),
+                Retention::new(Duration::from_millis(50)),
+            );
+            store
+                .complete(identity.digest(), &token, &outcome, brief)
+                .await
+        })
+    };
+    let next = loop {
+        match direct.claim(&identity, &request()).await.unwrap() {
+            Claim::Acquired(next) => break next.token,
+            _ => sleep(Duration::from_millis(10)).await,
+        }
+    };
+    proxy.set(Fault::None);
+    proxy.cut();
+    failed(completing.await.unwrap(), StoreErrorKind::Unknown);
+    let done = super::complete(&direct, identity.digest(), &next);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
 }
 
 #[tokio::test(flavor = "multi_thread")]
