@@ -12,6 +12,8 @@
     reason = "measurements are for whoever runs the test"
 )]
 
+#[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
+mod certificates;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 #[cfg(feature = "file")]

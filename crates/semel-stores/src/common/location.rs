@@ -1,6 +1,8 @@
 //! Where a store is: a URL, and the parameters in it that are ours.
 
 use std::fmt;
+#[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -85,6 +87,29 @@ impl Location {
                 };
                 Err(self.invalid(format!("parameter `{name}` must be {words}")))
             }
+        }
+    }
+
+    /// The files of a client's certificate and of its key: both, or neither.
+    ///
+    /// # Errors
+    /// [`OpenError::Invalid`] where one is there without the other.
+    #[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
+    pub(crate) fn certificate(
+        &mut self,
+        [certificate, key]: [&str; 2],
+    ) -> Result<Option<(PathBuf, PathBuf)>, OpenError> {
+        let scheme = self.scheme;
+        let alone = |one: &str, other: &str| {
+            let reason = format!("parameter `{one}` needs `{other}`: a certificate and its key");
+            OpenError::invalid(scheme, reason)
+        };
+        let wanted = "the path of a PEM file";
+        match (self.take(certificate, wanted)?, self.take(key, wanted)?) {
+            (None, None) => Ok(None),
+            (Some(of), Some(with)) => Ok(Some((of, with))),
+            (Some(_), None) => Err(alone(certificate, key)),
+            (None, Some(_)) => Err(alone(key, certificate)),
         }
     }
 

@@ -11,7 +11,7 @@ use super::{NatsStore, bucket};
 use crate::common::{Location, Migrated, Schema};
 use crate::{OpenError, OpenOptions};
 
-const PARAMETERS: &str = "schema, timeout, replicas, storage, max_bytes, token, tls, ca";
+const PARAMETERS: &str = "schema, timeout, replicas, storage, max_bytes, token, tls, ca, cert, key";
 const SHORTEST: Duration = Duration::from_millis(50);
 
 /// Where a bucket's messages are kept.
@@ -56,7 +56,8 @@ enum Login {
 /// | `max_bytes` | no limit | bytes after which a bucket that is made or migrated refuses claims |
 /// | `token` | | a token, instead of one before the host |
 /// | `tls` | `off` | `on` refuses a connection without TLS |
-/// | `ca` | the system's | path of a PEM file with the authorities to trust |
+/// | `ca` | the system's | path of a PEM file with the authorities to trust; needs `tls=on` |
+/// | `cert`, `key` | | paths of PEM files: the certificate to show, and its key; need `tls=on` |
 #[derive(Clone)]
 pub struct NatsOptions {
     hosts: Vec<ServerAddr>,
@@ -69,6 +70,7 @@ pub struct NatsOptions {
     pub(super) max_bytes: Option<i64>,
     tls: bool,
     ca: Option<PathBuf>,
+    certificate: Option<(PathBuf, PathBuf)>,
     pub(super) for_tests: bool,
 }
 
@@ -104,7 +106,13 @@ impl NatsOptions {
         let token = from.take::<String>("token", "text")?;
         let tls = from.choice("tls", &[("on", true), ("off", false)])?;
         let ca = from.take::<PathBuf>("ca", "a path")?;
+        let certificate = from.certificate(["cert", "key"])?;
         let wrong = |reason: &str| OpenError::invalid("nats", reason);
+        if tls != Some(true) && (ca.is_some() || certificate.is_some()) {
+            return Err(wrong(
+                "has parameters `ca`, `cert` and `key`, which need `tls=on`",
+            ));
+        }
         if replicas.is_some_and(|n| !matches!(n, 1 | 3 | 5)) {
             return Err(wrong("parameter `replicas` must be 1, 3 or 5"));
         }
@@ -145,6 +153,7 @@ impl NatsOptions {
             max_bytes,
             tls: tls.unwrap_or_default(),
             ca,
+            certificate,
             for_tests: false,
         })
     }
@@ -229,6 +238,9 @@ impl NatsOptions {
         }
         if let Some(ca) = &self.ca {
             driver = driver.add_root_certificates(ca.clone());
+        }
+        if let Some((certificate, key)) = &self.certificate {
+            driver = driver.add_client_certificate(certificate.clone(), key.clone());
         }
         driver.require_tls(self.tls)
     }

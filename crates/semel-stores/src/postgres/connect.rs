@@ -68,7 +68,7 @@ impl Connector {
         }
         Ok(Self {
             hosts: Hosts::new(&config, options.timeout),
-            tls: tls::connector(&options.verify)?,
+            tls: tls::connector(&options.tls)?,
             table: options.table.clone(),
             sql: Sql::new(&options.table),
             prepared,

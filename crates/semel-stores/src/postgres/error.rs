@@ -5,6 +5,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::table::Table;
+use crate::common::privacy;
 
 /// Why a step has no answer.
 #[derive(Debug)]
@@ -105,7 +106,8 @@ pub(super) fn connecting(error: Error, table: &Table) -> StoreError {
             error,
         );
     }
-    if message.contains("TLS") {
+    // A server that does not take our certificate says so when the driver thinks that TLS is done.
+    if message.contains("TLS") || privacy::objection(&error).is_some() {
         return wrap(
             StoreErrorKind::Config,
             format!("no TLS with PostgreSQL: {cause}"),

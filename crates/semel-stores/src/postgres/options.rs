@@ -6,7 +6,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::TargetSessionAttrs;
 
 use super::table::Table;
-use super::tls::Verify;
+use super::tls::Tls;
 use super::{PostgresStore, migrate};
 use crate::{Migrated, OpenError, Schema};
 
@@ -28,7 +28,7 @@ pub(super) enum Listen {
 #[must_use = "options open nothing by themselves"]
 pub struct PostgresOptions {
     pub(super) config: Config,
-    pub(super) verify: Verify,
+    pub(super) tls: Tls,
     pub(super) table: Table,
     pub(super) schema: Option<Schema>,
     pub(super) connections: usize,
@@ -51,7 +51,7 @@ impl PostgresOptions {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         Self {
             config,
-            verify: Verify::Nothing,
+            tls: Tls::default(),
             table: Table::default(),
             schema: None,
             connections: 8,

@@ -1,12 +1,13 @@
 //! TLS as libpq's `sslmode` names it, on rustls.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
@@ -14,20 +15,40 @@ use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// What is checked of the server's certificate. A path is that of a PEM file with the roots to
-/// trust; without one they are Mozilla's.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verify {
-    /// Nothing: `prefer`, `require`. Keeps out who listens, not who answers.
-    Nothing,
-    /// That a trusted root signed it: `verify-ca`.
-    Chain(Option<String>),
-    /// That, and the host's name: `verify-full`.
-    Name(Option<String>),
+/// What is checked of the server's certificate, and which one is shown to it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tls {
+    pub(super) verify: Verify,
+    /// The files of a certificate and of its key.
+    pub(super) certificate: Option<(PathBuf, PathBuf)>,
 }
 
-/// A connector that checks this much.
-pub(super) fn connector(verify: &Verify) -> Result<MakeRustlsConnect> {
+/// What is checked of the server's certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum Verify {
+    /// Nothing: `prefer`, `require`. Keeps out who listens, not who answers.
+    #[default]
+    Nothing,
+    /// That a trusted root signed it: `verify-ca`.
+    Chain(Roots),
+    /// That, and the host's name: `verify-full`.
+    Name(Roots),
+}
+
+/// The root certificates to trust.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum Roots {
+    /// Mozilla's, as they were when this program was built.
+    #[default]
+    Mozilla,
+    /// Those of the system.
+    System,
+    /// Those in a PEM file.
+    File(PathBuf),
+}
+
+/// A connector that checks and shows this much.
+pub(super) fn connector(tls: &Tls) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -38,50 +59,90 @@ pub(super) fn connector(verify: &Verify) -> Result<MakeRustlsConnect> {
             chain,
         }))
     };
-    let roots = |path: &Option<String>| -> Result<Arc<WebPkiServerVerifier>> {
-        let roots = Arc::new(roots(path.as_deref())?);
+    let roots = |roots: &Roots| -> Result<Arc<WebPkiServerVerifier>> {
+        let roots = Arc::new(roots.read()?);
         WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
             .build()
             .map_err(|error| config("no root certificate can be used").with_source(error))
     };
-    let config = match verify {
+    let builder = match &tls.verify {
         Verify::Nothing => builder
             .dangerous()
             .with_custom_certificate_verifier(verifier(None)?),
-        Verify::Chain(path) => builder
+        Verify::Chain(trusted) => builder
             .dangerous()
-            .with_custom_certificate_verifier(verifier(Some(roots(path)?))?),
-        Verify::Name(path) => builder.with_webpki_verifier(roots(path)?),
+            .with_custom_certificate_verifier(verifier(Some(roots(trusted)?))?),
+        Verify::Name(trusted) => builder.with_webpki_verifier(roots(trusted)?),
     };
-    Ok(MakeRustlsConnect::new(config.with_no_client_auth()))
+    let config = match &tls.certificate {
+        None => builder.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let chain = certificates("sslcert", certificate)?;
+            let bad = || {
+                config(format!(
+                    "`sslkey` must name a PEM file with the key of `sslcert`, without a \
+                     passphrase: {}",
+                    key.display()
+                ))
+            };
+            let key =
+                PrivateKeyDer::from_pem_file(key).map_err(|error| bad().with_source(error))?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| bad().with_source(error))?
+        }
+    };
+    Ok(MakeRustlsConnect::new(config))
 }
 
 fn config(message: impl Into<Box<str>>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message)
 }
 
-fn roots(path: Option<&str>) -> Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    let Some(path) = path else {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-        return Ok(roots);
-    };
-    let bad = || {
-        config(format!(
-            "`sslrootcert` must name a PEM file of certificates: {path}"
-        ))
-    };
-    let all = CertificateDer::pem_file_iter(path).map_err(|error| bad().with_source(error))?;
-    for certificate in all {
-        let certificate = certificate.map_err(|error| bad().with_source(error))?;
-        roots
-            .add(certificate)
-            .map_err(|error| bad().with_source(error))?;
+impl Roots {
+    fn read(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        match self {
+            Self::Mozilla => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Self::System => {
+                let found = rustls_native_certs::load_native_certs();
+                // Systems have some that no library reads.
+                roots.add_parsable_certificates(found.certs);
+                if roots.is_empty() {
+                    return Err(config(
+                        "`sslrootcert=system`: this system has no root certificates, or they \
+                         cannot be read",
+                    ));
+                }
+            }
+            Self::File(path) => {
+                for certificate in certificates("sslrootcert", path)? {
+                    roots
+                        .add(certificate)
+                        .map_err(|error| unreadable("sslrootcert", path).with_source(error))?;
+                }
+            }
+        }
+        Ok(roots)
     }
-    if roots.is_empty() {
-        return Err(bad());
+}
+
+/// The certificates in the file that this parameter names, of which there is one at least.
+fn certificates(parameter: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let bad = |error| unreadable(parameter, path).with_source(error);
+    let all = CertificateDer::pem_file_iter(path).map_err(bad)?;
+    let all: Vec<_> = all.collect::<Result<_, _>>().map_err(bad)?;
+    match all.is_empty() {
+        true => Err(unreadable(parameter, path)),
+        false => Ok(all),
     }
-    Ok(roots)
+}
+
+fn unreadable(parameter: &str, path: &Path) -> StoreError {
+    config(format!(
+        "`{parameter}` must name a PEM file of certificates: {}",
+        path.display()
+    ))
 }
 
 /// Checks the chain where there is a verifier for it, and the host's name never.

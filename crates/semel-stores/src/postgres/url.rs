@@ -4,13 +4,13 @@ use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 
 use super::options::{Listen, PostgresOptions};
-use super::tls::Verify;
+use super::tls::{Roots, Tls, Verify};
 use crate::OpenError;
 use crate::common::{Location, unknown};
 
 /// Parameters of ours.
 const OURS: &str = "table, schema, timeout, connections, group, prepared, listen, sslmode, \
-     sslrootcert";
+     sslrootcert, sslcert, sslkey";
 
 /// Parameters that go to the driver.
 const DRIVERS: [&str; 17] = [
@@ -35,8 +35,8 @@ const DRIVERS: [&str; 17] = [
 
 impl PostgresOptions {
     /// Reads a URL: `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE&…`. Ours are
-    /// `table`, `schema`, `timeout`, `connections`, `group`, `prepared`, `listen`, `sslmode` and
-    /// `sslrootcert`; what libpq calls `host`, `user`, `options`, `application_name` and so on is
+    /// `table`, `schema`, `timeout`, `connections`, `group`, `prepared`, `listen`, `sslmode`,
+    /// `sslrootcert`, `sslcert` and `sslkey`; what libpq calls `host`, `user`, `options`, `application_name` and so on is
     /// understood too.
     ///
     /// # Errors
@@ -52,8 +52,14 @@ impl PostgresOptions {
         let listen = location.take::<String>("listen", "")?;
         let mode = location.take::<String>("sslmode", "")?;
         let roots = location.take::<String>("sslrootcert", "")?;
+        let certificate = location.certificate(["sslcert", "sslkey"])?;
         let (ssl, verify) =
             ssl(mode.as_deref(), roots).map_err(|reason| location.invalid(reason))?;
+        if certificate.is_some() && ssl == SslMode::Disable {
+            return Err(location.invalid(
+                "parameters `sslcert` and `sslkey` are of no use while `sslmode` is `disable`",
+            ));
+        }
         let mut config = driver(location)?;
         config.ssl_mode(ssl);
         let listen = match listen.as_deref() {
@@ -71,7 +77,10 @@ impl PostgresOptions {
             }
         };
         let mut options = Self {
-            verify,
+            tls: Tls {
+                verify,
+                certificate,
+            },
             listen,
             schema,
             ..Self::from_config(config)
@@ -94,27 +103,44 @@ impl PostgresOptions {
 
 /// `sslmode` as libpq understands it: below `verify-ca` nobody is authenticated.
 fn ssl(mode: Option<&str>, roots: Option<String>) -> Result<(SslMode, Verify), &'static str> {
-    let ssl = match mode {
-        Some("disable") => SslMode::Disable,
-        None | Some("prefer") => SslMode::Prefer,
-        Some("require" | "verify-ca" | "verify-full") => SslMode::Require,
-        Some(_) => {
+    let roots = roots.map(|roots| match &*roots {
+        "system" => Roots::System,
+        _ => Roots::File(roots.into()),
+    });
+    let mode = match mode {
+        None if roots == Some(Roots::System) => "verify-full",
+        None => "prefer",
+        Some(mode) => mode,
+    };
+    let verify = match (mode, roots) {
+        ("verify-full", roots) => Verify::Name(roots.unwrap_or_default()),
+        // These sign for everybody: it is the name that counts.
+        (_, Some(Roots::System)) => {
+            return Err(
+                "parameter `sslrootcert=system` needs `sslmode` to be `verify-full`, which it is \
+                 unless given",
+            );
+        }
+        ("verify-ca", roots) => Verify::Chain(roots.unwrap_or_default()),
+        ("require", Some(roots)) => Verify::Chain(roots),
+        ("disable" | "prefer" | "require", None) => Verify::Nothing,
+        ("disable" | "prefer", Some(_)) => {
+            return Err(
+                "parameter `sslrootcert` needs `sslmode` to be `require`, `verify-ca` or \
+                 `verify-full`",
+            );
+        }
+        _ => {
             return Err(
                 "parameter `sslmode` must be `disable`, `prefer`, `require`, `verify-ca` or \
                  `verify-full`",
             );
         }
     };
-    let verify = match (mode, &roots) {
-        (Some("verify-full"), _) => Verify::Name(roots),
-        (Some("verify-ca"), _) | (Some("require"), Some(_)) => Verify::Chain(roots),
-        (_, Some(_)) => {
-            return Err(
-                "parameter `sslrootcert` needs `sslmode` to be `require`, `verify-ca` or \
-                 `verify-full`",
-            );
-        }
-        (_, None) => Verify::Nothing,
+    let ssl = match mode {
+        "disable" => SslMode::Disable,
+        "prefer" => SslMode::Prefer,
+        _ => SslMode::Require,
     };
     Ok((ssl, verify))
 }

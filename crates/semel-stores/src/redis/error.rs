@@ -3,6 +3,8 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use semel::{StoreError, StoreErrorKind};
 
+use crate::common::privacy;
+
 /// What a failed step does to the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
@@ -83,6 +85,10 @@ pub(super) fn sent(error: RedisError, effect: Effect, before: bool) -> StoreErro
 
 /// The error for a caller whose step was never sent, as there was no connection.
 pub(super) fn unsent(error: RedisError) -> StoreError {
+    if let Some(objection) = privacy::objection(&error) {
+        let message = format!("no TLS with redis (see `ca`, `cert` and `key`): {objection}");
+        return StoreError::new(StoreErrorKind::Config, message).with_source(error);
+    }
     let (kind, message) = match meaning(&error, Effect::Read) {
         (StoreErrorKind::Config, message) => (StoreErrorKind::Config, message),
         (_, message) => (

@@ -1,8 +1,9 @@
 //! What a store on Redis is opened with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use redis::ClientTlsConfig;
 use semel::{StoreError, StoreErrorKind};
 
 use super::RedisStore;
@@ -28,6 +29,7 @@ pub struct RedisOptions {
     pub(super) for_tests: bool,
     tls: bool,
     authority: Option<PathBuf>,
+    certificate: Option<(PathBuf, PathBuf)>,
 }
 
 impl Default for RedisOptions {
@@ -43,12 +45,13 @@ impl Default for RedisOptions {
             for_tests: false,
             tls: false,
             authority: None,
+            certificate: None,
         }
     }
 }
 
 const PARAMETERS: &str = "`prefix`, `timeout`, `connections`, `wait_replicas`, `wait_aof`, `wait_timeout`, \
-     `unsafe`, `tls`, `ca`";
+     `unsafe`, `tls`, `ca`, `cert`, `key`";
 
 impl RedisOptions {
     /// Keys begin with `semel:`; 5 s for a step; one connection; no waiting for replicas; a server
@@ -130,16 +133,22 @@ impl RedisOptions {
     /// cannot be reached, or would forget records.
     pub async fn open(self, url: &str) -> Result<RedisStore, OpenError> {
         let (options, mut target) = self.read(url)?;
-        if let Some(path) = &options.authority {
-            let authority = tokio::task::spawn_blocking({
-                let path = path.clone();
-                move || std::fs::read(path)
-            });
-            let authority = authority.await.unwrap_or_else(|e| Err(e.into()));
-            target.trust(authority.map_err(|error| {
-                let message = format!("cannot read the certificate `{}`", path.display());
+        if options.authority.is_some() || options.certificate.is_some() {
+            let authority = match &options.authority {
+                Some(path) => Some(file("certificate", path).await?),
+                None => None,
+            };
+            let own = match &options.certificate {
+                Some((certificate, key)) => Some(ClientTlsConfig {
+                    client_cert: file("certificate", certificate).await?,
+                    client_key: file("key", key).await?,
+                }),
+                None => None,
+            };
+            target.certify(authority, own).map_err(|error| {
+                let message = format!("`ca`, `cert` and `key` must name PEM files: {error}");
                 StoreError::new(StoreErrorKind::Config, message).with_source(error)
-            })?);
+            })?;
         }
         if options.tls {
             // The program's own choice comes first.
@@ -238,6 +247,9 @@ impl RedisOptions {
         if let Some(path) = location.take("ca", "a file's path")? {
             self.authority = Some(path);
         }
+        if let Some(files) = location.certificate(["cert", "key"])? {
+            self.certificate = Some(files);
+        }
         Ok(())
     }
 
@@ -248,6 +260,13 @@ impl RedisOptions {
         }
         if !(1..=64).contains(&self.connections) {
             return Err("takes 1 to 64 connections".into());
+        }
+        if !self.tls && (self.authority.is_some() || self.certificate.is_some()) {
+            return Err(
+                "has parameters `ca`, `cert` and `key`, which need TLS: `rediss://`, or `tls=yes` for \
+                 a Cluster"
+                    .into(),
+            );
         }
         let sane = Duration::from_millis(10)..=Duration::from_hours(1);
         if !sane.contains(&self.timeout) {
@@ -277,6 +296,17 @@ impl RedisOptions {
         wait.arg(self.wait_replicas).arg(millis);
         Some(wait)
     }
+}
+
+async fn file(what: &str, path: &Path) -> Result<Vec<u8>, StoreError> {
+    let read = tokio::task::spawn_blocking({
+        let path = path.to_owned();
+        move || std::fs::read(path)
+    });
+    read.await.unwrap_or_else(|e| Err(e.into())).map_err(|e| {
+        let message = format!("cannot read the {what} `{}`", path.display());
+        StoreError::new(StoreErrorKind::Config, message).with_source(e)
+    })
 }
 
 const YES_OR_NO: [(&str, bool); 2] = [("yes", true), ("no", false)];

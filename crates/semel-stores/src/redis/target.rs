@@ -7,8 +7,8 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo as _, ProtocolVersion, PushInfo,
-    RedisResult, TlsCertificates,
+    AsyncConnectionConfig, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo as _,
+    ProtocolVersion, PushInfo, RedisResult, TlsCertificates,
 };
 
 /// A server, or nodes of a Cluster.
@@ -35,12 +35,18 @@ impl Target {
         })
     }
 
-    /// Trusts this authority (PEM) instead of the public ones.
-    pub(super) fn trust(&mut self, authority: Vec<u8>) {
+    /// Trusts this authority instead of the public ones, and shows this certificate; all PEM.
+    pub(super) fn certify(
+        &mut self,
+        authority: Option<Vec<u8>>,
+        own: Option<ClientTlsConfig>,
+    ) -> RedisResult<()> {
         self.certificates = Some(TlsCertificates {
-            client_tls: None,
-            root_cert: Some(authority),
+            client_tls: own,
+            root_cert: authority,
         });
+        // Reads them all.
+        self.to_node(0, ProtocolVersion::RESP2).map(drop)
     }
 
     pub(super) const fn is_cluster(&self) -> bool {

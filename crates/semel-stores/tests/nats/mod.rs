@@ -76,15 +76,15 @@ async fn complete(store: &NatsStore, identity: &Identity, token: &Token) -> Resu
 }
 
 /// A server with settings of its own, stopped when it is dropped.
-struct Own {
+pub(crate) struct Own {
     process: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     _folder: TempDir,
 }
 
 impl Own {
     /// `settings` take `DATA` for a folder.
-    fn start(settings: &str) -> Self {
+    pub(crate) fn start(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = TcpListener::bind("127.0.0.1:0")
             .unwrap()
