@@ -1,10 +1,17 @@
-//! Certificates of one's own: what a client shows, and whose certificate it takes.
+//! Certificates of one's own: what a client shows, whose certificate it takes, and what a probe says
+//! of connections on which nobody is checked.
 
 #![cfg_attr(
-    not(all(feature = "nats", feature = "postgres", feature = "redis")),
+    not(all(
+        feature = "mysql",
+        feature = "nats",
+        feature = "postgres",
+        feature = "redis"
+    )),
     allow(dead_code, reason = "not each store needs all")
 )]
 
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -63,6 +70,16 @@ impl Authority {
     }
 }
 
+/// An address of this machine that is not its loopback's.
+fn outer_address() -> String {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Sends nothing: the system only chooses the address that it would send from.
+    socket
+        .connect("198.51.100.1:9")
+        .expect("this machine has an address besides its loopback's");
+    socket.local_addr().unwrap().ip().to_string()
+}
+
 async fn open(url: &str) -> Result<AnyStore, OpenError> {
     let mut options = OpenOptions::default();
     options.schema = Schema::Create;
@@ -107,6 +124,25 @@ fn is_wrong(url: &str, says: &str) {
     let message = check_url(url).expect_err(url).to_string();
     assert!(message.contains(says), "{url}: {message}");
 }
+
+/// The warnings about the connection: `None` where there is none.
+async fn warned(url: &str) -> Option<String> {
+    let store = open(url).await.unwrap_or_else(|e| panic!("{url}: {e}"));
+    let probe = store.probe().await.unwrap();
+    store.close().await.unwrap();
+    let about = |warning: &String| warning.starts_with("The connection");
+    probe.warnings.into_iter().find(about)
+}
+
+#[track_caller]
+fn says(warning: Option<&String>, what: &str, remedy: &str) {
+    let warning = warning.expect(what);
+    assert!(warning.contains(what), "{warning}");
+    assert!(warning.contains(remedy), "{warning}");
+}
+
+const PLAIN: &str = "is not encrypted";
+const ANYBODY: &str = "the server is not authenticated";
 
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres {
@@ -261,11 +297,77 @@ pub(crate) mod postgres {
         assert!(!trusted(url("127.0.0.1"), &authority.file()).0);
         assert!(!trusted(url("localhost"), &Authority::new().file()).0);
     }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_is_not_checked_is_told() {
+        let (authority, outer) = (Authority::new(), outer_address());
+        let names = ["localhost", &outer];
+        let settings = ["listen_addresses=0.0.0.0"];
+        let server = server(&authority, &names, &settings, "host all all all trust").await;
+        let root = authority.file();
+        let warned = |parameters: String| {
+            let url = url(&server, &outer, &parameters);
+            async move { warned(&url).await }
+        };
+        let remedy = "sslmode=verify-full";
+        says(
+            warned("sslmode=disable".into()).await.as_ref(),
+            PLAIN,
+            remedy,
+        );
+        for parameters in ["", "sslmode=prefer", "sslmode=require"] {
+            says(warned(parameters.into()).await.as_ref(), ANYBODY, remedy);
+        }
+        for mode in ["require", "verify-ca", "verify-full"] {
+            let warning = warned(format!("sslmode={mode}&sslrootcert={root}")).await;
+            assert_eq!(warning, None, "{mode}");
+        }
+        // On this machine nobody is in between.
+        assert_eq!(super::warned(&url(&server, "127.0.0.1", "")).await, None);
+    }
+}
+
+#[cfg(feature = "mysql")]
+mod mysql {
+    use semel_testkit::servers::{MariaDb, Server as _};
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_is_not_checked_is_told() {
+        let (authority, outer) = (Authority::new(), outer_address());
+        let own = authority.sign(&["localhost", &outer]);
+        let settings = [
+            format!("ssl-cert={}", own.certificate),
+            format!("ssl-key={}", own.key),
+            "bind-address=0.0.0.0".to_owned(),
+        ];
+        let server = MariaDb::start(&settings.each_ref().map(String::as_str)).unwrap();
+        let url = |host: &str, parameters: &str| {
+            let port = server.address().port();
+            format!("mysql://semel:semel@{host}:{port}/semel?connections=1&{parameters}")
+        };
+        let ca = format!("ssl-ca={}", authority.file());
+        let remedy = "ssl-mode=verify_identity";
+        let warning = warned(&url(&outer, "ssl-mode=disabled")).await;
+        says(warning.as_ref(), PLAIN, remedy);
+        // The driver trusts public roots beside `ssl-ca`, and these sign for everybody.
+        let chain = format!("ssl-mode=verify_ca&{ca}");
+        for parameters in ["", "ssl-mode=preferred", "ssl-mode=required", &chain] {
+            let warning = warned(&url(&outer, parameters)).await;
+            says(warning.as_ref(), ANYBODY, remedy);
+        }
+        let checked = url(&outer, &format!("ssl-mode=verify_identity&{ca}"));
+        assert_eq!(warned(&checked).await, None);
+        for parameters in ["", "ssl-mode=disabled"] {
+            assert_eq!(warned(&url("127.0.0.1", parameters)).await, None);
+        }
+    }
 }
 
 #[cfg(feature = "redis")]
 pub(crate) mod redis {
-    use semel_testkit::servers::Redis;
+    use semel_testkit::servers::{Redis, Server as _};
 
     use super::*;
 
@@ -343,6 +445,21 @@ pub(crate) mod redis {
         }
         check_url("rediss://h?cert=a.pem&key=b.pem").unwrap();
         check_url("redis-cluster://h?tls=yes&ca=a.pem").unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_others_can_read_is_told() {
+        let authority = Authority::new();
+        let bind = ["--bind", "0.0.0.0", "--protected-mode", "no"];
+        let plain = Redis::start(&bind).unwrap();
+        let url = |host: &str| format!("redis://{host}:{}", plain.address().port());
+        let warning = warned(&url(&outer_address())).await;
+        says(warning.as_ref(), PLAIN, "rediss://");
+        let (_server, port) = server(&authority, "no");
+        let secure = format!("rediss://127.0.0.1:{port}?ca={}", authority.file());
+        for url in [url("localhost"), secure] {
+            assert_eq!(warned(&url).await, None, "{url}");
+        }
     }
 }
 

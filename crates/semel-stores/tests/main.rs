@@ -12,7 +12,12 @@
     reason = "measurements are for whoever runs the test"
 )]
 
-#[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
+#[cfg(any(
+    feature = "mysql",
+    feature = "nats",
+    feature = "postgres",
+    feature = "redis"
+))]
 mod certificates;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;

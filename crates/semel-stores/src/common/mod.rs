@@ -14,7 +14,7 @@ mod gate;
 #[cfg(feature = "_location")]
 mod location;
 mod obstacle;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) mod privacy;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;

@@ -7,12 +7,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use semel::StoreError;
 use semel::store::Result;
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 use super::error::{self, Effect, Failure};
+use crate::common::privacy::{self, Way};
 
 /// One that lay this long is asked whether it lives before a step is sent on it.
 const FRESH: Duration = Duration::from_secs(1);
@@ -86,6 +87,19 @@ impl Pool {
     /// How long the server waits for a lock before it rolls a statement back.
     pub(super) fn lock_wait(&self) -> Duration {
         lock_wait(self.timeout)
+    }
+
+    /// How the connections are protected, if they are encrypted or not.
+    pub(super) fn way(&self, encrypted: bool) -> Way {
+        let socket = self.options.get_socket().is_some();
+        let local = socket || privacy::is_local(self.options.get_host());
+        // `verify_ca` takes what public roots signed, beside `ssl-ca`: anybody's certificate.
+        let mode = self.options.get_ssl_mode();
+        Way::of(
+            local,
+            encrypted,
+            matches!(mode, MySqlSslMode::VerifyIdentity),
+        )
     }
 
     /// Whether the server takes a packet of this size.

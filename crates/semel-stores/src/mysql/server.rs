@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::error::{Effect, Failure, config};
 use super::pool::Pool;
+use crate::common::privacy::Way;
 
 const SETTINGS: &str = "'version','version_comment','wsrep_on','read_only','super_read_only',\
     'innodb_read_only','innodb_flush_log_at_trx_commit','innodb_doublewrite','sync_binlog',\
@@ -20,6 +21,7 @@ pub(super) struct Server {
     settings: HashMap<String, String>,
     // From where it replicates; `None` where it may not be asked.
     source: Option<Source>,
+    way: Way,
 }
 
 #[derive(PartialEq, Eq)]
@@ -31,10 +33,14 @@ enum Source {
 
 impl Server {
     pub(super) async fn read(pool: &Pool, deadline: Instant) -> Result<Self> {
-        let sql = format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({SETTINGS})");
+        // The cipher is the session's, and empty without TLS.
+        let sql = format!(
+            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({SETTINGS});\
+             SHOW SESSION STATUS LIKE 'Ssl_cipher'"
+        );
         let rows = pool.run(sql, Effect::Reads, deadline).await;
         let rows = rows.map_err(Failure::into_error)?;
-        let settings = rows
+        let settings: HashMap<_, _> = rows
             .iter()
             .map(|row| (text(row, 0).to_lowercase(), text(row, 1)))
             .collect();
@@ -47,7 +53,12 @@ impl Server {
             Err(Failure::Said(_)) => None,
             Err(failure) => return Err(failure.into_error()),
         };
-        Ok(Self { settings, source })
+        let cipher = settings.get("ssl_cipher");
+        Ok(Self {
+            way: pool.way(cipher.is_some_and(|cipher| !cipher.is_empty())),
+            settings,
+            source,
+        })
     }
 
     fn get(&self, name: &str) -> &str {
@@ -158,6 +169,7 @@ impl Server {
             ),
             Some(Source::No) => {}
         }
+        warnings.extend(self.way.warning("ssl-mode=verify_identity"));
         Probe {
             store: "mysql",
             durability,

@@ -30,6 +30,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Connector {
     hosts: Hosts,
     tls: MakeRustlsConnect,
+    /// Whether nobody else can answer in the server's place, where there is TLS.
+    pub(super) authenticates: bool,
     pub(super) table: Table,
     pub(super) sql: Sql,
     prepared: bool,
@@ -69,6 +71,7 @@ impl Connector {
         Ok(Self {
             hosts: Hosts::new(&config, options.timeout),
             tls: tls::connector(&options.tls)?,
+            authenticates: options.tls.verify.authenticates(),
             table: options.table.clone(),
             sql: Sql::new(&options.table),
             prepared,

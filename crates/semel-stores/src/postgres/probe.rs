@@ -7,6 +7,7 @@ use tokio_postgres::types::Type;
 
 use super::connect::{Connector, Link};
 use super::migrate;
+use crate::common::privacy::Way;
 
 const SETTINGS: &str = "
 SELECT current_setting('server_version_num')::bigint, pg_is_in_recovery(),
@@ -14,8 +15,8 @@ SELECT current_setting('server_version_num')::bigint, pg_is_in_recovery(),
   current_setting('full_page_writes'), current_setting('synchronous_standby_names'),
   current_setting('server_encoding'), current_setting('default_transaction_isolation'),
   (SELECT c.relpersistence = 'u' FROM pg_class AS c WHERE c.oid = to_regclass($1)),
-  coalesce(inet_client_addr() << '127.0.0.0/8' OR inet_client_addr() = '::1', true)
-    OR coalesce((SELECT s.ssl FROM pg_stat_ssl AS s WHERE s.pid = pg_backend_pid()), false),
+  coalesce(inet_client_addr() << '127.0.0.0/8' OR inet_client_addr() = '::1', true),
+  coalesce((SELECT s.ssl FROM pg_stat_ssl AS s WHERE s.pid = pg_backend_pid()), false),
   has_table_privilege(to_regclass($1), 'SELECT, INSERT, UPDATE, DELETE')
     AND has_table_privilege(to_regclass($1), 'INSERT')
     AND has_table_privilege(to_regclass($1), 'UPDATE')
@@ -71,12 +72,8 @@ pub(super) async fn probe(link: &Link, with: &Connector) -> Result<Probe> {
             found.isolation
         ));
     }
-    if !found.private {
-        warnings.push(
-            "The connection is not encrypted, and not on this machine: use sslmode=verify-full."
-                .into(),
-        );
-    }
+    let way = Way::of(found.local, found.encrypted, with.authenticates);
+    warnings.extend(way.warning("sslmode=verify-full"));
     Ok(Probe {
         store: "postgres",
         durability,
@@ -98,7 +95,8 @@ struct Found {
     encoding: String,
     isolation: String,
     unlogged: Option<bool>,
-    private: bool,
+    local: bool,
+    encrypted: bool,
     privileged: bool,
     may_draw: bool,
 }
@@ -114,9 +112,10 @@ fn read(row: &Row) -> Result<Found, tokio_postgres::Error> {
         encoding: row.try_get(6)?,
         isolation: row.try_get(7)?,
         unlogged: row.try_get(8)?,
-        private: row.try_get(9)?,
-        privileged: row.try_get::<_, Option<bool>>(10)?.unwrap_or(false),
-        may_draw: row.try_get::<_, Option<bool>>(11)?.unwrap_or(false),
+        local: row.try_get(9)?,
+        encrypted: row.try_get(10)?,
+        privileged: row.try_get::<_, Option<bool>>(11)?.unwrap_or(false),
+        may_draw: row.try_get::<_, Option<bool>>(12)?.unwrap_or(false),
     })
 }
 

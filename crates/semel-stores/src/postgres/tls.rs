@@ -35,6 +35,14 @@ pub(super) enum Verify {
     Name(Roots),
 }
 
+impl Verify {
+    /// Whether nobody else can answer in the server's place. Who is on the way can have a certificate
+    /// from public roots too, for another name.
+    pub(super) fn authenticates(&self) -> bool {
+        matches!(self, Self::Name(_) | Self::Chain(Roots::File(_)))
+    }
+}
+
 /// The root certificates to trust.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum Roots {

@@ -205,4 +205,21 @@ mod tests {
         assert_eq!(config.get_options(), Some("-c work_mem=1MB"));
         assert_eq!(config.get_application_name(), Some("a+b c"));
     }
+
+    #[test]
+    fn public_roots_authenticate_by_name_only() {
+        for (parameters, expected) in [
+            ("", false),
+            ("sslmode=require", false),
+            ("sslmode=verify-ca", false),
+            ("sslmode=verify-ca&sslrootcert=ca.pem", true),
+            ("sslmode=require&sslrootcert=ca.pem", true),
+            ("sslmode=verify-full", true),
+            ("sslrootcert=system", true),
+        ] {
+            let options = PostgresOptions::from_url(&format!("postgres://u@h/d?{parameters}"));
+            let authenticates = options.unwrap().tls.verify.authenticates();
+            assert_eq!(authenticates, expected, "{parameters}");
+        }
+    }
 }

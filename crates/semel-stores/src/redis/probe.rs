@@ -25,9 +25,13 @@ pub(super) fn replica() -> StoreError {
 
 impl Inner {
     pub(super) async fn probe(&self) -> Result<Probe> {
+        let way = self.link.target().way();
         let mut all = Found {
             durability: Durability::Replicated,
-            warnings: Vec::new(),
+            warnings: way
+                .warning("rediss://, or tls=yes for a Cluster")
+                .into_iter()
+                .collect(),
         };
         for node in self.nodes().await? {
             let found = self.probe_node(&node).await?;

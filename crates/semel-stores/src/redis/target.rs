@@ -7,9 +7,11 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo as _,
-    ProtocolVersion, PushInfo, RedisResult, TlsCertificates,
+    AsyncConnectionConfig, ClientTlsConfig, ConnectionAddr, ConnectionInfo,
+    IntoConnectionInfo as _, ProtocolVersion, PushInfo, RedisResult, TlsCertificates,
 };
+
+use crate::common::privacy::{self, Way};
 
 /// A server, or nodes of a Cluster.
 #[derive(Clone)]
@@ -47,6 +49,19 @@ impl Target {
         });
         // Reads them all.
         self.to_node(0, ProtocolVersion::RESP2).map(drop)
+    }
+
+    /// How the connections to the nodes of the URL are protected. A certificate is always checked.
+    pub(super) fn way(&self) -> Way {
+        let addresses = || self.nodes.iter().map(ConnectionInfo::addr);
+        let local = |address: &ConnectionAddr| match address {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
+                privacy::is_local(host)
+            }
+            _ => true,
+        };
+        let tls = addresses().all(|address| matches!(address, ConnectionAddr::TcpTls { .. }));
+        Way::of(addresses().all(local), tls, tls)
     }
 
     pub(super) const fn is_cluster(&self) -> bool {
