@@ -149,6 +149,37 @@ pub(super) fn at(isolation: Isolation) -> TransactOptions {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_inside_another_takes_a_session_of_its_own() {
+    for (connections, expected) in [(1, "not"), (2, "done")] {
+        let url = format!("{}&connections={connections}&timeout=700ms", url());
+        let bench = Bench::at(&url).await;
+        let inner = (bench.guard(Policy::default()), bench.effect("inner"));
+        let outer = move |_, tx: Tx| {
+            let (guard, work) = inner.clone();
+            async move {
+                let options = TransactOptions::default();
+                let ran = match run(guard, "inner", asked(), options, work).await {
+                    Ok(_) => "done",
+                    Err(RunError::Store { source, .. }) => {
+                        assert_eq!(source.kind(), StoreErrorKind::NotApplied, "{source}");
+                        "not"
+                    }
+                    Err(other) => panic!("{other}"),
+                };
+                drop(tx);
+                Ok(ran.to_owned())
+            }
+        };
+        let guard = bench.guard(Policy::default());
+        let done = run(guard, "outer", asked(), TransactOptions::default(), outer).await;
+        let Ok(Done::Fresh(ran)) = done else {
+            panic!("the outer transaction failed");
+        };
+        assert_eq!(ran, expected, "{connections} connections");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_effect_and_the_outcome_are_committed_together_and_once() {
     let bench = Bench::at(&url()).await;
     let wait = Duration::from_secs(20);
