@@ -295,7 +295,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_of_a_batch_has_its_own_verdict_and_waits_for_the_store() {
         let both = [fake("a"), fake("b"), fake("c")];
-        let mut asked = Vec::new();
+        let (begun, mut asked) = (Instant::now(), Vec::new());
         let settled = settle_all(&both, |events| {
             asked.push(events.iter().map(Event::id).collect::<String>());
             let answers = match asked.len() {
@@ -311,6 +311,8 @@ mod tests {
         })
         .await;
         assert_eq!(asked, ["abc", "b", "b"]);
+        // A second each time, and none once all are settled.
+        assert_eq!(begun.elapsed(), Duration::from_secs(2));
         assert_eq!(settled[1].answer.as_ref().unwrap(), &Receipt::Handled);
         let told = both.map(|fake| fake.1.into_inner().unwrap().1);
         let again = Verdict::Again(Duration::from_secs(60));

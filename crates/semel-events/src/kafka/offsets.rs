@@ -183,6 +183,8 @@ mod tests {
             .map(|(partition, offset)| offsets.delivery(message(partition, offset)))
             .into();
         assert_eq!(commit(&offsets), []);
+        let unfinished = [0, 1, 2].map(|partition| offsets.unfinished("orders", partition));
+        assert_eq!(unfinished, [2, 2, 0]);
         for delivery in &all[1..] {
             finish(delivery).await;
         }
