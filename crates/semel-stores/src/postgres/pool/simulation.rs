@@ -3,6 +3,8 @@
 //!
 //! `SEMEL_POOL_SEEDS=100000` runs more seeds, `SEMEL_POOL_SEEDS=7..8` one again.
 
+mod single;
+
 use std::collections::{HashMap, HashSet};
 use std::error::Error as StdError;
 use std::ops::Range;
