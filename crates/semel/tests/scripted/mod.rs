@@ -39,6 +39,8 @@ pub(crate) struct Scripted {
     pub(crate) blind: AtomicBool,
     /// No transaction begins.
     pub(crate) shut: AtomicBool,
+    /// The next change in a transaction fails.
+    pub(crate) broken: AtomicBool,
     /// How many transactions were asked for.
     pub(crate) begun: AtomicU32,
     /// What was committed beside the records, in its order.
@@ -60,6 +62,7 @@ impl Scripted {
             deaf: false.into(),
             blind: false.into(),
             shut: false.into(),
+            broken: false.into(),
             begun: AtomicU32::new(0),
             ledger: Mutex::default(),
             completed: Mutex::default(),
@@ -124,6 +127,10 @@ impl Transactional for Scripted {
         identity: &IdentityDigest,
         change: &Change,
     ) -> Result<Fenced, TransactionError> {
+        if self.broken.swap(false, Ordering::SeqCst) {
+            let broken = error(StoreErrorKind::NotApplied);
+            return Err(TransactionError::NotCommitted(broken));
+        }
         if let Change::Held(token, Update::Complete(outcome, _)) = change {
             if outcome.as_bytes().len() > self.largest {
                 let large = error(StoreErrorKind::TooLarge);

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
+mod offered;
+#[path = "../scripted/mod.rs"]
 mod scripted;
 
 use std::sync::Arc;
