@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use semel::guard::{
     Answered, Asked, Begin, Case, Done, Finding, Guard, Observer, OnError, OnPanic, Policy,
-    Reconciler, RunError, Settled, Signal,
+    Reconciler, RunError, Settled, Settlement, Signal,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{OnLost, Retention};
@@ -476,6 +476,38 @@ fn presets_differ_from_the_default_where_they_say() {
         .with_wait(Duration::from_secs(2));
     assert_eq!(Policy::order(), order);
     assert_eq!(Policy::payment(), order.with_retention(Retention::PAYMENT));
+    let event = Policy::default().with_retention(Retention::EVENT);
+    assert_eq!(Policy::event(), event);
+}
+
+#[test]
+fn a_calls_own_policy_goes_before_its_guards() {
+    let (own, guards) = (Policy::order(), Policy::event());
+    assert_eq!(asked("k").policy(&guards), guards);
+    assert_eq!(asked("k").with_policy(own).policy(&guards), own);
+}
+
+/// Who waits for an attempt is to find its answer: one that is to be kept for less is kept so long.
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_kept_for_as_long_as_the_lease() {
+    let store = store();
+    let policy = Policy::default().with_lease(Duration::from_secs(30));
+    let guard = guard(&store, policy);
+    for (chosen, kept) in [(1, 30), (40, 40)] {
+        let asked = asked(&format!("{chosen}"));
+        let Begin::Acquired(held) = guard.begin(&asked).await.unwrap() else {
+            panic!("not acquired")
+        };
+        let chosen = Retention::new(Duration::from_secs(chosen));
+        let settled = Settlement::Complete(Outcome::void(), Some(chosen));
+        assert_eq!(held.settle(settled).await.unwrap(), Settled::Applied);
+        sleep(Duration::from_secs(kept - 1)).await;
+        let replayed = guard.begin(&asked).await.unwrap();
+        assert!(matches!(replayed, Begin::Completed(_)), "{replayed:?}");
+        sleep(Duration::from_secs(1)).await;
+        let forgotten = guard.begin(&asked).await.unwrap();
+        assert!(matches!(forgotten, Begin::Acquired(_)), "{forgotten:?}");
+    }
 }
 
 /// What an error means is what it says of another try.

@@ -1,7 +1,7 @@
 //! A memory store that fails as it is told to.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::memory::MemoryStore;
@@ -18,10 +18,16 @@ pub(crate) struct Flaky {
     pub(crate) down: AtomicBool,
     /// Claims arrive, and their answers do not.
     pub(crate) loses_claims: AtomicBool,
+    /// So many claims arrive, and their answers do not.
+    pub(crate) loses_next: AtomicU32,
+    /// How many claims were sent.
+    pub(crate) claims: AtomicU32,
     /// Claims arrive, and their answers take this long.
     pub(crate) slow_claims: Mutex<Duration>,
     /// Renewals are not answered at all.
     pub(crate) hung_renewals: AtomicBool,
+    /// Nothing arrives but renewals.
+    pub(crate) renews_only: AtomicBool,
 }
 
 impl Flaky {
@@ -40,18 +46,25 @@ fn lost() -> StoreError {
 #[rustfmt::skip]
 impl Store for Flaky {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.claims.fetch_add(1, Ordering::SeqCst);
         self.up()?;
         let claim = self.memory.claim(identity, request).await;
         let slow = *self.slow_claims.lock().unwrap();
         if !slow.is_zero() {
             tokio::time::sleep(slow).await;
         }
-        if self.loses_claims.load(Ordering::SeqCst) { Err(lost()) } else { claim }
+        let left = |left: u32| left.checked_sub(1);
+        let loses_next = self.loses_next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
+        let loses = self.loses_claims.load(Ordering::SeqCst) || loses_next.is_ok();
+        if loses { Err(lost()) } else { claim }
     }
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let renews = matches!(change, Change::Held(_, Update::Renew(_)));
         if renews && self.hung_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
+        }
+        if !renews && self.renews_only.load(Ordering::SeqCst) {
+            return Err(lost());
         }
         self.up()?;
         self.memory.change(identity, change).await

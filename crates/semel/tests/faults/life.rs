@@ -152,3 +152,14 @@ async fn a_purge_that_fails_is_a_signal_and_is_tried_again() {
     sleep(Duration::from_mins(5)).await;
     assert_eq!(seen.count(Signal::StoreError), 3);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_purger_ends_with_a_store_that_was_closed() {
+    let store = Shared::default();
+    let seen = Arc::new(Seen::default());
+    let guard = Guard::builder(store.clone()).observer(seen.clone()).build();
+    store.memory.close().await.unwrap();
+    guard.spawn_purger();
+    sleep(Duration::from_mins(5)).await;
+    assert_eq!(seen.count(Signal::StoreError), 0);
+}

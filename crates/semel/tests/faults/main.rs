@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
+mod claims;
 mod edges;
 mod flaky;
 mod lease;

@@ -148,3 +148,63 @@ async fn what_somebody_should_look_at_is_a_warning() {
         "{line}"
     );
 }
+
+/// A renewal is not the end of an attempt; and a call without a key has a name of its own.
+#[tokio::test(start_paused = true)]
+async fn a_span_names_its_attempt_and_ends_once() {
+    let lines = Lines::default();
+    let _subscriber = lines.subscribe();
+    let guard = traced();
+    guard
+        .run(asked(), |_| async { ok(sleep(11 * SECOND).await).await })
+        .await
+        .unwrap();
+    sleep(SECOND).await;
+    let written = lines.take();
+    let renewed = written
+        .iter()
+        .find(|line| line.contains(r#"event="renewed""#));
+    assert!(!renewed.unwrap().contains("ended"), "{written:#?}");
+    let closed = written.iter().find(|line| line.ends_with("semel: close"));
+    assert_eq!(closed.unwrap().matches("ended").count(), 1, "{written:#?}");
+
+    let unkeyed = Asked::unkeyed(Fingerprint::of(b""));
+    let work = |attempt: Attempt<_>| async move {
+        ::tracing::info!("charging");
+        ok(attempt.id.to_string()).await
+    };
+    let id = guard.run(unkeyed, work).await.unwrap().into_inner();
+    let span = format!("INFO attempt{{id={id} attempt=1}}: observer::traced: charging");
+    let written = lines.take();
+    assert!(written.contains(&span), "{span} in {written:#?}");
+}
+
+/// Of a pair the one that has spans gives them.
+#[tokio::test(start_paused = true)]
+async fn a_pair_has_the_span_of_either() {
+    let observers: [Arc<dyn Observer>; 2] =
+        [Arc::new((Tracing, Quiet)), Arc::new((Quiet, Tracing))];
+    for observer in observers {
+        let lines = Lines::default();
+        let _subscriber = lines.subscribe();
+        let guard = Guard::builder(MemoryStore::default())
+            .observer(observer)
+            .build();
+        let work = |_: Attempt<_>| async {
+            ::tracing::info!("charging");
+            ok(()).await
+        };
+        guard.run(asked(), work).await.unwrap();
+        let written = lines.take();
+        let inside =
+            |line: &String| line.starts_with("INFO attempt{") && line.ends_with("charging");
+        assert!(written.iter().any(inside), "{written:#?}");
+    }
+}
+
+/// Has no spans.
+struct Quiet;
+
+impl Observer for Quiet {
+    fn on_event(&self, _: &Seen<'_>) {}
+}

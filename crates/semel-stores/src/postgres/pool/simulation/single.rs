@@ -359,7 +359,7 @@ async fn at_the_end_of_its_time_a_call_knows_whether_its_step_was_sent() {
         .map(|(number, kind)| bench.call(kind, number));
     sleep(TIMEOUT / 2).await;
     // The claims are sent, and not answered: they keep both connections.
-    busy.map(Message::done);
+    busy.into_iter().for_each(Message::done);
     let claims = bench.sent().await;
     assert_eq!(claims.len(), 2);
     let [first, second, unsent] = calls;
@@ -415,10 +415,12 @@ async fn a_step_whose_connection_broke_is_sent_again_three_times_on_new_ones() {
             last.done();
         }
         let (answer, in_doubt) = ended(call).await;
-        assert_eq!(
-            answer.map_err(|error| error.kind()),
-            said.map_or(Ok(vec![1]), Err)
-        );
+        let answer = answer.map_err(|error| {
+            // What is unknown is said once, not as its own cause.
+            assert_eq!(error.source().is_none(), step == Kind::Renew);
+            error.kind()
+        });
+        assert_eq!(answer, said.map_or(Ok(vec![1]), Err));
         // A read leaves nothing open.
         assert_eq!(in_doubt, step == Kind::Renew && breaks > 0);
         assert_eq!(bench.ended(), (0..breaks).collect::<Vec<_>>());
@@ -459,29 +461,37 @@ async fn what_a_step_left_open_stays_open() {
 
 #[tokio::test(start_paused = true)]
 async fn of_a_group_that_was_rolled_back_each_step_is_sent_by_itself() {
-    let (mut bench, [one, other]) = Bench::busy(2, 64).await;
-    let calls = [1, 2].map(|number| bench.call(Kind::Renew, number));
+    let (mut bench, [one, _other]) = Bench::busy(2, 64).await;
+    let calls = [1, 2, 3].map(|number| (number, bench.call(Kind::Renew, number)));
     tokio::task::yield_now().await;
     one.done();
     for message in bench.sent().await {
-        match &message.what {
-            Told::Run(_, numbers) if numbers[..] == [2] => message.answer(Err(rolled_back())),
+        match message.what {
+            Told::Run(_, ref numbers) if numbers[..] == [2] => message.answer(Err(rolled_back())),
             _ => message.done(),
         }
     }
-    for _ in 0..2 {
-        let sent = bench.sent().await;
-        let [message] = <[_; 1]>::try_from(sent)
-            .map_err(|sent| sent.len())
-            .expect("one");
+    for _ in 0..3 {
+        let [message] = <[_; 1]>::try_from(bench.sent().await)
+            .ok()
+            .expect("one step");
+        // The connection is as good as before, also after a step that is refused.
         assert_eq!(message.link, 0);
-        message.done();
+        match message.what {
+            Told::Run(_, ref numbers) if numbers[..] == [2] => {
+                let full = StoreError::new(StoreErrorKind::Capacity, "the disk is full");
+                message.answer(Err(Failed::Refused(full)));
+            }
+            _ => message.done(),
+        }
     }
-    let [first, second] = calls;
-    assert_eq!((rows(first).await, rows(second).await), (vec![1], vec![2]));
-    // The connection is as good as before.
+    for (number, call) in calls {
+        match ended(call).await.0 {
+            Ok(rows) => assert_eq!(rows, [number]),
+            Err(error) => assert_eq!((number, error.kind()), (2, StoreErrorKind::Capacity)),
+        }
+    }
     assert!(bench.ended().is_empty());
-    drop(other);
 }
 
 #[tokio::test(start_paused = true)]
@@ -508,6 +518,21 @@ async fn a_connection_that_broke_under_a_group_is_replaced() {
         // What was sent before may have been committed.
         assert!(ended(call).await.1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_broke_under_a_queued_step_is_replaced() {
+    let (mut bench, [one, _other]) = Bench::busy(2, 64).await;
+    let call = bench.call(Kind::Renew, 1);
+    tokio::task::yield_now().await;
+    one.done();
+    drop(bench.next().await);
+    let again = bench.next().await;
+    assert_eq!(again.link, 2);
+    again.done();
+    let (answer, in_doubt) = ended(call).await;
+    assert_eq!((answer.expect("an answer"), in_doubt), (vec![1], true));
+    assert_eq!(bench.ended(), [0]);
 }
 
 #[tokio::test(start_paused = true)]
