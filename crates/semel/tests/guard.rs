@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::guard::{
-    Answered, Asked, Begin, Case, Done, Finding, Guard, Observer, OnError, OnPanic, Policy,
-    Reconciler, RunError, Settled, Settlement, Signal,
+    Answered, Asked, Begin, Case, Done, Finding, Guard, Observer, OnError, OnPanic, Policy, Ran,
+    Reconciler, RunError, Settled, Settlement, Signal, StepError,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{OnLost, Retention};
@@ -545,4 +545,56 @@ async fn an_error_says_whether_to_call_again() {
     store.close().await.unwrap();
     let closed = guard.run(asked("new"), |_| ok(())).await.unwrap_err();
     assert!(matches!(closed, RunError::Store { .. }) && !closed.is_retryable());
+}
+
+/// Without a key another try asks services under other step keys: it is not said to be harmless.
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_may_be_called_again() {
+    let guard = guard(&store(), Policy::default());
+    let unkeyed = || Asked::unkeyed(Fingerprint::of(b"asked"));
+    let release = |asked: Asked| asked.classify(|_: &&str| OnError::Release);
+    for (asked, is_released) in [
+        (asked("steps").in_steps(), true),
+        (
+            asked("kept").in_steps().classify(|_: &&str| OnError::Keep),
+            false,
+        ),
+        (unkeyed().in_steps(), false),
+        (release(asked("plain")), true),
+        (release(unkeyed()), true),
+    ] {
+        let fails = |_| async { Err::<(), _>("no") };
+        match guard.run(asked, fails).await.unwrap_err() {
+            RunError::Failed(failed) => assert_eq!(failed.is_released(), is_released),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Another attempt took its place, and time alone may help.
+#[test]
+fn who_was_replaced_may_call_again() {
+    let soon = Some(Duration::from_secs(1));
+    for ran in [Ran::No, Ran::Yes] {
+        let run = RunError::<Infallible>::Superseded { ran };
+        assert_eq!((run.retry_after(), run.is_retryable()), (soon, true));
+        let step = StepError::<Infallible>::Superseded { ran };
+        assert_eq!((step.retry_after(), step.is_retryable()), (soon, true));
+        assert_eq!((run.ran(), step.ran()), (ran, ran));
+    }
+    for (kind, retry_after) in [
+        (StoreErrorKind::NotApplied, soon),
+        (StoreErrorKind::Closed, None),
+    ] {
+        let (ran, source) = (Ran::No, semel::StoreError::new(kind, "no answer"));
+        let step = StepError::<Infallible>::Store { ran, source };
+        let retryable = retry_after.is_some();
+        assert_eq!(
+            (step.retry_after(), step.is_retryable()),
+            (retry_after, retryable)
+        );
+    }
+    let changed = StepError::<Infallible>::Undeclared;
+    assert_eq!((changed.retry_after(), changed.ran()), (None, Ran::No));
+    assert_eq!(StepError::Failed("no").ran(), Ran::Yes);
 }

@@ -304,3 +304,70 @@ async fn of_a_thousand_that_wait_one_claims_again() {
         assert_eq!(store.claims.load(SeqCst), if last { 1 } else { 2 });
     }
 }
+
+/// An answer is left out because it is too large, and for no other reason.
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_passes_costs_no_answer() {
+    let store = Shared::default();
+    let guard = Guard::from(store.clone());
+    store.fails_next.store(1, SeqCst);
+    guard
+        .run(asked("k"), |_| ok(String::from("7 EUR")))
+        .await
+        .unwrap();
+    let replayed = guard.run(asked("k"), |_| ok(String::new())).await.unwrap();
+    assert_eq!(replayed, Done::Replayed("7 EUR".into()));
+}
+
+/// What a store refuses for good is told once, and not asked for again.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_for_a_closed_store_is_told_once() {
+    let store = Shared::default();
+    let seen = Arc::new(Seen::default());
+    let guard = Guard::builder(store.clone()).observer(seen.clone()).build();
+    let held = held(&guard, &asked("k")).await;
+    store.memory.close().await.unwrap();
+    let closed = held.complete(&Outcome::void()).await.unwrap_err();
+    assert_eq!(closed.kind(), StoreErrorKind::Closed);
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(seen.count(Signal::StoreError), 1);
+}
+
+/// It was said to be unknown, and somebody else took over, while its own clock says that it holds.
+#[tokio::test(start_paused = true)]
+async fn a_later_attempt_looks_whether_it_was_replaced_before_its_first_step() {
+    let store = Shared::default();
+    let guard = Guard::new(store.clone(), brief());
+    let asked = asked("k").in_steps();
+    assert_eq!(
+        held(&guard, &asked).await.release().await.unwrap(),
+        Settled::Applied
+    );
+    let mut second = held(&guard, &asked).await;
+    second.stop_renewing();
+    let mut attempt = second.attempt();
+    let digest = *identity("k").digest();
+    let token = store
+        .memory
+        .get(&digest)
+        .await
+        .unwrap()
+        .unwrap()
+        .record
+        .token;
+    let marked = store.memory.mark_unknown(&digest, &token).await;
+    assert_eq!(marked.unwrap(), semel::store::Fenced::Applied);
+    assert_eq!(held(&guard, &asked).await.number(), 3);
+    assert!(attempt.still_held());
+    let ran = AtomicU32::new(0);
+    let step = attempt.step("charge", async |_| {
+        ran.fetch_add(1, SeqCst);
+        ok(()).await
+    });
+    let refused = step.await;
+    assert!(
+        matches!(refused, Err(StepError::Superseded { ran: Ran::No })),
+        "{refused:?}"
+    );
+    assert_eq!(ran.load(SeqCst), 0);
+}

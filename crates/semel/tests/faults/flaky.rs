@@ -26,6 +26,8 @@ pub(crate) struct Flaky {
     pub(crate) slow_claims: Mutex<Duration>,
     /// Renewals are not answered at all.
     pub(crate) hung_renewals: AtomicBool,
+    /// So many changes do not arrive.
+    pub(crate) fails_next: AtomicU32,
     /// Nothing arrives but renewals.
     pub(crate) renews_only: AtomicBool,
 }
@@ -37,6 +39,13 @@ impl Flaky {
             false => Ok(()),
         }
     }
+}
+
+/// Whether it is one of the next so many.
+fn is_next(left: &AtomicU32) -> bool {
+    let less = |left: u32| left.checked_sub(1);
+    let was = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    was.is_ok()
 }
 
 fn lost() -> StoreError {
@@ -53,9 +62,7 @@ impl Store for Flaky {
         if !slow.is_zero() {
             tokio::time::sleep(slow).await;
         }
-        let left = |left: u32| left.checked_sub(1);
-        let loses_next = self.loses_next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
-        let loses = self.loses_claims.load(Ordering::SeqCst) || loses_next.is_ok();
+        let loses = self.loses_claims.load(Ordering::SeqCst) || is_next(&self.loses_next);
         if loses { Err(lost()) } else { claim }
     }
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
@@ -63,7 +70,7 @@ impl Store for Flaky {
         if renews && self.hung_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
-        if !renews && self.renews_only.load(Ordering::SeqCst) {
+        if !renews && (self.renews_only.load(Ordering::SeqCst) || is_next(&self.fails_next)) {
             return Err(lost());
         }
         self.up()?;

@@ -113,6 +113,9 @@ async fn steps_that_nobody_declared_say_so_at_the_first_run() {
         .run(asked("l").with_policy(policy), work)
         .await
         .unwrap();
+    // Of a call without a key nothing runs again.
+    let unkeyed = Asked::unkeyed(Fingerprint::of(b"asked"));
+    bench.guard.run(unkeyed, work).await.unwrap();
 }
 
 /// Who has the effect finds it by this name, in every attempt.

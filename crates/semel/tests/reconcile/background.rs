@@ -2,7 +2,7 @@
 
 use semel::StateKind;
 use semel::guard::{Background, ReconcileOptions};
-use semel::store::{Entry, StoreExt as _};
+use semel::store::Entry;
 
 use super::*;
 
@@ -31,6 +31,8 @@ async fn lost_attempts_resolve_by_themselves() {
         let case = Question {
             // Nobody brought it; but what the bank was given is known.
             key: None,
+            about: None,
+            note: "POST".to_owned(),
             hint: identity().key().hint().to_owned(),
             operation: "pay".to_owned(),
             fence,
@@ -117,17 +119,7 @@ async fn it_asks_less_and_less_often_and_gives_up() {
     assert_eq!(script.asked().len(), 9);
 
     // An operator has looked.
-    let resolution = semel::store::Resolution {
-        verdict: semel::store::Verdict::DidNotHappen,
-        by: "ada".into(),
-        reason: "no charge in the bank's books".into(),
-        fence: record(&store).await.token.fence,
-        nonce: semel::store::Nonce::random().unwrap(),
-    };
-    let _ = store
-        .resolve(identity().digest(), &resolution)
-        .await
-        .unwrap();
+    resolve(&store, semel::store::Verdict::DidNotHappen).await;
     sleep(Duration::from_secs(30)).await;
     let tally = background.turn().await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (0, 0));
@@ -273,4 +265,26 @@ async fn a_job_gives_up_within_its_bound() {
     assert_eq!((tally.resolved, tally.given_up), (0, 1));
     assert_eq!(script.asked().len(), 3);
     assert_eq!(script.count(Signal::ReconcileGaveUp), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operations_may_come_and_go() {
+    let (store, script) = (Memory::default(), Script::new([say(happened())]));
+    let guard = guard(&store, &script);
+    lost(&guard, of_operation("refund")).await;
+    let mut background = background(&guard);
+    assert_eq!(background.turn().await.unwrap().resolved, 0);
+    // At once, not when the next look is due.
+    background.set_operations(["refund"]);
+    assert_eq!(background.turn().await.unwrap().resolved, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_reconciler_it_rests() {
+    let guard = Guard::new(Memory::default(), policy());
+    let mut background = background(&guard);
+    background.turn().await.unwrap();
+    let begun = Instant::now();
+    background.rest().await;
+    assert!(begun.elapsed() >= Duration::from_secs(15));
 }

@@ -3,6 +3,7 @@
 use semel::StateKind;
 use semel::guard::ReconcileOptions;
 use semel::record::Resolved;
+use semel::store::Verdict;
 
 use super::*;
 
@@ -167,6 +168,8 @@ async fn the_case_has_all_that_is_known() {
     assert_eq!(pay(&guard).await.unwrap(), replayed());
     let case = Question {
         key: Some(KEY.to_owned()),
+        about: Some("7 EUR for a seat".to_owned()),
+        note: "POST".to_owned(),
         hint: identity().key().hint().to_owned(),
         operation: "pay".to_owned(),
         fence,
@@ -176,6 +179,24 @@ async fn the_case_has_all_that_is_known() {
         reserved: Some("seat 12".to_owned()),
     };
     assert_eq!(script.asked(), [case]);
+}
+
+/// Between two questions an operator has looked.
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_resolved_is_not_asked_about() {
+    let (store, script) = (Memory::default(), Script::new([Act::Fail]));
+    let guard = guard(&store, &script);
+    lost(&guard, identity()).await;
+    let resolves = async {
+        sleep(Duration::from_millis(50)).await;
+        let outcome = Outcome::success(b"paid");
+        let retention = Retention::PAYMENT;
+        let verdict = Verdict::Happened { outcome, retention };
+        resolve(&store, verdict).await;
+    };
+    let (paid, ()) = tokio::join!(pay(&guard), resolves);
+    assert_eq!(paid.unwrap(), replayed());
+    assert_eq!(script.asked().len(), 1);
 }
 
 /// While it is asked about, another attempt takes over: the answer was about the one before.

@@ -15,8 +15,8 @@ use semel::guard::{
     Observer, Policy, Reconciled, Reconciler, RunError, Seen, Signal, StepKey,
 };
 use semel::memory::MemoryStore;
-use semel::store::{Fence, OnLost, Retention};
-use semel::{Fingerprint, Identity, Key, Outcome, Record, Scope, Store as _};
+use semel::store::{Fence, Fenced, Nonce, OnLost, Resolution, Retention, StoreExt as _, Verdict};
+use semel::{Fingerprint, Identity, Key, Note, Outcome, Record, Scope, Store as _};
 use tokio::time::{Instant, sleep};
 
 type Memory = Arc<MemoryStore>;
@@ -43,6 +43,8 @@ fn say(finding: Finding) -> Act {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Question {
     key: Option<String>,
+    about: Option<String>,
+    note: String,
     hint: String,
     operation: String,
     fence: Fence,
@@ -94,6 +96,8 @@ impl Reconciler for Script {
             let mut asked = self.asked.lock().unwrap();
             asked.push(Question {
                 key: case.key.map(|key| key.as_str().to_owned()),
+                about: case.about.map(str::to_owned),
+                note: case.note.get("method").unwrap_or_default().to_owned(),
                 hint: case.key_hint.to_owned(),
                 operation: case.operation.to_owned(),
                 fence: case.fence,
@@ -163,6 +167,8 @@ fn asked() -> Asked {
 
 fn asks(identity: Identity) -> Asked {
     Asked::new(identity, Fingerprint::of(b"7 EUR"))
+        .about("7 EUR for a seat")
+        .with_note(Note::new([("method", "POST")]))
 }
 
 async fn begin(guard: &Guard<Memory>, asked: &Asked) -> Held<Memory> {
@@ -210,6 +216,19 @@ async fn record(store: &Memory) -> Record {
         .unwrap()
         .unwrap()
         .record
+}
+
+/// What an operator does.
+async fn resolve(store: &Memory, verdict: Verdict) {
+    let resolution = Resolution {
+        verdict,
+        by: "ada".into(),
+        reason: "looked it up in the bank's books".into(),
+        fence: record(store).await.token.fence,
+        nonce: Nonce::random().unwrap(),
+    };
+    let resolved = store.resolve(identity().digest(), &resolution).await;
+    assert_eq!(resolved.unwrap(), Fenced::Applied);
 }
 
 fn happened() -> Finding {

@@ -266,6 +266,34 @@ async fn a_step_that_was_committed_is_not_run_again() {
     assert_eq!(ran.unwrap(), Done::Replayed("run 0,run 100,".into()));
 }
 
+/// A first attempt has nothing before it: its steps cost no reads.
+#[tokio::test(start_paused = true)]
+async fn steps_of_a_first_attempt_read_nothing() {
+    let bench = Bench::new(&[]);
+    bench.store.blind.store(true, Ordering::SeqCst);
+    let ran = bench.in_steps(counted).await;
+    assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
+}
+
+/// A failure that lasts is kept beside the transaction, which is rolled back.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_a_failure_is_kept_and_not_committed() {
+    let bench = Bench::new(&[]);
+    let guard = Guard::new(bench.store.clone(), bench.policy);
+    let declined = |_: AttemptInfo, mut work: semel::transaction::Lent<scripted::Work>| async move {
+        work.lines.push("charged".into());
+        Ok::<_, Failure>(Err::<String, String>("declined".into()))
+    };
+    let options = TransactOptions::default();
+    for replayed in [false, true] {
+        let done = guard.transact(asked(), options, declined).await.unwrap();
+        assert_eq!(matches!(done, Done::Replayed(_)), replayed);
+        assert_eq!(done.into_inner(), Err("declined".into()));
+    }
+    assert!(bench.store.ledger.lock().unwrap().is_empty());
+    assert_eq!(bench.store.rolled_back.load(Ordering::SeqCst), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn conflicts_of_a_step_run_it_again_within_the_bound() {
     let bench = Bench::new(&[
