@@ -156,7 +156,10 @@ async fn a_span_names_its_attempt_and_ends_once() {
     let _subscriber = lines.subscribe();
     let guard = traced();
     guard
-        .run(asked(), |_| async { ok(sleep(11 * SECOND).await).await })
+        .run(asked(), |_| async {
+            sleep(11 * SECOND).await;
+            ok(()).await
+        })
         .await
         .unwrap();
     sleep(SECOND).await;
