@@ -23,7 +23,8 @@ use std::time::Duration;
 use flaky::Flaky;
 use semel::guard::{
     Answered, Asked, Attempt, Background, Begin, Case, Finding, Guard, Held, Observer, OnError,
-    OnStoreError, Policy, ReconcileOptions, Reconciler, Seen, Settled, Signal, StepError,
+    OnStoreError, Policy, ReconcileOptions, Reconciled, Reconciler, Seen, Settled, Signal,
+    StepError,
 };
 use semel::memory::{Limits, MemoryStore};
 use semel::store::{Fence, OnLost, Retention};
@@ -393,20 +394,34 @@ async fn every_signal_says_what_it_is_about() {
     }
 }
 
-/// Both of a pair are told.
+/// Both of a pair are told, of questions as well.
 #[tokio::test(start_paused = true)]
 async fn a_pair_is_an_observer() {
-    let (one, two) = (Arc::new(Watch::default()), Arc::new(Watch::default()));
-    struct Shared(Arc<Watch>);
+    struct Shared(Arc<Watch>, Arc<Mutex<Vec<String>>>);
     impl Observer for Shared {
         fn on_event(&self, seen: &Seen<'_>) {
             self.0.on_event(seen);
         }
+        fn on_reconcile(&self, _: &Case<'_>, news: &Reconciled<'_>) {
+            self.1.lock().unwrap().push(news.as_str().to_owned());
+        }
     }
+    let (one, two) = (Arc::new(Watch::default()), Arc::new(Watch::default()));
+    let (news_of_one, news_of_two) = (Arc::default(), Arc::default());
+    let pair = (
+        Shared(one.clone(), Arc::clone(&news_of_one)),
+        Shared(two.clone(), Arc::clone(&news_of_two)),
+    );
+    let script = Script(Mutex::new([Some(Finding::DidNotHappen)].into()));
     let guard = Guard::builder(MemoryStore::default())
-        .observer(Arc::new((Shared(one.clone()), Shared(two.clone()))))
+        .observer(Arc::new(pair))
+        .reconciler(Arc::new(script))
         .build();
-    guard.run(asked(), |_| ok(())).await.unwrap();
+    applied(held(&guard, asked()).await.mark_unknown().await);
+    guard.reconcile_all(["pay"]).await.unwrap();
     assert_eq!(one.told(), two.told());
-    assert_eq!(one.all.lock().unwrap().len(), 2);
+    assert_eq!(one.all.lock().unwrap().len(), 4);
+    for news in [news_of_one, news_of_two] {
+        assert_eq!(*news.lock().unwrap(), ["did_not_happen"]);
+    }
 }
