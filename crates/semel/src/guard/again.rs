@@ -251,10 +251,12 @@ mod tests {
         let _leads = lead(&guard, &own, since).await;
         // Nobody polls it any more.
         drop(lead(&guard, &own, since).await);
-        // For something else; and a call that began after the claim was sent.
+        // For something else; and a call that began after the claim was sent. Neither waits for it.
+        let begun = Instant::now();
         drop(lead(&guard, &request(b"b"), since).await);
         tokio::time::advance(LEASE).await;
         drop(lead(&guard, &own, Instant::now()).await);
+        assert_eq!(begun.elapsed(), LEASE);
         assert_eq!(guard.shared.turns.lock().len(), 1);
     }
 }
