@@ -137,6 +137,8 @@ impl Known {
         let (mut end, sees): (Nanos, &dyn Fn(Place) -> bool) = match &call.said {
             // Recorded before it is told.
             Said::Answer(answer) if !answer.replayed => return Some(call.answered),
+            // Its attempt may have been lost, and settled by others while it was held up.
+            Said::Answer(_) if met(&at_the_store) => (call.answered, &at_the_store),
             Said::Answer(_) => return None,
             Said::Failed { .. } => (call.answered, &at_the_store),
             Said::Problem { code, .. } => match code.as_str() {

@@ -343,6 +343,18 @@ fn in_flight_is_somebody_elses_attempt() {
     let mut with_a_clock = lost();
     with_a_clock.known.clockless = false;
     with_a_clock.is("cause");
+    // An attempt that was held up, settled by others meanwhile, and told what they kept.
+    let held_up = |place| {
+        run()
+            .on_lost(OnLost::Reconcile)
+            .trouble(10, 2000, place)
+            .call(0, 2000, answer(1, true))
+            .executed(5, 1, 1, 1)
+            .call(20, 21, problem(409, "in-flight"))
+            .changed(|call| call.gateway = 1)
+    };
+    held_up(Place::Gateway(0)).right();
+    held_up(Place::Upstream).is("cause");
     // A duplicate that was told "in flight" itself is no attempt.
     let two = run()
         .call(0, 10, problem(409, "in-flight"))

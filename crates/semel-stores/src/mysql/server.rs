@@ -116,7 +116,14 @@ impl Server {
                 Durability::Process
             }
         };
-        if self.is_on("log_bin") && self.get("sync_binlog") != "1" {
+        if !self.is_on("log_bin") {
+            warn(
+                "The binary log is off: InnoDB shows a step to others before it is on disk, and a kill of the \
+                 server can take back an outcome that was replayed. Turn it on (log_bin), with \
+                 sync_binlog=1 and binlog_format=ROW."
+                    .into(),
+            );
+        } else if self.get("sync_binlog") != "1" {
             warn(format!(
                 "sync_binlog is {} while the binary log is on: after a loss of power, steps that \
                  are not in it are rolled back, acknowledged or not. Set it to 1.",

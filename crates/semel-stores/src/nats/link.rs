@@ -490,7 +490,8 @@ fn not_connected(e: &async_nats::ConnectError) -> StoreError {
         // The driver calls a certificate that does not fit a failure of the connection.
         kind if kind == Kind::Tls || format!("{e:?}").contains("Certificate") => (
             StoreErrorKind::Config,
-            "TLS with the NATS server failed: is its certificate signed by a known authority (`ca=`)?",
+            "TLS with the NATS server failed: is its certificate signed by a known authority (`ca=`), \
+             and does it want one from here (`cert=`, `key=`)?",
         ),
         Kind::ServerParse => (
             StoreErrorKind::Config,
