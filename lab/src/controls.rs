@@ -6,51 +6,56 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use clap::{Parser as _, ValueEnum};
 use semel_testkit::servers::{Redis, Server as _};
+use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::now;
+use crate::named::Named as _;
 use crate::nemesis::{Fault, Switch};
+use crate::reasons::line;
 use crate::report::Report;
 use crate::torture::{self, Options, Struck, Target};
 
-/// How to write the command.
-pub const USAGE: &str = "controls [redis-everysec-failover] [redis-no-log]";
+/// A set-up that loses something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Control {
+    /// A master that pauses while its replica is promoted, and goes on serving.
+    RedisEverysecFailover,
+    /// One without an append-only file is killed.
+    RedisNoLog,
+}
 
-/// Runs the controls of these names, or all of them. Whether each of them showed its loss.
+/// Runs these controls, or all of them. Whether each of them showed its loss.
 ///
 /// # Errors
 /// Where one could not be run.
-pub async fn run(names: &[String], program: &Path) -> Result<bool> {
-    const ALL: [&str; 2] = ["redis-everysec-failover", "redis-no-log"];
+pub async fn run(controls: &[Control], program: &Path) -> Result<bool> {
     let mut detected = true;
-    for name in names {
-        if !ALL.contains(&name.as_str()) {
-            bail!("there is no control {name:?}; usage: {USAGE}");
+    for control in Control::value_variants() {
+        if !controls.is_empty() && !controls.contains(control) {
+            continue;
         }
-    }
-    let wanted = |name: &&str| names.is_empty() || names.iter().any(|n| n == name);
-    for name in ALL.into_iter().filter(wanted) {
-        let report = match name {
-            "redis-everysec-failover" => redis_failover(program).await,
-            _ => redis_without_log(program).await,
+        let report = match control {
+            Control::RedisEverysecFailover => redis_failover(program).await,
+            Control::RedisNoLog => redis_without_log(program).await,
         };
-        let report = report.with_context(|| format!("the control {name}"))?;
+        let report = report.with_context(|| format!("the control {}", control.name()))?;
         let seen = report.lost() > 0;
         detected &= seen;
-        let line = serde_json::json!({ "control": name, "detected": seen, "run": report });
-        println!("{line}");
+        line(&serde_json::json!({ "control": control, "detected": seen, "run": report }))?;
     }
     Ok(detected)
 }
 
 fn options() -> Result<Options> {
-    let words = ["--store", "redis", "--seconds", "8", "--seed", "1"];
+    let words = ["", "--store", "redis", "--seconds", "8", "--seed", "1"];
     let smaller = ["--processes", "4", "--tasks", "10", "--keys", "300"];
-    let words = words.into_iter().chain(smaller).map(String::from);
-    Options::parse(words)
+    Ok(Options::try_parse_from(words.into_iter().chain(smaller))?)
 }
 
 /// Redis that syncs its log each second, with a replica, and a failover as a sentinel does it to a

@@ -13,6 +13,7 @@ pub mod gateway;
 pub mod history;
 pub mod ledger;
 pub mod lost;
+pub mod named;
 pub mod nemesis;
 pub mod power;
 pub mod reasons;

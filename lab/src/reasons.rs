@@ -1,5 +1,6 @@
-//! Why a run does not pass.
+//! Why a run does not pass, and how it is told.
 
+use anyhow::Result;
 use serde::Serialize;
 
 /// Why a run does not pass: both may come from a machine that is too slow, but what is wrong stays wrong
@@ -12,9 +13,20 @@ pub struct Reasons {
     /// Less happened than the run is for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     too_little: Vec<String>,
+    /// For people.
+    #[serde(skip)]
+    pub(crate) details: Vec<String>,
 }
 
 impl Reasons {
+    /// None yet.
+    pub(crate) fn with(details: Vec<String>) -> Self {
+        Self {
+            details,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn failed(&mut self, why: impl Into<String>) {
         self.failed_because.push(why.into());
     }
@@ -36,4 +48,20 @@ impl Reasons {
     pub const fn passed(&self) -> bool {
         self.failed_because.is_empty() && self.too_little.is_empty()
     }
+
+    /// Prints what came of a run: details to standard error, the report as the last line of standard
+    /// output. Whether it passed.
+    pub(crate) fn tell(&self, report: &impl Serialize) -> Result<bool> {
+        for line in &self.details {
+            eprintln!("{line}");
+        }
+        line(report)?;
+        Ok(self.passed())
+    }
+}
+
+/// Prints a line of JSON.
+pub(crate) fn line(what: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(what)?);
+    Ok(())
 }

@@ -6,13 +6,13 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::bugs::Bug;
 use crate::check::{Findings, excerpt};
 use crate::clock::{Nanos, millis};
 use crate::history::{Answer, Failed, Op};
 use crate::nemesis::Fault;
 use crate::reasons::Reasons;
 use crate::torture::Options;
-use crate::worker::Settings;
 
 /// How the calls of one step ended.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -45,7 +45,7 @@ pub struct Report {
     effects: usize,
     effects_refused: usize,
     faults: usize,
-    faults_by_kind: BTreeMap<&'static str, usize>,
+    faults_by_kind: BTreeMap<Fault, usize>,
     violations: usize,
     violations_by_property: BTreeMap<&'static str, usize>,
     lost: usize,
@@ -55,13 +55,11 @@ pub struct Report {
     linear_calls: usize,
     linear_undecided: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bug: Option<&'static str>,
+    bug: Option<Bug>,
     #[serde(flatten)]
     pub(crate) reasons: Reasons,
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<String>,
-    #[serde(skip)]
-    details: Vec<String>,
 }
 
 /// So many violations are shown in detail.
@@ -83,13 +81,13 @@ pub(crate) fn details(ops: &[Op], findings: &Findings, begun: Nanos) -> Vec<Stri
 }
 
 impl Report {
-    pub(crate) fn new(store: &str, options: &Options, settings: &Settings) -> Self {
+    pub(crate) fn new(store: String, options: &Options) -> Self {
         Self {
-            store: store.into(),
-            seed: options.seed,
-            processes: settings.processes,
-            tasks: settings.tasks,
-            keys: settings.keys,
+            store,
+            seed: options.run.seed,
+            processes: options.processes,
+            tasks: options.tasks,
+            keys: options.keys,
             seconds: 0.0,
             operations: 0,
             per_second: 0,
@@ -108,10 +106,9 @@ impl Report {
             explained_effects: 0,
             linear_calls: 0,
             linear_undecided: 0,
-            bug: options.bug.map(|bug| bug.name()),
+            bug: options.bug,
             reasons: Reasons::default(),
             history: None,
-            details: Vec::new(),
         }
     }
 
@@ -143,7 +140,7 @@ impl Report {
     pub(crate) fn faults(&mut self, struck: &[Fault]) {
         self.faults = struck.len();
         for fault in struck {
-            *self.faults_by_kind.entry(fault.name()).or_default() += 1;
+            *self.faults_by_kind.entry(*fault).or_default() += 1;
         }
     }
 
@@ -155,7 +152,7 @@ impl Report {
         self.explained_effects = findings.explained_effects;
         self.linear_calls = findings.searched.calls;
         self.linear_undecided = findings.undecided.calls;
-        self.details = details(ops, findings, begun);
+        self.reasons.details = details(ops, findings, begun);
     }
 
     pub(crate) fn took(&mut self, begun: Nanos, ended: Nanos) {
@@ -187,30 +184,12 @@ impl Report {
         }
     }
 
-    pub(crate) fn left_in(mut self, folder: &Path) -> Self {
+    pub(crate) fn left_in(&mut self, folder: &Path) {
         self.history = Some(folder.display().to_string());
-        self
-    }
-
-    /// Whether nothing is wrong with the store, and with the run.
-    pub const fn passed(&self) -> bool {
-        self.reasons.passed()
     }
 
     /// How many acknowledged completions were not replayed.
     pub const fn lost(&self) -> usize {
         self.lost
-    }
-
-    /// Prints it: details to standard error, JSON as the last line of standard output.
-    ///
-    /// # Errors
-    /// Where it cannot be put into JSON.
-    pub fn print(&self) -> anyhow::Result<()> {
-        for line in &self.details {
-            eprintln!("{line}");
-        }
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use semel_stores::OpenOptions;
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{MariaDb, Node, Postgres, Server, Signal};
@@ -13,9 +14,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use url::Url;
 
+use crate::named::Named as _;
+
 /// The kinds of database that have transactions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Database {
     /// PostgreSQL.
     Postgres,
@@ -26,25 +29,6 @@ pub enum Database {
 }
 
 impl Database {
-    /// The name for `--db`, and the scheme of its URLs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Postgres => "postgres",
-            Self::Sqlite => "sqlite",
-            Self::Mysql => "mysql",
-        }
-    }
-
-    /// The one of this name.
-    ///
-    /// # Errors
-    /// Where there is none.
-    pub fn from_name(name: &str) -> Result<Self> {
-        let all = [Self::Postgres, Self::Sqlite, Self::Mysql];
-        let found = all.into_iter().find(|db| db.name() == name);
-        found.with_context(|| format!("--db is postgres, sqlite or mysql, not {name:?}"))
-    }
-
     /// Whether there is a network between it and who uses it.
     pub const fn is_server(self) -> bool {
         !matches!(self, Self::Sqlite)
@@ -78,7 +62,7 @@ impl Place {
     /// Where it does not start, or cannot be used.
     pub async fn start(database: Database, url: Option<&str>, folder: &Path) -> Result<Self> {
         let (url, server) = match url {
-            Some(url) if url.split(':').next() == Some(database.name()) => (url.to_owned(), None),
+            Some(url) if url.split(':').next() == Some(&*database.name()) => (url.to_owned(), None),
             Some(_) => bail!("the URL for --db {0} begins with {0}:", database.name()),
             None => own(database, folder)?,
         };

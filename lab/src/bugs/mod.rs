@@ -8,83 +8,60 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
 pub use store::Buggy;
 
-macro_rules! bugs {
-    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal,)+) => {
-        /// What is wrong with the store.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Bug {
-            $($(#[doc = $what])+ $bug,)+
-        }
-
-        impl Bug {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$bug,)+];
-
-            /// The name for `--bug`.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$bug => $name,)+
-                }
-            }
-        }
-    };
-}
-
-bugs! {
+/// What is wrong with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bug {
     /// A claim looks whether the identity is free, and then writes whatever is there by then.
-    CheckThenAct = "check-then-act",
+    CheckThenAct,
     /// Completing compares no token.
-    UnfencedComplete = "unfenced-complete",
+    UnfencedComplete,
     /// Fences begin anew when a record is gone.
-    EpochReset = "epoch-reset",
+    EpochReset,
     /// The caller's clock decides that a lease has lapsed: it is wrong where a fault makes it so, and
     /// for half of the callers in one process.
-    CallersClock = "callers-clock",
+    CallersClock,
     /// Now and then a completion touches no row and is taken for refused.
-    ZeroRowsLost = "zero-rows-lost",
+    ZeroRowsLost,
     /// Claims are answered by a follower that lags.
-    StaleRead = "stale-read",
+    StaleRead,
     /// Replays lack a field.
-    DroppedField = "dropped-field",
+    DroppedField,
     /// A completion is acknowledged before it is written.
-    EarlyAck = "early-ack",
+    EarlyAck,
     /// A replay may be another key's.
-    OtherKeysReplay = "other-keys-replay",
+    OtherKeysReplay,
     /// A lapsed lease is taken over although the policy is to hold.
-    HoldReruns = "hold-reruns",
+    HoldReruns,
     /// Purging sweeps records that are in flight.
-    PurgesRunning = "purges-running",
+    PurgesRunning,
     /// Only the fence of a token is compared.
-    NonceIgnored = "nonce-ignored",
+    NonceIgnored,
     /// Only the nonce of a token is compared.
-    FenceIgnored = "fence-ignored",
+    FenceIgnored,
     /// Another request gets the replay.
-    MismatchReplays = "mismatch-replays",
+    MismatchReplays,
     /// After an error a claim is sent again under another nonce.
-    NewNonceRetry = "new-nonce-retry",
+    NewNonceRetry,
     /// A waiter is never woken.
-    DeafWait = "deaf-wait",
+    DeafWait,
     /// The nonce that holds the claim is told that somebody holds it.
-    OwnNonceLoses = "own-nonce-loses",
+    OwnNonceLoses,
     /// A void outcome comes back as an empty one.
-    VoidIsEmpty = "void-is-empty",
+    VoidIsEmpty,
     /// Retention is a quarter of what was asked.
-    ShortRetention = "short-retention",
+    ShortRetention,
     /// Without its store it lets everybody run.
-    FailsOpen = "fails-open",
+    FailsOpen,
     /// Abandoning is acknowledged and not done.
-    AbandonForgotten = "abandon-forgotten",
+    AbandonForgotten,
     /// A step that was done is said not to have been.
-    DoneCalledNotDone = "done-called-not-done",
+    DoneCalledNotDone,
     /// Replays go on after retention.
-    NeverExpires = "never-expires",
-}
-
-impl Bug {
-    /// The bug of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|bug| bug.name() == name)
-    }
+    NeverExpires,
 }

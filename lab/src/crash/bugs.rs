@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use parking_lot::Mutex;
 use semel::record::{Change, Update};
 use semel::store::{Fenced, Result};
@@ -15,59 +16,36 @@ use super::pointed::Pointed;
 use super::steps::StepLog;
 use crate::base::Base;
 
-macro_rules! bugs {
-    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal $work:ident,)+) => {
-        /// What is wrong.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum Bug {
-            $($(#[doc = $what])+ $bug,)+
-        }
-
-        impl Bug {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$bug,)+];
-
-            /// The name for `--bug`.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$bug => $name,)+
-                }
-            }
-
-            /// The work that has it.
-            pub const fn work(self) -> Work {
-                match self {
-                    $(Self::$bug => Work::$work,)+
-                }
-            }
-        }
-    };
-}
-
-bugs! {
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bug {
     /// The effects are committed, and the record is completed after that.
-    CompletesAfter = "completes-after" Transaction,
+    CompletesAfter,
     /// The work commits by itself, and the record is completed in another transaction.
-    CommitsFirst = "commits-first" Transaction,
+    CommitsFirst,
     /// A commit without an answer counts as failed, and its caller asks again under another key.
-    NewKey = "new-key" Transaction,
+    NewKey,
     /// A commit without an answer counts as rolled back, and the work runs again; that the record
     /// is completed by then is overlooked.
-    RunsAgain = "runs-again" Transaction,
+    RunsAgain,
     /// The caller is answered, and the transaction committed after that.
-    AnswersFirst = "answers-first" Transaction,
+    AnswersFirst,
     /// A step gets a new key in each attempt.
-    RandomStepKey = "random-step-key" Steps,
+    RandomStepKey,
     /// A finished step is acknowledged and not kept.
-    ForgetsSteps = "forgets-steps" Steps,
+    ForgetsSteps,
     /// A step's result is kept before its call is made.
-    KeepsFirst = "keeps-first" Steps,
+    KeepsFirst,
 }
 
 impl Bug {
-    /// The bug of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|bug| bug.name() == name)
+    /// The work that has it.
+    pub const fn work(self) -> Work {
+        match self {
+            Self::RandomStepKey | Self::ForgetsSteps | Self::KeepsFirst => Work::Steps,
+            _ => Work::Transaction,
+        }
     }
 }
 

@@ -76,12 +76,11 @@ impl Life {
     async fn begin(run: &Run) -> Result<Self> {
         let _up = run.place.stays_up().await;
         let (wire, url) = Wire::to(&run.place)?;
-        let mut process = Process::start(&run.program, COMMAND)?;
         let settings = Settings {
             url,
             ..run.settings.clone()
         };
-        process.tell(&settings).await?;
+        let process = Process::start(&run.program, COMMAND, &settings)?;
         let mut life = Self { process, wire };
         match life.hear().await? {
             Said::Ready => Ok(life),

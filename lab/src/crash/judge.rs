@@ -12,6 +12,7 @@ use super::point::Point;
 use super::steps::{self, Line};
 use super::transaction::{ACCOUNTS, BALANCE, Effect, Tables};
 use crate::base::{self, Base};
+use crate::named::Named as _;
 
 /// What is wrong, in numbers, and the first of it in words.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -30,7 +30,7 @@ use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use tokio::task::JoinSet;
 
 pub use bugs::Bug;
-pub use options::{Options, USAGE};
+pub use options::Options;
 pub use point::{Point, Work};
 pub use report::Report;
 
@@ -43,11 +43,11 @@ use payments::Service;
 use transaction::Tables;
 use worker::Settings;
 
-/// Does the run with workers of this program, and says what came of it.
+/// Does the run with workers of this program, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
-/// Where the run could not be done. What went wrong in it is in the report.
-pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+/// Where the run could not be done.
+pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     match options.database {
         Database::Postgres => on::<PostgresStore>(options, program).await,
         Database::Sqlite => on::<SqliteStore>(options, program).await,
@@ -55,7 +55,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     }
 }
 
-async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
+async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
     let store = B::open(place.url()).await.context("the store")?;
@@ -64,23 +64,19 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
     tables.make(&store).await?;
     let service = Service::start(folder.path()).await?;
     let settings = Settings {
-        database: options.database,
+        options: options.clone(),
         url: String::new(),
-        work: options.work,
         run: name.clone(),
-        lease: options.lease,
-        bug: options.bug,
         payments: service.address(),
         log: folder.path().join("steps"),
     };
-    let mut points = Point::of(options.work, &place);
-    if let Some(only) = &options.points {
-        points.retain(|point| only.contains(point));
-    }
+    let mut points = Point::of(options.work(), &place);
+    let only = &options.points;
+    points.retain(|point| only.is_empty() || only.contains(point));
     let run = Arc::new(Run {
         program: program.into(),
         place,
-        board: Board::new(&points, options.work, options.kills, options.seed),
+        board: Board::new(&points, options.work(), options.kills, options.seed),
         settings,
     });
     let begun = Instant::now();
@@ -95,7 +91,7 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<Report> {
     if let Err(error) = stopped {
         report.reasons.failed(format!("{error:#}"));
     }
-    Ok(report)
+    report.print()
 }
 
 /// Every key until it is answered, every point until it was come to; then every key once more.
@@ -105,7 +101,7 @@ async fn all(run: &Arc<Run>, options: &Options) -> Result<()> {
             run.board.once_more();
         }
         let mut drivers = JoinSet::new();
-        for number in 0..options.processes as u64 {
+        for number in 0..options.processes {
             let seed = options.seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             drivers.spawn(driver::drive(run.clone(), seed));
         }
@@ -123,11 +119,11 @@ async fn judged<B: Base>(
     settings: &Settings,
     found: &Found,
 ) -> Result<(Verdict, Option<report::Steps>)> {
-    if settings.work == Work::Transaction {
+    if settings.options.work() == Work::Transaction {
         return Ok((judge::transactions(store, tables, found).await?, None));
     }
     let log = judge::read(&settings.log)?;
-    let verdict = match settings.work {
+    let verdict = match settings.options.work() {
         Work::Mixed => {
             let (inside, outside) = found.split(steps::split);
             let inside = judge::transactions(store, tables, &inside).await?;

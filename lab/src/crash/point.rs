@@ -1,13 +1,13 @@
 //! Where a worker is killed.
 
-use anyhow::{Context as _, Result};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::base::Place;
 
 /// What the work is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Work {
     /// Effects in one transaction with the completion.
     Transaction,
@@ -48,43 +48,6 @@ impl Strike {
     }
 }
 
-macro_rules! points {
-    ($($(#[doc = $what:literal])+ $point:ident = $name:literal $strike:ident $(in $part:ident)?,)+) => {
-        /// A moment of an attempt.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-        pub enum Point {
-            $($(#[doc = $what])+ $point,)+
-        }
-
-        impl Point {
-            /// All of them, in the order of an attempt.
-            pub const ALL: &[Self] = &[$(Self::$point,)+];
-
-            /// The name in reports.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$point => $name,)+
-                }
-            }
-
-            /// What happens there.
-            pub const fn strike(self) -> Strike {
-                match self {
-                    $(Self::$point => Strike::$strike,)+
-                }
-            }
-
-            const fn part(self) -> Option<Part> {
-                match self {
-                    $(Self::$point => points!(@part $($part)?),)+
-                }
-            }
-        }
-    };
-    (@part $part:ident) => { Some(Part::$part) };
-    (@part) => { None };
-}
-
 /// To which part of the work a point belongs that not all work comes by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
@@ -93,70 +56,110 @@ enum Part {
     DeadLetter,
 }
 
-points! {
+/// A moment of an attempt, in the order of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Point {
     /// Before the claim is sent.
-    BeforeClaim = "before-claim" Stand,
+    BeforeClaim,
     /// The claim was sent, its answer not read.
-    ClaimLost = "claim-lost" Swallow,
+    ClaimLost,
     /// The claim was answered.
-    Claimed = "claimed" Stand,
+    Claimed,
     /// The transaction has begun.
-    Begun = "begun" Stand in Transaction,
+    Begun,
     /// Between two statements of the work.
-    BetweenStatements = "between-statements" Stand in Transaction,
+    BetweenStatements,
     /// After the work, before the statement that completes the record, or keeps the step.
-    BeforeCompleting = "before-completing" Stand in Transaction,
+    BeforeCompleting,
     /// After that statement.
-    Completing = "completing" Stand in Transaction,
+    Completing,
     /// Before `COMMIT` is sent.
-    BeforeCommit = "before-commit" Stand in Transaction,
+    BeforeCommit,
     /// While it commits.
-    WhileCommitting = "while-committing" Race in Transaction,
+    WhileCommitting,
     /// `COMMIT` was sent and done, its answer not read.
-    CommitLost = "commit-lost" Swallow in Transaction,
+    CommitLost,
     /// `COMMIT` was sent, and arrives after the worker's end.
-    CommitLate = "commit-late" Hold in Transaction,
+    CommitLate,
     /// `COMMIT` was sent and done, and the connection cut.
-    CommitCut = "commit-cut" Cut in Transaction,
+    CommitCut,
     /// The same, and killed while it asks the record.
-    ReadingBack = "reading-back" CutThenStand in Transaction,
+    ReadingBack,
     /// `COMMIT` is sent, and the server killed at some moment until it is done and its answer lost.
-    ServerRestarts = "server-restarts-at-commit" Restart in Transaction,
+    ServerRestartsAtCommit,
     /// After the commit, before its caller has the answer.
-    Committed = "committed" Stand in Transaction,
+    Committed,
     /// In the work of an event that kills its consumer, whenever it is tried.
-    Poisonous = "poisonous" Stand in DeadLetter,
+    Poisonous,
     /// A failed event is to be handed to the callback for dead letters.
-    HandingOver = "handing-over" Stand in DeadLetter,
+    HandingOver,
     /// The callback has kept it, and has not answered.
-    HandedOver = "handed-over" Stand in DeadLetter,
+    HandedOver,
     /// Before a step's call of the service.
-    BeforeCall = "before-call" Stand in Steps,
+    BeforeCall,
     /// While the service is called.
-    WhileCalling = "while-calling" Race in Steps,
+    WhileCalling,
     /// The service has done it; the step is not kept.
-    Called = "called" Stand in Steps,
+    Called,
     /// While the step is kept.
-    WhileKeeping = "while-keeping" Race in Steps,
+    WhileKeeping,
     /// The step was sent and kept, the answer not read.
-    KeepLost = "keep-lost" Swallow in Steps,
+    KeepLost,
     /// The step was sent, and arrives after the worker's end.
-    KeepLate = "keep-late" Hold in Steps,
+    KeepLate,
     /// The step is kept.
-    Kept = "kept" Stand in Steps,
+    Kept,
     /// Between two steps.
-    BetweenSteps = "between-steps" Stand in Steps,
+    BetweenSteps,
     /// After all steps, before the completion is sent.
-    BeforeCompletion = "before-completion" Stand in Steps,
+    BeforeCompletion,
     /// The completion was sent and done, its answer not read.
-    CompletionLost = "completion-lost" Swallow in Steps,
+    CompletionLost,
     /// After the completion, before its caller has the answer.
-    Completed = "completed" Stand in Steps,
+    Completed,
     /// At a random moment after the call began.
-    Random = "random" Race,
+    Random,
 }
 
 impl Point {
+    /// What happens there.
+    pub const fn strike(self) -> Strike {
+        match self {
+            Self::WhileCommitting | Self::WhileCalling | Self::WhileKeeping | Self::Random => {
+                Strike::Race
+            }
+            Self::ClaimLost | Self::CommitLost | Self::KeepLost | Self::CompletionLost => {
+                Strike::Swallow
+            }
+            Self::CommitLate | Self::KeepLate => Strike::Hold,
+            Self::CommitCut => Strike::Cut,
+            Self::ReadingBack => Strike::CutThenStand,
+            Self::ServerRestartsAtCommit => Strike::Restart,
+            _ => Strike::Stand,
+        }
+    }
+
+    /// To which part of the work it belongs, if not all work comes by.
+    const fn part(self) -> Option<Part> {
+        match self {
+            Self::BeforeClaim | Self::ClaimLost | Self::Claimed | Self::Random => None,
+            Self::Poisonous | Self::HandingOver | Self::HandedOver => Some(Part::DeadLetter),
+            Self::BeforeCall
+            | Self::WhileCalling
+            | Self::Called
+            | Self::WhileKeeping
+            | Self::KeepLost
+            | Self::KeepLate
+            | Self::Kept
+            | Self::BetweenSteps
+            | Self::BeforeCompletion
+            | Self::CompletionLost
+            | Self::Completed => Some(Part::Steps),
+            _ => Some(Part::Transaction),
+        }
+    }
+
     /// Those that this work comes by at this place.
     pub fn of(work: Work, place: &Place) -> Vec<Self> {
         let comes_by = |point: &Self| {
@@ -168,7 +171,11 @@ impl Point {
             };
             part && point.is_at(place)
         };
-        Self::ALL.iter().copied().filter(comes_by).collect()
+        Self::value_variants()
+            .iter()
+            .copied()
+            .filter(comes_by)
+            .collect()
     }
 
     /// Whether it can happen at this place.
@@ -177,17 +184,6 @@ impl Point {
             Strike::Restart => place.is_own_server(),
             strike => !strike.on_the_wire() || place.database.is_server(),
         }
-    }
-
-    /// The point of this name.
-    ///
-    /// # Errors
-    /// Where there is none.
-    pub fn from_name(name: &str) -> Result<Self> {
-        let found = Self::ALL.iter().find(|point| point.name() == name);
-        found
-            .copied()
-            .with_context(|| format!("there is no point {name:?}"))
     }
 
     /// Whether it is one of a transaction's.

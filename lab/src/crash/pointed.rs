@@ -112,7 +112,7 @@ impl<S: Transactional> Transactional for Pointed<S> {
         self.points.pass(Point::CommitLate).await;
         self.points.pass(Point::CommitCut).await;
         self.points.pass(Point::ReadingBack).await;
-        self.points.pass(Point::ServerRestarts).await;
+        self.points.pass(Point::ServerRestartsAtCommit).await;
         let committed = self.inner.commit(transaction).await;
         self.points.unhush();
         if let Err(TransactionError::Unknown(_)) = &committed {

@@ -18,10 +18,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts this program with a hidden subcommand.
-    pub(crate) fn start(program: &Path, command: &str) -> Result<Self> {
+    /// Starts this program with a hidden subcommand and its settings.
+    pub(crate) fn start(program: &Path, command: &str, settings: &impl Serialize) -> Result<Self> {
         let mut child = Command::new(program)
             .arg(command)
+            .arg(serde_json::to_string(settings)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::board::Found;
+use super::bugs::Bug;
 use super::judge::Verdict;
 use super::options::Options;
 use super::point::{Point, Work};
+use crate::base::Database;
+use crate::named::Named as _;
 use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    db: &'static str,
+    db: Database,
     work: Work,
     seed: u64,
     kills: usize,
@@ -32,18 +35,16 @@ pub struct Report {
     wrong_leftovers: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
-    by_point: BTreeMap<&'static str, usize>,
+    by_point: BTreeMap<Point, usize>,
     /// Of these kills, those that left the whole transaction; the others left nothing.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    effects_left: BTreeMap<&'static str, usize>,
+    effects_left: BTreeMap<Point, usize>,
     asked_again: BTreeMap<String, usize>,
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bug: Option<&'static str>,
+    bug: Option<Bug>,
     #[serde(flatten)]
     pub(crate) reasons: Reasons,
-    #[serde(skip)]
-    details: Vec<String>,
 }
 
 /// What concerns steps only.
@@ -69,8 +70,9 @@ impl Report {
             let of = points.iter().filter(|p| p.strike().kills() == kills);
             of.map(hits).sum()
         };
-        let mut reasons = Reasons::default();
-        reasons.counted(verdict.faults());
+        let faults = verdict.faults();
+        let mut reasons = Reasons::with(verdict.details);
+        reasons.counted(faults);
         for point in points {
             if hits(point) == 0 {
                 reasons.too_little(format!("nobody came to {}", point.name()));
@@ -82,8 +84,8 @@ impl Report {
             reasons.too_little(format!("{kills} kills instead of {}", options.kills));
         }
         Self {
-            db: options.database.name(),
-            work: options.work,
+            db: options.database,
+            work: options.work(),
             seed: options.seed,
             kills,
             cuts: sum(false),
@@ -99,44 +101,27 @@ impl Report {
             wrong_balances: verdict.wrong_balances,
             left_in_flight: verdict.left_in_flight,
             wrong_leftovers: verdict.wrong_leftovers,
-            effects_left: verdict.left.iter().map(|(p, n)| (p.name(), *n)).collect(),
+            effects_left: verdict.left,
             steps,
-            by_point: points.iter().map(|p| (p.name(), hits(p))).collect(),
+            by_point: points.iter().map(|p| (*p, hits(p))).collect(),
             asked_again: found.refusals.clone(),
             seconds: (seconds * 10.0).round() / 10.0,
-            bug: options.bug.map(super::Bug::name),
+            bug: options.bug,
             reasons,
-            details: verdict.details,
         }
     }
 
-    /// Whether nothing is wrong, and every point was come to.
-    pub const fn passed(&self) -> bool {
-        self.reasons.passed()
-    }
-
-    /// Prints it: what is wrong to standard error, the table, and JSON as the last line.
-    ///
-    /// # Errors
-    /// Where it cannot be put into JSON.
-    pub fn print(&self) -> anyhow::Result<()> {
-        for line in &self.details {
-            eprintln!("{line}");
-        }
+    /// Prints it, after a table of the points. Whether nothing is wrong, and every point was come to.
+    pub(super) fn print(&self) -> anyhow::Result<bool> {
         println!("{:<20} kills  effects left", "point");
-        for point in Point::ALL {
-            let name = point.name();
-            let Some(hits) = self.by_point.get(name) else {
-                continue;
-            };
-            let left = match self.effects_left.get(name) {
+        for (point, hits) in &self.by_point {
+            let left = match self.effects_left.get(point) {
                 _ if !point.strike().kills() => "(alive)".into(),
                 Some(left) => left.to_string(),
                 None => String::new(),
             };
-            println!("{name:<20} {hits:>5}  {left:>12}");
+            println!("{:<20} {hits:>5}  {left:>12}", point.name());
         }
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
+        self.reasons.tell(self)
     }
 }

@@ -113,8 +113,14 @@ pub(super) async fn ask<B: Base>(
     let identity = worker.identity(key);
     let digest = *identity.digest();
     let (points, log) = (worker.points.clone(), worker.log.clone());
-    let (client, bug) = (Client::of(worker.settings.payments), worker.settings.bug);
-    let (mixed, tables) = (worker.settings.work == Work::Mixed, worker.tables.clone());
+    let (client, bug) = (
+        Client::of(worker.settings.payments),
+        worker.settings.options.bug,
+    );
+    let (mixed, tables) = (
+        worker.settings.options.work() == Work::Mixed,
+        worker.tables.clone(),
+    );
     let (effect, again) = (Effect::of(key), worker.again.clone());
     let asked = Asked::new(identity, worker.fingerprint(key)).in_steps();
     let run = worker

@@ -16,6 +16,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::bugs::{Bug, Planted};
 use super::failpoints::{Failpoints, Order, Said, say};
+use super::options::Options;
 use super::point::Work;
 use super::pointed::Pointed;
 use super::steps::{self, StepLog};
@@ -25,16 +26,13 @@ use crate::base::{Base, Database};
 /// The hidden subcommand.
 pub const COMMAND: &str = "crash-worker";
 
-/// What a worker is told first.
+/// What a worker is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Settings {
-    pub(super) database: Database,
+pub struct Settings {
+    pub(super) options: Options,
     pub(super) url: String,
-    pub(super) work: Work,
     /// What tells this run's keys and tables from those of others.
     pub(super) run: String,
-    pub(super) lease: Duration,
-    pub(super) bug: Option<Bug>,
     /// The service outside.
     pub(super) payments: SocketAddr,
     /// The file of the steps.
@@ -59,15 +57,13 @@ pub(super) struct Worker<B> {
 ///
 /// # Errors
 /// Where the store cannot be opened.
-pub fn run() -> Result<()> {
+pub fn run(settings: Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let done = runtime.block_on(async {
-        let mut orders = BufReader::new(tokio::io::stdin()).lines();
-        let settings = orders.next_line().await?.context("no settings")?;
-        let settings: Settings = serde_json::from_str(&settings)?;
-        match settings.database {
+        let orders = BufReader::new(tokio::io::stdin()).lines();
+        match settings.options.database {
             Database::Postgres => obey::<PostgresStore>(settings, orders).await,
             Database::Sqlite => obey::<SqliteStore>(settings, orders).await,
             Database::Mysql => obey::<MysqlStore>(settings, orders).await,
@@ -104,10 +100,10 @@ impl<B: Base> Worker<B> {
         let store = B::open(&settings.url).await.context("a worker's store")?;
         let store = Planted::new(
             Pointed::new(store, points.clone()),
-            settings.bug,
+            settings.options.bug,
             Some(log.clone()),
         );
-        let policy = Policy::default().with_lease(settings.lease);
+        let policy = Policy::default().with_lease(settings.options.lease);
         Ok(Self {
             tables: Tables::of(&settings.run),
             guard: Guard::new(store, policy),
@@ -125,14 +121,17 @@ impl<B: Base> Worker<B> {
         let store = self.guard.store();
         let key = Key::new(&format!("{:032x}", fastrand::u128(..)))?;
         let identity = Identity::new(Scope::new(["lab", "warm-up"]), "crash", key);
-        let request =
-            ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), self.settings.lease)
-                .with_on_lost(OnLost::Retry);
+        let request = ClaimRequest::new(
+            Nonce::random()?,
+            Fingerprint::of(b""),
+            self.settings.options.lease,
+        )
+        .with_on_lost(OnLost::Retry);
         let Claim::Acquired(acquired) = store.claim(&identity, &request).await? else {
             bail!("a new identity is not acquired");
         };
         let (digest, token) = (identity.digest(), &acquired.token);
-        let lease = self.settings.lease;
+        let lease = self.settings.options.lease;
         let step = FinishedStep::new("warm-up", b"")?;
         let retention = Retention::new(Duration::from_secs(1));
         let _ = store.renew(digest, token, lease).await?;
@@ -161,11 +160,11 @@ impl<B: Base> Worker<B> {
     async fn ask(&self, key: i64) -> Said {
         self.again.store(0, Ordering::Relaxed);
         let told = |ran| told(key, ran, self.again.load(Ordering::Relaxed));
-        match self.settings.work {
+        match self.settings.options.work() {
             Work::Transaction => loop {
                 let said = told(transaction::ask(self, key).await.map_err(Why::of));
                 let lost = matches!(&said, Said::Again { why, .. } if why == STORE);
-                if self.settings.bug != Some(Bug::NewKey) || !lost {
+                if self.settings.options.bug != Some(Bug::NewKey) || !lost {
                     return said;
                 }
                 let name = fastrand::u64(1..);

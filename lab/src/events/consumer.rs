@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::apply::{Tables, apply};
 use super::broker::{Delivery, Kind};
 use super::bugs::Bug;
-use super::options::Storm;
+use super::options::{Options, Storm};
 use super::plan::Happening;
 use super::shelf::Shelf;
 use crate::base::{Base, Database};
@@ -40,22 +40,18 @@ const BATCH: usize = 16;
 /// So often an event may fail.
 pub(super) const MAX_ATTEMPTS: u32 = 5;
 
-/// What a consumer is told first.
+/// What a consumer is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Settings {
-    pub(super) storm: Storm,
-    pub(super) database: Database,
+pub struct Settings {
+    pub(super) options: Options,
     pub(super) url: String,
     /// What tells this run's events and tables from those of others.
     pub(super) run: String,
-    pub(super) seed: u64,
-    pub(super) lease: Duration,
     pub(super) batches: bool,
     /// How many deliveries, or batches, it handles beside each other.
     pub(super) slots: usize,
     /// Where its dead letters go; some events cannot be handled then.
     pub(super) letters: Option<PathBuf>,
-    pub(super) bug: Option<Bug>,
 }
 
 /// What the parent tells a consumer: a line of JSON each.
@@ -97,15 +93,13 @@ fn say(what: &Said) {
 ///
 /// # Errors
 /// Where the store cannot be opened.
-pub fn run() -> Result<()> {
+pub fn run(settings: Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let done = runtime.block_on(async {
-        let mut orders = BufReader::new(tokio::io::stdin()).lines();
-        let settings = orders.next_line().await?.context("no settings")?;
-        let settings: Settings = serde_json::from_str(&settings)?;
-        match settings.database {
+        let orders = BufReader::new(tokio::io::stdin()).lines();
+        match settings.options.database {
             Database::Postgres => obey::<PostgresStore>(settings, orders).await,
             Database::Sqlite => obey::<SqliteStore>(settings, orders).await,
             Database::Mysql => obey::<MysqlStore>(settings, orders).await,
@@ -157,7 +151,7 @@ async fn work<B: Base + VersionedIn>(
 fn policy(settings: &Settings) -> Policy {
     Policy::default()
         .with_retention(Retention::EVENT)
-        .with_lease(settings.lease)
+        .with_lease(settings.options.lease)
 }
 
 /// A consumer's insides.
@@ -177,7 +171,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let store = B::open(&settings.url).await.context("a consumer's store")?;
         let store = Arc::new(store);
         let pointed = Pointed::new(store.clone(), points.clone());
-        let again = settings.bug == Some(Bug::RunsAgain);
+        let again = settings.options.bug == Some(Bug::RunsAgain);
         let store_bug = again.then_some(crate::crash::Bug::RunsAgain);
         let inbox = Inbox::new(Planted::new(pointed, store_bug, None), "lab");
         let mut inbox = inbox
@@ -186,7 +180,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let shelf = settings.letters.as_deref().map(Shelf::open).transpose()?;
         let shelf = shelf.map(Arc::new);
         if let Some(shelf) = &shelf {
-            let later = settings.bug == Some(Bug::KeepsLater);
+            let later = settings.options.bug == Some(Bug::KeepsLater);
             inbox = inbox.with_dead_letters(shelve(shelf.clone(), points.clone(), later));
         }
         Ok(Self {
@@ -204,7 +198,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
     }
 
     pub(crate) fn overwrites(&self) -> bool {
-        self.settings.bug == Some(Bug::Overwrites)
+        self.settings.options.bug == Some(Bug::Overwrites)
     }
 
     fn happening(&self, delivery: &Delivery) -> Happening {
@@ -213,7 +207,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
 
     fn happens(&self, event: u64) -> Happening {
         let poison = self.settings.letters.is_some();
-        Happening::of(self.settings.seed, event).with_poison(poison)
+        Happening::of(self.settings.options.seed, event).with_poison(poison)
     }
 
     fn event(&self, delivery: &Delivery) -> Event {
@@ -227,8 +221,8 @@ impl<B: Base + VersionedIn> Consumer<B> {
             .iter()
             .partition(|delivery| self.is_inside(&self.happening(delivery)));
         match inside.as_slice() {
-            _ if self.settings.bug == Some(Bug::NoInbox) => self.plainly(&inside).await,
-            _ if self.settings.bug == Some(Bug::CommitsApart) => self.apart(&inside).await,
+            _ if self.settings.options.bug == Some(Bug::NoInbox) => self.plainly(&inside).await,
+            _ if self.settings.options.bug == Some(Bug::CommitsApart) => self.apart(&inside).await,
             [] => {}
             [one] if !self.settings.batches => self.one(one).await,
             several => self.batch(several).await,
@@ -245,7 +239,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
     /// Whether the inbox's transaction has the effect: not where a record's version alone is to see
     /// to it, as it does for every other asset.
     fn is_inside(&self, event: &Happening) -> bool {
-        self.settings.storm == Storm::Events || event.asset.is_multiple_of(2)
+        self.settings.options.storm == Storm::Events || event.asset.is_multiple_of(2)
     }
 
     async fn one(&self, delivery: &Delivery) {
@@ -262,7 +256,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
 
     async fn batch(&self, delivered: &[Delivery]) {
         let events: Vec<Event> = delivered.iter().map(|one| self.event(one)).collect();
-        let (work, seed) = (self.work(), self.settings.seed);
+        let (work, seed) = (self.work(), self.settings.options.seed);
         let poison = self.settings.letters.is_some();
         let receipts = self
             .inbox
@@ -319,7 +313,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
             }
             Err(error) => error,
         };
-        if let (Some(Bug::ShelvesRefused), Some(shelf)) = (self.settings.bug, &self.shelf) {
+        if let (Some(Bug::ShelvesRefused), Some(shelf)) = (self.settings.options.bug, &self.shelf) {
             // Of a planted bug: what cannot be written fails the run.
             let _ = shelf.keep(delivery.event, MAX_ATTEMPTS);
         }
@@ -330,7 +324,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
     fn work(&self) -> impl Fn(Lent<B::Transaction>, Vec<Happening>) -> Working<B> + Send + use<B> {
         let (tables, points) = (self.tables.clone(), self.points.clone());
         let (store, run) = (self.store.clone(), self.run().to_owned());
-        let (storm, overwrites) = (self.settings.storm, self.overwrites());
+        let (storm, overwrites) = (self.settings.options.storm, self.overwrites());
         move |tx, events| {
             let (tables, points) = (tables.clone(), points.clone());
             let (store, run) = (store.clone(), run.clone());

@@ -59,7 +59,7 @@ const POINTS: [Point; 15] = [
     Point::CommitLate,
     Point::CommitCut,
     Point::ReadingBack,
-    Point::ServerRestarts,
+    Point::ServerRestartsAtCommit,
     Point::Committed,
 ];
 
@@ -168,7 +168,7 @@ struct Life {
 /// Drives one consumer after the other, until everything is acknowledged.
 pub(super) async fn drive(run: Arc<Run>, number: u64) -> Result<()> {
     let place = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut chance = fastrand::Rng::with_seed(run.settings.seed ^ place);
+    let mut chance = fastrand::Rng::with_seed(run.settings.options.seed ^ place);
     while !run.broker.is_done() {
         let mut life = Life::begin(&run, number).await?;
         life.serve(&run, &mut chance).await?;
@@ -188,7 +188,7 @@ impl Life {
             ..run.settings.clone()
         };
         let mut life = Self {
-            process: Process::start(&run.program, COMMAND)?,
+            process: Process::start(&run.program, COMMAND, &settings)?,
             wire,
             wired,
             pulls: VecDeque::new(),
@@ -196,7 +196,6 @@ impl Life {
             cut: false,
             restarts: 0,
         };
-        life.process.tell(&settings).await?;
         let said = life.process.hear().await?;
         life.take(run, said);
         Ok(life)

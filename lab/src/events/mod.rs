@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 
 pub(crate) use broker::Kind;
 pub use bugs::Bug;
-pub use options::{Options, Storm, USAGE};
+pub use options::{Options, Storm};
 pub use report::Report;
 
 use crate::base::{Base, Database, Place};
@@ -41,11 +41,11 @@ use driver::{Kills, Run};
 use judge::Verdict;
 use plan::{Ends, Happening};
 
-/// Does the run with consumers of this program, and says what came of it.
+/// Does the run with consumers of this program, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
-/// Where the run could not be done. What went wrong in it is in the report.
-pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+/// Where the run could not be done.
+pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     match options.database {
         Database::Postgres => on::<PostgresStore>(options, program).await,
         Database::Sqlite => on::<SqliteStore>(options, program).await,
@@ -53,7 +53,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     }
 }
 
-async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<Report> {
+async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
     let store = B::open(place.url()).await.context("the store")?;
@@ -65,16 +65,12 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
     let letters = folder.path().join("letters");
     let poison = options.storm == Storm::Events && !plain;
     let settings = Settings {
-        storm: options.storm,
-        database: options.database,
+        options: options.clone(),
         url: String::new(),
         run: name.clone(),
-        seed: options.seed,
-        lease: options.lease,
         batches: false,
         slots: 0,
         letters: poison.then(|| letters.clone()),
-        bug: options.bug,
     };
     let points = driver::points(&place, poison);
     let run = Arc::new(Run {
@@ -85,10 +81,10 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
         kills: Kills::new(&points, options.kills, options.seed),
     });
     let begun = Instant::now();
-    let stopped = all(&run, options.consumers as u64).await;
+    let stopped = all(&run, options.consumers).await;
     let seconds = begun.elapsed().as_secs_f64();
     let counts = run.broker.counts();
-    let verdict = judged(&store, &tables, options, &run.settings, &counts).await?;
+    let verdict = judged(&store, &tables, &run.settings, &counts).await?;
     tables.drop(&store).await?;
     store.close().await?;
     let hits = run.kills.hits();
@@ -96,7 +92,7 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
     if let Err(error) = stopped {
         report.reasons.failed(format!("{error:#}"));
     }
-    Ok(report)
+    report.reasons.tell(&report)
 }
 
 async fn all(run: &Arc<Run>, consumers: u64) -> Result<()> {
@@ -113,10 +109,10 @@ async fn all(run: &Arc<Run>, consumers: u64) -> Result<()> {
 async fn judged<B: Base + VersionedIn>(
     store: &B,
     tables: &Tables,
-    options: &Options,
     settings: &Settings,
     counts: &Counts,
 ) -> Result<Verdict> {
+    let options = &settings.options;
     let mut verdict = Verdict::default();
     let (shelf, poison) = match &settings.letters {
         Some(letters) => (shelf::read(letters)?, true),

@@ -1,95 +1,54 @@
 //! What is asked for on the command line.
 
+use std::process;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use clap::{Args, value_parser};
+use humantime::parse_duration;
 use serde::{Deserialize, Serialize};
 
 use super::bugs::Bug;
 use crate::base::Database;
 
-/// The usage of both commands.
-pub const USAGE: &str = "events|versioned --db postgres|sqlite|mysql [--store URL] [--events N] \
-     [--kills N] [--seed S] [--consumers N] [--lease DURATION] [--bug NAME]";
-
 /// What the consumers do with an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Storm {
     /// They write tables of their own in the inbox's transaction.
+    #[default]
     Events,
     /// They change a versioned record.
     Versioned,
 }
 
 /// How a run goes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// What is done.
+    /// What is done: each has its command.
+    #[arg(skip)]
     pub storm: Storm,
     /// On which database.
+    #[arg(long = "db")]
     pub database: Database,
-    /// Where it is, where that is not a server of the lab's own.
+    /// Its URL, where that is not a server of the lab's own.
+    #[arg(long = "store", value_name = "URL")]
     pub url: Option<String>,
     /// How many events there are; each is delivered 3 to 10 times.
+    #[arg(long, default_value_t = 10_000)]
     pub events: u64,
     /// How often a consumer is killed.
+    #[arg(long, default_value_t = 100)]
     pub kills: usize,
-    /// Events, deliveries and points follow from it.
+    /// Events, deliveries and points follow from it; by default the process's number.
+    #[arg(long, default_value_t = process::id().into(), hide_default_value = true)]
     pub seed: u64,
     /// How many consumers there are at a time.
-    pub consumers: usize,
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u64).range(1..))]
+    pub consumers: u64,
     /// How long an event is held.
+    #[arg(long, default_value = "500ms", value_parser = parse_duration)]
     pub lease: Duration,
     /// The planted bug.
+    #[arg(long)]
     pub bug: Option<Bug>,
-}
-
-impl Options {
-    /// Reads a command line.
-    ///
-    /// # Errors
-    /// Says what is not understood.
-    pub fn parse(storm: Storm, mut arguments: impl Iterator<Item = String>) -> Result<Self> {
-        let mut database = None;
-        let mut options = Self {
-            storm,
-            database: Database::Sqlite,
-            url: None,
-            events: 10_000,
-            kills: 100,
-            seed: std::process::id().into(),
-            consumers: 8,
-            lease: Duration::from_millis(500),
-            bug: None,
-        };
-        while let Some(name) = arguments.next() {
-            let value = arguments
-                .next()
-                .with_context(|| format!("{name} needs a value; usage: {USAGE}"))?;
-            match name.as_str() {
-                "--db" => database = Some(Database::from_name(&value)?),
-                "--store" => options.url = Some(value),
-                "--events" => options.events = value.parse()?,
-                "--kills" => options.kills = value.parse()?,
-                "--seed" => options.seed = value.parse()?,
-                "--consumers" => options.consumers = value.parse::<usize>()?.max(1),
-                "--lease" => options.lease = humantime::parse_duration(&value)?,
-                "--bug" => options.bug = Some(bug(&value)?),
-                _ => bail!("{name} is not an option; usage: {USAGE}"),
-            }
-        }
-        options.database = database.with_context(|| format!("which database? usage: {USAGE}"))?;
-        Ok(options)
-    }
-}
-
-fn bug(name: &str) -> Result<Bug> {
-    Bug::from_name(name).with_context(|| {
-        let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
-        format!(
-            "there is no bug of that name; there are {}",
-            names.join(", ")
-        )
-    })
 }

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::broker::Counts;
+use super::bugs::Bug;
 use super::judge::{Letters, Verdict};
 use super::options::{Options, Storm};
+use crate::base::Database;
 use crate::crash::point::Point;
 use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    db: &'static str,
+    db: Database,
     storm: Storm,
     seed: u64,
     events: u64,
@@ -31,15 +33,13 @@ pub struct Report {
     lost_letters: usize,
     applied_and_set_aside: usize,
     letters: Letters,
-    by_point: BTreeMap<&'static str, usize>,
+    by_point: BTreeMap<Point, usize>,
     refused: BTreeMap<String, usize>,
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bug: Option<&'static str>,
+    bug: Option<Bug>,
     #[serde(flatten)]
     pub(crate) reasons: Reasons,
-    #[serde(skip)]
-    details: Vec<String>,
 }
 
 impl Report {
@@ -54,7 +54,7 @@ impl Report {
         let hits = |point: &Point| hits.get(point).copied().unwrap_or_default();
         let killing = points.iter().filter(|point| point.strike().kills());
         let kills = killing.map(hits).sum();
-        let mut reasons = Reasons::default();
+        let mut reasons = Reasons::with(verdict.details);
         reasons.counted([
             ("double effects", verdict.double_effects),
             ("lost effects", verdict.lost_effects),
@@ -77,9 +77,9 @@ impl Report {
             reasons.too_little(format!("{kills} kills instead of {}", options.kills));
         }
         let by_point = points.iter().chain(&[Point::Poisonous]);
-        let by_point = by_point.map(|point| (point.name(), hits(point)));
+        let by_point = by_point.map(|point| (*point, hits(point)));
         Self {
-            db: options.database.name(),
+            db: options.database,
             storm: options.storm,
             seed: options.seed,
             events: options.events,
@@ -98,26 +98,8 @@ impl Report {
             by_point: by_point.collect(),
             refused: counts.refusals,
             seconds: (seconds * 10.0).round() / 10.0,
-            bug: options.bug.map(super::Bug::name),
+            bug: options.bug,
             reasons,
-            details: verdict.details,
         }
-    }
-
-    /// Whether nothing is wrong, and enough happened.
-    pub const fn passed(&self) -> bool {
-        self.reasons.passed()
-    }
-
-    /// Prints it: what is wrong to standard error, JSON as the last line of standard output.
-    ///
-    /// # Errors
-    /// Where it cannot be put into JSON.
-    pub fn print(&self) -> anyhow::Result<()> {
-        for line in &self.details {
-            eprintln!("{line}");
-        }
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
     }
 }

@@ -2,104 +2,101 @@
 
 use std::collections::HashMap;
 
+use clap::ValueEnum;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::records::{Answer, Call, Identity, Said};
 
-macro_rules! bugs {
-    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal caught by $check:literal,)+) => {
-        /// One of them.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum Bug {
-            $($(#[doc = $what])+ $bug,)+
-        }
-
-        impl Bug {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$bug,)+];
-
-            /// The name on the command line.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$bug => $name,)+
-                }
-            }
-
-            /// The check that must catch it.
-            pub const fn caught_by(self) -> &'static str {
-                match self {
-                    $(Self::$bug => $check,)+
-                }
-            }
-        }
-    };
-}
-
-bugs! {
+/// One of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bug {
     /// One byte of a replay's body is another.
-    OneByte = "one-byte" caught by "bytes",
+    OneByte,
     /// A replay lacks a field.
-    DroppedField = "dropped-field" caught by "bytes",
+    DroppedField,
     /// A replay comes without its body, and says so, although nothing broke off.
-    OmittedBody = "omitted-body" caught by "bytes",
+    OmittedBody,
     /// The answer that another principal got under the same key.
-    OtherPrincipal = "other-principal" caught by "whose",
+    OtherPrincipal,
     /// The answer that a caller of another service got under the same key.
-    OtherService = "other-service" caught by "whose",
+    OtherService,
     /// The upstream is told one name for all principals' operations.
-    OneId = "one-id" caught by "whose",
+    OneId,
     /// Another request under the same key gets the answer.
-    MismatchReplays = "mismatch-replays" caught by "mismatch",
+    MismatchReplays,
     /// The same request is called another one.
-    FalseMismatch = "false-mismatch" caught by "mismatch",
+    FalseMismatch,
     /// An attempt's request is sent twice.
-    ForwardsTwice = "forwards-twice" caught by "fence",
+    ForwardsTwice,
     /// Every attempt has the same fence.
-    ConstantFence = "constant-fence" caught by "fence",
+    ConstantFence,
     /// What ran is run again under a new fence.
-    RunsAgain = "runs-again" caught by "once",
+    RunsAgain,
     /// 201 without the upstream.
-    Invents = "invents" caught by "executed",
+    Invents,
     /// A replay is not marked.
-    MarkForgotten = "mark-forgotten" caught by "mark",
+    MarkForgotten,
     /// A first answer is marked.
-    MarksFirst = "marks-first" caught by "mark",
+    MarksFirst,
     /// "In flight" although the answer is known.
-    FalseInFlight = "false-in-flight" caught by "cause",
+    FalseInFlight,
     /// "Outcome unknown" although nothing was lost.
-    FalseUnknown = "false-unknown" caught by "cause",
+    FalseUnknown,
     /// "Store unavailable" although it is there.
-    FalseUnavailable = "false-unavailable" caught by "cause",
+    FalseUnavailable,
     /// The connection breaks.
-    HangsUp = "hangs-up" caught by "cause",
+    HangsUp,
     /// 504 of the upstream although that answered.
-    FalseTimeout = "false-timeout" caught by "cause",
+    FalseTimeout,
     /// A status that the upstream never sent.
-    InventsStatus = "invents-status" caught by "cause",
+    InventsStatus,
     /// Some keys stay in flight for ever.
-    Stuck = "stuck" caught by "settled",
+    Stuck,
     /// The gateways of both services have one name.
-    OneService = "one-service" caught by "whose",
+    OneService,
     /// The gateways look for the principal in a field that nobody sends.
-    NoPrincipal = "no-principal" caught by "whose",
+    NoPrincipal,
     /// The gateways run lost attempts again although they are to hold them.
-    Reruns = "reruns" caught by "once",
+    Reruns,
     /// The gateways release the key after a 504, which comes after the effect.
-    Releases504 = "releases-504" caught by "once",
+    ReleasesTimeout,
     /// A gateway that is asked to end leaves something behind.
-    EndsBadly = "ends-badly" caught by "drain",
+    EndsBadly,
     /// Every request of a spell is cut off, not some: there is a cause each time, and too little is
     /// answered.
-    CutsAll = "cuts-all" caught by "answered",
+    CutsAll,
     /// Nobody is answered any more after a while.
-    Silent = "silent" caught by "standstill",
+    Silent,
 }
 
 impl Bug {
-    /// The one of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|bug| bug.name() == name)
+    /// The check that must catch it.
+    pub const fn caught_by(self) -> &'static str {
+        match self {
+            Self::OneByte | Self::DroppedField | Self::OmittedBody => "bytes",
+            Self::MismatchReplays | Self::FalseMismatch => "mismatch",
+            Self::ForwardsTwice | Self::ConstantFence => "fence",
+            Self::RunsAgain | Self::Reruns | Self::ReleasesTimeout => "once",
+            Self::Invents => "executed",
+            Self::MarkForgotten | Self::MarksFirst => "mark",
+            Self::Stuck => "settled",
+            Self::EndsBadly => "drain",
+            Self::CutsAll => "answered",
+            Self::Silent => "standstill",
+            Self::OtherPrincipal
+            | Self::OtherService
+            | Self::OneId
+            | Self::OneService
+            | Self::NoPrincipal => "whose",
+            Self::FalseInFlight
+            | Self::FalseUnknown
+            | Self::FalseUnavailable
+            | Self::HangsUp
+            | Self::FalseTimeout
+            | Self::InventsStatus => "cause",
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use super::judge::{Exit, Place, Trouble};
 use super::process::{Gateway, Upstream};
 use super::upstream::Mood;
 use crate::clock::{Nanos, now};
+use crate::named::Named as _;
 use crate::nemesis::{Fault, Lane, Planned};
 use crate::torture::{Target, on_store};
 

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::records::{Call, Done, Entry, Identity, Said};
@@ -46,10 +47,14 @@ pub(super) struct Known {
 }
 
 /// What becomes of lost attempts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum OnLost {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLost {
+    /// They stay unknown.
     Hold,
+    /// They are run again.
     Retry,
+    /// Somebody who knows is asked.
     Reconcile,
 }
 

@@ -34,11 +34,13 @@ pub use options::Options;
 pub use report::Report;
 
 use crate::clock::{nanos, now};
-use crate::nemesis::plan;
-use crate::torture::Target;
+use crate::nemesis::{Fault, Lane, plan};
+use crate::reasons::Reasons;
+use crate::torture::{self, Target};
 use bugs::Liar;
 use faults::{Scene, Struck};
-use judge::{Findings, Known, OnLost, judge};
+pub use judge::OnLost;
+use judge::{Findings, Known, judge};
 use process::{Gateway, Launch, Upstream, free_address};
 use records::{CALLS, Call, Entry, LEDGER, Lines, read};
 use work::Board;
@@ -51,35 +53,29 @@ pub fn is_of_a_run(folder: &Path) -> bool {
     folder.join(KNOWN).exists()
 }
 
-/// Does the run, with `program` as the upstream, and says what came of it.
+/// Does the run, with `program` as the upstream, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
-/// Where the run could not be done. What the gateways did wrong is in the report.
-pub async fn run(options: &Options, program: &Path) -> Result<Report> {
-    if options.run.any_faults {
-        let names: Vec<_> = options
-            .run
-            .faults
-            .iter()
-            .map(|fault| fault.name())
-            .collect();
-        eprintln!("seed {}: --faults {}", options.run.seed, names.join(","));
-    }
+/// Where the run could not be done.
+pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+    let faults = options.faults();
+    torture::check_faults(&faults, &options.run.store, true)?;
+    options.run.announce(&faults);
     let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let folder = match &options.run.keep {
         Some(folder) => folder.clone(),
         None => temporary.path().to_owned(),
     };
     std::fs::create_dir_all(&folder)?;
-    let mut report = through(options, &folder, program).await?;
-    if !report.passed() {
+    let mut report = through(options, &faults, &folder, program).await?;
+    if !report.reasons.passed() {
         report.history = Some(folder.display().to_string());
         if options.run.keep.is_none() {
             // For whoever looks for the cause.
             let _ = temporary.keep();
         }
     }
-    Ok(report)
+    report.reasons.tell(&report)
 }
 
 /// Checks a run again that was left in a folder, and prints what is wrong. Whether nothing is.
@@ -90,10 +86,9 @@ pub fn again(folder: &Path) -> Result<bool> {
     let known: Known = serde_json::from_slice(&std::fs::read(folder.join(KNOWN))?)?;
     let (calls, ledger) = left(folder)?;
     let findings = judge(&known, &calls, &ledger);
-    for line in report::details(&known, &calls, &ledger, &findings) {
-        eprintln!("{line}");
-    }
-    let counts = serde_json::json!({
+    let mut reasons = Reasons::with(report::details(&known, &calls, &ledger, &findings));
+    reasons.counted([("violations", findings.violations.len())]);
+    reasons.tell(&serde_json::json!({
         "calls": calls.len(),
         "identities": findings.identities,
         "answered": findings.answered,
@@ -101,9 +96,7 @@ pub fn again(folder: &Path) -> Result<bool> {
         "violations": findings.violations.len(),
         "violations_by_check": findings.by_check(),
         "double_effects": findings.double_effects,
-    });
-    println!("{counts}");
-    Ok(findings.violations.is_empty())
+    }))
 }
 
 fn left(folder: &Path) -> Result<(Vec<Call>, Vec<Entry>)> {
@@ -114,26 +107,30 @@ fn left(folder: &Path) -> Result<(Vec<Call>, Vec<Entry>)> {
     ))
 }
 
-async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Report> {
+async fn through(
+    options: &Options,
+    faults: &[Fault],
+    folder: &Path,
+    program: &Path,
+) -> Result<Report> {
     let run = &options.run;
     let semel = tokio::task::block_in_place(program::find)?;
-    let target = Target::open(&run.store, &run.faults, folder).await?;
+    let mut of_store = faults.to_vec();
+    of_store.retain(|fault| matches!(fault.lane(), Lane::Server | Lane::Network));
+    let target = Target::start(&run.store, &of_store, folder).await?;
     let address = free_address()?;
     let upstream = upstream::Settings {
+        options: options.clone(),
         address,
         ledger: folder.join(LEDGER),
-        lease: run.lease,
-        bug: options.bug,
     };
     let upstream = Upstream::start(program, upstream).await?;
     let launch = Launch {
+        options: options.clone(),
         program: semel,
         folder: folder.into(),
         store: target.url.clone(),
         upstream: address,
-        lease: run.lease,
-        on_lost: options.on_lost.name(),
-        bug: options.bug,
     };
     // Two of one service, and one of another beside them; one alone where one process has the store open.
     let services: &[u8] = if target.single { &[0] } else { &[0, 0, 1] };
@@ -155,7 +152,7 @@ async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Rep
         asked: Mutex::default(),
         stopped: AtomicBool::new(false),
         settle_within: 2 * run.lease + Duration::from_secs(5),
-        holds: options.on_lost == OnLost::Hold,
+        holds: options.on_lost() == OnLost::Hold,
     });
     let gateways: Vec<_> = gateways.into_iter().map(tokio::sync::Mutex::new).collect();
     let scene = Scene {
@@ -164,7 +161,7 @@ async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Rep
         upstream: tokio::sync::Mutex::new(upstream),
         bug: options.bug,
     };
-    let (known, struck, broken) = work(options, &scene, &board).await;
+    let (known, struck, broken) = work(options, faults, &scene, &board).await;
     std::fs::write(folder.join(KNOWN), serde_json::to_vec(&known)?)?;
     let (calls, ledger) = left(folder)?;
     let findings = judge(&known, &calls, &ledger);
@@ -175,7 +172,7 @@ async fn through(options: &Options, folder: &Path, program: &Path) -> Result<Rep
         report.reasons.failed(why);
     }
     let stalls = known.troubles.len() - struck.troubles.len();
-    report.faults(&run.faults, &struck.faults, stalls);
+    report.faults(faults, &struck.faults, stalls);
     report.judge(options.enough, details);
     Ok(report)
 }
@@ -200,28 +197,29 @@ fn made(
 
 async fn work(
     options: &Options,
+    faults: &[Fault],
     scene: &Scene,
     board: &Arc<Board>,
 ) -> (Known, Struck, Option<anyhow::Error>) {
     let run = &options.run;
     // The rest of the time shows that all of it works again.
-    let striking = run.length.mul_f64(0.7);
-    let planned = plan(&run.faults, striking, run.lease, run.seed);
+    let striking = options.length.mul_f64(0.7);
+    let planned = plan(faults, striking, run.lease, run.seed);
     let stalls = Mutex::default();
     let (begun, start) = (now(), Instant::now());
-    let mut clients = work::start(board, run.tasks);
-    let end = start + run.length;
+    let mut clients = work::start(board, options.tasks);
+    let end = start + options.length;
     let work = async {
-        let struck = faults::all(&planned, scene, start, end).await;
+        let struck = self::faults::all(&planned, scene, start, end).await;
         sleep_until(end.max(Instant::now())).await;
-        while board.identities() < options.enough && Instant::now() < start + 4 * run.length {
+        while board.identities() < options.enough && Instant::now() < start + 4 * options.length {
             sleep(run.pace).await;
         }
         board.stopped.store(true, Ordering::Relaxed);
         while clients.join_next().await.is_some() {}
         let settling = now();
         if struck.is_ok() {
-            work::settle(board, run.tasks as usize).await;
+            work::settle(board, options.tasks as usize).await;
         }
         (struck, settling)
     };
@@ -237,7 +235,7 @@ async fn work(
     troubles.extend(stalls.into_inner());
     troubles.sort_by_key(|trouble| trouble.from);
     let known = Known {
-        on_lost: options.on_lost,
+        on_lost: options.on_lost(),
         lease: nanos(run.lease),
         clockless: scene.target.clockless,
         begun,

@@ -13,7 +13,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bugs::Bug;
+use super::judge::OnLost;
+use super::options::Options;
 use super::upstream::{self, Mood};
+use crate::named::Named as _;
 use crate::nemesis::UPSTREAM_TIMEOUT;
 
 /// Longer than anything here should take, even on a busy machine.
@@ -25,14 +28,12 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// How gateways are started.
 #[derive(Debug, Clone)]
 pub(super) struct Launch {
+    /// Some planted bugs are settings that are wrong.
+    pub(super) options: Options,
     pub(super) program: PathBuf,
     pub(super) folder: PathBuf,
     pub(super) store: String,
     pub(super) upstream: SocketAddr,
-    pub(super) lease: Duration,
-    pub(super) on_lost: &'static str,
-    /// Some planted bugs are settings that are wrong.
-    pub(super) bug: Option<Bug>,
 }
 
 /// A gateway, in one life after the other.
@@ -106,12 +107,11 @@ impl Gateway {
 async fn spawn(launch: &Launch, number: usize, service: u8) -> Result<(Child, SocketAddr)> {
     let seconds = |time: Duration| format!("{}ms", time.as_millis());
     let upstream = format!("http://{}", launch.upstream);
-    let is = |bug| launch.bug == Some(bug);
+    let is = |bug| launch.options.bug == Some(bug);
     let name = if is(Bug::OneService) { 0 } else { service };
-    let on_lost = if is(Bug::Reruns) {
-        "retry"
-    } else {
-        launch.on_lost
+    let on_lost = match launch.options.on_lost() {
+        _ if is(Bug::Reruns) => OnLost::Retry,
+        on_lost => on_lost,
     };
     let mut command = Command::new(&launch.program);
     command
@@ -119,21 +119,21 @@ async fn spawn(launch: &Launch, number: usize, service: u8) -> Result<(Child, So
         .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .args(["--upstream", &upstream, "--store", &launch.store])
         .args(["--service", SERVICES[usize::from(name)]])
-        .args(["--lease", &seconds(launch.lease)])
+        .args(["--lease", &seconds(launch.options.run.lease)])
         .args(["--upstream-timeout", &seconds(UPSTREAM_TIMEOUT)])
         .args(["--drain", &seconds(DRAIN)])
         // One of them lets duplicates wait.
         .args(["--wait", if number == 1 { "300ms" } else { "0s" }])
-        .args(["--on-lost", on_lost, "--log-format", "json"]);
+        .args(["--on-lost", &on_lost.name(), "--log-format", "json"]);
     if is(Bug::NoPrincipal) {
         command.args(["--scope-header", "x-nobody"]);
     }
     let file = launch.folder.join("gateway.toml");
-    if is(Bug::Releases504) {
+    if is(Bug::ReleasesTimeout) {
         std::fs::write(&file, "[dispositions]\n504 = \"release\"\n")?;
         command.arg("--config").arg(&file);
     }
-    if launch.on_lost == "reconcile" {
+    if launch.options.on_lost() == OnLost::Reconcile {
         std::fs::write(
             &file,
             format!(

@@ -6,10 +6,12 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::judge::{Findings, Known};
+use super::bugs::Bug;
+use super::judge::{Findings, Known, OnLost};
 use super::options::Options;
 use super::records::{Call, Entry, Said};
 use crate::clock::millis;
+use crate::named::Named as _;
 use crate::nemesis::Fault;
 use crate::reasons::Reasons;
 
@@ -18,7 +20,7 @@ use crate::reasons::Reasons;
 pub struct Report {
     store: String,
     seed: u64,
-    on_lost: &'static str,
+    on_lost: OnLost,
     gateways: usize,
     clients: u32,
     seconds: f64,
@@ -35,19 +37,17 @@ pub struct Report {
     explained_effects: usize,
     effects_refused: usize,
     faults: usize,
-    faults_by_kind: BTreeMap<&'static str, usize>,
+    faults_by_kind: BTreeMap<Fault, usize>,
     /// How often the machine stood still for longer than a quarter of a lease.
     stalls: usize,
     violations: usize,
     violations_by_check: BTreeMap<&'static str, usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bug: Option<&'static str>,
+    bug: Option<Bug>,
     #[serde(flatten)]
     pub(crate) reasons: Reasons,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<String>,
-    #[serde(skip)]
-    details: Vec<String>,
 }
 
 /// So many violations are shown in detail.
@@ -71,9 +71,9 @@ impl Report {
         Self {
             store,
             seed: options.run.seed,
-            on_lost: options.on_lost.name(),
+            on_lost: known.on_lost,
             gateways,
-            clients: options.run.tasks,
+            clients: options.tasks,
             seconds: (millis(end - known.begun) / 10.0).round() / 100.0,
             calls: calls.len(),
             said,
@@ -90,10 +90,9 @@ impl Report {
             stalls: 0,
             violations: findings.violations.len(),
             violations_by_check: findings.by_check(),
-            bug: options.bug.map(|bug| bug.name()),
+            bug: options.bug,
             reasons: Reasons::default(),
             history: None,
-            details: Vec::new(),
         }
     }
 
@@ -101,7 +100,7 @@ impl Report {
         self.stalls = stalls;
         self.faults = struck.len();
         for fault in struck {
-            *self.faults_by_kind.entry(fault.name()).or_default() += 1;
+            *self.faults_by_kind.entry(*fault).or_default() += 1;
         }
         for fault in planned.iter().collect::<BTreeSet<_>>() {
             if !struck.contains(fault) {
@@ -113,30 +112,13 @@ impl Report {
 
     /// Whether the run proves enough, and what it shows.
     pub(super) fn judge(&mut self, enough: usize, details: Vec<String>) {
-        self.details = details;
+        self.reasons.details = details;
         self.reasons.counted([("violations", self.violations)]);
         if self.identities < enough {
             let few = self.identities;
             let why = format!("{few} identities of {enough} in four times as long");
             self.reasons.too_little(why);
         }
-    }
-
-    /// Whether nothing is wrong with the gateways, and with the run.
-    pub const fn passed(&self) -> bool {
-        self.reasons.passed()
-    }
-
-    /// Prints it: details to standard error, JSON as the last line of standard output.
-    ///
-    /// # Errors
-    /// Where it cannot be put into JSON.
-    pub fn print(&self) -> anyhow::Result<()> {
-        for line in &self.details {
-            eprintln!("{line}");
-        }
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
     }
 }
 

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::bugs::Bug;
+use super::options::Options;
 use super::records::{Done, Entry, Identity, Lines, read};
 use crate::clock::now;
 use crate::history::digest;
@@ -54,20 +55,19 @@ pub(super) enum Mood {
     Fails,
 }
 
+/// What it is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Settings {
+pub struct Settings {
+    pub(super) options: Options,
     pub(super) address: SocketAddr,
     pub(super) ledger: PathBuf,
-    pub(super) lease: Duration,
-    pub(super) bug: Option<Bug>,
 }
 
 /// Runs it until the parent is gone.
 ///
 /// # Errors
 /// Where it cannot listen, or its ledger cannot be read.
-pub fn run(settings: &str) -> Result<()> {
-    let settings: Settings = serde_json::from_str(settings)?;
+pub fn run(settings: Settings) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(serve(settings))
 }
@@ -124,7 +124,7 @@ impl Upstream {
         let Some(mut asked) = Asked::read(&head.headers, &body) else {
             return Ok(plain(StatusCode::BAD_REQUEST, "not from a gateway"));
         };
-        let bug = self.settings.bug;
+        let bug = self.settings.options.bug;
         if bug == Some(Bug::OneId) {
             asked.id = format!("{}-{}", asked.identity.service, asked.identity.key);
         }
@@ -170,7 +170,7 @@ impl Upstream {
 
     /// Some requests take longer than a lease.
     async fn work(&self, chance: &mut fastrand::Rng) {
-        let long = self.settings.lease.mul_f64(0.7);
+        let long = self.settings.options.run.lease.mul_f64(0.7);
         let time = match chance.u32(..200) {
             0 => long,
             n => Duration::from_micros(u64::from(n) * 100),

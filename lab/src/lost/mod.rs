@@ -8,79 +8,50 @@ mod report;
 mod scenario;
 pub mod worker;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::process;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use semel_stores::OpenOptions;
-use semel_testkit::servers::{self, Kind};
-use tempfile::TempDir;
+use anyhow::Result;
+use clap::{Args, ValueEnum, value_parser};
+use humantime::parse_duration;
+use serde::{Deserialize, Serialize};
 
-use crate::bugs::Bug;
+use crate::torture::Target;
 use report::Report;
 use scenario::Scene;
 
-/// How to write the command.
-pub const USAGE: &str =
-    "lost --store URL|NAME [--seed N] [--rounds 3] [--keys 8] [--lease 1s] [--bug NAME|no-fence]";
-
-/// The planted bug that is not the store's: a ledger that takes every fence.
-const NO_FENCE: &str = "no-fence";
-
-/// What the command line says.
-#[derive(Debug, Clone)]
-pub struct Options {
-    store: String,
-    seed: u64,
-    rounds: u32,
-    keys: u32,
-    lease: Duration,
-    bug: Option<String>,
+/// What is planted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bug {
+    /// The ledger takes every fence.
+    NoFence,
+    /// The store lets attempts be taken over that are to be held.
+    HoldReruns,
 }
 
-impl Options {
-    /// Reads the arguments after the subcommand.
-    ///
-    /// # Errors
-    /// Says which argument is wrong, and what would be right.
-    pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self> {
-        let mut options = Self {
-            store: String::new(),
-            seed: u64::from(std::process::id()),
-            rounds: 3,
-            keys: 8,
-            lease: Duration::from_secs(1),
-            bug: None,
-        };
-        let mut arguments = arguments.into_iter();
-        while let Some(name) = arguments.next() {
-            let value = arguments
-                .next()
-                .with_context(|| format!("{name} needs a value; usage: {USAGE}"))?;
-            options
-                .set(&name, value)
-                .with_context(|| format!("{name} is not right; usage: {USAGE}"))?;
-        }
-        if options.store.is_empty() || options.rounds == 0 || options.keys == 0 {
-            bail!("--store, --rounds and --keys are needed; usage: {USAGE}");
-        }
-        Ok(options)
-    }
-
-    fn set(&mut self, name: &str, value: String) -> Result<()> {
-        match name {
-            "--store" => self.store = value,
-            "--seed" => self.seed = value.parse()?,
-            "--rounds" => self.rounds = value.parse()?,
-            "--keys" => self.keys = value.parse()?,
-            "--lease" => self.lease = humantime::parse_duration(&value)?,
-            "--bug" if value == NO_FENCE || Bug::from_name(&value).is_some() => {
-                self.bug = Some(value);
-            }
-            _ => bail!("{name} {value} is not an option"),
-        }
-        Ok(())
-    }
+/// What the command line says.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// A URL, or the name of a kind of store to start: `file`, `sqlite`, `postgres`, `redis`, …
+    #[arg(long)]
+    store: String,
+    /// What chance comes from; by default the process's number.
+    #[arg(long, default_value_t = process::id().into(), hide_default_value = true)]
+    seed: u64,
+    /// How often each policy is tried.
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// How many attempts are lost in a round, under each policy.
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u32).range(1..))]
+    keys: u32,
+    /// How long claims are held.
+    #[arg(long, default_value = "1s", value_parser = parse_duration)]
+    lease: Duration,
+    /// The planted bug.
+    #[arg(long)]
+    bug: Option<Bug>,
 }
 
 /// Does it, prints the report, and says whether all went as it must.
@@ -89,47 +60,20 @@ impl Options {
 /// Where it could not be done.
 pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     let folder = tempfile::tempdir()?;
-    let (url, _server) = store(&options.store, &folder)?;
-    semel_stores::migrate(&url, &OpenOptions::default())
-        .await
-        .context("the store cannot be prepared")?;
-    let scheme = url.split(':').next().unwrap_or_default().to_owned();
-    if scheme == "memory" {
-        bail!("memory: dies with its process");
-    }
-    let mut report = Report::new(&scheme, options.seed);
+    let target = Target::start(&options.store, &[], folder.path()).await?;
+    let mut report = Report::new(target.name(), options.seed);
     let mut chance = fastrand::Rng::with_seed(options.seed);
     // Records on a server stay: no run meets those of another.
-    let run = format!("{}-{}", options.seed, std::process::id());
+    let run = format!("{}-{}", options.seed, process::id());
     for round in 0..options.rounds {
         let scene = Scene {
             program,
-            url: &url,
-            ledger: ledger_of(&folder, round),
+            target: &target,
+            ledger: folder.path().join(format!("ledger-{round}")),
             options,
-            // A `file:` store is open in one process at a time: while the first is stopped, no
-            // second can take over.
-            single: scheme == "file",
             run: format!("{run}-{round}"),
         };
         scene.all(&mut chance, &mut report).await?;
     }
-    report.print()?;
-    Ok(report.passed())
-}
-
-fn ledger_of(folder: &TempDir, round: u32) -> PathBuf {
-    folder.path().join(format!("ledger-{round}"))
-}
-
-fn store(name: &str, folder: &TempDir) -> Result<(String, Option<Box<dyn servers::Server>>)> {
-    if let Some(kind) = Kind::from_name(name) {
-        let server = tokio::task::block_in_place(|| servers::start(kind))?;
-        return Ok((server.url(), Some(server)));
-    }
-    let url = match name {
-        "file" | "sqlite" => format!("{name}:{}", folder.path().join("store").display()),
-        url => url.to_owned(),
-    };
-    Ok((url, None))
+    report.tell()
 }

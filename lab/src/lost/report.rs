@@ -3,6 +3,8 @@
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::reasons::Reasons;
+
 /// Killed between effect and completion, and asked again under `hold`.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Hold {
@@ -47,12 +49,14 @@ pub(super) struct Report {
     pub(super) double_effects: usize,
     pub(super) lost_effects: usize,
     violations: usize,
+    #[serde(flatten)]
+    reasons: Reasons,
 }
 
 impl Report {
-    pub(super) fn new(store: &str, seed: u64) -> Self {
+    pub(super) fn new(store: String, seed: u64) -> Self {
         Self {
-            store: store.to_owned(),
+            store,
             seed,
             kills: 0,
             hold: Hold::default(),
@@ -61,6 +65,7 @@ impl Report {
             double_effects: 0,
             lost_effects: 0,
             violations: 0,
+            reasons: Reasons::default(),
         }
     }
 
@@ -77,13 +82,12 @@ impl Report {
         usize::from(holds)
     }
 
-    pub(super) fn print(&self) -> Result<()> {
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
-    }
-
-    /// Whether nothing is wrong, and something was shown.
-    pub(super) const fn passed(&self) -> bool {
-        self.violations == 0 && self.kills > 0
+    /// Prints it. Whether nothing is wrong, and something was shown.
+    pub(super) fn tell(mut self) -> Result<bool> {
+        self.reasons.counted([("violations", self.violations)]);
+        if self.kills == 0 {
+            self.reasons.too_little("nobody was killed");
+        }
+        self.reasons.tell(&self)
     }
 }

@@ -12,7 +12,10 @@ use super::fleet::Process;
 use super::ledger::Ledger;
 use super::report::{Report, Retry};
 use super::worker::{Settings, identity, paid};
-use super::{NO_FENCE, Options};
+use super::{Bug, Options};
+use crate::gateway::OnLost;
+use crate::named::Named as _;
+use crate::torture::Target;
 
 /// How long the background may take for what it does in a second.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,10 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// One round.
 pub(super) struct Scene<'a> {
     pub(super) program: &'a Path,
-    pub(super) url: &'a str,
+    pub(super) target: &'a Target,
     pub(super) ledger: PathBuf,
     pub(super) options: &'a Options,
-    pub(super) single: bool,
     pub(super) run: String,
 }
 
@@ -38,7 +40,9 @@ impl Scene<'_> {
     pub(super) async fn all(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
         self.hold(chance, report).await.context("hold")?;
         self.reconcile(chance, report).await.context("reconcile")?;
-        if !self.single {
+        // A `file:` store is open in one process at a time: while the first is stopped, no second can
+        // take over.
+        if !self.target.single {
             self.retry(report).await.context("retry")?;
         }
         Ok(())
@@ -46,7 +50,7 @@ impl Scene<'_> {
 
     /// Killed under `hold`: every retry is told that nobody knows, and none has an effect.
     async fn hold(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
-        let settings = self.settings("hold");
+        let settings = self.settings(OnLost::Hold);
         let lost = self.killed(&settings, chance, report).await?;
         let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
         let mut worker = Process::start(self.program, &settings).await?;
@@ -75,7 +79,7 @@ impl Scene<'_> {
     /// Killed under `reconcile`: resolved without a client, then replayed, or run if it had not
     /// happened.
     async fn reconcile(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
-        let settings = self.settings("reconcile");
+        let settings = self.settings(OnLost::Reconcile);
         let lost = self.killed(&settings, chance, report).await?;
         let mut worker = Process::start(self.program, &settings).await?;
         for Lost { key, after, .. } in &lost {
@@ -111,8 +115,8 @@ impl Scene<'_> {
     /// Stopped before its effect, under `retry`: another takes over under a higher fence. Then the
     /// first goes on: its effect is refused, and its completion.
     async fn retry(&self, report: &mut Report) -> Result<()> {
-        let settings = self.settings("retry");
-        let keys = self.keys("retry");
+        let settings = self.settings(OnLost::Retry);
+        let keys = self.keys(OnLost::Retry);
         let mut first = Process::start(self.program, &settings).await?;
         for key in &keys {
             first.order(&format!("run {key} before")).await?;
@@ -179,7 +183,7 @@ impl Scene<'_> {
         report: &mut Report,
     ) -> Result<Vec<Lost>> {
         let mut worker = Process::start(self.program, settings).await?;
-        let keys = self.keys(&settings.policy);
+        let keys = self.keys(settings.policy);
         for (nth, key) in keys.iter().enumerate() {
             // Both, whatever chance says.
             let point = match nth {
@@ -218,31 +222,30 @@ impl Scene<'_> {
         report.double_effects += effects.len().saturating_sub(1);
         report.lost_effects += expected.len().saturating_sub(effects.len());
         report.must(effects == expected, || {
-            let policy = &settings.policy;
+            let policy = settings.policy.name();
             format!("{policy}: the effects on {key} are {effects:?}, not {expected:?}")
         });
         Ok(())
     }
 
-    fn settings(&self, policy: &str) -> Settings {
+    fn settings(&self, policy: OnLost) -> Settings {
         Settings {
-            url: self.url.to_owned(),
+            options: self.options.clone(),
+            url: self.target.url.clone(),
             ledger: self.ledger.clone(),
-            policy: policy.to_owned(),
-            lease: self.options.lease,
+            policy,
             run: self.run.clone(),
-            bug: self.options.bug.clone(),
         }
     }
 
-    fn keys(&self, policy: &str) -> Vec<String> {
+    fn keys(&self, policy: OnLost) -> Vec<String> {
+        let policy = policy.name();
         let key = |number| format!("{policy}-{number}");
         (0..self.options.keys).map(key).collect()
     }
 
     fn ledger(&self) -> Ledger {
-        let fenced = self.options.bug.as_deref() != Some(NO_FENCE);
-        Ledger::new(&self.ledger, fenced)
+        Ledger::new(&self.ledger, self.options.bug != Some(Bug::NoFence))
     }
 
     fn ledger_id(&self, settings: &Settings, key: &str) -> Result<String> {

@@ -10,51 +10,48 @@
 //! It answers `at KEY POINT FENCE`, `effect KEY FENCE accepted|refused`, `done KEY RESULT BODY` and
 //! `state KEY STATE BY`.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use semel::guard::{
     Answered, Attempt, AttemptInfo, Background, Case, Done, Finding, Guard, Policy,
     ReconcileOptions, Reconciler, RunError,
 };
-use semel::store::OnLost;
-use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _, Value as _};
-use semel_stores::OpenOptions;
+use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _, Value as _, store};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::watch;
 
-use super::NO_FENCE;
 use super::ledger::{Ledger, Taken};
-use crate::bugs::{Bug, Buggy};
+use super::{Bug, Options};
+use crate::bugs::{self, Buggy};
+use crate::gateway::OnLost;
+use crate::worker::process::{open, say};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "lost-worker";
 
 const OPERATION: &str = "pay";
 
-/// What a worker is told when it starts, as JSON in its argument.
+/// What a worker is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Settings {
+pub struct Settings {
+    pub(super) options: Options,
     pub(super) url: String,
     pub(super) ledger: PathBuf,
-    /// `hold`, `retry` or `reconcile`; the last with the background.
-    pub(super) policy: String,
-    pub(super) lease: Duration,
+    /// `reconcile` with the background.
+    pub(super) policy: OnLost,
     /// Part of the scope of its identities.
     pub(super) run: String,
-    pub(super) bug: Option<String>,
 }
 
 /// Runs a worker until its input ends.
 ///
 /// # Errors
-/// Where the settings or the store cannot be used, or an order is none.
-pub fn run(settings: &str) -> Result<()> {
-    let settings = serde_json::from_str(settings).context("the worker's settings")?;
+/// Where the store cannot be used, or an order is none.
+pub fn run(settings: Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -63,22 +60,26 @@ pub fn run(settings: &str) -> Result<()> {
 }
 
 async fn obey(settings: Settings) -> Result<()> {
-    let store = open(&settings).await?;
-    let ledger = Ledger::new(&settings.ledger, settings.bug.as_deref() != Some(NO_FENCE));
-    let policy = Policy::default().with_lease(settings.lease);
-    let policy = match settings.policy.as_str() {
+    let store = open(&settings.url).await?;
+    let bug = settings.options.bug;
+    let store = match bug {
+        Some(Bug::HoldReruns) => AnyStore::new(Buggy::new(store, bugs::Bug::HoldReruns)),
+        _ => store,
+    };
+    let ledger = Ledger::new(&settings.ledger, bug != Some(Bug::NoFence));
+    let policy = Policy::default().with_lease(settings.options.lease);
+    let policy = match settings.policy {
         // What is not said.
-        "hold" => policy,
-        "retry" => policy.with_on_lost(OnLost::Retry),
-        "reconcile" => policy.with_on_lost(OnLost::Reconcile),
-        other => bail!("there is no policy {other:?}"),
+        OnLost::Hold => policy,
+        OnLost::Retry => policy.with_on_lost(store::OnLost::Retry),
+        OnLost::Reconcile => policy.with_on_lost(store::OnLost::Reconcile),
     };
     let books = Arc::new(Books(ledger.clone()));
     let guard = Guard::builder(store)
         .policy(policy)
         .reconciler(books)
         .build();
-    if settings.policy == "reconcile" {
+    if settings.policy == OnLost::Reconcile {
         let background = Background::new(guard.clone(), [OPERATION])
             .with_options(ReconcileOptions::background().with_by("books"))
             .with_every(Duration::from_millis(200));
@@ -124,22 +125,6 @@ async fn obey(settings: Settings) -> Result<()> {
 pub(super) fn identity(settings: &Settings, key: &str) -> Result<Identity> {
     let scope = Scope::new(["lost", &settings.run]);
     Ok(Identity::new(scope, OPERATION, Key::new(key)?))
-}
-
-fn say(what: &str) {
-    let mut out = std::io::stdout().lock();
-    // A parent that does not listen is gone.
-    let _ = writeln!(out, "{what}").and_then(|()| out.flush());
-}
-
-async fn open(settings: &Settings) -> Result<AnyStore> {
-    let store = semel_stores::open(&settings.url, &OpenOptions::default())
-        .await
-        .context("the worker's store")?;
-    Ok(match settings.bug.as_deref().and_then(Bug::from_name) {
-        Some(bug) => AnyStore::new(Buggy::new(store, bug)),
-        None => store,
-    })
 }
 
 /// One call of the operation.

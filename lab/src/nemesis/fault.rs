@@ -1,5 +1,8 @@
 //! The faults by name, and to whom they apply.
 
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
 /// Who suffers: faults of different lanes go on at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
@@ -26,88 +29,84 @@ impl Lane {
     ];
 }
 
-macro_rules! faults {
-    ($($(#[doc = $what:literal])+ $fault:ident = $name:literal in $lane:ident,)+) => {
-        /// One kind of fault.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Fault {
-            $($(#[doc = $what])+ $fault,)+
-        }
-
-        impl Fault {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$fault,)+];
-
-            /// The name on the command line.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$fault => $name,)+
-                }
-            }
-
-            /// Who suffers.
-            pub const fn lane(self) -> Lane {
-                match self {
-                    $(Self::$fault => Lane::$lane,)+
-                }
-            }
-        }
-    };
-}
-
-faults! {
+/// One kind of fault.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
     /// SIGKILL to a worker, which is started again.
-    KillWorker = "kill-worker" in Worker,
+    KillWorker,
     /// SIGSTOP to a worker for three leases.
-    PauseWorker = "pause-worker" in Worker,
+    PauseWorker,
     /// A worker's wall clock is an hour ahead or behind for a while.
-    ClockStep = "clock-step" in Worker,
+    ClockStep,
     /// A worker's wall clock goes a tenth too fast or too slowly for a while.
-    ClockDrift = "clock-drift" in Worker,
+    ClockDrift,
     /// SIGKILL to the server or a node, which is started again soon after.
-    KillServer = "kill-server" in Server,
+    KillServer,
     /// SIGSTOP to the server or a node, for longer than a lease.
-    PauseServer = "pause-server" in Server,
+    PauseServer,
     /// PostgreSQL's immediate shutdown, and the start after it; SIGTERM to others.
-    RestartServer = "restart-server" in Server,
+    RestartServer,
     /// A node of a cluster is gone for so long that another takes its place.
-    Failover = "failover" in Server,
+    Failover,
     /// The server's wall clock is set forward by an hour for good, or back for a while.
-    ServerClockStep = "server-clock-step" in Server,
+    ServerClockStep,
     /// The server's wall clock goes a tenth too fast or too slowly for a while.
-    ServerClockDrift = "server-clock-drift" in Server,
+    ServerClockDrift,
     /// All connections are cut, again and again.
-    Cut = "cut" in Network,
+    Cut,
     /// Each piece of data is late.
-    Delay = "delay" in Network,
+    Delay,
     /// Requests arrive; their answers are cut off.
-    DropAnswers = "drop-answers" in Network,
+    DropAnswers,
     /// Requests arrive; half of an answer comes back.
-    HalveAnswers = "halve-answers" in Network,
+    HalveAnswers,
     /// Connections stand and nothing passes; afterwards it passes late.
-    Blackhole = "blackhole" in Network,
+    Blackhole,
     /// No connection can be made.
-    Refuse = "refuse" in Network,
+    Refuse,
     /// SIGKILL to a gateway, which is started again.
-    KillGateway = "kill-gateway" in Gateway,
+    KillGateway,
     /// SIGSTOP to a gateway, for longer than a lease.
-    PauseGateway = "pause-gateway" in Gateway,
+    PauseGateway,
     /// SIGTERM to a gateway, which ends what it does, and is started again.
-    RestartGateway = "restart-gateway" in Gateway,
+    RestartGateway,
     /// SIGKILL to the upstream, which is started again: its connections break, new ones are refused.
-    KillUpstream = "kill-upstream" in Upstream,
+    KillUpstream,
     /// The upstream answers some requests not, for longer than gateways wait for it.
-    HangUpstream = "hang-upstream" in Upstream,
+    HangUpstream,
     /// Some effects happen, and the connection is cut before the answer or within it.
-    CutUpstream = "cut-upstream" in Upstream,
+    CutUpstream,
     /// Some requests are answered 5xx: without an effect, or by a 504 with one.
-    FailUpstream = "fail-upstream" in Upstream,
+    FailUpstream,
 }
 
 impl Fault {
-    /// The fault of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|fault| fault.name() == name)
+    /// Who suffers.
+    pub const fn lane(self) -> Lane {
+        match self {
+            Self::KillWorker | Self::PauseWorker | Self::ClockStep | Self::ClockDrift => {
+                Lane::Worker
+            }
+            Self::KillServer
+            | Self::PauseServer
+            | Self::RestartServer
+            | Self::Failover
+            | Self::ServerClockStep
+            | Self::ServerClockDrift => Lane::Server,
+            Self::Cut
+            | Self::Delay
+            | Self::DropAnswers
+            | Self::HalveAnswers
+            | Self::Blackhole
+            | Self::Refuse => Lane::Network,
+            Self::KillGateway | Self::PauseGateway | Self::RestartGateway => Lane::Gateway,
+            Self::KillUpstream | Self::HangUpstream | Self::CutUpstream | Self::FailUpstream => {
+                Lane::Upstream
+            }
+        }
     }
 
     /// Whether it is a clock that is wrong.
@@ -116,11 +115,5 @@ impl Fault {
             self,
             Self::ClockStep | Self::ClockDrift | Self::ServerClockStep | Self::ServerClockDrift
         )
-    }
-
-    /// All names, for messages.
-    pub fn names() -> String {
-        let names: Vec<_> = Self::ALL.iter().map(|fault| fault.name()).collect();
-        names.join(", ")
     }
 }

@@ -1,11 +1,13 @@
 //! What goes wrong, and when.
 
+mod chosen;
 mod fault;
 pub mod flaky;
 mod schedule;
 mod switch;
 mod wall;
 
+pub use chosen::Chosen;
 pub use fault::{Fault, Lane};
 pub(crate) use schedule::lasts;
 pub use schedule::{Planned, UPSTREAM_TIMEOUT, plan};

@@ -10,17 +10,19 @@ mod disk;
 mod measure;
 mod setup;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use clap::Args;
 use serde::Serialize;
 
 pub use measure::Measured;
+pub use setup::Store;
 use setup::{Expected, Setup};
 
-/// How to write the command.
-pub const USAGE: &str = "power-loss [--store NAME…] [--seconds 10]";
+use crate::named::Named as _;
+use crate::reasons::line;
 
 /// The hidden subcommand: one set-up.
 pub const COMMAND: &str = "power-loss-setup";
@@ -29,54 +31,29 @@ pub const COMMAND: &str = "power-loss-setup";
 const TRIES: u32 = 3;
 
 /// What is to be measured.
-#[derive(Debug)]
-struct Options {
-    stores: Vec<String>,
-    seconds: u64,
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// These stores only.
+    #[arg(long = "store", value_name = "STORE", num_args = 1..)]
+    pub stores: Vec<Store>,
+    /// How long the callers work.
+    #[arg(long, default_value_t = 10)]
+    pub seconds: u64,
 }
 
-impl Options {
-    fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self> {
-        let mut options = Self {
-            stores: Vec::new(),
-            seconds: 10,
-        };
-        let mut arguments = arguments.into_iter();
-        let mut option = String::new();
-        while let Some(word) = arguments.next() {
-            let value = match &*word {
-                "--store" | "--seconds" => {
-                    option = word;
-                    let value = arguments.next();
-                    value.with_context(|| format!("{option} needs a value; usage: {USAGE}"))?
-                }
-                _ if option == "--store" && !word.starts_with('-') => word,
-                _ => bail!("{word:?} is not understood; usage: {USAGE}"),
-            };
-            if option == "--seconds" {
-                options.seconds = value.parse().context("--seconds")?;
-                option.clear();
-                continue;
-            }
-            if !setup::ALL.iter().any(|setup| setup.store == value) {
-                let mut names: Vec<&str> = setup::ALL.iter().map(|setup| setup.store).collect();
-                names.dedup();
-                bail!("--store {value}: there are {}", names.join(", "));
-            }
-            options.stores.push(value);
-        }
-        Ok(options)
-    }
-
-    fn wants(&self, setup: &Setup) -> bool {
-        self.stores.is_empty() || self.stores.iter().any(|store| store == setup.store)
-    }
+/// What a set-up's process is told.
+#[derive(Debug, Clone, Args)]
+pub struct Part {
+    store: Store,
+    setting: String,
+    folder: PathBuf,
+    seconds: u64,
 }
 
 /// The line of one set-up.
 #[derive(Debug, Serialize)]
 struct Line {
-    store: &'static str,
+    store: Store,
     setting: &'static str,
     #[serde(flatten)]
     measured: Measured,
@@ -108,13 +85,12 @@ impl Line {
     }
 }
 
-/// Measures what the arguments ask for, and prints it. Whether every set-up that is durable kept all,
+/// Measures what is asked for, and prints it. Whether every set-up that is durable kept all,
 /// and every control lost something.
 ///
 /// # Errors
 /// Where one could not be measured, for instance because images cannot be mounted.
-pub fn run(arguments: impl IntoIterator<Item = String>, program: &Path) -> Result<bool> {
-    let options = Options::parse(arguments)?;
+pub fn run(options: &Options, program: &Path) -> Result<bool> {
     if !rustix::process::geteuid().is_root() {
         bail!("power-loss needs root: it puts the stores' data on images that it mounts");
     }
@@ -128,20 +104,19 @@ pub fn run(arguments: impl IntoIterator<Item = String>, program: &Path) -> Resul
         );
     }
     let (mut setups, mut wrong) = (0, Vec::new());
-    for setup in setup::ALL.iter().filter(|setup| options.wants(setup)) {
-        let line = Line::measure(setup, &options, program)
-            .with_context(|| format!("{} with {}", setup.store, setup.setting))?;
-        println!("{}", serde_json::to_string(&line)?);
+    let wanted =
+        |setup: &&Setup| options.stores.is_empty() || options.stores.contains(&setup.store);
+    for setup in setup::ALL.iter().filter(wanted) {
+        let measured = Line::measure(setup, options, program)
+            .with_context(|| format!("{} with {}", setup.store.name(), setup.setting))?;
+        line(&measured)?;
         setups += 1;
-        if !line.ok {
-            wrong.push(format!("{} {}", line.store, line.setting));
+        if !measured.ok {
+            wrong.push(format!("{} {}", setup.store.name(), setup.setting));
         }
     }
     let ok = wrong.is_empty();
-    println!(
-        "{}",
-        serde_json::json!({ "setups": setups, "wrong": wrong, "ok": ok })
-    );
+    line(&serde_json::json!({ "setups": setups, "wrong": wrong, "ok": ok }))?;
     Ok(ok)
 }
 
@@ -155,7 +130,7 @@ fn once(setup: &Setup, options: &Options, program: &Path) -> Result<Measured> {
     let output = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])
         .arg(program)
-        .args([COMMAND, setup.store, setup.setting])
+        .args([COMMAND, &setup.store.name(), setup.setting])
         .arg(folder.path())
         .arg(options.seconds.to_string())
         // Servers put their data there.
@@ -170,7 +145,7 @@ fn once(setup: &Setup, options: &Options, program: &Path) -> Result<Measured> {
     serde_json::from_slice(&output.stdout).context("what a set-up said")
 }
 
-fn place(folder: &Path) -> std::path::PathBuf {
+fn place(folder: &Path) -> PathBuf {
     folder.join("disk")
 }
 
@@ -178,41 +153,13 @@ fn place(folder: &Path) -> std::path::PathBuf {
 ///
 /// # Errors
 /// Where it could not be measured.
-pub fn set_up(store: &str, setting: &str, folder: &Path, seconds: u64) -> Result<()> {
-    let setup = Setup::find(store, setting).context("there is no such set-up")?;
-    let length = std::time::Duration::from_secs(seconds);
-    let measured = measure::measure(setup, folder, &place(folder), length)?;
-    println!("{}", serde_json::to_string(&measured)?);
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Options;
-
-    fn parse(words: &str) -> anyhow::Result<Options> {
-        Options::parse(words.split_whitespace().map(String::from))
-    }
-
-    #[test]
-    fn several_stores_follow_one_option() {
-        let options = parse("--store file redis --seconds 3 --store nats").unwrap();
-        assert_eq!(options.stores, ["file", "redis", "nats"]);
-        assert_eq!(options.seconds, 3);
-        assert_eq!(parse("").unwrap().seconds, 10);
-    }
-
-    #[test]
-    fn what_is_wrong_is_said() {
-        for (words, wanted) in [
-            ("--store dynamodb", "nats-cluster"),
-            ("--store", "needs a value"),
-            ("--seconds soon", "--seconds"),
-            ("file", "usage"),
-            ("--seconds 3 file", "usage"),
-        ] {
-            let error = parse(words).unwrap_err().to_string();
-            assert!(error.contains(wanted), "{words}: {error}");
-        }
-    }
+pub fn set_up(part: &Part) -> Result<()> {
+    let setup = Setup::find(part.store, &part.setting).context("there is no such set-up")?;
+    let length = std::time::Duration::from_secs(part.seconds);
+    line(&measure::measure(
+        setup,
+        &part.folder,
+        &place(&part.folder),
+        length,
+    )?)
 }

@@ -3,15 +3,31 @@
 use std::path::Path;
 
 use anyhow::Result;
+use clap::ValueEnum;
 use semel_testkit::servers::{MariaDb, Nats, NatsRelease, Postgres, Redis, Server};
+use serde::Serialize;
 
 use super::Measured;
+
+/// The stores that have set-ups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Store {
+    File,
+    Sqlite,
+    Postgres,
+    Mariadb,
+    Redis,
+    Nats,
+    NatsCluster,
+}
 
 /// A store and its setting.
 #[derive(Debug)]
 pub(super) struct Setup {
-    /// As `--store` has it.
-    pub(super) store: &'static str,
+    /// Which.
+    pub(super) store: Store,
     /// What decides.
     pub(super) setting: &'static str,
     /// What is expected of it.
@@ -59,7 +75,7 @@ pub(super) struct Running {
 
 impl Setup {
     /// The one with this store and setting.
-    pub(super) fn find(store: &str, setting: &str) -> Option<&'static Self> {
+    pub(super) fn find(store: Store, setting: &str) -> Option<&'static Self> {
         ALL.iter()
             .find(|setup| setup.store == store && setup.setting == setting)
     }
@@ -70,11 +86,7 @@ impl Setup {
     }
 }
 
-const fn keeps(
-    store: &'static str,
-    setting: &'static str,
-    start: fn(&Path) -> Result<Running>,
-) -> Setup {
+const fn keeps(store: Store, setting: &'static str, start: fn(&Path) -> Result<Running>) -> Setup {
     Setup {
         store,
         setting,
@@ -83,11 +95,7 @@ const fn keeps(
     }
 }
 
-const fn loses(
-    store: &'static str,
-    setting: &'static str,
-    start: fn(&Path) -> Result<Running>,
-) -> Setup {
+const fn loses(store: Store, setting: &'static str, start: fn(&Path) -> Result<Running>) -> Setup {
     Setup {
         expected: Expected::Lost,
         ..keeps(store, setting, start)
@@ -96,41 +104,45 @@ const fn loses(
 
 /// All of them.
 pub(super) const ALL: &[Setup] = &[
-    keeps("file", "as it comes", |place| embedded("file:", place, "")),
-    keeps("sqlite", "synchronous=full", |place| {
+    keeps(Store::File, "as it comes", |place| {
+        embedded("file:", place, "")
+    }),
+    keeps(Store::Sqlite, "synchronous=full", |place| {
         embedded("sqlite:", place, "")
     }),
-    loses("sqlite", "synchronous=normal", |place| {
+    loses(Store::Sqlite, "synchronous=normal", |place| {
         embedded("sqlite:", place, "?synchronous=normal")
     }),
-    keeps("postgres", "synchronous_commit=on", |_| {
+    keeps(Store::Postgres, "synchronous_commit=on", |_| {
         served(Postgres::start(&["synchronous_commit=on"])?)
     }),
-    loses("postgres", "synchronous_commit=off", |_| {
+    loses(Store::Postgres, "synchronous_commit=off", |_| {
         served(Postgres::start(&["synchronous_commit=off"])?)
     }),
-    keeps("mariadb", "innodb_flush_log_at_trx_commit=1", |_| {
+    keeps(Store::Mariadb, "innodb_flush_log_at_trx_commit=1", |_| {
         served(MariaDb::start(&["innodb-flush-log-at-trx-commit=1"])?)
     }),
-    loses("mariadb", "innodb_flush_log_at_trx_commit=2", |_| {
+    loses(Store::Mariadb, "innodb_flush_log_at_trx_commit=2", |_| {
         served(MariaDb::start(&["innodb-flush-log-at-trx-commit=2"])?)
     }),
-    loses("mariadb", "innodb_flush_log_at_trx_commit=0", |_| {
+    loses(Store::Mariadb, "innodb_flush_log_at_trx_commit=0", |_| {
         served(MariaDb::start(&["innodb-flush-log-at-trx-commit=0"])?)
     }),
-    keeps("redis", "appendfsync always", |_| redis("always")),
-    loses("redis", "appendfsync everysec", |_| redis("everysec")),
-    loses("redis", "appendonly no", |_| {
+    keeps(Store::Redis, "appendfsync always", |_| redis("always")),
+    loses(Store::Redis, "appendfsync everysec", |_| redis("everysec")),
+    loses(Store::Redis, "appendonly no", |_| {
         served(Redis::start(&["--appendonly", "no"])?)
     }),
-    keeps("nats", "sync_interval: always", |_| nats(1, ALWAYS)),
-    loses("nats", "as it comes", |_| nats(1, "")),
-    keeps("nats-cluster", "sync_interval: always", |_| nats(3, ALWAYS)),
+    keeps(Store::Nats, "sync_interval: always", |_| nats(1, ALWAYS)),
+    loses(Store::Nats, "as it comes", |_| nats(1, "")),
+    keeps(Store::NatsCluster, "sync_interval: always", |_| {
+        nats(3, ALWAYS)
+    }),
     // Its snapshots are synced and may tell of messages that no node has any more: then all nodes
     // wait for each other.
     Setup {
         expected: Expected::LostOrSilent,
-        ..loses("nats-cluster", "as it comes", |_| nats(3, ""))
+        ..loses(Store::NatsCluster, "as it comes", |_| nats(3, ""))
     },
 ];
 

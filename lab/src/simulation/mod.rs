@@ -22,17 +22,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use clap::ValueEnum;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::timeout;
 
-pub use options::{Options, USAGE};
+pub use options::Options;
 pub use world::Seen;
 
+use crate::reasons::line;
 use world::World;
 
 /// What is simulated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Model {
     /// Guards, inboxes, reconcilers and purgers in several processes over one store.
     Guard,
@@ -42,80 +45,54 @@ pub enum Model {
     Broker,
 }
 
-impl Model {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Guard, Self::Layer, Self::Broker];
+/// What is wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Bug {
+    /// Completing compares no token.
+    CompletesUnfenced,
+    /// Renewals are not sent.
+    RenewalsStop,
+    /// An attempt of unknown outcome is released.
+    ReleasesUnknown,
+    /// A lapsed lease is taken over although the policy is to hold.
+    HoldReruns,
+    /// A completion without an answer is not sent again.
+    ForgetsSettlement,
+    /// Fences begin anew with the second attempt.
+    FenceRepeats,
+    /// The reconciler says "did not happen" and does not close the fence downstream.
+    LeavesOpen,
+    /// Identities are made without the principal.
+    NoPrincipal,
+    /// A completion is acknowledged before it is recorded.
+    EarlyAcknowledgement,
+    /// Replays lack their first byte.
+    ReplayCut,
+    /// A message buffered before a revocation brings its partition back.
+    CommitsRevoked,
+    /// An event that failed is acknowledged.
+    AcknowledgesFailed,
+    /// Events are acknowledged before they are handled.
+    AcknowledgesFirst,
+    /// While the store is away, events are given back at once.
+    GivesBack,
+    /// Messages without an id are named by their place alone.
+    NamedByPlace,
+}
 
-    /// The name for `--of`.
-    pub const fn name(self) -> &'static str {
+impl Bug {
+    /// The model that has it.
+    pub const fn model(self) -> Model {
         match self {
-            Self::Guard => "guard",
-            Self::Layer => "layer",
-            Self::Broker => "broker",
+            Self::NoPrincipal | Self::EarlyAcknowledgement | Self::ReplayCut => Model::Layer,
+            Self::CommitsRevoked
+            | Self::AcknowledgesFailed
+            | Self::AcknowledgesFirst
+            | Self::GivesBack
+            | Self::NamedByPlace => Model::Broker,
+            _ => Model::Guard,
         }
     }
-}
-
-macro_rules! bugs {
-    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal of $model:ident,)+) => {
-        /// What is wrong on purpose.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Bug {
-            $($(#[doc = $what])+ $bug,)+
-        }
-
-        impl Bug {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$bug,)+];
-
-            /// The name for `--bug`.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$bug => $name,)+
-                }
-            }
-
-            /// The model that has it.
-            pub const fn model(self) -> Model {
-                match self {
-                    $(Self::$bug => Model::$model,)+
-                }
-            }
-        }
-    };
-}
-
-bugs! {
-    /// Completing compares no token.
-    CompletesUnfenced = "completes-unfenced" of Guard,
-    /// Renewals are not sent.
-    RenewalsStop = "renewals-stop" of Guard,
-    /// An attempt of unknown outcome is released.
-    ReleasesUnknown = "releases-unknown" of Guard,
-    /// A lapsed lease is taken over although the policy is to hold.
-    HoldReruns = "hold-reruns" of Guard,
-    /// A completion without an answer is not sent again.
-    ForgetsSettlement = "forgets-settlement" of Guard,
-    /// Fences begin anew with the second attempt.
-    FenceRepeats = "fence-repeats" of Guard,
-    /// The reconciler says "did not happen" and does not close the fence downstream.
-    LeavesOpen = "leaves-open" of Guard,
-    /// Identities are made without the principal.
-    NoPrincipal = "no-principal" of Layer,
-    /// A completion is acknowledged before it is recorded.
-    EarlyAcknowledgement = "early-acknowledgement" of Layer,
-    /// Replays lack their first byte.
-    ReplayCut = "replay-cut" of Layer,
-    /// A message buffered before a revocation brings its partition back.
-    CommitsRevoked = "commits-revoked" of Broker,
-    /// An event that failed is acknowledged.
-    AcknowledgesFailed = "acknowledges-failed" of Broker,
-    /// Events are acknowledged before they are handled.
-    AcknowledgesFirst = "acknowledges-first" of Broker,
-    /// While the store is away, events are given back at once.
-    GivesBack = "gives-back" of Broker,
-    /// Messages without an id are named by their place alone.
-    NamedByPlace = "named-by-place" of Broker,
 }
 
 /// No seed needs so much virtual time.
@@ -167,7 +144,7 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
 /// What came of many seeds of a model: a line of JSON.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    of: &'static str,
+    of: Model,
     seeds: u64,
     from: u64,
     /// How many seeds found something wrong, and the first of them.
@@ -194,7 +171,7 @@ pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Resul
     let end = from.saturating_add(seeds);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let total = Mutex::new(Report {
-        of: model.name(),
+        of: model,
         seeds,
         from,
         failed: 0,
@@ -248,7 +225,7 @@ pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Resul
 /// Where it cannot be run.
 pub fn run(options: &Options) -> Result<bool> {
     let mut passed = true;
-    for model in options.models() {
+    for model in options.models()? {
         if options.seeds == 1 {
             let seen = run_seed(model, options.from, options.bug, true)?;
             if options.trace || !seen.wrong.is_empty() {
@@ -256,7 +233,7 @@ pub fn run(options: &Options) -> Result<bool> {
             }
         }
         let report = run_model(model, options.from, options.seeds, options.bug)?;
-        println!("{}", serde_json::to_string(&report)?);
+        line(&report)?;
         passed &= report.failed == 0;
     }
     Ok(passed)

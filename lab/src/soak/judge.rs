@@ -6,6 +6,8 @@ use super::Strike;
 use super::resources::{NAMES, Sample};
 use super::rhythm::{BEAT, Beat, sum};
 use crate::clock::Nanos;
+use crate::named::Named as _;
+use crate::nemesis::Fault;
 
 /// How much more each may be in the last fifth of a run than in the second fifth: times this, and
 /// this on top.
@@ -43,7 +45,7 @@ pub(super) struct Growth {
 /// How one fault was recovered from.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Recovery {
-    pub(super) fault: &'static str,
+    pub(super) fault: Fault,
     /// From the start of the run.
     pub(super) at: f64,
     pub(super) lasted: f64,
@@ -99,7 +101,7 @@ pub(super) fn recoveries(beats: &[Beat], strikes: &[Strike], begun: Nanos) -> Ve
         let after = beats.get(until..)?.windows(2).take(LOOKED_FOR);
         let beats_until = after.into_iter().position(well).unwrap_or(LOOKED_FOR);
         Some(Recovery {
-            fault: strike.fault.name(),
+            fault: strike.fault,
             at: seconds(strike.from.saturating_sub(begun)),
             lasted: seconds(strike.until - strike.from),
             rate: rate * 2.0,
@@ -153,6 +155,7 @@ pub(super) fn why(growth: &[Growth], faults: &[Recovery]) -> Vec<String> {
             recovered_after,
             ..
         } = fault;
+        let fault = fault.name();
         format!("after {fault} at {at:.0} s it took {recovered_after} s to recover")
     });
     grew.chain(slow).collect()
@@ -163,7 +166,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::nemesis::Fault;
 
     #[test]
     fn what_grows_after_the_warm_up_is_found() {

@@ -18,9 +18,10 @@ use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
-pub use options::{Options, USAGE};
+pub use options::Options;
 
 use crate::clock::{Nanos, now};
+use crate::named::Named as _;
 use crate::nemesis::{Fault, Planned, lasts};
 use crate::reasons::Reasons;
 use crate::torture::{self, Fleet, Struck, Target};
@@ -63,44 +64,33 @@ pub struct Report {
     /// The page with the plots; the numbers are beside it.
     page: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bug: Option<&'static str>,
+    bug: Option<options::Bug>,
     #[serde(flatten)]
     pub(crate) reasons: Reasons,
 }
 
-impl Report {
-    /// Whether nothing grew, and every fault was recovered from in time.
-    pub const fn passed(&self) -> bool {
-        self.reasons.passed()
-    }
-}
-
-/// Does the run with workers of this program, and says what came of it.
+/// Does the run with workers of this program, and says what came of it. Whether nothing grew, and every
+/// fault was recovered from in time.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<Report> {
+pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
-    let target = Target::start(&options.target()?, folder.path()).await?;
-    let settings = Settings {
+    let target = Target::start(&options.store, &options.faults(), folder.path()).await?;
+    let mut settings = Settings {
+        options: options.clone(),
         url: target.url.clone(),
         folder: folder.path().into(),
-        tasks: options.tasks * if target.single { options.processes } else { 1 },
-        pace: options.pace,
-        seed: options.seed,
-        retention: match options.bug {
-            Some(options::Bug::KeepsRecords) => Duration::from_secs(3600),
-            _ => RETENTION,
-        },
-        leaks: options.bug == Some(options::Bug::Leaks),
     };
-    let path = folder.path().join("settings.json");
-    std::fs::write(&path, serde_json::to_vec(&settings)?)?;
-    let processes = if target.single { 1 } else { options.processes };
-    let fleet = Fleet::start(program, worker::COMMAND, &path, processes, Vec::new()).await?;
+    let of = &mut settings.options;
+    if target.single {
+        of.tasks *= std::mem::replace(&mut of.processes, 1);
+    }
+    let processes = of.processes;
+    let fleet = Fleet::start(program, worker::COMMAND, &settings, processes, Vec::new()).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
-    let end = start + options.length;
+    let end = start + options.length();
     let struck = strikes(options, &target, &fleet, start, end);
     let sampled = samples(options, &target, &fleet, folder.path(), end);
     let (strikes, samples) = tokio::try_join!(struck, sampled)?;
@@ -108,7 +98,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     fleet.all("stop", "stopped").await?;
     fleet.end().await?;
 
-    let rhythm = rhythm::read(folder.path(), begun, options.length)?;
+    let rhythm = rhythm::read(folder.path(), begun, options.length())?;
     let growth = judge::growth(&samples);
     let faults = judge::recoveries(&rhythm, &strikes, begun);
     let mut reasons = Reasons::default();
@@ -122,7 +112,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
     let out = options.out.clone().unwrap_or_else(|| folder.keep());
     std::fs::create_dir_all(&out)?;
     let page = out.join(format!("soak-{}.html", target.name()));
-    let seconds = options.length.as_secs_f64();
+    let seconds = options.length().as_secs_f64();
     let report = Report {
         store: target.name(),
         seed: options.seed,
@@ -136,7 +126,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
         faults,
         slow_anyway: judge::slow_anyway(&rhythm, &strikes, begun),
         page: page.clone(),
-        bug: options.bug.map(options::Bug::name),
+        bug: options.bug,
         reasons,
     };
     let verdict = serde_json::to_string_pretty(&report)?;
@@ -145,7 +135,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<Report> {
         page::html(&report, &verdict, &rhythm, &samples, &strikes, begun),
     )?;
     std::fs::write(page.with_extension("csv"), resources::csv(&samples, begun))?;
-    Ok(report)
+    report.reasons.tell(&report)
 }
 
 /// A fault now and then, each kind in its turn; the first worker is never killed, so that what it
@@ -158,7 +148,7 @@ async fn strikes(
     end: Instant,
 ) -> Result<Vec<Strike>> {
     let mut chance = fastrand::Rng::with_seed(options.seed);
-    let mut faults = options.faults.clone();
+    let mut faults = options.faults();
     if target.single {
         // Its one worker is the first.
         faults.retain(|fault| *fault != Fault::KillWorker);

@@ -6,6 +6,7 @@ use super::resources::{NAMES, Sample};
 use super::rhythm::{BEAT, Beat, sum};
 use super::{Report, Strike};
 use crate::clock::Nanos;
+use crate::named::Named as _;
 
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 120.0;
@@ -25,7 +26,7 @@ pub(super) fn html(
     begun: Nanos,
 ) -> String {
     let seconds = |at: Nanos| at.saturating_sub(begun) as f64 / 1e9;
-    let faults: Vec<(f64, &str)> = strikes
+    let faults: Vec<(f64, String)> = strikes
         .iter()
         .map(|strike| (seconds(strike.from), strike.fault.name()))
         .collect();
@@ -36,7 +37,11 @@ pub(super) fn html(
          <h1>{0}, {1:.0} s: {2}</h1><p>Red: a fault.</p>",
         report.store,
         report.seconds,
-        if report.passed() { "passed" } else { "failed" }
+        if report.reasons.passed() {
+            "passed"
+        } else {
+            "failed"
+        }
     );
     let together = beats.len().div_ceil(POINTS).max(2);
     let by_time = |of: OfBeat| -> Line {
@@ -70,7 +75,7 @@ pub(super) fn html(
     page
 }
 
-fn plot(page: &mut String, name: &str, line: &Line, faults: &[(f64, &str)], seconds: f64) {
+fn plot(page: &mut String, name: &str, line: &Line, faults: &[(f64, String)], seconds: f64) {
     let most = line.iter().map(|(_, value)| *value).fold(0.0, f64::max);
     let x = |at: f64| at / seconds * WIDTH;
     let y = |value: f64| HEIGHT - value / most.max(1e-9) * (HEIGHT - 4.0);

@@ -2,7 +2,7 @@
 //! applications use it, and the worker says twice a second how that went.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,15 +13,15 @@ use semel::guard::{Asked, Guard, Policy, RunError};
 use semel::purge::Purger;
 use semel::store::{ClaimRequest, Nonce, OnLost, Retention};
 use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _};
-use semel_stores::OpenOptions;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep};
 
-use super::LEASE;
+use super::options::{Bug, Options};
 use super::rhythm::{Beat, Beats};
-use crate::worker::process::say;
+use super::{LEASE, RETENTION};
+use crate::worker::process::{open, say};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "soak-worker";
@@ -29,20 +29,13 @@ pub const COMMAND: &str = "soak-worker";
 /// How many keys a task goes round. What a killed worker left in flight is taken over when its
 /// next life comes by.
 const KEYS: u64 = 200;
-/// A server that is being restarted comes back within this.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What all workers are told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Settings {
+pub struct Settings {
+    pub(super) options: Options,
     pub(super) url: String,
     pub(super) folder: PathBuf,
-    pub(super) tasks: u32,
-    pub(super) pace: Duration,
-    pub(super) seed: u64,
-    pub(super) retention: Duration,
-    /// A planted bug.
-    pub(super) leaks: bool,
 }
 
 struct Worker {
@@ -55,13 +48,11 @@ struct Worker {
     leaked: Mutex<Vec<Vec<u8>>>,
 }
 
-/// Runs worker `number` in its `life`th life, with the settings in a file.
+/// Runs worker `number` in its `life`th life.
 ///
 /// # Errors
-/// Where the settings or the store cannot be used.
-pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
-    let text = std::fs::read_to_string(settings).context("the worker's settings")?;
-    let settings: Settings = serde_json::from_str(&text)?;
+/// Where the store cannot be used.
+pub fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -70,20 +61,17 @@ pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
 }
 
 async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
-    let store = loop {
-        match semel_stores::open(&settings.url, &OpenOptions::default()).await {
-            Ok(store) => break store,
-            Err(error) if Instant::now() > until => return Err(error).context("the store"),
-            Err(_) => sleep(Duration::from_millis(50)).await,
-        }
+    let store = open(&settings.url).await?;
+    let retention = match settings.options.bug {
+        Some(Bug::KeepsRecords) => Duration::from_secs(3600),
+        _ => RETENTION,
     };
     let mut beats = Beats::create(&settings.folder, number, life)?;
     let worker = Arc::new(Worker {
         guard: Guard::from(store.clone()),
         policy: Policy::default()
             .with_lease(LEASE)
-            .with_retention(Retention::new(settings.retention))
+            .with_retention(Retention::new(retention))
             .with_on_lost(OnLost::Retry),
         settings,
         number,
@@ -92,7 +80,7 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
         leaked: Mutex::default(),
     });
     let mut tasks = JoinSet::new();
-    for task in 0..worker.settings.tasks {
+    for task in 0..worker.settings.options.tasks {
         tasks.spawn(go_round(worker.clone(), life, task));
     }
     let purger = Purger::new(store.clone()).with_interval(LEASE);
@@ -133,14 +121,14 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
 
 async fn go_round(worker: Arc<Worker>, life: u32, task: u32) {
     let place = u64::from(worker.number) << 32 | u64::from(life) << 16 | u64::from(task);
-    let seed = worker.settings.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let seed = worker.settings.options.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut chance = fastrand::Rng::with_seed(seed);
     let scope = || Scope::new(["soak", &format!("{}-{task}", worker.number)]);
     // Claims that were left as a crash leaves them, to be taken over past their lease.
     let mut left: VecDeque<(Instant, u64)> = VecDeque::new();
     let mut at = chance.u64(..KEYS);
     while !worker.stopped.load(Ordering::Relaxed) {
-        sleep(worker.settings.pace.mul_f64(chance.f64() * 2.0)).await;
+        sleep(worker.settings.options.pace.mul_f64(chance.f64() * 2.0)).await;
         let lapsed = left.pop_front_if(|(when, _)| when.elapsed() > LEASE);
         let number = match (lapsed, chance.u8(..100)) {
             (Some((_, number)), _) => number,
@@ -184,7 +172,7 @@ impl Worker {
             self.guard.run(asked, work).await,
             Err(RunError::Store { .. })
         );
-        if self.settings.leaks {
+        if self.settings.options.bug == Some(Bug::Leaks) {
             self.leaked.lock().push(vec![1; 64 << 10]);
         }
         let took = (!long).then(|| begun.elapsed());

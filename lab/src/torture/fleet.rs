@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
@@ -28,7 +29,7 @@ struct Process {
 pub(crate) struct Fleet {
     program: PathBuf,
     command: &'static str,
-    settings: PathBuf,
+    settings: String,
     workers: Vec<Process>,
     walls: Vec<Wall>,
     lives: Vec<u32>,
@@ -43,14 +44,14 @@ impl Fleet {
     pub(crate) async fn start(
         program: &Path,
         command: &'static str,
-        settings: &Path,
+        settings: &impl Serialize,
         count: u32,
         walls: Vec<Wall>,
     ) -> Result<Self> {
         let mut fleet = Self {
             program: program.into(),
             command,
-            settings: settings.into(),
+            settings: serde_json::to_string(settings)?,
             workers: Vec::new(),
             walls,
             lives: Vec::new(),

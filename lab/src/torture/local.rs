@@ -8,9 +8,11 @@ use anyhow::Result;
 use semel::memory::{Limits, MemoryStore};
 use semel::{AnyStore, Store};
 
+use super::{Options, Run};
 use crate::bugs::{Bug, Buggy};
 use crate::check::Trouble;
 use crate::clock::{nanos, now};
+use crate::nemesis::Chosen;
 use crate::nemesis::flaky::{Flaky, Odds};
 use crate::worker::{Settings, Worker};
 
@@ -19,8 +21,6 @@ use crate::worker::{Settings, Worker};
 pub struct Local {
     /// What the workers are told.
     pub settings: Settings,
-    /// How long they work.
-    pub time: Duration,
     /// How bad the network is.
     pub odds: Odds,
     /// Only in spells, in which the store sends half of what got no answer again by itself.
@@ -43,18 +43,27 @@ impl Local {
     pub fn quick(directory: &Path, seed: u64, bug: Option<Bug>) -> Self {
         Self {
             settings: Settings {
-                run: "local".into(),
-                seed,
-                keys: 60,
-                processes: 4,
-                tasks: 12,
-                lease: Duration::from_millis(150),
-                pace: Duration::from_millis(4),
+                options: Options {
+                    run: Run {
+                        store: "memory:".into(),
+                        seed,
+                        faults: Chosen::These(Vec::new()),
+                        lease: Duration::from_millis(150),
+                        pace: Duration::from_millis(4),
+                        keep: None,
+                    },
+                    length: Duration::from_millis(1500),
+                    processes: 4,
+                    tasks: 12,
+                    keys: 60,
+                    bug,
+                    floor: None,
+                    tolerance: Duration::ZERO,
+                },
+                name: "local".into(),
                 directory: directory.into(),
                 url: String::new(),
-                bug: bug.map(|bug| bug.name().into()),
             },
-            time: Duration::from_millis(1500),
             odds: Odds {
                 answers_dropped: 10,
                 refused: 5,
@@ -78,22 +87,24 @@ impl Local {
     /// # Errors
     /// Where the files cannot be written.
     pub async fn on(&self, store: AnyStore) -> Result<Ran> {
-        let bug = self.settings.bug.as_deref().and_then(Bug::from_name);
-        let flaky = Flaky::new(store.clone(), self.odds, self.settings.seed);
+        let options = &self.settings.options;
+        let flaky = Flaky::new(store.clone(), self.odds, options.run.seed);
         let flaky = match self.in_spells {
             true => flaky.in_spells(),
             false => flaky,
         };
-        let buggy = bug.map(|bug| Buggy::new(AnyStore::new(flaky.clone()), bug));
+        let buggy = options
+            .bug
+            .map(|bug| Buggy::new(AnyStore::new(flaky.clone()), bug));
         let handle = |number| match &buggy {
             Some(buggy) => AnyStore::new(buggy.for_caller(number)),
             None => AnyStore::new(flaky.clone()),
         };
-        let workers = (0..self.settings.processes)
+        let workers = (0..options.processes)
             .map(|number| Worker::new(self.settings.clone(), handle(number), number, 0))
             .collect::<std::io::Result<Vec<_>>>()?;
         let mut running: Vec<_> = workers.iter().map(|worker| worker.start(0)).collect();
-        tokio::time::sleep(self.time).await;
+        tokio::time::sleep(options.length).await;
         for worker in &workers {
             worker.stop();
         }
@@ -119,12 +130,12 @@ impl Local {
 
     /// What the checker must know of such a run.
     pub fn options(&self, ran: &Ran) -> crate::check::Options {
-        let lease = nanos(self.settings.lease);
+        let lease = nanos(self.settings.options.run.lease);
         crate::check::Options {
             troubles: ran.troubles.clone(),
             settling: Some(ran.settling),
             settle_within: lease + 2_000_000_000,
-            keys: self.settings.keys,
+            keys: self.settings.options.keys,
             ..crate::check::Options::default()
         }
     }

@@ -12,58 +12,55 @@ mod strike;
 mod target;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-pub use options::{Options, USAGE};
+pub use options::{Options, Run};
 pub use target::Target;
 
 use crate::check::{self, check};
 use crate::clock::{Nanos, nanos, now};
 use crate::history::read_all;
 use crate::ledger;
+use crate::named::Named as _;
 use crate::nemesis::{Fault, Lane, Wall, plan};
+use crate::reasons::Reasons;
 use crate::report::{self, Report};
 use crate::worker::{Settings, process};
 pub(crate) use fleet::Fleet;
-pub(crate) use options::faults;
+pub(crate) use options::seconds;
 use strike::MOST_HOURS;
 pub(crate) use strike::{Struck, on_store, strike};
-pub(crate) use target::{applies, faults_of, faults_within};
+pub(crate) use target::{check_faults, faults_of, faults_within};
 
-/// Does the run with workers of this program, and says what came of it.
+/// Does the run with workers of this program, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
-/// Where the run could not be done. What the store did wrong is in the report.
-pub async fn run(options: &Options, program: &Path) -> Result<Report> {
-    let mut options = options.clone();
-    if options.any_faults {
-        options.faults = target::any_faults(&options);
-        let names: Vec<_> = options.faults.iter().map(|fault| fault.name()).collect();
-        eprintln!("seed {}: --faults {}", options.seed, names.join(","));
-    }
-    let options = &options;
+/// Where the run could not be done.
+pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+    let (run, faults) = (&options.run, options.faults());
+    run.announce(&faults);
     let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
-    let directory = match &options.keep {
+    let directory = match &run.keep {
         Some(folder) => folder.clone(),
         None => temporary.path().to_owned(),
     };
     std::fs::create_dir_all(&directory)?;
-    let target = Target::start(options, &directory).await?;
-    let planned = plan(&options.faults, options.length, options.lease, options.seed);
+    let target = Target::start(&run.store, &faults, &directory).await?;
+    let planned = plan(&faults, options.length, run.lease, run.seed);
     let faults = async |fleet: &Mutex<Fleet>| {
         let begun = Instant::now();
         strike::all(&planned, &target, fleet, begun, begun + options.length).await
     };
-    let report = through(options, &target, &directory, program, faults).await?;
-    if !report.passed() && options.keep.is_none() {
+    let mut report = through(options, &target, &directory, program, faults).await?;
+    if !report.reasons.passed() && run.keep.is_none() {
         // For whoever looks for the cause.
-        return Ok(report.left_in(&temporary.keep()));
+        report.left_in(&temporary.keep());
     }
-    Ok(report)
+    report.reasons.tell(&report)
 }
 
 /// Lets workers loose on a store for the length of a run while `faults` happen, and checks.
@@ -80,22 +77,16 @@ pub(crate) async fn through(
 }
 
 fn settings(options: &Options, target: &Target, directory: &Path) -> Settings {
-    // A store that one process has open: as many tasks in one worker.
-    let (processes, tasks) = match target.single {
-        true => (1, options.processes * options.tasks),
-        false => (options.processes, options.tasks),
-    };
+    let mut options = options.clone();
+    if target.single {
+        // A store that one process has open: as many tasks in one worker.
+        options.tasks *= std::mem::replace(&mut options.processes, 1);
+    }
     Settings {
-        run: format!("{}-{:x}", options.seed, now()),
-        seed: options.seed,
-        keys: options.keys,
-        processes,
-        tasks,
-        lease: options.lease,
-        pace: options.pace,
+        name: format!("{}-{:x}", options.run.seed, now()),
         directory: directory.into(),
         url: target.url.clone(),
-        bug: options.bug.map(|bug| bug.name().into()),
+        options,
     }
 }
 
@@ -114,10 +105,9 @@ pub fn again(directory: &Path) -> Result<bool> {
     let (accepted, _) = ledger::accepted(&effects);
     let findings = check(&ops, &accepted, &serde_json::from_slice(&known)?);
     let begun = ops.first().map_or(0, |op| op.invoked);
-    for line in report::details(&ops, &findings, begun) {
-        eprintln!("{line}");
-    }
-    let counts = serde_json::json!({
+    let mut reasons = Reasons::with(report::details(&ops, &findings, begun));
+    reasons.counted([("violations", findings.violations.len())]);
+    reasons.tell(&serde_json::json!({
         "operations": ops.len(),
         "violations": findings.violations.len(),
         "violations_by_property": findings.by_property(),
@@ -125,9 +115,7 @@ pub fn again(directory: &Path) -> Result<bool> {
         "double_effects": findings.double_effects,
         "linear_calls": findings.searched.calls,
         "linear_undecided": findings.undecided.calls,
-    });
-    println!("{counts}");
-    Ok(findings.violations.is_empty())
+    }))
 }
 
 /// What a run left behind, besides the files.
@@ -145,17 +133,15 @@ async fn work(
     program: &Path,
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
 ) -> Result<Ran> {
-    let path: PathBuf = settings.directory.join("settings.json");
-    std::fs::write(&path, serde_json::to_vec(settings)?)?;
     let clocks = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
-    let walls = match options.faults.iter().any(clocks) {
-        true => (0..settings.processes)
+    let walls = match options.faults().iter().any(clocks) {
+        true => (0..settings.options.processes)
             .map(|number| Wall::new(&settings.directory, &format!("{number:03}.clock")))
             .collect::<Result<_>>()?,
         false => Vec::new(),
     };
-    let (count, command) = (settings.processes, process::COMMAND);
-    let fleet = Fleet::start(program, command, &path, count, walls).await?;
+    let (count, command) = (settings.options.processes, process::COMMAND);
+    let fleet = Fleet::start(program, command, settings, count, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let mut ran = Ran {
@@ -194,7 +180,7 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
     let known = checked(options, target, ran);
     std::fs::write(settings.directory.join(KNOWN), serde_json::to_vec(&known)?)?;
     let findings = check(&ops, &accepted, &known);
-    let mut report = Report::new(&target.name(), options, settings);
+    let mut report = Report::new(target.name(), &settings.options);
     report.calls(&ops);
     report.effects(accepted.len(), refused);
     report.faults(&ran.struck.faults);
@@ -205,7 +191,7 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
             .reasons
             .failed(format!("the run broke off: {error:#}"));
     }
-    let planned: BTreeSet<Fault> = options.faults.iter().copied().collect();
+    let planned: BTreeSet<Fault> = options.faults().into_iter().collect();
     for fault in planned
         .into_iter()
         .filter(|f| !ran.struck.faults.contains(f))
@@ -220,9 +206,9 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
 
 fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {
     const SECOND: Nanos = 1_000_000_000;
-    let lease = nanos(options.lease);
+    let lease = nanos(options.run.lease);
     check::Options {
-        tolerance: match target.clock_moves(&options.faults) {
+        tolerance: match target.clock_moves(&options.faults()) {
             // Every lease may lapse at any time, and every retention end that is not much longer.
             true => (MOST_HOURS + 2) * 3600 * SECOND,
             false => nanos(options.tolerance) * if target.clockless { 5 } else { 1 },

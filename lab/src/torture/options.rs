@@ -1,110 +1,89 @@
 //! What the command line of `torture` says.
 
 use std::path::PathBuf;
+use std::process;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use clap::{Args, Parser, value_parser};
+use humantime::parse_duration;
+use serde::{Deserialize, Serialize};
 
+use super::target::faults_within;
 use crate::bugs::Bug;
-use crate::nemesis::Fault;
+use crate::named::Named as _;
+use crate::nemesis::{Chosen, Fault};
 
-/// How to write the command.
-pub const USAGE: &str = "torture --store URL|NAME [--seconds 20] [--seed N] [--faults a,b|any] \
-    [--processes 8] [--tasks 25] [--keys 1000] [--lease 1s] [--pace 20ms] [--bug NAME] \
-    [--floor N] [--keep FOLDER] [--tolerance 20ms] [--through gateway [--on-lost hold|retry|reconcile] [--enough 400]]";
-
-/// A run to be done.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// A URL, or the name of a kind of store to start.
+/// What runs with and without gateways have.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+pub struct Run {
+    /// A URL, or the name of a kind of store to start: `file`, `sqlite`, `postgres`, `redis`, …
+    #[arg(long)]
     pub store: String,
-    /// How long the workers work; settling comes after it.
-    pub length: Duration,
-    /// What everything random comes from.
+    /// What everything random comes from; by default the process's number.
+    #[arg(long, default_value_t = process::id().into(), hide_default_value = true)]
     pub seed: u64,
-    /// What goes wrong.
-    pub faults: Vec<Fault>,
-    /// The seed chooses two kinds of fault.
-    pub any_faults: bool,
-    /// How many workers.
-    pub processes: u32,
-    /// How many tasks in each.
-    pub tasks: u32,
-    /// How many keys they share.
-    pub keys: u32,
+    /// What goes wrong: kinds of fault by comma, or `any`: the seed chooses some.
+    #[arg(long, default_value = "none")]
+    pub faults: Chosen,
     /// How long claims are held.
+    #[arg(long, default_value = "1s", value_parser = parse_duration)]
     pub lease: Duration,
     /// How long a task rests between operations, on average.
+    #[arg(long, default_value = "20ms", value_parser = parse_duration)]
     pub pace: Duration,
+    /// Where to leave histories and ledger, whatever comes out.
+    #[arg(long)]
+    pub keep: Option<PathBuf>,
+}
+
+impl Run {
+    /// Says what the seed chose.
+    pub(crate) fn announce(&self, faults: &[Fault]) {
+        if self.faults == Chosen::Any {
+            let names = Fault::names(faults).replace(", ", ",");
+            eprintln!("seed {}: --faults {names}", self.seed);
+        }
+    }
+}
+
+/// A run to be done.
+#[derive(Debug, Clone, Parser, Serialize, Deserialize)]
+pub struct Options {
+    /// What it has in common with one through gateways.
+    #[command(flatten)]
+    pub run: Run,
+    /// How long the workers work; settling comes after it.
+    #[arg(long = "seconds", value_name = "SECONDS", default_value = "20", value_parser = seconds)]
+    pub length: Duration,
+    /// How many workers.
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u32).range(1..))]
+    pub processes: u32,
+    /// How many tasks in each.
+    #[arg(long, default_value_t = 25, value_parser = value_parser!(u32).range(1..))]
+    pub tasks: u32,
+    /// How many keys they share.
+    #[arg(long, default_value_t = 1000, value_parser = value_parser!(u32).range(1..))]
+    pub keys: u32,
     /// The planted bug.
+    #[arg(long)]
     pub bug: Option<Bug>,
     /// The run fails where fewer completions were acknowledged; by default 10 a second.
+    #[arg(long)]
     pub floor: Option<usize>,
-    /// Where to leave histories and ledger, whatever comes out.
-    pub keep: Option<PathBuf>,
     /// How far the store's clock may be off over the run.
+    #[arg(long, default_value = "20ms", value_parser = parse_duration)]
     pub tolerance: Duration,
 }
 
 impl Options {
-    /// Reads the arguments after the subcommand.
-    ///
-    /// # Errors
-    /// Says which argument is wrong, and what would be right.
-    pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self> {
-        let mut options = Self {
-            store: String::new(),
-            length: Duration::from_secs(20),
-            seed: u64::from(std::process::id()),
-            faults: Vec::new(),
-            any_faults: false,
-            processes: 8,
-            tasks: 25,
-            keys: 1_000,
-            lease: Duration::from_secs(1),
-            pace: Duration::from_millis(20),
-            bug: None,
-            floor: None,
-            keep: None,
-            tolerance: Duration::from_millis(20),
-        };
-        let mut arguments = arguments.into_iter();
-        while let Some(name) = arguments.next() {
-            let value = arguments
-                .next()
-                .with_context(|| format!("{name} needs a value; usage: {USAGE}"))?;
-            options
-                .set(&name, &value)
-                .with_context(|| format!("{name} {value}"))?;
-        }
-        if options.store.is_empty() {
-            bail!("--store is missing; usage: {USAGE}");
-        }
-        if options.processes == 0 || options.tasks == 0 || options.keys == 0 {
-            bail!("--processes, --tasks and --keys are 1 at least");
-        }
-        Ok(options)
-    }
-
-    fn set(&mut self, name: &str, value: &str) -> Result<()> {
-        match name {
-            "--store" => self.store = value.into(),
-            "--seconds" => self.length = Duration::try_from_secs_f64(value.parse()?)?,
-            "--seed" => self.seed = value.parse()?,
-            "--faults" if value == "any" => self.any_faults = true,
-            "--faults" => self.faults = faults(value)?,
-            "--processes" => self.processes = value.parse()?,
-            "--tasks" => self.tasks = value.parse()?,
-            "--keys" => self.keys = value.parse()?,
-            "--lease" => self.lease = humantime::parse_duration(value)?,
-            "--pace" => self.pace = humantime::parse_duration(value)?,
-            "--bug" => self.bug = Some(bug(value)?),
-            "--floor" => self.floor = Some(value.parse()?),
-            "--keep" => self.keep = Some(value.into()),
-            "--tolerance" => self.tolerance = humantime::parse_duration(value)?,
-            _ => bail!("not an option; usage: {USAGE}"),
-        }
-        Ok(())
+    /// What goes wrong; `any` are two that the seed chooses.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.run.faults.or(|| {
+            let mut faults = faults_within(&self.run.store, self.length);
+            fastrand::Rng::with_seed(self.run.seed).shuffle(&mut faults);
+            faults.truncate(2);
+            faults
+        })
     }
 
     /// How many completions there must be.
@@ -114,24 +93,7 @@ impl Options {
     }
 }
 
-pub(crate) fn faults(names: &str) -> Result<Vec<Fault>> {
-    let mut faults = Vec::new();
-    for name in names.split(',').filter(|name| !name.is_empty()) {
-        let fault = Fault::from_name(name)
-            .with_context(|| format!("there is no fault {name:?}; there are {}", Fault::names()))?;
-        if !faults.contains(&fault) {
-            faults.push(fault);
-        }
-    }
-    Ok(faults)
-}
-
-fn bug(name: &str) -> Result<Bug> {
-    Bug::from_name(name).with_context(|| {
-        let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
-        format!(
-            "there is no bug of that name; there are {}",
-            names.join(", ")
-        )
-    })
+/// A number of them, with a fraction or without.
+pub(crate) fn seconds(text: &str) -> anyhow::Result<Duration> {
+    Ok(Duration::try_from_secs_f64(text.parse()?)?)
 }

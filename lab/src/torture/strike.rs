@@ -14,6 +14,7 @@ use super::target::Target;
 use crate::base::start;
 use crate::check::Trouble;
 use crate::clock::{Nanos, now};
+use crate::named::Named as _;
 use crate::nemesis::{Fault, Lane, Planned, Wrong};
 
 /// What became of the planned faults.

@@ -6,13 +6,15 @@ use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum as _;
 use semel_stores::OpenOptions;
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{self, Kind, MariaDb, Server};
 
-use super::Options;
 use tempfile::TempDir;
+use thiserror::Error;
 
+use crate::named::Named as _;
 use crate::nemesis::{Fault, Lane, Wall};
 
 /// A store to be tortured, and all of it that can be broken.
@@ -48,15 +50,8 @@ impl Target {
     ///
     /// # Errors
     /// Where it does not start, or a fault does not apply to it.
-    pub async fn start(options: &Options, folder: &Path) -> Result<Self> {
-        for fault in &options.faults {
-            applies(*fault, &options.store)?;
-        }
-        Self::open(&options.store, &options.faults, folder).await
-    }
-
-    /// The same, where the faults are known to apply.
-    pub(crate) async fn open(store: &str, faults: &[Fault], folder: &Path) -> Result<Self> {
+    pub async fn start(store: &str, faults: &[Fault], folder: &Path) -> Result<Self> {
+        check_faults(faults, store, false)?;
         let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
         let mut target = match kind {
             Some(kind) => Self::of_kind(kind, faults)?,
@@ -188,15 +183,12 @@ fn is_embedded(store: &str) -> bool {
 
 /// All kinds of fault that the store is to bear.
 pub(crate) fn faults_of(store: &str) -> Vec<Fault> {
-    let mut faults = Fault::ALL.to_vec();
+    let mut faults = applying(store, false);
     faults.retain(|fault| {
-        // What they do is judged by rules of their own.
-        if fault.is_of_clocks() {
-            return false;
-        }
         // Without `wait_replicas` it loses acknowledged steps where another node takes over.
         let loses = store == Kind::RedisCluster.name() && fault.lane() == Lane::Server;
-        !loses && applies(*fault, store).is_ok()
+        // What clocks do is judged by rules of their own.
+        !loses && !fault.is_of_clocks()
     });
     faults
 }
@@ -208,47 +200,66 @@ pub(crate) fn faults_within(store: &str, length: Duration) -> Vec<Fault> {
     faults
 }
 
-/// Two of them, by the seed.
-pub(super) fn any_faults(options: &Options) -> Vec<Fault> {
-    let mut faults = faults_within(&options.store, options.length);
-    fastrand::Rng::with_seed(options.seed).shuffle(&mut faults);
-    faults.truncate(2);
+/// A fault that does not apply to a store.
+#[derive(Debug, Error)]
+#[error("the fault {} {why}; with {store} there are {}", .fault.name(), Fault::names(.allowed))]
+pub(crate) struct DoesNotApply {
+    fault: Fault,
+    why: String,
+    store: String,
+    allowed: Vec<Fault>,
+}
+
+/// Whether these faults apply to a store, behind gateways or not.
+pub(crate) fn check_faults(
+    faults: &[Fault],
+    store: &str,
+    gateways: bool,
+) -> Result<(), DoesNotApply> {
+    for fault in faults {
+        if let Err(why) = applies(*fault, store, gateways) {
+            return Err(DoesNotApply {
+                fault: *fault,
+                why,
+                // A URL may hold a password.
+                store: store.split(':').next().unwrap_or_default().into(),
+                allowed: applying(store, gateways),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn applying(store: &str, gateways: bool) -> Vec<Fault> {
+    let mut faults = Fault::value_variants().to_vec();
+    faults.retain(|fault| applies(*fault, store, gateways).is_ok());
     faults
 }
 
-/// Whether a fault applies to a store.
-///
-/// # Errors
-/// Says why it does not.
-pub(crate) fn applies(fault: Fault, store: &str) -> Result<()> {
+/// Says why a fault does not apply.
+fn applies(fault: Fault, store: &str, gateways: bool) -> Result<(), String> {
     let (kind, embedded) = (Kind::from_name(store), is_embedded(store));
     let cluster = matches!(kind, Some(Kind::RedisCluster | Kind::NatsCluster));
-    let name = fault.name();
-    match fault.lane() {
-        Lane::Worker => Ok(()),
-        Lane::Gateway | Lane::Upstream => bail!("the fault {name} needs --through gateway"),
-        _ if embedded => bail!(
-            "the fault {name} needs a server; {store} has none: kill-worker kills it with its \
-             worker"
-        ),
-        _ if kind.is_none() => bail!(
-            "the fault {name} needs a server of the lab's own: give --store one of {}",
+    Err(match fault.lane() {
+        Lane::Worker if gateways => "is of a run without gateways".into(),
+        Lane::Gateway | Lane::Upstream if !gateways => "needs --through gateway".into(),
+        Lane::Worker | Lane::Gateway | Lane::Upstream => return Ok(()),
+        _ if embedded => format!("needs a server; {store} has none"),
+        _ if kind.is_none() => format!(
+            "needs a server of the lab's own: give --store one of {}",
             Kind::ALL.map(Kind::name).join(", ")
         ),
-        Lane::Network if cluster => bail!(
-            "the fault {name} needs one address; the clients of {store} find its nodes by \
-             themselves"
-        ),
+        Lane::Network if cluster => {
+            format!("needs one address; the clients of {store} find its nodes by themselves")
+        }
         Lane::Server
             if fault.is_of_clocks() && !matches!(kind, Some(Kind::Postgres | Kind::MariaDb)) =>
         {
-            bail!(
-                "the fault {name} is for postgres and mariadb: the others do not bear libfaketime"
-            )
+            "is for postgres and mariadb: the others do not bear libfaketime".into()
         }
         Lane::Server if fault == Fault::Failover && !cluster => {
-            bail!("the fault failover needs a cluster: redis-cluster or nats-cluster")
+            "needs a cluster: redis-cluster or nats-cluster".into()
         }
-        _ => Ok(()),
-    }
+        _ => return Ok(()),
+    })
 }

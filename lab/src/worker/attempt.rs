@@ -70,14 +70,14 @@ pub(super) fn outcome(chance: &mut fastrand::Rng, token: &Token) -> Outcome {
 
 impl Worker {
     pub(super) fn traits(&self, key: KeyIndex) -> Traits {
-        Traits::of(key, self.settings.lease)
+        Traits::of(key, self.settings.options.run.lease)
     }
 
     pub(super) fn request(&self, key: KeyIndex, other: bool) -> Result<ClaimRequest> {
         Ok(ClaimRequest::new(
             Nonce::random()?,
             fingerprint(key, other),
-            self.settings.lease,
+            self.settings.options.run.lease,
         )
         .with_on_lost(self.traits(key).on_lost))
     }
@@ -89,7 +89,9 @@ impl Worker {
 
     pub(super) async fn renew(&self, key: KeyIndex, token: &Token) -> Result<Fenced> {
         let digest = self.names.identity(key).digest();
-        self.store.renew(digest, token, self.settings.lease).await
+        self.store
+            .renew(digest, token, self.settings.options.run.lease)
+            .await
     }
 
     pub(super) async fn complete(

@@ -13,39 +13,27 @@ mod traits;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use semel::guard::Guard;
 use semel::{AnyStore, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::history::{KeyIndex, Log, Names, Recorder};
+use crate::history::{Log, Names, Recorder};
 use crate::ledger::Ledger;
+use crate::torture::Options;
 pub use traits::Traits;
 
 /// What all workers of a run are told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Settings {
+    /// What the run is told.
+    pub options: Options,
     /// What tells this run's keys from those of others in the same store.
-    pub run: String,
-    /// What everything random comes from.
-    pub seed: u64,
-    /// How many keys they share.
-    pub keys: KeyIndex,
-    /// How many workers there are.
-    pub processes: u32,
-    /// How many tasks each of them has.
-    pub tasks: u32,
-    /// How long claims are held.
-    pub lease: Duration,
-    /// How long a task rests between two operations, on average.
-    pub pace: Duration,
+    pub name: String,
     /// Where histories and the ledger are written.
     pub directory: PathBuf,
     /// How to reach the store; nothing where it is in this process.
     pub url: String,
-    /// The planted bug.
-    pub bug: Option<String>,
 }
 
 impl Settings {
@@ -78,7 +66,7 @@ impl Worker {
         number: u32,
         life: u32,
     ) -> std::io::Result<Arc<Self>> {
-        let names = Arc::new(Names::new(&settings.run, settings.keys));
+        let names = Arc::new(Names::new(&settings.name, settings.options.keys));
         let log = Arc::new(Log::create(&history(&settings.directory, number, life))?);
         let store = Recorder::new(store, names.clone(), log);
         Ok(Arc::new(Self {
@@ -95,9 +83,9 @@ impl Worker {
     /// Starts its tasks. They go on until [`stop`](Self::stop).
     pub fn start(self: &Arc<Self>, life: u32) -> tokio::task::JoinSet<()> {
         let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..self.settings.tasks {
+        for task in 0..self.settings.options.tasks {
             let place = u64::from(self.number) << 32 | u64::from(life) << 16 | u64::from(task);
-            let seed = self.settings.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let seed = self.settings.options.run.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             tasks.spawn(task::run(self.clone(), fastrand::Rng::with_seed(seed)));
         }
         if self.number == 0 {
@@ -129,7 +117,7 @@ pub fn history(directory: &Path, number: u32, life: u32) -> PathBuf {
 // One worker sweeps, so that keys begin anew with no trace of their past.
 async fn purge(worker: Arc<Worker>) {
     while !worker.is_stopped() {
-        tokio::time::sleep(worker.settings.lease / 4).await;
+        tokio::time::sleep(worker.settings.options.run.lease / 4).await;
         // A store that cannot be reached is swept later.
         let _ = worker.store.purge(100).await;
     }

@@ -2,7 +2,6 @@
 //! that ends, the parent is gone, and so is the worker.
 
 use std::io::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -12,7 +11,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::time::{Instant, sleep};
 
 use super::{Settings, Worker};
-use crate::bugs::{Bug, Buggy};
+use crate::bugs::Buggy;
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "worker";
@@ -20,13 +19,11 @@ pub const COMMAND: &str = "worker";
 // A server that is being restarted comes back within this.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs worker `number` in its `life`th life, with the settings in a file.
+/// Runs worker `number` in its `life`th life.
 ///
 /// # Errors
-/// Where the settings or the store cannot be used.
-pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
-    let text = std::fs::read_to_string(settings).context("the worker's settings")?;
-    let settings: Settings = serde_json::from_str(&text)?;
+/// Where the store cannot be used.
+pub fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -35,7 +32,11 @@ pub fn run(settings: &Path, number: u32, life: u32) -> Result<()> {
 }
 
 async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
-    let store = open(&settings).await?;
+    let store = open(&settings.url).await?;
+    let store = match settings.options.bug {
+        Some(bug) => AnyStore::new(Buggy::new(store, bug)),
+        None => store,
+    };
     let worker = Worker::new(settings, store, number, life)?;
     let mut tasks = worker.start(life);
     say("ready");
@@ -71,20 +72,13 @@ pub(crate) fn say(what: &str) {
     let _ = writeln!(out, "{what}").and_then(|()| out.flush());
 }
 
-async fn open(settings: &Settings) -> Result<AnyStore> {
+/// Opens a store, whose server may be starting again.
+pub(crate) async fn open(url: &str) -> Result<AnyStore> {
     let until = Instant::now() + PATIENCE;
-    let store = loop {
-        match semel_stores::open(&settings.url, &OpenOptions::default()).await {
-            Ok(store) => break store,
-            Err(error) if Instant::now() > until => {
-                return Err(error).context("the worker's store");
-            }
-            Err(_) => sleep(Duration::from_millis(50)).await,
+    loop {
+        match semel_stores::open(url, &OpenOptions::default()).await {
+            Err(_) if Instant::now() < until => sleep(Duration::from_millis(50)).await,
+            opened => return opened.context("the store cannot be opened"),
         }
-    };
-    let Some(name) = &settings.bug else {
-        return Ok(store);
-    };
-    let bug = Bug::from_name(name).with_context(|| format!("there is no bug {name:?}"))?;
-    Ok(AnyStore::new(Buggy::new(store, bug)))
+    }
 }

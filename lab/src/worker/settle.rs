@@ -15,7 +15,7 @@ use crate::history::KeyIndex;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) async fn all(worker: &Arc<Worker>) {
-    let of = &worker.settings;
+    let of = &worker.settings.options;
     // A few at a time: what is measured is how long a key takes, not how long a queue is.
     let lanes = (32 / of.processes).clamp(1, of.tasks.max(1));
     let (number, processes) = (worker.number, of.processes);
@@ -23,7 +23,7 @@ pub(super) async fn all(worker: &Arc<Worker>) {
     for lane in 0..lanes {
         let worker = worker.clone();
         tasks.spawn(async move {
-            let keys = 0..worker.settings.keys;
+            let keys = 0..worker.settings.options.keys;
             let own = |key: &KeyIndex| key % processes == number && key / processes % lanes == lane;
             for key in keys.filter(own) {
                 settle(&worker, key).await;
@@ -34,7 +34,7 @@ pub(super) async fn all(worker: &Arc<Worker>) {
 }
 
 async fn settle(worker: &Worker, key: KeyIndex) {
-    let end = Instant::now() + PATIENCE + worker.settings.lease;
+    let end = Instant::now() + PATIENCE + worker.settings.options.run.lease;
     let mut other = false;
     while Instant::now() < end {
         match turn(worker, key, &mut other).await {

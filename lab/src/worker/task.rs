@@ -32,14 +32,14 @@ pub(super) async fn run(worker: Arc<Worker>, chance: fastrand::Rng) {
     while !task.worker.is_stopped() {
         // An error ends the operation, not the task: the history holds it.
         let _ = task.operation().await;
-        let pace = task.worker.settings.pace;
+        let pace = task.worker.settings.options.run.pace;
         sleep(pace.mul_f64(task.chance.f64() * 2.0)).await;
     }
 }
 
 impl Task {
     fn key(&mut self) -> KeyIndex {
-        let keys = self.worker.settings.keys;
+        let keys = self.worker.settings.options.keys;
         match self.chance.u8(..3) {
             0 => self.chance.u32(..keys.min(HOT)),
             _ => self.chance.u32(..keys),
@@ -53,7 +53,7 @@ impl Task {
 
     async fn lease_share(&mut self, from: f64, to: f64) {
         let share = from + self.chance.f64() * (to - from);
-        sleep(self.worker.settings.lease.mul_f64(share)).await;
+        sleep(self.worker.settings.options.run.lease.mul_f64(share)).await;
     }
 
     async fn operation(&mut self) -> Result<()> {
@@ -87,7 +87,7 @@ impl Task {
                     0 => worker.wait(key, fence, Duration::from_secs(4)).await,
                     1..9 => {
                         // A lease that was given out by a clock that was behind seems to last.
-                        let longest = worker.settings.lease * 3;
+                        let longest = worker.settings.options.run.lease * 3;
                         let lapse = remaining.min(longest) + Duration::from_millis(1);
                         worker.wait(key, fence, lapse).await;
                     }
@@ -205,7 +205,7 @@ impl Task {
         let worker = self.worker.clone();
         let traits = worker.traits(key);
         let wait = match self.odds(50) {
-            true => worker.settings.lease / 2,
+            true => worker.settings.options.run.lease / 2,
             false => Duration::ZERO,
         };
         let on_error = match self.odds(50) {
@@ -213,7 +213,7 @@ impl Task {
             false => OnError::Unknown,
         };
         let policy = Policy::default()
-            .with_lease(worker.settings.lease)
+            .with_lease(worker.settings.options.run.lease)
             .with_retention(traits.retention)
             .with_on_lost(traits.on_lost)
             .with_wait(wait)
@@ -222,7 +222,7 @@ impl Task {
         let share = self.chance.f64();
         let of = worker.clone();
         let work = move |attempt: Attempt<Recorder>| async move {
-            let lease = of.settings.lease;
+            let lease = of.settings.options.run.lease;
             sleep(lease.mul_f64(share * if long { 1.5 } else { 0.05 })).await;
             if fails {
                 return Err("declined");

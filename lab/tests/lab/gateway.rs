@@ -4,8 +4,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::{Run, lab, some_seed};
+use clap::ValueEnum as _;
 use semel_lab::gateway::Bug;
+use semel_lab::named::Named as _;
+
+use crate::{Run, lab, some_seed};
 
 fn torture(arguments: &[&str]) -> Run {
     lab(&[&["torture", "--through", "gateway"], arguments].concat())
@@ -55,7 +58,9 @@ fn planted_bugs_are_caught() {
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                while let Some(bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while let Some(bug) =
+                    Bug::value_variants().get(next.fetch_add(1, Ordering::Relaxed))
+                {
                     let is_found = some_seed(|seed| {
                         let run = planted(*bug, seed);
                         !run.report["violations_by_check"][bug.caught_by()].is_null()
@@ -79,12 +84,19 @@ fn planted(bug: Bug, seed: &str) -> Run {
         Bug::OtherService | Bug::OneService => ("sqlite", "", "2"),
         Bug::EndsBadly => ("file", "restart-gateway", "5"),
         Bug::CutsAll | Bug::Reruns => ("file", "cut-upstream", "5"),
-        Bug::Releases504 => ("file", "fail-upstream", "6"),
+        Bug::ReleasesTimeout => ("file", "fail-upstream", "6"),
         Bug::Silent => ("file", "", "6"),
         _ => ("file", "", "1"),
     };
     let run = ["--store", store, "--seconds", seconds, "--keep", keep];
     let short = ["--seed", seed, "--pace", "5ms", "--enough", "80"];
-    let planted = ["--bug", bug.name(), "--faults", faults, "--on-lost", "hold"];
+    let planted = [
+        "--bug",
+        &bug.name(),
+        "--faults",
+        faults,
+        "--on-lost",
+        "hold",
+    ];
     torture(&[&run[..], &short, &planted].concat())
 }

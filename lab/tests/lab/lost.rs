@@ -97,9 +97,12 @@ fn planted_bugs_are_caught() {
 #[test]
 fn what_does_not_apply_is_said() {
     for (arguments, message) in [
-        (&["--store", "memory:"][..], "dies with its process"),
-        (&["--store", "file", "--bug", "none"], "is not an option"),
-        (&["--seed", "1"], "are needed"),
+        (&["--store", "memory:"][..], "one process"),
+        (
+            &["--store", "file", "--bug", "none"],
+            "no-fence, hold-reruns",
+        ),
+        (&["--seed", "1"], "--store <STORE>"),
     ] {
         let said = refusal(&[&["lost"], arguments].concat());
         assert!(said.contains(message), "{said}");
