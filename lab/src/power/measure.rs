@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::callers::{self, Callers, Heard};
 use super::disk::Disk;
 use super::setup::{Running, Setup};
+use crate::worker::process::open;
 
 /// What came of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -127,17 +128,6 @@ fn start_again(running: &Running) -> Result<()> {
         [node] => node.wait_until_ready(),
         // A cluster may serve although one of its nodes does not call itself healthy.
         _ => Ok(()),
-    }
-}
-
-async fn open(url: &str) -> Result<AnyStore> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match semel_stores::open(url, &OpenOptions::default()).await {
-            Ok(store) => return Ok(store),
-            Err(error) if Instant::now() > end => return Err(error).context("opening it again"),
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-        }
     }
 }
 
