@@ -94,7 +94,9 @@ fn main() -> ExitCode {
     let mut pairs = words.windows(2);
     if let Some(at) = pairs.position(|pair| pair == ["--through", "gateway"]) {
         words.drain(at..at + 2);
-        words[1] += " --through gateway";
+        if let Some(command) = words.get_mut(1) {
+            *command += " --through gateway";
+        }
     }
     match done(Command::parse_from(words)) {
         Ok(true) => ExitCode::SUCCESS,

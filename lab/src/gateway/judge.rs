@@ -143,7 +143,7 @@ impl Known {
             // Recorded before it is told.
             Said::Answer(answer) if !answer.replayed => return Some(call.answered),
             // Its attempt may have been lost, and settled by others while it was held up.
-            Said::Answer(_) if met(&at_the_store) => (call.answered, &at_the_store),
+            Said::Answer(_) if met(&at_the_store) => return Some(call.answered),
             Said::Answer(_) => return None,
             Said::Failed { .. } => (call.answered, &at_the_store),
             Said::Problem { code, .. } => match code.as_str() {

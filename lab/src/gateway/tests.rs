@@ -355,6 +355,14 @@ fn in_flight_is_somebody_elses_attempt() {
     };
     held_up(Place::Gateway(0)).right();
     held_up(Place::Upstream).is("cause");
+    // What was replayed is known from then on, whatever is broken.
+    run()
+        .trouble(0, 2000, Place::Store)
+        .call(0, 10, answer(1, false))
+        .executed(5, 1, 1, 1)
+        .call(100, 101, answer(1, true))
+        .call(2500, 2501, problem(409, "in-flight"))
+        .is("cause");
     // A duplicate that was told "in flight" itself is no attempt.
     let two = run()
         .call(0, 10, problem(409, "in-flight"))

@@ -152,7 +152,7 @@ impl Store for DynamoDbStore {
                 self.resolve(identity, change, resolution, doubt).await?
             }
         };
-        undoubted(answer, in_doubt)
+        undoubted(change, answer, in_doubt)
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -121,7 +121,8 @@ impl<'a> Scan<'a> {
             }
             Ok::<(), ()>(())
         };
-        let done = timeout(self.effort.patience(), reading).await;
+        // The leader is asked after it, where it takes too long.
+        let done = timeout(self.shared.link.timeout() / 3, reading).await;
         // After a fetch that broke off, another consumer goes on from what was read.
         if done == Ok(Ok(())) {
             self.consumer = Some(consumer);

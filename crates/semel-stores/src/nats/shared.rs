@@ -1,11 +1,11 @@
 //! What a handle's calls and its watching task share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
-use async_nats::jetstream::stream::{ConsumerErrorKind, Info};
+use async_nats::jetstream::stream::{ConsumerErrorKind, Info, PurgeErrorKind};
 use semel::store::{Fence, Result};
 use tokio::time::Instant;
 
@@ -30,8 +30,9 @@ pub(super) struct Shared {
     pub(super) for_tests: bool,
     /// When the stream was made, in microseconds: fences count from there.
     base: AtomicU64,
-    /// The stream may have been made anew since `base` was read.
-    old: AtomicBool,
+    /// How often the stream may have been made anew, and as of which time `base` was read.
+    made: AtomicU64,
+    read: AtomicU64,
     copies: AtomicUsize,
     /// The largest message that the bucket takes; 0: what the server takes.
     largest: AtomicUsize,
@@ -54,7 +55,8 @@ impl Shared {
             sweep: tokio::sync::Mutex::default(),
             for_tests: options.for_tests,
             base: AtomicU64::new(0),
-            old: AtomicBool::new(false),
+            made: AtomicU64::new(0),
+            read: AtomicU64::new(0),
             copies: AtomicUsize::new(1),
             largest: AtomicUsize::new(0),
         };
@@ -77,31 +79,25 @@ impl Shared {
 
     /// Looks at the stream again.
     pub(super) async fn refresh(&self, effort: &mut Effort) -> Result<Info> {
-        let asked = self.link.ask(effort, |patience| {
+        let asked = self.link.ask(effort, async |patience| {
             // Before the question: what happens meanwhile makes it old again.
-            self.old.store(false, Ordering::SeqCst);
-            self.link.info(patience)
+            let made = self.made.load(Ordering::SeqCst);
+            self.link.info(patience).await.map(|info| (info, made))
         });
-        match asked.await {
-            Ok(info) => {
-                self.note(&info);
-                Ok(info)
-            }
-            Err(e) => {
-                self.old.store(true, Ordering::SeqCst);
-                Err(e)
-            }
-        }
+        let (info, made) = asked.await?;
+        self.note(&info);
+        self.read.fetch_max(made, Ordering::SeqCst);
+        Ok(info)
     }
 
     /// The stream may have been made anew.
     pub(super) fn base_is_old(&self) {
-        self.old.store(true, Ordering::SeqCst);
+        self.made.fetch_add(1, Ordering::SeqCst);
     }
 
     /// What is added to a message's sequence to make its fence.
     pub(super) async fn base(&self, effort: &mut Effort) -> Result<u64> {
-        if self.old.load(Ordering::SeqCst) {
+        if self.read.load(Ordering::SeqCst) < self.made.load(Ordering::SeqCst) {
             self.refresh(effort).await?;
         }
         Ok(self.base.load(Ordering::SeqCst))
@@ -146,7 +142,10 @@ impl Shared {
         let purged = async |patience| {
             let purged = self.link.stream().purge().into_future();
             let purged = self.link.answered(patience, purged).await?;
-            purged.map_err(|e| self.link.unanswered(&e))
+            purged.map_err(|e| match e.kind() {
+                PurgeErrorKind::JetStream(said) => self.link.refused(said),
+                _ => self.link.unanswered(&e),
+            })
         };
         self.link.ask(effort, purged).await?;
         self.seen.clear();

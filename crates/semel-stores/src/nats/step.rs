@@ -402,7 +402,7 @@ impl NatsStore {
                         effort.pause(contended()).await?;
                         continue;
                     }
-                    return undoubted(refusal.into(), effort.in_doubt());
+                    return undoubted(change, refusal.into(), effort.in_doubt());
                 }
             };
             let mut next = next;

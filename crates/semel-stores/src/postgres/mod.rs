@@ -227,7 +227,7 @@ impl Store for PostgresStore {
             },
         );
         let answer = changed.await?;
-        undoubted(answer, sent.in_doubt())
+        undoubted(change, answer, sent.in_doubt())
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

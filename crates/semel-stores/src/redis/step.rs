@@ -223,7 +223,7 @@ impl Inner {
         }
         match decided {
             Ok(None) => ran.confirm(Fenced::Applied),
-            Err(refusal) => undoubted(refusal.into(), ran.resent),
+            Err(refusal) => undoubted(change, refusal.into(), ran.resent),
             Ok(Some(_)) => Err(disagree()),
         }
     }

@@ -155,6 +155,7 @@ async fn a_step_that_others_came_after_is_not_called_refused() {
     proxy.set(Fault::None);
     let error = completing.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    assert!(error.to_string().contains("refused now"), "{error}");
     assert_eq!(
         complete(&direct, &identity, &next).await.unwrap(),
         Fenced::Applied

@@ -221,6 +221,7 @@ async fn a_step_that_others_came_after_is_not_called_refused() {
     proxy.cut();
     let error = completing.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    assert!(error.to_string().contains("refused now"), "{error}");
     assert_eq!(complete(&direct, "after", &next).await, Fenced::Applied);
 }
 

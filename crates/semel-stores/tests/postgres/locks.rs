@@ -189,7 +189,9 @@ async fn a_purge_beside_an_old_snapshot_goes_on_from_where_it_was() {
     // A session tells its counts when it ends.
     store.close().await.unwrap();
     let others = "SELECT 1 FROM pg_stat_activity WHERE datname IS NOT NULL AND backend_type = 'client backend'";
+    let until = Instant::now() + Duration::from_secs(30);
     while client.query(others, &[]).await.unwrap().len() > 2 {
+        assert!(Instant::now() < until, "its sessions do not end");
         sleep(Duration::from_millis(20)).await;
     }
     let read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname LIKE '%purge'";

@@ -150,8 +150,8 @@ pub(super) fn at(isolation: Isolation) -> TransactOptions {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_inside_another_takes_a_session_of_its_own() {
-    for (connections, expected) in [(1, "not"), (2, "done")] {
-        let url = format!("{}&connections={connections}&timeout=700ms", url());
+    for (connections, expected, timeout) in [(1, "not", "700ms"), (2, "done", "10s")] {
+        let url = format!("{}&connections={connections}&timeout={timeout}", url());
         let bench = Bench::at(&url).await;
         let inner = (bench.guard(Policy::default()), bench.effect("inner"));
         let outer = move |_, tx: Tx| {

@@ -113,7 +113,8 @@ async fn a_step_that_others_came_after_is_not_called_refused() {
     };
     proxy.set(Fault::None);
     proxy.cut();
-    failed(completing.await.unwrap(), StoreErrorKind::Unknown);
+    let error = failed(completing.await.unwrap(), StoreErrorKind::Unknown);
+    assert!(error.to_string().contains("refused now"), "{error}");
     let done = super::complete(&direct, identity.digest(), &next);
     assert_eq!(done.await.unwrap(), Fenced::Applied);
 }
