@@ -1,7 +1,7 @@
 /// Writes the methods that a store leaves to the one it wraps, so that only those stand there that differ.
 ///
-/// The field comes first, then any of the methods of [`Store`](crate::Store), and of `begin`, `change_in`, `commit`
-/// and `rollback` of [`Transactional`](crate::transaction::Transactional):
+/// The field comes first, then any of the methods of [`Store`](crate::Store), and of `begin`, `change_in`, `commit`,
+/// `seal` and `rollback` of [`Transactional`](crate::transaction::Transactional):
 ///
 /// ```
 /// use semel::memory::MemoryStore;
@@ -111,6 +111,18 @@ macro_rules! delegate {
             transaction: Self::Transaction,
         ) -> ::std::result::Result<(), $crate::transaction::TransactionError> {
             $crate::transaction::Transactional::commit(&self.$field, transaction).await
+        }
+    };
+    (@seal $field:tt) => {
+        async fn seal(
+            &self,
+            transaction: Self::Transaction,
+            changes: &[($crate::IdentityDigest, $crate::record::Change)],
+        ) -> ::std::result::Result<
+            $crate::transaction::Sealing,
+            $crate::transaction::TransactionError,
+        > {
+            $crate::transaction::Transactional::seal(&self.$field, transaction, changes).await
         }
     };
     (@rollback $field:tt) => {

@@ -209,6 +209,11 @@ pub struct ClaimRequest {
     pub on_lost: OnLost,
     /// What operators find with the record. Written where the claim is acquired.
     pub note: Note,
+    /// Whether a crash of the store may forget the claim. So it may where all effects of the attempt are
+    /// in a transaction of the same database, which the crash then takes back as well, and where a lost
+    /// attempt runs again anyway: a store that can does not wait for the disk. Everybody sees the claim
+    /// all the same. Its fence may be given out again then.
+    pub is_forgettable: bool,
 }
 
 impl ClaimRequest {
@@ -220,7 +225,15 @@ impl ClaimRequest {
             lease,
             on_lost: OnLost::Hold,
             note: Note::EMPTY,
+            is_forgettable: false,
         }
+    }
+
+    /// Whether a crash of the store may forget it: see [`is_forgettable`](Self::is_forgettable).
+    #[must_use]
+    pub const fn forgettable(mut self, is_forgettable: bool) -> Self {
+        self.is_forgettable = is_forgettable;
+        self
     }
 
     /// What to do with a lapsed lease.

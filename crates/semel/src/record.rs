@@ -347,6 +347,17 @@ impl Change {
         Self::Held(*token, Update::Complete(outcome.clone(), retention))
     }
 
+    /// The same completion with its outcome [omitted](crate::OutcomeKind::Omitted), for a store that cannot
+    /// keep the whole; `None` of any other change.
+    pub fn omitting(&self) -> Option<Self> {
+        match self {
+            Self::Held(token, Update::Complete(outcome, retention)) => {
+                Some(Self::complete(token, &outcome.to_omitted(), *retention))
+            }
+            _ => None,
+        }
+    }
+
     /// [`Update::KeepStep`].
     pub fn keep_step(token: &Token, step: &FinishedStep, kept: usize) -> Self {
         let step = step.clone();

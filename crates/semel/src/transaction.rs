@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::record::Change;
 use crate::store::{Fenced, Store};
-use crate::{IdentityDigest, StoreError};
+use crate::{IdentityDigest, StoreError, StoreErrorKind};
 
 /// How strictly a transaction is kept apart from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -61,11 +61,25 @@ impl From<TransactionError> for StoreError {
     }
 }
 
+/// How a transaction ended that was [sealed](Transactional::seal) with changes of records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sealing {
+    /// It is committed, and all changes with it.
+    Committed {
+        /// The places of the completions whose outcomes are too large for the store: they were recorded as
+        /// [omitted](crate::OutcomeKind::Omitted).
+        omitted: Vec<usize>,
+    },
+    /// It was rolled back, because the record at this place refused its change.
+    Refused(usize),
+}
+
 /// A store whose database keeps the application's own data too, so that an effect and its
 /// completion are committed together.
 ///
 /// The claim is not part of the transaction: it is committed before, so that an attempt that stands
-/// still keeps others off for no longer than its lease.
+/// still keeps others off for no longer than its lease. It need not be on disk by then
+/// ([`ClaimRequest::is_forgettable`](crate::store::ClaimRequest::is_forgettable)).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no transactions of an application's database",
     note = "`SqliteStore`, `PostgresStore` and `MysqlStore` have; each is opened with its type by `open(url)`",
@@ -99,6 +113,20 @@ pub trait Transactional: Store {
         transaction: Self::Transaction,
     ) -> impl Future<Output = Result<(), TransactionError>> + Send;
 
+    /// Changes these records as [`change_in`](Self::change_in) does, in this order, and commits the
+    /// transaction: all of it, or nothing. A store that can does it in one round trip.
+    ///
+    /// # Errors
+    /// Those of [`change_in`](Self::change_in), after which it is rolled back, and of
+    /// [`commit`](Self::commit).
+    fn seal(
+        &self,
+        transaction: Self::Transaction,
+        changes: &[(IdentityDigest, Change)],
+    ) -> impl Future<Output = Result<Sealing, TransactionError>> + Send {
+        seal_one_by_one(self, transaction, changes)
+    }
+
     /// Rolls it back. If the database cannot be reached, closing the connection does.
     fn rollback(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
@@ -109,6 +137,40 @@ pub trait Transactional: Store {
     /// Whether a lease may be renewed while such a transaction is open. Not where the completion
     /// would then conflict with the renewal, or the renewal wait for the transaction.
     fn renews_beside(isolation: Isolation) -> bool;
+}
+
+/// [`Transactional::seal`] by [`change_in`](Transactional::change_in) and [`commit`](Transactional::commit), for
+/// stores that have nothing faster and for those around others.
+///
+/// # Errors
+/// Those of [`Transactional::seal`].
+pub async fn seal_one_by_one<S: Transactional + ?Sized>(
+    store: &S,
+    mut transaction: S::Transaction,
+    changes: &[(IdentityDigest, Change)],
+) -> Result<Sealing, TransactionError> {
+    let mut omitted = Vec::new();
+    for (place, (identity, change)) in changes.iter().enumerate() {
+        let mut changed = store.change_in(&mut transaction, identity, change).await;
+        if let Err(TransactionError::NotCommitted(error)) = &changed
+            && error.kind() == StoreErrorKind::TooLarge
+            && let Some(smaller) = change.omitting()
+        {
+            omitted.push(place);
+            changed = store.change_in(&mut transaction, identity, &smaller).await;
+        }
+        let ended = match changed {
+            Ok(Fenced::Applied) => continue,
+            Ok(Fenced::Refused(_)) => Ok(Sealing::Refused(place)),
+            Err(TransactionError::Conflict(error)) => Err(TransactionError::Conflict(error)),
+            // The commit was not sent, and will not be.
+            Err(error) => Err(TransactionError::NotCommitted(error.into_source())),
+        };
+        store.rollback(transaction).await;
+        return ended;
+    }
+    store.commit(transaction).await?;
+    Ok(Sealing::Committed { omitted })
 }
 
 impl<S: Transactional> Transactional for Arc<S> {
@@ -129,6 +191,14 @@ impl<S: Transactional> Transactional for Arc<S> {
 
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), TransactionError> {
         S::commit(self, transaction).await
+    }
+
+    async fn seal(
+        &self,
+        transaction: Self::Transaction,
+        changes: &[(IdentityDigest, Change)],
+    ) -> Result<Sealing, TransactionError> {
+        S::seal(self, transaction, changes).await
     }
 
     async fn rollback(&self, transaction: Self::Transaction) {

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use parking_lot::Mutex;
 use semel::record::{Change, Update};
 use semel::store::{Fenced, Result};
-use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::transaction::{Isolation, Sealing, TransactionError, Transactional, seal_one_by_one};
 use semel::{FinishedStep, IdentityDigest, Progress, Store};
 use serde::{Deserialize, Serialize};
 
@@ -160,6 +160,17 @@ impl<B: Base> Transactional for Planted<B> {
                 Err(TransactionError::Conflict(error))
             }
             (_, committed) => committed,
+        }
+    }
+
+    async fn seal(
+        &self,
+        tx: B::Transaction,
+        changes: &[(IdentityDigest, Change)],
+    ) -> Result<Sealing, TransactionError> {
+        match self.bug {
+            None => self.inner.seal(tx, changes).await,
+            Some(_) => seal_one_by_one(self, tx, changes).await,
         }
     }
 

@@ -99,6 +99,11 @@ impl Failpoints {
         self.cut.store(false, Ordering::SeqCst);
     }
 
+    /// Whether this one is armed.
+    pub(super) fn is_armed(&self, point: Point) -> bool {
+        matches!(*self.armed.lock(), Some((armed, _)) if armed == point)
+    }
+
     /// The attempt whose work begins.
     pub(super) fn attempt(&self, fence: u64) {
         self.fence.store(fence, Ordering::SeqCst);

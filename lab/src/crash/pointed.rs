@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use semel::record::{Change, Update};
 use semel::store::{Claim, ClaimRequest, Fenced, Result};
-use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::transaction::{Isolation, Sealing, TransactionError, Transactional, seal_one_by_one};
 use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 use super::failpoints::Failpoints;
@@ -83,6 +83,34 @@ impl<S: Store> Store for Pointed<S> {
     semel::delegate!(inner: get, list, purge, wait, probe, close);
 }
 
+impl<S: Transactional> Pointed<S> {
+    /// Passes the points around a commit.
+    async fn committed<T>(
+        &self,
+        commit: impl Future<Output = Result<T, TransactionError>>,
+    ) -> Result<T, TransactionError> {
+        for point in [
+            Point::BeforeCommit,
+            Point::WhileCommitting,
+            Point::CommitLost,
+            Point::CommitLate,
+            Point::CommitCut,
+            Point::ReadingBack,
+            Point::ServerRestartsAtCommit,
+        ] {
+            self.points.pass(point).await;
+        }
+        let committed = commit.await;
+        self.points.unhush();
+        if let Err(TransactionError::Unknown(_)) = &committed {
+            self.points.lost();
+        }
+        let committed = committed?;
+        self.points.pass(Point::Committed).await;
+        Ok(committed)
+    }
+}
+
 impl<S: Transactional> Transactional for Pointed<S> {
     type Transaction = S::Transaction;
 
@@ -106,21 +134,20 @@ impl<S: Transactional> Transactional for Pointed<S> {
     }
 
     async fn commit(&self, transaction: S::Transaction) -> Result<(), TransactionError> {
-        self.points.pass(Point::BeforeCommit).await;
-        self.points.pass(Point::WhileCommitting).await;
-        self.points.pass(Point::CommitLost).await;
-        self.points.pass(Point::CommitLate).await;
-        self.points.pass(Point::CommitCut).await;
-        self.points.pass(Point::ReadingBack).await;
-        self.points.pass(Point::ServerRestartsAtCommit).await;
-        let committed = self.inner.commit(transaction).await;
-        self.points.unhush();
-        if let Err(TransactionError::Unknown(_)) = &committed {
-            self.points.lost();
+        self.committed(self.inner.commit(transaction)).await
+    }
+
+    async fn seal(
+        &self,
+        transaction: S::Transaction,
+        changes: &[(IdentityDigest, Change)],
+    ) -> Result<Sealing, TransactionError> {
+        // Sent together, the changes and the commit have nothing between them.
+        if self.points.is_armed(Point::Completing) {
+            return seal_one_by_one(self, transaction, changes).await;
         }
-        committed?;
-        self.points.pass(Point::Committed).await;
-        Ok(())
+        self.points.pass(Point::BeforeCompleting).await;
+        self.committed(self.inner.seal(transaction, changes)).await
     }
 
     async fn rollback(&self, transaction: S::Transaction) {

@@ -88,6 +88,7 @@ impl Asked {
                 },
                 on_lost,
                 note: Note::EMPTY,
+                is_forgettable: false,
             },
             is_repeatable,
             wait: wait(wire.wait.as_deref())?,

@@ -58,3 +58,5 @@ pub(crate) use obstacle::Obstacle;
     feature = "sqlite"
 ))]
 pub(crate) use size::fits;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use size::fitting;

@@ -589,7 +589,7 @@ impl<S: Store> Store for Offloaded<S> {
 impl<S: Transactional> Transactional for Offloaded<S> {
     type Transaction = S::Transaction;
 
-    semel::delegate!(inner: begin, change_in, commit, rollback);
+    semel::delegate!(inner: begin, change_in, commit, seal, rollback);
 
     fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
         S::is_conflict(error)

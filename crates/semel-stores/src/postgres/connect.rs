@@ -34,7 +34,8 @@ pub(super) struct Connector {
     pub(super) authenticates: bool,
     pub(super) table: Table,
     pub(super) sql: Sql,
-    prepared: bool,
+    /// What is prepared on each connection.
+    prepared: &'static [Kind],
     pub(super) timeout: Duration,
     pause: Mutex<Option<Pause>>,
 }
@@ -49,17 +50,17 @@ struct Pause {
 
 impl Connector {
     pub(super) fn new(options: &PostgresOptions) -> Result<Self> {
-        Self::with(options, options.prepared)
+        Self::with(options, options.prepared, &Kind::PREPARED)
     }
 
-    /// For sessions that are not ours alone: the server's own settings, and nothing prepared.
+    /// For sessions that are not ours alone: with the server's own settings.
     pub(super) fn plain(options: &PostgresOptions) -> Result<Self> {
-        Self::with(options, false)
+        Self::with(options, false, &Kind::SEALING)
     }
 
-    fn with(options: &PostgresOptions, prepared: bool) -> Result<Self> {
+    fn with(options: &PostgresOptions, is_ours: bool, kinds: &'static [Kind]) -> Result<Self> {
         let mut config = options.config.clone();
-        if prepared {
+        if is_ours {
             let set = session(options.timeout);
             let options = match config.get_options() {
                 // What the URL says comes later, and wins.
@@ -74,7 +75,7 @@ impl Connector {
             authenticates: options.tls.verify.authenticates(),
             table: options.table.clone(),
             sql: Sql::new(&options.table),
-            prepared,
+            prepared: if options.prepared { kinds } else { &[] },
             timeout: options.timeout,
             pause: Mutex::new(None),
         })
@@ -82,10 +83,10 @@ impl Connector {
 
     /// A connection on which nothing was prepared: the tables may not be there.
     pub(super) async fn connect_bare(&self) -> Result<Link> {
-        self.attempt(false).await.map_err(error::opening)
+        self.attempt(&[]).await.map_err(error::opening)
     }
 
-    async fn attempt(&self, prepared: bool) -> Result<Link> {
+    async fn attempt(&self, prepared: &[Kind]) -> Result<Link> {
         let work = async {
             let (client, connection) = self.dial(&self.hosts).await?;
             let task = tokio::spawn(async move {
@@ -95,13 +96,11 @@ impl Connector {
             let mut link = Link {
                 client: Arc::new(client),
                 task: task.abort_handle(),
-                prepared: None,
+                prepared: Vec::new(),
                 made: Instant::now(),
                 demoted: AtomicBool::new(false),
             };
-            if prepared {
-                link.prepared = Some(self.prepare(&link.client).await?);
-            }
+            link.prepared = self.prepare(&link.client, prepared).await?;
             Ok(link)
         };
         timeout(self.timeout, work)
@@ -121,13 +120,17 @@ impl Connector {
     }
 
     // All at once: one round trip.
-    async fn prepare(&self, client: &Arc<Client>) -> Result<Prepared> {
+    async fn prepare(
+        &self,
+        client: &Arc<Client>,
+        kinds: &[Kind],
+    ) -> Result<Vec<(Kind, Statement)>> {
         let mut tasks = JoinSet::new();
-        for kind in Kind::PREPARED {
+        for &kind in kinds {
             let (client, text) = (client.clone(), self.sql.text(kind).to_owned());
             tasks.spawn(async move { (kind, client.prepare(&text).await) });
         }
-        let mut statements = Vec::with_capacity(Kind::PREPARED.len());
+        let mut statements = Vec::with_capacity(kinds.len());
         while let Some(done) = tasks.join_next().await {
             let Ok((kind, statement)) = done else {
                 return Err(StoreError::new(
@@ -138,7 +141,7 @@ impl Connector {
             let statement = statement.map_err(|error| error::connecting(error, &self.table))?;
             statements.push((kind, statement));
         }
-        Ok(Prepared(statements))
+        Ok(statements)
     }
 }
 
@@ -178,8 +181,7 @@ impl Wire for Connector {
 
     async fn run(&self, link: &Link, step: &Step) -> Result<Vec<Row>, Failed> {
         let failed = |error| link.failed(error, self);
-        let prepared = link.prepared.as_ref();
-        let known = prepared.and_then(|all| all.0.iter().find(|(kind, _)| *kind == step.kind));
+        let known = link.prepared.iter().find(|(kind, _)| *kind == step.kind);
         if let Some((_, statement)) = known {
             let params: Vec<_> = step.params.iter().map(|param| param as _).collect();
             return link.client.query(statement, &params).await.map_err(failed);
@@ -223,14 +225,11 @@ fn session(timeout: Duration) -> String {
     )
 }
 
-/// The statements of one connection.
-struct Prepared(Vec<(Kind, Statement)>);
-
 /// One connection. Several steps may be sent before the first is answered.
 pub(super) struct Link {
     client: Arc<Client>,
     task: AbortHandle,
-    prepared: Option<Prepared>,
+    prepared: Vec<(Kind, Statement)>,
     made: Instant,
     demoted: AtomicBool,
 }

@@ -53,12 +53,14 @@ pub(super) async fn drain<W: Wire>(mut slot: Slot<W>) {
     }
 }
 
-/// The next group, no digest twice: new claims, then the others, both in the order of digests.
+/// The next group, no digest twice: new claims, then the others, both in the order of digests. What a
+/// crash may forget is not with what it may not.
 fn take<W: Wire>(shared: &Shared<W>) -> Vec<Job<W::Row>> {
     let mut state = shared.state.lock();
     let mut group: Vec<Job<W::Row>> = Vec::new();
     let mut digests = HashSet::new();
     let mut later = VecDeque::new();
+    let mut is_forgettable = None;
     while group.len() < shared.group {
         let Some(job) = state.queue.pop_front() else {
             break;
@@ -68,7 +70,8 @@ fn take<W: Wire>(shared: &Shared<W>) -> Vec<Job<W::Row>> {
             .digest
             .is_some_and(|digest| digests.contains(&digest));
         let alone = job.alone || job.step.kind.alone();
-        if twice || (alone && !group.is_empty()) {
+        let other = is_forgettable.is_some_and(|is| is != job.step.is_forgettable());
+        if twice || other || (alone && !group.is_empty()) {
             later.push_back(job);
             continue;
         }
@@ -76,6 +79,7 @@ fn take<W: Wire>(shared: &Shared<W>) -> Vec<Job<W::Row>> {
             continue;
         }
         digests.extend(job.step.digest);
+        is_forgettable = Some(job.step.is_forgettable());
         group.push(job);
         if alone {
             break;
@@ -193,55 +197,59 @@ async fn transaction<W: Wire>(
     link: &W::Link,
     steps: &[(Arc<Step>, usize)],
 ) -> Result<Vec<Vec<W::Row>>, Failed> {
-    // Everything is sent before anything is waited for: a future sends on its first poll, and
-    // answers come in the order of sending.
-    let wire = &shared.wire;
+    let statements = steps.iter().map(|(step, _)| &**step);
     let begin = begin(shared.timeout);
-    let mut begin: Sending<'_, ()> = Box::pin(wire.simple(link, &begin));
-    let mut runs: Vec<Sending<'_, Vec<W::Row>>> = steps
-        .iter()
-        .map(|(step, _)| -> Sending<'_, Vec<W::Row>> { Box::pin(wire.run(link, step)) })
-        .collect();
-    let mut commit: Sending<'_, ()> = Box::pin(wire.simple(link, "COMMIT"));
-    let mut begun = first(&mut begin).await;
-    let mut answers = Vec::with_capacity(runs.len());
-    for run in &mut runs {
-        answers.push(first(run).await);
-    }
-    let mut committed = first(&mut commit).await;
-    if begun.is_none() {
-        begun = Some(begin.await);
-    }
-    for (run, answer) in runs.into_iter().zip(&mut answers) {
-        if answer.is_none() {
-            *answer = Some(run.await);
-        }
-    }
-    if committed.is_none() {
-        committed = Some(commit.await);
-    }
-    let failed = [begun, committed]
-        .into_iter()
-        .flatten()
-        .find_map(Result::err);
+    let answers = pipeline(&*shared.wire, link, &begin, statements, "COMMIT").await;
     // A step's own error says more than what follows from it.
-    let all: Vec<Vec<W::Row>> = answers
-        .into_iter()
-        .flatten()
-        .collect::<Result<_, Failed>>()?;
-    match failed {
-        None => Ok(all),
-        Some(failed) => Err(failed),
-    }
+    let all = answers.steps.into_iter().collect::<Result<_, Failed>>()?;
+    answers.first?;
+    answers.last?;
+    Ok(all)
 }
 
-/// Polls once.
-async fn first<T>(future: &mut Sending<'_, T>) -> Option<Result<T, Failed>> {
-    poll_fn(|context| {
-        Poll::Ready(match future.as_mut().poll(context) {
-            Poll::Ready(done) => Some(done),
-            Poll::Pending => None,
-        })
-    })
-    .await
+/// The answers to what was sent together.
+pub(super) struct Pipelined<R> {
+    pub(super) first: Result<(), Failed>,
+    pub(super) steps: Vec<Result<Vec<R>, Failed>>,
+    pub(super) last: Result<(), Failed>,
+}
+
+/// Sends everything before it waits for anything: a future sends on its first poll, and answers come in
+/// the order of sending.
+pub(super) async fn pipeline<'a, W: Wire>(
+    wire: &W,
+    link: &W::Link,
+    first: &str,
+    steps: impl Iterator<Item = &'a Step>,
+    last: &str,
+) -> Pipelined<W::Row> {
+    let mut first: Sending<'_, ()> = Box::pin(wire.simple(link, first));
+    let mut runs: Vec<Sending<'_, Vec<W::Row>>> = steps
+        .map(|step| -> Sending<'_, Vec<W::Row>> { Box::pin(wire.run(link, step)) })
+        .collect();
+    let mut last: Sending<'_, ()> = Box::pin(wire.simple(link, last));
+    let begun = poll_once(&mut first).await;
+    let mut answers = Vec::with_capacity(runs.len());
+    for run in &mut runs {
+        answers.push(poll_once(run).await);
+    }
+    let ended = poll_once(&mut last).await;
+    let first = rest(begun, first).await;
+    let mut steps = Vec::with_capacity(runs.len());
+    for (answer, run) in answers.into_iter().zip(runs) {
+        steps.push(rest(answer, run).await);
+    }
+    let last = rest(ended, last).await;
+    Pipelined { first, steps, last }
+}
+
+async fn poll_once<T>(future: &mut Sending<'_, T>) -> Poll<Result<T, Failed>> {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
+}
+
+async fn rest<T>(polled: Poll<Result<T, Failed>>, future: Sending<'_, T>) -> Result<T, Failed> {
+    match polled {
+        Poll::Ready(done) => done,
+        Poll::Pending => future.await,
+    }
 }

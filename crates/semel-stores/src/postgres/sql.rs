@@ -34,7 +34,10 @@ pub(super) enum Kind {
     Complete,
     /// The same for several records.
     CompleteMany,
+    /// The same, which fails where it writes nothing.
+    CompleteOrFail,
     KeepStep,
+    KeepStepOrFail,
     Abandon,
     MarkUnknown,
     Resolve,
@@ -58,14 +61,16 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 24] = [
+    pub(super) const ALL: [Self; 26] = [
         Self::ClaimNew,
         Self::ClaimMany,
         Self::Claim,
         Self::Renew,
         Self::Complete,
         Self::CompleteMany,
+        Self::CompleteOrFail,
         Self::KeepStep,
+        Self::KeepStepOrFail,
         Self::Abandon,
         Self::MarkUnknown,
         Self::Resolve,
@@ -104,6 +109,9 @@ impl Kind {
         Self::VersionedSet,
     ];
 
+    /// Those that a transaction of the application's ends with.
+    pub(super) const SEALING: [Self; 2] = [Self::CompleteOrFail, Self::KeepStepOrFail];
+
     /// Whether the step changes nothing: an answer that did not come is then no open question.
     pub(super) const fn reads(self) -> bool {
         matches!(
@@ -131,9 +139,9 @@ impl Kind {
             Self::ClaimMany => CLAIM_MANY,
             Self::Claim => CLAIM,
             Self::Renew => RENEW,
-            Self::Complete => COMPLETE,
+            Self::Complete | Self::CompleteOrFail => COMPLETE,
             Self::CompleteMany => COMPLETE_MANY,
-            Self::KeepStep => KEEP_STEP,
+            Self::KeepStep | Self::KeepStepOrFail => KEEP_STEP,
             Self::Abandon => ABANDON,
             Self::MarkUnknown => MARK_UNKNOWN,
             Self::Resolve => RESOLVE,
@@ -157,16 +165,28 @@ impl Kind {
 
 /// The statements for one table.
 #[derive(Debug)]
-pub(super) struct Sql([String; 24]);
+pub(super) struct Sql([String; 26]);
 
 impl Sql {
     pub(super) fn new(table: &Table) -> Self {
-        Self(Kind::ALL.map(|kind| fill(kind.template(), table)))
+        Self(Kind::ALL.map(|kind| {
+            let text = fill(kind.template(), table);
+            match Kind::SEALING.contains(&kind) {
+                true => or_fail(&text),
+                false => text,
+            }
+        }))
     }
 
     pub(super) fn text(&self, kind: Kind) -> &str {
         &self.0[kind as usize]
     }
+}
+
+/// The same fenced step, with a division by zero where it writes nothing. So a transaction whose last
+/// statement it is can be sent together with its `COMMIT`, which then rolls it back.
+fn or_fail(fenced: &str) -> String {
+    format!("WITH done AS ({fenced})\nSELECT 1 / count(*) FROM done")
 }
 
 /// The columns that make an entry, in the order in which `row.rs` reads them.
@@ -270,8 +290,12 @@ const NO_ENTRY: &str = "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 /// A row for each claim: its digest, and the fence where it was inserted, or else the record as it
 /// was. Neither: a rival's insert committed after this statement's snapshot. Then, and where the
 /// rules say that the record is to be taken over, the claim is made in full.
+///
+/// A claim that a crash may forget is committed without a wait for the disk: the setting is that of the
+/// statement's transaction. Whoever commits durably later, as the transaction with the attempt's
+/// effects does, takes it to the disk along, because the server's log has one order.
 macro_rules! claim_new {
-    ($values:literal, $fence:literal, $digest:literal, $from:literal) => {
+    ($values:literal, $fence:literal, $digest:literal, $forgettable:literal, $from:literal) => {
         concat!(
             "
 WITH put AS (
@@ -290,32 +314,39 @@ WITH put AS (
             " OFFSET 0)
   ON CONFLICT (digest) DO NOTHING
   RETURNING r.digest, r.fence)
-SELECT p.digest, p.fence, {now}, {no_entry} FROM put AS p
+SELECT p.digest, p.fence, {now}, {no_entry}, CASE WHEN ",
+            $forgettable,
+            " THEN set_config('synchronous_commit', 'off', true) END
+FROM put AS p
 UNION ALL
-SELECT r.digest, NULL, {now}, {judged} FROM "
+SELECT r.digest, NULL, {now}, {judged}, NULL FROM "
         )
     };
 }
 
-/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 scope, $6 operation, $7 hint of the key, $8 note.
+/// $1 digest, $2 nonce, $3 fingerprint, $4 lease, $5 scope, $6 operation, $7 hint of the key, $8 note,
+/// $9 whether a crash may forget it.
 const CLAIM_NEW: &str = concat!(
     claim_new!(
         "$1::bytea, $2::bytea, $3::bytea, {lease}, $5::text::text[], $6::text, $7::text,
     $8::text",
         "{fence}",
         "$1",
+        "$9::boolean",
         ""
     ),
     "{records} AS r WHERE r.digest = $1"
 );
 
-/// The same parameters as arrays, in the order of the digests: so are the rows that are inserted.
+/// The same parameters as arrays, in the order of the digests: so are the rows that are inserted. Either
+/// a crash may forget all of them, or none.
 const CLAIM_MANY: &str = concat!(
     claim_new!(
         "q.digest, q.nonce, q.fingerprint, {each_lease}, q.scope::text[], q.operation, q.hint,
     q.note",
         "{each_fence}",
         "q.digest",
+        "($9::boolean[])[1]",
         "FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bigint[], $5::text[], $6::text[],
     $7::text[], $8::text[]) AS q (digest, nonce, fingerprint, lease, scope, operation, hint, note)"
     ),

@@ -10,7 +10,7 @@ use semel::store::{
     Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
     Refusal, Resolution, Result, Retention, Token,
 };
-use semel::{Identity, IdentityDigest, StateKind, Timestamp};
+use semel::{Identity, IdentityDigest, StateKind, StoreError, StoreErrorKind, Timestamp};
 
 use super::row::{self, Columns, Param, escaped};
 use super::sql::Kind;
@@ -26,6 +26,11 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// Whether a crash of the server may forget what it does: steps that may and others share no transaction.
+    pub(super) fn is_forgettable(&self) -> bool {
+        self.kind == Kind::ClaimNew && matches!(self.params.last(), Some(Param::Bool(true)))
+    }
+
     /// The bytes in its parameters, to which no limit is set elsewhere.
     pub(super) fn bytes(&self) -> usize {
         let each = self.params.iter().map(|param| match param {
@@ -72,7 +77,7 @@ fn fenced(
 
 /// The claim that hopes for an identity without a record.
 pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
-    let mut params = Vec::with_capacity(9);
+    let mut params = Vec::with_capacity(10);
     params.extend([
         Param::bytes(identity.digest().as_bytes()),
         Param::bytes(request.nonce.as_bytes()),
@@ -83,6 +88,7 @@ pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
         Param::Text(escaped(identity.hint())),
         // It has no NUL: nothing to escape.
         Param::Text(request.note.as_text().into()),
+        Param::Bool(request.is_forgettable),
     ]);
     Step {
         kind: Kind::ClaimNew,
@@ -95,6 +101,8 @@ pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
 pub(super) fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
     let mut step = claim_new(identity, request);
     step.kind = Kind::Claim;
+    // Rare, and always on disk: whether it may be forgotten is not asked.
+    step.params.pop();
     let retry = request.on_lost == OnLost::Retry;
     step.params.push(Param::Bool(retry));
     step
@@ -105,6 +113,20 @@ pub(super) fn change(identity: &IdentityDigest, change: &Change) -> Step {
         Change::Held(token, update) => held(identity, token, update),
         Change::Resolve(resolution) => resolve(identity, resolution),
     }
+}
+
+/// The last change before a commit: fails where it writes nothing.
+pub(super) fn sealing(identity: &IdentityDigest, change: &Change) -> Result<Step> {
+    let mut step = self::change(identity, change);
+    step.kind = match step.kind {
+        Kind::Complete => Kind::CompleteOrFail,
+        Kind::KeepStep => Kind::KeepStepOrFail,
+        _ => {
+            let what = "only completions and finished steps are committed with a transaction";
+            return Err(StoreError::new(StoreErrorKind::NotApplied, what));
+        }
+    };
+    Ok(step)
 }
 
 fn held(identity: &IdentityDigest, token: &Token, update: &Update) -> Step {

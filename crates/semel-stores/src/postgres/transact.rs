@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::iter::once;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use semel::record::Change;
 use semel::store::{Fenced, Result};
-use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::transaction::{Isolation, Sealing, TransactionError, Transactional};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -17,11 +18,12 @@ use tokio_postgres::{Client, Row};
 
 use super::connect::{Connector, Idle, Link};
 use super::error::Failed;
+use super::group::{Pipelined, pipeline};
 use super::options::PostgresOptions;
 use super::pool::Wire as _;
 use super::step::{self, Answer, Step};
 use super::{LARGEST, PostgresStore};
-use crate::common::fits;
+use crate::common::{fits, fitting};
 
 /// How often a statement is tried where its record changed meanwhile.
 const TURNS: usize = 3;
@@ -213,6 +215,58 @@ impl fmt::Debug for PostgresTransaction {
     }
 }
 
+/// Before the last changes, whose plans are kept: they are not to read the table from one end to the other,
+/// whatever was known of it when they were made. The application's statements are over by then.
+const PLANNED: &str = "SET LOCAL enable_seqscan = off";
+
+impl PostgresStore {
+    /// What the answers mean: the place of the change that the record refused, if one is. The first failure
+    /// says why; what came behind it was rolled back.
+    async fn sealed(
+        &self,
+        changes: &[(IdentityDigest, Change)],
+        answers: Pipelined<Row>,
+    ) -> Result<Option<usize>, TransactionError> {
+        let steps = answers.steps.into_iter().enumerate();
+        let failed = once((None, answers.first))
+            .chain(steps.map(|(place, answer)| (Some(place), answer.map(drop))))
+            .chain(once((None, answers.last)))
+            .find_map(|(place, answer)| Some((place, answer.err()?)));
+        match failed {
+            None => Ok(None),
+            Some((Some(place), Failed::Refused(error))) => {
+                let (identity, change) = &changes[place];
+                let judged = |rows: &[Row]| step::judged(rows, change);
+                match self.read(|| step::get(identity), judged).await {
+                    Ok(Answer::Is(_)) => Ok(Some(place)),
+                    // It was refused for another reason.
+                    Ok(Answer::Again) | Err(_) => Err(TransactionError::NotCommitted(error)),
+                }
+            }
+            Some((_, failed)) => Err(not_committed(failed)),
+        }
+    }
+}
+
+/// A failure of the commit, or of what was sent together with it.
+fn not_committed(failed: Failed) -> TransactionError {
+    match failed {
+        Failed::RolledBack(error) => TransactionError::Conflict(error),
+        Failed::Refused(error) | Failed::Unsent(error) => TransactionError::NotCommitted(error),
+        Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error) => {
+            TransactionError::Unknown(error)
+        }
+    }
+}
+
+/// No answer to a commit.
+fn late() -> TransactionError {
+    TransactionError::Unknown(StoreError::new(
+        StoreErrorKind::Unknown,
+        "PostgreSQL did not answer a commit in time",
+    ))
+}
+
 impl Transactional for PostgresStore {
     type Transaction = PostgresTransaction;
 
@@ -254,20 +308,13 @@ impl Transactional for PostgresStore {
                 self.transactions.give_back(transaction);
                 Ok(())
             }
-            Ok(Err(Failed::RolledBack(error))) => {
-                self.transactions.give_back(transaction);
-                Err(TransactionError::Conflict(error))
+            Ok(Err(failed)) => {
+                if let Failed::RolledBack(_) = failed {
+                    self.transactions.give_back(transaction);
+                }
+                Err(not_committed(failed))
             }
-            Ok(Err(Failed::Refused(error) | Failed::Unsent(error))) => {
-                Err(TransactionError::NotCommitted(error))
-            }
-            Ok(Err(Failed::Lost(error) | Failed::Late(error) | Failed::Unreadable(error))) => {
-                Err(TransactionError::Unknown(error))
-            }
-            Err(_) => Err(TransactionError::Unknown(StoreError::new(
-                StoreErrorKind::Unknown,
-                "PostgreSQL did not answer a commit in time",
-            ))),
+            Err(_) => Err(late()),
         };
         if let Ok(()) | Err(TransactionError::Unknown(_)) = &committed {
             for digest in &ends {
@@ -275,6 +322,61 @@ impl Transactional for PostgresStore {
             }
         }
         committed
+    }
+
+    // The changes and the commit are one packet. A change that writes nothing fails, and a commit after a
+    // failure rolls back: so nothing is committed unless all of them were written.
+    async fn seal(
+        &self,
+        mut transaction: PostgresTransaction,
+        changes: &[(IdentityDigest, Change)],
+    ) -> Result<Sealing, TransactionError> {
+        if changes.is_empty() {
+            self.commit(transaction).await?;
+            return Ok(Sealing::Committed {
+                omitted: Vec::new(),
+            });
+        }
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let fitted = fitting(changes, "postgres", LARGEST).and_then(|(changes, omitted)| {
+            let sealing = changes
+                .iter()
+                .map(|(identity, change)| step::sealing(identity, change));
+            Ok((sealing.collect::<Result<Vec<_>>>()?, omitted))
+        });
+        let (steps, omitted) = match fitted {
+            Ok(fitted) => fitted,
+            Err(error) => {
+                self.rollback(transaction).await;
+                return Err(TransactionError::NotCommitted(error));
+            }
+        };
+        let connector = &self.transactions.connector;
+        let link = &transaction.link;
+        let sent = pipeline(connector, link, PLANNED, steps.iter(), "COMMIT");
+        let sent = timeout(connector.timeout, sent).await;
+        let mut ends = std::mem::take(&mut transaction.ends);
+        let ending = changes.iter().filter(|(_, change)| change.ends_attempt());
+        ends.extend(ending.map(|(identity, _)| *identity));
+        let sealed = match sent {
+            Err(_) => Err(late()),
+            Ok(answers) => {
+                if answers.last.is_ok() {
+                    // Committed or rolled back, it is over.
+                    self.transactions.give_back(transaction);
+                }
+                self.sealed(changes, answers).await
+            }
+        };
+        if let Ok(None) | Err(TransactionError::Unknown(_)) = &sealed {
+            for digest in &ends {
+                self.waiters.wake(digest);
+            }
+        }
+        Ok(match sealed? {
+            None => Sealing::Committed { omitted },
+            Some(place) => Sealing::Refused(place),
+        })
     }
 
     async fn rollback(&self, transaction: PostgresTransaction) {

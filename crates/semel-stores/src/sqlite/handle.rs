@@ -71,8 +71,8 @@ impl SqliteStore {
         Ok(store)
     }
 
-    /// How many transactions this handle committed, each with one sync: with the number of steps
-    /// it tells how many share one.
+    /// How many transactions this handle committed with a sync: with the number of steps it tells how
+    /// many share one.
     pub fn commits(&self) -> u64 {
         self.shared.commits.load(Ordering::Relaxed)
     }

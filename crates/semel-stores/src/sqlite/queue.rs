@@ -74,6 +74,11 @@ impl<T> Queue<T> {
         }
     }
 
+    /// What is asked of the first in the queue.
+    pub(super) fn first<A>(&self, ask: impl FnOnce(&T) -> A) -> Option<A> {
+        self.waiting.lock().work.first().map(|(_, work)| ask(work))
+    }
+
     /// Takes what there is, in order, up to the first for which `more` says no.
     pub(super) fn take(&self, mut more: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut waiting = self.waiting.lock();

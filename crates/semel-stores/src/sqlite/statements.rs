@@ -1,6 +1,7 @@
-//! The writer's statements, prepared on its connection.
+//! The statements of whoever decides and writes: the writer, and transactions of the application's, for each of
+//! which they are made anew. So the connection keeps them.
 
-use rusqlite::{Connection, OptionalExtension as _, Result, Statement, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Result, params};
 use semel::store::{Fence, Label};
 use semel::{IdentityDigest, Record, Timestamp};
 
@@ -10,20 +11,20 @@ use super::versioned::Rows;
 use crate::common::scope;
 
 pub(super) struct Statements<'c> {
-    find: Statement<'c>,
-    insert: Statement<'c>,
-    update: Statement<'c>,
-    clock: Statement<'c>,
-    advance: Statement<'c>,
-    purge: Statement<'c>,
-    purgeable: Statement<'c>,
-    clear: Statement<'c>,
+    find: CachedStatement<'c>,
+    insert: CachedStatement<'c>,
+    update: CachedStatement<'c>,
+    clock: CachedStatement<'c>,
+    advance: CachedStatement<'c>,
+    purge: CachedStatement<'c>,
+    purgeable: CachedStatement<'c>,
+    clear: CachedStatement<'c>,
     pub(super) versioned: Rows<'c>,
 }
 
 impl<'c> Statements<'c> {
     pub(super) fn prepare(connection: &'c Connection, table: &Table) -> Result<Self> {
-        let prepare = |statement| connection.prepare(&table.sql(statement));
+        let prepare = |statement| connection.prepare_cached(&table.sql(statement));
         Ok(Self {
             find: prepare(sql::FIND)?,
             insert: prepare(sql::INSERT)?,

@@ -78,6 +78,11 @@ impl Work {
         }
     }
 
+    /// Whether a crash of the machine may forget what it does.
+    pub(super) const fn is_forgettable(&self) -> bool {
+        matches!(self, Self::Claim(_, request) if request.is_forgettable)
+    }
+
     /// Roughly how many bytes it writes.
     pub(super) fn bytes(&self) -> usize {
         const ROW: usize = 512;

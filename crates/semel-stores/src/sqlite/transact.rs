@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, Error, ErrorCode};
 use semel::record::Change;
 use semel::store::{Fenced, Result};
-use semel::transaction::{Isolation, TransactionError, Transactional};
+use semel::transaction::{Isolation, Sealing, TransactionError, Transactional};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
@@ -22,11 +22,12 @@ use tokio::time::timeout;
 use super::connect::{Place, Role};
 use super::error::{LOCKED, Phase, is_busy, told};
 use super::handle::MAX_OUTCOME;
+use super::shared::Shared;
 use super::statements::Statements;
 use super::step::Course;
 use super::transaction::{step, write};
 use super::{SqliteStore, no_thread};
-use crate::common::fits;
+use crate::common::{fits, fitting};
 
 /// The connection for transactions, while nobody has it.
 pub(super) struct Lending {
@@ -233,6 +234,61 @@ impl fmt::Debug for SqliteTransaction {
     }
 }
 
+/// Writes the changes and commits, or rolls back where a record refuses its change: then its place.
+fn seal(
+    shared: &Shared,
+    on: &Connection,
+    changes: Vec<(IdentityDigest, Change)>,
+) -> Result<Option<usize>, TransactionError> {
+    for (place, (identity, change)) in changes.into_iter().enumerate() {
+        let written = write(shared, on, identity, change);
+        let written = written.unwrap_or_else(|error| Err(told(&error, Phase::Before)));
+        match written.map_err(TransactionError::NotCommitted)? {
+            Fenced::Applied => {}
+            Fenced::Refused(_) => {
+                // Where this fails, closing the connection does it.
+                on.execute_batch("ROLLBACK").ok();
+                return Ok(Some(place));
+            }
+        }
+    }
+    commit(on).map(|()| None)
+}
+
+fn commit(on: &Connection) -> Result<(), TransactionError> {
+    on.execute_batch("COMMIT").map_err(|error| {
+        let error = told(&error, Phase::Commit);
+        match error.kind() {
+            StoreErrorKind::Unknown => TransactionError::Unknown(error),
+            _ => TransactionError::NotCommitted(error),
+        }
+    })
+}
+
+impl SqliteStore {
+    /// The end of a transaction. What it leaves open is rolled back where the connection is closed.
+    async fn end<T: Send + 'static>(
+        &self,
+        transaction: &mut SqliteTransaction,
+        end: impl FnOnce(&Connection) -> Result<T, TransactionError> + Send + 'static,
+    ) -> Result<T, TransactionError> {
+        let ended = transaction.aside(end).await.unwrap_or_else(|| {
+            let given_up = told(&given_up(), Phase::Before);
+            Err(TransactionError::NotCommitted(given_up))
+        });
+        if let Some(link) = transaction
+            .link
+            .take_if(|link| link.connection.is_autocommit())
+        {
+            self.lending.give_back(link);
+        }
+        for digest in &transaction.ends {
+            self.shared.waiters.wake(digest);
+        }
+        ended
+    }
+}
+
 impl Transactional for SqliteStore {
     type Transaction = SqliteTransaction;
 
@@ -285,38 +341,44 @@ impl Transactional for SqliteStore {
 
     async fn commit(&self, mut transaction: SqliteTransaction) -> Result<(), TransactionError> {
         let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let done = transaction.aside(|on| on.execute_batch("COMMIT")).await;
-        let committed = match done {
-            Some(Ok(())) => {
-                if let Some(link) = transaction.link.take() {
-                    self.lending.give_back(link);
-                }
-                Ok(())
+        self.end(&mut transaction, commit).await
+    }
+
+    // All of it is one visit to the thread that may block.
+    async fn seal(
+        &self,
+        mut transaction: SqliteTransaction,
+        changes: &[(IdentityDigest, Change)],
+    ) -> Result<Sealing, TransactionError> {
+        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
+        let fitted = fitting(changes, "sqlite", MAX_OUTCOME);
+        let (fitted, omitted) = match fitted {
+            Ok(fitted) => fitted,
+            Err(error) => {
+                self.rollback(transaction).await;
+                return Err(TransactionError::NotCommitted(error));
             }
-            // What is still open is rolled back where the connection is closed.
-            Some(Err(error)) => {
-                let error = told(&error, Phase::Commit);
-                Err(match error.kind() {
-                    StoreErrorKind::Unknown => TransactionError::Unknown(error),
-                    _ => TransactionError::NotCommitted(error),
-                })
-            }
-            None => Err(TransactionError::NotCommitted(told(
-                &given_up(),
-                Phase::Before,
-            ))),
         };
-        for digest in &transaction.ends {
-            self.shared.waiters.wake(digest);
-        }
-        committed
+        let ending = changes.iter().filter(|(_, change)| change.ends_attempt());
+        transaction
+            .ends
+            .extend(ending.map(|(identity, _)| *identity));
+        let shared = self.shared.clone();
+        let refused = self.end(&mut transaction, move |on| seal(&shared, on, fitted));
+        Ok(match refused.await? {
+            None => Sealing::Committed { omitted },
+            Some(place) => Sealing::Refused(place),
+        })
     }
 
     async fn rollback(&self, mut transaction: SqliteTransaction) {
-        let done = transaction.aside(|on| on.execute_batch("ROLLBACK")).await;
-        if let (Some(Ok(())), Some(link)) = (done, transaction.link.take()) {
-            self.lending.give_back(link);
-        }
+        let rolled_back = |on: &Connection| {
+            // Where this fails, closing the connection does it.
+            on.execute_batch("ROLLBACK").ok();
+            Ok(())
+        };
+        transaction.ends.clear();
+        self.end(&mut transaction, rolled_back).await.ok();
     }
 
     fn is_conflict(error: &(dyn StdError + 'static)) -> bool {

@@ -6,7 +6,7 @@
 //! lock from its beginning; so what it reads stays as it is until it ends.
 
 use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension as _, Result, Statement, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Result, params};
 use semel::store::Nonce;
 use semel::versioned::rule::{self, Change, Decision, Row};
 use semel::versioned::{
@@ -89,21 +89,21 @@ fn answer(expected: Expected, answer: Answer) -> Result<Version, WriteError> {
 pub(super) struct Rows<'c> {
     connection: &'c Connection,
     table: Table,
-    latest: Option<Statement<'c>>,
-    read: Option<Statement<'c>>,
-    insert: Option<Statement<'c>>,
-    update: Option<Statement<'c>>,
+    latest: Option<CachedStatement<'c>>,
+    read: Option<CachedStatement<'c>>,
+    insert: Option<CachedStatement<'c>>,
+    update: Option<CachedStatement<'c>>,
 }
 
 fn prepared<'s, 'c>(
-    statement: &'s mut Option<Statement<'c>>,
+    statement: &'s mut Option<CachedStatement<'c>>,
     connection: &'c Connection,
     table: &Table,
     sql: &str,
-) -> Result<&'s mut Statement<'c>> {
+) -> Result<&'s mut CachedStatement<'c>> {
     match statement {
         Some(statement) => Ok(statement),
-        none => Ok(none.insert(connection.prepare(&table.sql(sql))?)),
+        none => Ok(none.insert(connection.prepare_cached(&table.sql(sql))?)),
     }
 }
 

@@ -48,6 +48,8 @@ struct Session<'c> {
     connection: &'c Connection,
     statements: Statements<'c>,
     room: Room,
+    /// Whether commits wait for the disk.
+    syncs: bool,
 }
 
 const fn before(error: rusqlite::Error) -> Failed {
@@ -85,6 +87,7 @@ impl Writer {
                 connection,
                 statements,
                 room: Room::new(),
+                syncs: self.shared.place.full,
             },
             Err(e) => return self.refuse_all(&e),
         };
@@ -95,6 +98,19 @@ impl Writer {
             }
             if self.shared.place.file() != file {
                 return Left::Broken;
+            }
+            // What a crash may forget goes by itself, without a sync. The next sync, that of the transaction
+            // with the attempt's effects at the latest, takes it to the disk: the log has one order.
+            let steps = &self.shared.steps;
+            let forgettable = steps.first(|step| step.work.is_forgettable()) == Some(true);
+            let syncs = self.shared.place.full && !forgettable;
+            if on.syncs != syncs {
+                let synchronous = if syncs { "FULL" } else { "NORMAL" };
+                let set = format!("PRAGMA synchronous = {synchronous}");
+                if let Err(e) = connection.execute_batch(&set) {
+                    return self.refuse_all(&e);
+                }
+                on.syncs = syncs;
             }
             // First the lock, then the steps: those that come while it is waited for join, and
             // those that give up meanwhile were never begun.
@@ -109,7 +125,10 @@ impl Writer {
             }
             self.shared.locked.store(false, Ordering::Relaxed);
             let (mut many, mut bytes) = (0, 0);
-            let steps = self.shared.steps.take(|step| {
+            let steps = steps.take(|step| {
+                if step.work.is_forgettable() != forgettable {
+                    return false;
+                }
                 let fits = many < MAX_STEPS && (many == 0 || bytes < MAX_BYTES);
                 many += 1;
                 bytes += step.work.bytes();
@@ -204,8 +223,10 @@ impl Writer {
             });
         match done {
             Ok((answers, wrote)) => {
-                if wrote {
+                if wrote && on.syncs {
                     self.shared.commits.fetch_add(1, Ordering::Relaxed);
+                }
+                if wrote {
                     self.wake(steps, &answers);
                 }
                 Ok(answers)
@@ -229,6 +250,7 @@ impl Writer {
             connection,
             statements,
             room,
+            ..
         } = on;
         let (latest, fence) = statements.clock()?;
         let mut course = Course {

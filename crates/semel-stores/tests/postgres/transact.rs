@@ -9,8 +9,7 @@ use semel::guard::{
     Asked, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, TransactOptions,
 };
 use semel::record::Change;
-use semel::store::Fenced;
-use semel::store::{ListQuery, Refusal, Retention, Store as _};
+use semel::store::{Claim, Fenced, ListQuery, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind, Value};
 use semel_stores::{PostgresStore, PostgresTransaction};
@@ -19,7 +18,7 @@ use semel_testkit::servers::{PgBouncer, Postgres, Server as _};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-use super::{acquire, client, identity, open, replayed, table, url};
+use super::{acquire, client, identity, open, replayed, request, table, url};
 
 pub(super) type Tx = Lent<PostgresTransaction>;
 
@@ -445,12 +444,42 @@ async fn a_transaction_costs_one_statement_for_the_claim_and_one_inside_it() {
         assert_eq!(ran.await.unwrap(), Done::Fresh(()));
     }
     sleep(Duration::from_millis(300)).await;
-    assert_eq!(proxy.round_trips() - trips, 5, "round trips");
+    assert_eq!(proxy.round_trips() - trips, 4, "round trips");
     let log = std::fs::read_to_string(&log).unwrap();
     let verbs: Vec<_> = log[logged..].split("LOG:  ").filter_map(verb).collect();
-    // The claim, which inserts or reads; and in the transaction the handler's statement and the
-    // completion. An empty SELECT comes with the COMMIT.
-    assert_eq!(verbs, ["WITH", "BEGIN", "SELECT", "UPDATE", "SELECT;"]);
+    // The claim, which inserts or reads; and in the transaction the handler's statement. The completion
+    // and the COMMIT come together.
+    assert_eq!(verbs, ["WITH", "BEGIN", "SELECT", "SET", "WITH", "COMMIT"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_may_be_forgotten_is_on_disk_with_the_effects_at_the_latest() {
+    // What nobody waits for is written after ten seconds.
+    let server = Postgres::start(&["wal_writer_delay=10s"]).unwrap();
+    let bench = Bench::at(&format!("{}?schema=create", server.url())).await;
+    let claim = async |key: &str, forgettable| {
+        let request = request().forgettable(forgettable);
+        let claim = bench.store.claim(&identity(key), &request).await.unwrap();
+        assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
+    };
+    let effect = async |key: &str| {
+        let guard = bench.guard(Policy::default());
+        let options = TransactOptions::default();
+        let done = run(guard, key, asked(), options, bench.effect(key)).await;
+        done.unwrap()
+    };
+    claim("kept", false).await;
+    claim("alone", true).await;
+    server.restart_immediately().unwrap();
+    assert_eq!(bench.state("kept").await, Some(StateKind::InFlight));
+    assert_eq!(bench.state("alone").await, None, "it waited for the disk");
+
+    claim("alone", true).await;
+    assert_eq!(effect("done").await, Done::Fresh("done".to_owned()));
+    server.restart_immediately().unwrap();
+    // The log has one order: what was written before the effect is there with it.
+    assert_eq!(bench.state("alone").await, Some(StateKind::InFlight));
+    assert_eq!(effect("done").await, Done::Replayed("done".to_owned()));
 }
 
 /// How the statement begins that an entry of the server's log tells of.

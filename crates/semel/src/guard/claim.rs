@@ -83,6 +83,7 @@ impl<S: Store> Guard<S> {
             return Ok(begin);
         };
         let policy = guard.policy;
+        let on_lost = policy.on_lost.unwrap_or(asked.effects.on_lost());
         let mut claim = InDoubt {
             guard: &guard,
             asked,
@@ -91,8 +92,9 @@ impl<S: Store> Guard<S> {
                 nonce: Nonce::random()?,
                 fingerprint: asked.fingerprint,
                 lease: policy.lease,
-                on_lost: policy.on_lost.unwrap_or(asked.effects.on_lost()),
+                on_lost,
                 note: asked.note.clone(),
+                is_forgettable: asked.effects == Effects::InTransaction && on_lost == OnLost::Retry,
             },
             is_doubtful: false,
             is_duplicate: false,

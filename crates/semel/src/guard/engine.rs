@@ -16,7 +16,7 @@ use crate::backoff::Backoff;
 use crate::record::Change;
 use crate::store::{Fenced, Refusal, Retention, StoreExt as _};
 use crate::sync::Mutex;
-use crate::transaction::{Isolation, Lent, Loan, TransactionError, Transactional};
+use crate::transaction::{Isolation, Lent, Loan, Sealing, TransactionError, Transactional};
 use crate::{FinishedStep, Outcome, Progress, StateKind, StoreError, StoreErrorKind};
 
 /// How a transaction is run.
@@ -271,46 +271,44 @@ impl<S: Transactional> Transaction<S> {
     /// Committed, or the place of an attempt that another one took.
     async fn seal(
         &self,
-        mut transaction: S::Transaction,
+        transaction: S::Transaction,
         records: &Records,
     ) -> Result<Option<usize>, TransactionError> {
-        let store = self.guard.store();
         let mut ordered: Vec<_> = self.attempts.iter().enumerate().collect();
         ordered.sort_unstable_by_key(|(_, claimed)| claimed.identity);
-        let mut signals = Vec::with_capacity(ordered.len());
-        for (place, claimed) in &ordered {
+        let mut changes = Vec::with_capacity(ordered.len());
+        for (_, claimed) in &ordered {
             if S::renews_beside(self.options.isolation) {
                 // Whatever the answer is, the statement decides, which is fenced.
                 claimed.ensure_held().await.ok();
             }
-            let refused = match records.write(claimed, &mut transaction).await {
-                Ok(Some(signal)) => {
-                    signals.push((claimed, signal));
-                    continue;
-                }
-                Ok(None) => Ok(Some(*place)),
-                Err(TransactionError::Conflict(error)) => Err(TransactionError::Conflict(error)),
-                // The commit was not sent, and will not be.
-                Err(error) => Err(TransactionError::NotCommitted(error.into_source())),
-            };
-            store.rollback(transaction).await;
-            return refused;
+            changes.extend(
+                records
+                    .change(claimed)
+                    .map(|change| (claimed.identity, change)),
+            );
         }
-        let sealed = match store.commit(transaction).await {
+        let (sealed, omitted) = match self.guard.store().seal(transaction, &changes).await {
+            Ok(Sealing::Committed { omitted }) => (Ok(None), omitted),
+            Ok(Sealing::Refused(refused)) => (Ok(Some(ordered[refused].0)), Vec::new()),
             Err(TransactionError::Unknown(error)) => {
                 self.store_failed();
-                match ordered.first() {
+                let sealed = match ordered.first() {
                     // One record tells of all: they are committed together.
                     Some((place, claimed)) => records.read_back(claimed, *place, error).await,
                     None => Err(TransactionError::Unknown(error)),
-                }
+                };
+                (sealed, Vec::new())
             }
-            committed => committed.map(|()| None),
+            Err(error) => (Err(error), Vec::new()),
         };
         if let Ok(None) = sealed {
-            signals
-                .into_iter()
-                .for_each(|(claimed, signal)| claimed.signal(signal));
+            for (place, (_, claimed)) in ordered.iter().enumerate() {
+                claimed.signal(match omitted.contains(&place) {
+                    true => Signal::Omitted,
+                    false => records.signal(),
+                });
+            }
         }
         sealed
     }
@@ -359,39 +357,24 @@ impl<S: Transactional> Transaction<S> {
 }
 
 impl Records {
-    /// The last statement of the transaction, fenced by the attempt's token; an outcome that is too
-    /// large for the store as omitted. What was recorded; `None` where another attempt is current.
-    async fn write<S: Transactional>(
-        &self,
-        claimed: &Claimed<S>,
-        transaction: &mut S::Transaction,
-    ) -> Result<Option<Signal>, TransactionError> {
-        let (store, identity) = (claimed.store(), &claimed.identity);
-        let Some(token) = &claimed.token else {
-            return Ok(None);
-        };
-        let (signal, written) = match self {
-            Self::Step(step, kept) => {
-                let change = Change::keep_step(token, step, kept.as_bytes().len());
-                let written = store.change_in(transaction, identity, &change).await;
-                (Signal::StepKept, written)
-            }
+    /// What the transaction writes last, fenced by the attempt's token; none without protection.
+    fn change<S: Transactional>(&self, claimed: &Claimed<S>) -> Option<Change> {
+        let token = claimed.token.as_ref()?;
+        Some(match self {
+            Self::Step(step, kept) => Change::keep_step(token, step, kept.as_bytes().len()),
             Self::Outcome(outcome, retention) => {
                 let retention = claimed.guard.policy.kept_for(*retention);
-                let change = Change::complete(token, outcome, retention);
-                match store.change_in(transaction, identity, &change).await {
-                    Err(TransactionError::NotCommitted(error))
-                        if error.kind() == StoreErrorKind::TooLarge =>
-                    {
-                        let change = Change::complete(token, &outcome.to_omitted(), retention);
-                        let written = store.change_in(transaction, identity, &change).await;
-                        (Signal::Omitted, written)
-                    }
-                    written => (signal_of(outcome.kind()), written),
-                }
+                Change::complete(token, outcome, retention)
             }
-        };
-        Ok((written? == Fenced::Applied).then_some(signal))
+        })
+    }
+
+    /// What is said of an attempt whose change is committed as it is.
+    fn signal(&self) -> Signal {
+        match self {
+            Self::Step(..) => Signal::StepKept,
+            Self::Outcome(outcome, _) => signal_of(outcome.kind()),
+        }
     }
 
     /// Asks a record whether the transaction was committed. First by a renewal: a write waits for
