@@ -14,6 +14,8 @@ mod gate;
 #[cfg(feature = "_location")]
 mod location;
 mod obstacle;
+#[cfg(feature = "postgres")]
+pub(crate) mod pool;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) mod privacy;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]

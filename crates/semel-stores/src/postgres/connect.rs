@@ -21,6 +21,8 @@ use super::sql::{Kind, Sql};
 use super::step::Step;
 use super::table::Table;
 use super::tls;
+pub(super) use crate::common::pool::Idle;
+use crate::common::pool::{Open, silent};
 
 /// The first pause after a failed attempt to connect; doubled to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -105,7 +107,7 @@ impl Connector {
         };
         timeout(self.timeout, work)
             .await
-            .unwrap_or_else(|_| Err(silent()))
+            .unwrap_or_else(|_| Err(silent::<Self>()))
     }
 
     /// A bare connection, for whom steps are not what it is for.
@@ -115,7 +117,7 @@ impl Connector {
     ) -> Result<(Client, Connection<Socket, TlsStream>)> {
         hosts.dial(&self.tls).await.map_err(|error| match error {
             Some(error) => error::connecting(error, &self.table),
-            None => silent(),
+            None => silent::<Self>(),
         })
     }
 
@@ -201,14 +203,6 @@ impl Wire for Connector {
     }
 }
 
-/// Nothing was sent: nobody answered.
-pub(super) fn silent() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::NotApplied,
-        "PostgreSQL does not answer to a new connection",
-    )
-}
-
 /// What a session of ours needs. Every statement finds its rows by an index, one after the other: a
 /// plan made while the table was small must not read it whole later, so plans need no parameters'
 /// values, and are made once. The limits make the server give up, with a certain
@@ -263,47 +257,5 @@ impl Drop for Link {
     fn drop(&mut self) {
         // Without this a server that does not answer would keep the socket for ever.
         self.task.abort();
-    }
-}
-
-/// Whether a connection can be used again.
-pub(super) trait Open {
-    fn is_open(&self) -> bool;
-
-    fn made(&self) -> Instant;
-}
-
-/// Connections that nobody uses.
-pub(super) struct Idle<L>(Vec<(L, Instant)>);
-
-impl<L> Default for Idle<L> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<L: Open> Idle<L> {
-    /// A connection is not used again after this long unused, and not for longer than this in all: its
-    /// server, or what stands before it, may be another by then.
-    const UNUSED: Duration = Duration::from_mins(5);
-    const LONGEST: Duration = Duration::from_mins(30);
-
-    pub(super) fn push(&mut self, link: L) {
-        self.0.push((link, Instant::now()));
-        self.clean();
-    }
-
-    /// The one that was used last.
-    pub(super) fn pop(&mut self) -> Option<L> {
-        self.clean();
-        self.0.pop().map(|(link, _)| link)
-    }
-
-    fn clean(&mut self) {
-        self.0.retain(|(link, since)| {
-            link.is_open()
-                && since.elapsed() < Self::UNUSED
-                && link.made().elapsed() < Self::LONGEST
-        });
     }
 }

@@ -5,37 +5,10 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::table::Table;
+pub(super) use crate::common::pool::Failed;
 use crate::common::privacy;
 
-/// Why a step has no answer.
-#[derive(Debug)]
-pub(super) enum Failed {
-    /// It was never sent.
-    Unsent(StoreError),
-    /// The server refused it and rolled it back; sent again it may go through.
-    RolledBack(StoreError),
-    /// The server refused it and rolled it back.
-    Refused(StoreError),
-    /// The connection broke after it was sent.
-    Lost(StoreError),
-    /// The time ran out after it was sent.
-    Late(StoreError),
-    /// What came back cannot be read.
-    Unreadable(StoreError),
-}
-
 impl Failed {
-    pub(super) fn into_error(self) -> StoreError {
-        match self {
-            Self::Unsent(error)
-            | Self::RolledBack(error)
-            | Self::Refused(error)
-            | Self::Lost(error)
-            | Self::Late(error)
-            | Self::Unreadable(error) => error,
-        }
-    }
-
     /// A failure of a statement that was sent.
     pub(super) fn sent(error: Error, table: &Table) -> Self {
         let Some(code) = error.code().cloned() else {

@@ -16,7 +16,7 @@
 //! # What a step costs
 //! One round trip, two for a claim that takes a record over and a fenced step that is refused (`sql.rs`
 //! says why); claims that write and fenced steps one commit, shared with others under load;
-//! replays, and claims that find a rival, only read. `pool.rs` says how steps share connections.
+//! replays, and claims that find a rival, only read. `common/pool` says how steps share connections.
 
 mod connect;
 mod error;

@@ -170,7 +170,7 @@ impl<'a> FromSql<'a> for At {
 }
 
 /// A row of whichever driver, in PostgreSQL's binary form.
-pub(super) trait Columns {
+pub(crate) trait Columns {
     fn column<'a, T: FromSql<'a>>(
         &'a self,
         column: usize,

@@ -18,7 +18,7 @@ use crate::common::Running;
 
 /// A statement and its parameters.
 #[derive(Debug, Clone)]
-pub(super) struct Step {
+pub(crate) struct Step {
     pub(super) kind: Kind,
     /// The record that it may lock; no two steps of one group have the same.
     pub(super) digest: Option<IdentityDigest>,
@@ -26,11 +26,6 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Whether a crash of the server may forget what it does: steps that may and others share no transaction.
-    pub(super) fn is_forgettable(&self) -> bool {
-        self.kind == Kind::ClaimNew && matches!(self.params.last(), Some(Param::Bool(true)))
-    }
-
     /// The bytes in its parameters, to which no limit is set elsewhere.
     pub(super) fn bytes(&self) -> usize {
         let each = self.params.iter().map(|param| match param {

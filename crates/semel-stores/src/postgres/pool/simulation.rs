@@ -8,18 +8,24 @@ mod single;
 use std::collections::{HashMap, HashSet};
 use std::error::Error as StdError;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fastrand::Rng;
-use semel::IdentityDigest;
-use tokio::sync::{Notify, mpsc};
-use tokio::time::{sleep, sleep_until};
+use parking_lot::Mutex;
+use semel::store::Result;
+use semel::{IdentityDigest, StoreError, StoreErrorKind};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_postgres::types::{FromSql, Type};
 
-use super::*;
+use super::{Pool, Wire};
+use crate::common::pool::{Failed, Open, PATIENCE, Sent, late};
 use crate::postgres::PostgresOptions;
-use crate::postgres::row::Param;
+use crate::postgres::row::{Columns, Param};
 use crate::postgres::sql::Kind;
+use crate::postgres::step::Step;
 
 const TIMEOUT: Duration = Duration::from_secs(1);
 
