@@ -99,6 +99,17 @@ pub(super) fn unsent(error: RedisError) -> StoreError {
     StoreError::new(kind, message).with_source(error)
 }
 
+/// The error of a step whose last trip met it; `before` says that an earlier one may have been applied unheard.
+pub(super) fn in_doubt(error: StoreError, before: bool) -> StoreError {
+    match error.kind() {
+        StoreErrorKind::NotApplied | StoreErrorKind::Capacity if before => {
+            let message = format!("{error}; an earlier try may have happened");
+            StoreError::new(StoreErrorKind::Unknown, message).with_source(error)
+        }
+        _ => error,
+    }
+}
+
 /// Whether it is about a server that is a replica.
 pub(super) fn is_replica(error: &StoreError) -> bool {
     std::error::Error::source(error)
@@ -138,7 +149,7 @@ fn meaning(error: &RedisError, effect: Effect) -> (StoreErrorKind, String) {
         };
         return (StoreErrorKind::Config, message.into());
     }
-    if says(error, "SEMEL") || says(error, "WRONGTYPE") {
+    if says(error, "WRONGTYPE") {
         return (
             StoreErrorKind::Corrupt,
             "a key of the prefix holds no record of this version".into(),

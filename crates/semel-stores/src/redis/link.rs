@@ -65,17 +65,23 @@ impl Link {
 
     /// Runs a script: one round trip, unless the server does not know it, or fails.
     pub(super) async fn call(&self, call: &Call<'_>) -> Result<Answer> {
-        self.tries(call.effect, Request::Call(call)).await
+        let request = Request::Call(call);
+        self.tries(call.script.effect, request, call.until).await
     }
 
     /// Runs several commands on one server. Errors are among the answers.
     pub(super) async fn pipeline(&self, pipeline: &Pipeline, node: &Node) -> Result<Vec<Value>> {
         let request = Request::Pipeline(pipeline, node);
-        Ok(self.tries(Effect::Read, request).await?.more)
+        let until = Instant::now() + self.timeout;
+        Ok(self.tries(Effect::Read, request, until).await?.more)
     }
 
-    async fn tries(&self, effect: Effect, request: Request<'_>) -> Result<Answer> {
-        let deadline = Instant::now() + self.timeout;
+    async fn tries(
+        &self,
+        effect: Effect,
+        request: Request<'_>,
+        deadline: Instant,
+    ) -> Result<Answer> {
         let lane = self.lane();
         // A Cluster's client repeats a step by itself, and tells its last error only.
         let cluster = self.target().is_cluster();

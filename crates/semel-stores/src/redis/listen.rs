@@ -1,5 +1,5 @@
-//! Waiters are told by pub/sub: scripts publish the digest of a record that is no longer in flight under
-//! the fence it had, on one channel for each prefix. In a Cluster every node passes it on to all others,
+//! Waiters are told by pub/sub: scripts publish the digest of a record that somebody waits for when it is no
+//! longer in flight under the fence it had, on one channel for each prefix. In a Cluster every node passes it on to all others,
 //! so that it does not matter which one is listened to.
 
 use std::sync::Arc;

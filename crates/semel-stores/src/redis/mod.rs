@@ -4,15 +4,22 @@
 //! a crash of the server with `appendonly yes`, a loss of power with `appendfsync always`, the loss of the
 //! master only with `wait_replicas` (and then as far as the failover chooses a replica that has it).
 //!
-//! **Atomic**, because each step is one script on one key, which Redis runs alone; the server's `TIME`
-//! within it decides about leases and retention. A record is one hash (`scripts.rs`), so that a Cluster
-//! needs no tags and a step never spans slots. Scripts make the write and its condition; what that means
-//! for the caller is decided here, by the functions of [`semel::record`], from the record that the script
-//! found.
+//! **Atomic**, because each change is one script on one key, which Redis runs alone; the server's `TIME` within
+//! it decides about leases and retention. A record is one string (`value.rs`), so that a Cluster needs no tags
+//! and a step never spans slots.
 //!
-//! **Cost.** One round trip a step, `EVALSHA` (with `WAIT` in the same packet where replicas are waited
-//! for), over connections that carry many steps at once. A page of a listing reads all keys: see `scan.rs`.
-//! Purging costs nothing: settled records have a TTL.
+//! - A claim of an identity without a record, and what an attempt does by its token (renew, keep a step,
+//!   complete, release): the script looks at the record and writes at once. It holds the token and the state against
+//!   the value's, and knows no other rule.
+//! - Everything else: the script answers with the record, the functions of [`semel::record`] decide what becomes
+//!   of it at the time that the script read, and another script puts that in its place if nobody changed it in
+//!   between. If somebody did, it answers with what is there now, which is decided about anew. A decision is
+//!   therefore never older than the record that it replaces; and later the same decision would still be right,
+//!   since a lease that had lapsed has lapsed.
+//!
+//! **Cost.** One round trip for what is frequent, two for what is rare, `EVALSHA` (with `WAIT` in the same packet
+//! where replicas are waited for), over connections that carry many steps at once. A page of a listing reads all
+//! keys: see `scan.rs`. Purging costs nothing: settled records have a TTL.
 
 mod error;
 mod lane;
@@ -20,11 +27,11 @@ mod link;
 mod listen;
 mod options;
 mod probe;
-mod row;
 mod scan;
 mod scripts;
 mod step;
 mod target;
+mod value;
 mod wire;
 
 use std::fmt;
@@ -32,21 +39,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
-use semel::record::{self, Change};
+use semel::record::Change;
 use semel::store::{
-    Acquired, Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, OnLost, Page, Probe,
-    Purged, Result, Waited,
+    Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
+    Waited,
 };
-use semel::{
-    AnyStore, Identity, IdentityDigest, Progress, Store, StoreError, StoreErrorKind, Timestamp,
-};
+use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
-use self::error::Effect;
 use self::link::Link;
 use self::listen::Listener;
 pub use self::options::RedisOptions;
-use self::row::{corrupt, nonce_text};
-use self::step::{Step, disagree};
 use self::target::Target;
 use crate::OpenError;
 use crate::common::{Driver, Gate, Migrated, Poll, Waiters, fits};
@@ -105,79 +107,16 @@ impl RedisStore {
     }
 }
 
-fn micros(duration: Duration) -> String {
-    u64::try_from(duration.as_micros())
-        .unwrap_or(u64::MAX)
-        .to_string()
-}
-
 impl Store for RedisStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
-        let mut ran = inner
-            .run(
-                &Step {
-                    digest: identity.digest(),
-                    script: &inner.scripts().claim,
-                    args: &[
-                        nonce_text(&request.nonce).as_bytes(),
-                        &request.fingerprint.to_bytes(),
-                        micros(request.lease).as_bytes(),
-                        match request.on_lost {
-                            OnLost::Retry => b"1",
-                            OnLost::Hold | OnLost::Reconcile => b"0",
-                        },
-                        row::label(identity).as_bytes(),
-                        inner.listener.channel().as_bytes(),
-                        inner.touch(),
-                        Progress::BARE_BYTES.to_string().as_bytes(),
-                        request.note.as_text().as_bytes(),
-                    ],
-                    lasting: true,
-                },
-                Effect::Write,
-            )
-            .await?;
-        if ran.wrote {
-            let token = ran.fields.token()?;
-            let attempt = u32::try_from(ran.fields.number()?)
-                .map_err(|_| corrupt("a record's attempt is out of range"))?;
-            let since = Timestamp::from_micros(ran.fields.number()?);
-            if token.nonce != request.nonce {
-                inner.link.drop_all();
-                return Err(corrupt("an answer is about another claim than was made"));
-            }
-            return ran.confirm(Claim::Acquired(Acquired {
-                token,
-                attempt,
-                since,
-                is_repeated: false,
-            }));
-        }
-        let row = ran.fields.row()?;
-        let now = row.now;
-        let decision = record::claim(row.record.as_ref(), request, now, Fence::default());
-        match decision.claim {
-            Claim::Acquired(_) if decision.write.is_some() => Err(disagree()),
-            Claim::Acquired(_) => ran.confirm(decision.claim),
-            // Who made it may have died before enough servers had it.
-            Claim::Completed { .. } => {
-                row.whole()?;
-                ran.confirm(decision.claim)
-            }
-            _ => Ok(decision.claim),
-        }
+        let _step = self.0.gate.enter()?;
+        self.0.claim(identity, request).await
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
-        let inner = &self.0;
-        let _step = inner.gate.enter()?;
+        let _step = self.0.gate.enter()?;
         fits(change, "redis", LARGEST)?;
-        match change {
-            Change::Held(token, update) => inner.held(identity, change, token, update).await,
-            Change::Resolve(resolution) => inner.resolved(identity, change, resolution).await,
-        }
+        self.0.change(identity, change).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

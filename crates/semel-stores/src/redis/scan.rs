@@ -24,7 +24,8 @@ use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
 use tokio::task::JoinSet;
 
 use super::Inner;
-use super::row::{corrupt, parse_at};
+use super::error::{Effect, sent};
+use super::value::{HEAD, Head, corrupt};
 use super::wire::Node;
 
 /// Keys that the server looks at in one go.
@@ -276,21 +277,25 @@ impl Inner {
         reads.cmd("TIME");
         for digest in &digests {
             let key = self.key(digest);
-            reads.cmd("HMGET").arg(key).arg("state").arg("at");
+            reads.cmd("GETRANGE").arg(key).arg(0).arg(HEAD - 1);
         }
         let mut answers = self.link.pipeline(&reads, node).await?.into_iter();
         let now = answers.next().and_then(time);
         let now = now.ok_or_else(|| corrupt("TIME answered no time"))?;
         let mut wanted = Vec::new();
         for (digest, answer) in digests.into_iter().zip(answers) {
-            // Gone, moved to another node, or not a record: not here.
-            let Ok((state, at)) = redis::from_redis_value::<(String, String)>(answer) else {
-                continue;
+            let head = match answer.extract_error() {
+                Ok(Value::BulkString(head)) if !head.is_empty() => Head::of(&head, &digest)?,
+                // A hash, as older versions wrote.
+                Err(error) if error.code() == Some("WRONGTYPE") => {
+                    return Err(sent(error, Effect::Read, false));
+                }
+                // Gone, or moved to another node.
+                _ => continue,
             };
-            let [_, _, _, lease, _, _, purge] = parse_at(&at)?.map(Timestamp::from_micros);
-            let lapsed = state == StateKind::InFlight.as_str() && now >= lease;
+            let lapsed = head.state == StateKind::InFlight && now >= head.lease_until;
             let hidden = query.lapsed && query.state == StateKind::InFlight && !lapsed;
-            if state == query.state.as_str() && now < purge && !hidden {
+            if head.state == query.state && now < head.purge_at && !hidden {
                 wanted.push(digest);
             }
         }
@@ -337,7 +342,7 @@ impl Inner {
                 for answer in self.link.pipeline(&removals, scan.node()).await? {
                     answer
                         .extract_error()
-                        .map_err(|e| super::error::sent(e, super::error::Effect::Read, false))?;
+                        .map_err(|e| sent(e, Effect::Read, false))?;
                 }
             }
         }
@@ -414,8 +419,7 @@ impl Scan {
         step.arg("COUNT").arg(self.step);
         let answer = inner.link.pipeline(&scan, &self.node).await?.pop();
         let answer = answer.unwrap_or_default().extract_error();
-        let answer =
-            answer.map_err(|e| super::error::sent(e, super::error::Effect::Read, false))?;
+        let answer = answer.map_err(|e| sent(e, Effect::Read, false))?;
         let (cursor, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(answer).map_err(|_| corrupt("SCAN answered no keys"))?;
         self.cursor = Some(cursor).filter(|cursor| *cursor != 0);

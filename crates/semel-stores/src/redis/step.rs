@@ -1,48 +1,249 @@
-//! Running a step's script, and what its answer means.
-
-use std::time::Duration;
+//! Steps: the script that each begins with, and what follows from its answer.
 
 use redis::Value;
-use semel::record::{Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
-use semel::store::{Entry, Fence, Fenced, Refusal, Resolution, Result, Retention, Token, Verdict};
-use semel::{IdentityDigest, Progress, StoreError, StoreErrorKind};
+use semel::record::{self, Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
+use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Refusal, Result, Token};
+use semel::{Identity, IdentityDigest, Progress, StoreError, StoreErrorKind, Timestamp};
+use tokio::time::Instant;
 
-use super::error::Effect;
-use super::row::{Fields, nonce_text, token_text};
-use super::scripts::{Script, Scripts};
+use super::Inner;
+use super::error::{Effect, in_doubt};
+use super::scripts::Script;
+use super::value::{self, Answer, Head, corrupt};
+use super::wire::Arg::{self, Bytes};
 use super::wire::Call;
-use super::{Inner, micros};
 use crate::common::{Running, undoubted};
 
-/// A fenced step: which script, and its arguments after the digest.
-pub(super) struct Step<'a> {
-    pub(super) digest: &'a IdentityDigest,
-    pub(super) script: &'a Script,
-    pub(super) args: &'a [&'a [u8]],
-    /// Whether replicas are waited for.
-    pub(super) lasting: bool,
+/// How often a record is replaced that others change at the same time.
+const TRIES: usize = 100;
+
+/// What the trips of one step have in common.
+struct Step<'a> {
+    digest: &'a IdentityDigest,
+    key: String,
+    /// Whether replicas and disks are waited for.
+    lasting: bool,
+    until: Instant,
 }
 
-/// What a script answered.
-pub(super) struct Ran {
-    pub(super) wrote: bool,
-    pub(super) fields: Fields,
+/// What one trip brought.
+struct Ran {
+    answer: Answer,
+    /// Whether it was sent before, and that answer was lost.
     resent: bool,
-    /// Why the step is not as durable as it should be.
+    /// Why what was written is not as durable as it should be.
     shortfall: Option<StoreError>,
 }
 
 impl Ran {
-    /// A positive answer stands only if enough servers have it.
-    pub(super) fn confirm<T>(self, answer: T) -> Result<T> {
-        match self.shortfall {
+    /// An answer that says that something `stands` holds only if enough servers have it.
+    fn confirm<T>(self, stands: bool, answer: T) -> Result<T> {
+        match self.shortfall.filter(|_| stands) {
             None => Ok(answer),
             Some(error) => Err(error),
         }
     }
 }
 
+/// What a step makes of a record that was read.
+struct Decided<T> {
+    answer: T,
+    /// What to put in the record's place.
+    write: Option<Entry>,
+    /// Whether the answer is one that must last.
+    stands: bool,
+    /// Whether a full server is to take it.
+    insists: bool,
+}
+
 impl Inner {
+    pub(super) async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let decide = |entry: Option<&Entry>, now| {
+            let record = entry.map(|entry| &entry.record);
+            // The server's time alone keeps fences growing where a record was removed.
+            let decision = record::claim(record, request, now, Fence::default());
+            let acquires = matches!(decision.claim, Claim::Acquired(_));
+            Decided {
+                stands: acquires || matches!(decision.claim, Claim::Completed { .. }),
+                insists: !acquires,
+                write: decision.write.map(|record| Entry {
+                    label: Label::from(identity),
+                    record,
+                }),
+                answer: decision.claim,
+            }
+        };
+        let first = decide(None, Timestamp::default()).write;
+        let first = first.map(|entry| value::encode(&entry));
+        let Some([start, middle, end]) = first.as_deref().and_then(value::around_times) else {
+            return Err(contended());
+        };
+        let args = [
+            Bytes(start),
+            Bytes(middle),
+            Arg::micros(request.lease),
+            Bytes(end),
+            Arg::flag(self.wait.is_some()),
+        ];
+        let step = self.step(identity.digest(), true);
+        let ran = self.run(&step, &self.link.scripts().claim, &args).await?;
+        if ran.answer.wrote {
+            let now = ran.answer.now;
+            return ran.confirm(true, decide(None, now).answer);
+        }
+        let (claim, _) = self.pursue(&step, ran, true, decide).await?;
+        Ok(claim)
+    }
+
+    pub(super) async fn change(&self, digest: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let lasting = match change {
+            Change::Held(_, Update::Complete(..) | Update::KeepStep { .. }) => true,
+            Change::Held(..) => false,
+            Change::Resolve(_) => true,
+        };
+        let step = self.step(digest, lasting);
+        let ran = match change {
+            Change::Held(token, update) => self.held(&step, token, update).await?,
+            Change::Resolve(_) => self.look(&step, &[]).await?,
+        };
+        if ran.answer.wrote {
+            return ran.confirm(true, Fenced::Applied);
+        }
+        let decide = |entry: Option<&Entry>, now| {
+            let record = entry.map(|entry| &entry.record);
+            let (answer, write) = match (change.decide(record, now, Fence::default()), entry) {
+                (Err(refusal), _) => (refusal.into(), None),
+                (Ok(Some(_)), None) => (Refusal::Missing.into(), None),
+                (Ok(None), _) => (Fenced::Applied, None),
+                (Ok(Some(record)), Some(entry)) => {
+                    let label = entry.label.clone();
+                    (Fenced::Applied, Some(Entry { label, record }))
+                }
+            };
+            Decided {
+                stands: answer == Fenced::Applied,
+                insists: true,
+                write,
+                answer,
+            }
+        };
+        let (fenced, resent) = self.pursue(&step, ran, false, decide).await?;
+        undoubted(change, fenced, resent)
+    }
+
+    /// The record, unless it is past its retention.
+    pub(super) async fn get(&self, digest: &IdentityDigest) -> Result<Option<Entry>> {
+        let ran = self.look(&self.step(digest, false), &[]).await?;
+        let (now, entry) = (ran.answer.now, ran.answer.entry(digest)?);
+        Ok(entry.filter(|entry| !entry.record.is_purgeable(now)))
+    }
+
+    pub(super) async fn is_running(
+        &self,
+        digest: &IdentityDigest,
+        fence: Fence,
+    ) -> Result<Running> {
+        let _step = self.gate.enter()?;
+        let (about, hears) = (fence.0.to_be_bytes(), self.listener.hears());
+        let args = [Bytes(&about), Arg::flag(hears)];
+        let ran = self.look(&self.step(digest, false), &args).await?;
+        let head = ran.answer.head(digest)?;
+        let runs = |head: &Head| head.state == StateKind::InFlight && head.fence == fence;
+        Ok(match head.filter(runs) {
+            None => Running::No,
+            Some(head) if head.waited && hears => Running::Yes,
+            Some(_) => Running::Unheard,
+        })
+    }
+
+    /// Reads the record; its beginning, where there are arguments.
+    async fn look(&self, step: &Step<'_>, args: &[Arg<'_>]) -> Result<Ran> {
+        self.run(step, &self.link.scripts().look, args).await
+    }
+
+    /// What the attempt that holds the token does often takes one trip. What is rare begins with a look.
+    async fn held(&self, step: &Step<'_>, token: &Token, update: &Update) -> Result<Ran> {
+        let token = value::token(token);
+        let mut args = vec![Bytes(&token)];
+        args.extend(match update {
+            Update::Renew(lease) => vec![Bytes(b"renew"), Arg::micros(*lease)],
+            Update::KeepStep { step, kept } => vec![
+                Bytes(b"keep"),
+                Bytes(step.as_bytes()),
+                Arg::count(*kept),
+                Arg::count(Progress::MAX_STORED),
+            ],
+            Update::Complete(outcome, retention) => vec![
+                Bytes(b"complete"),
+                Arg::micros(retention.replay),
+                Arg::micros(retention.tombstone),
+                Bytes(outcome.as_bytes()),
+            ],
+            Update::Abandon => vec![
+                Bytes(b"release"),
+                Arg::count(Progress::BARE_BYTES),
+                Arg::micros(RELEASED_FOR),
+                Arg::micros(RELEASED_WITH_STEPS_FOR),
+            ],
+            Update::MarkUnknown => return self.look(step, &[]).await,
+        });
+        self.run(step, &self.link.scripts().held, &args).await
+    }
+
+    /// Puts in a record's place what is decided about it; again where others come in between. With the answer:
+    /// whether an earlier sending may have been applied unheard.
+    ///
+    /// `written`: what was found and stands was written once more, so that it is waited for.
+    async fn pursue<T>(
+        &self,
+        step: &Step<'_>,
+        mut ran: Ran,
+        mut written: bool,
+        decide: impl Fn(Option<&Entry>, Timestamp) -> Decided<T>,
+    ) -> Result<(T, bool)> {
+        let waits = self.wait.is_some() && step.lasting;
+        let mut resent = false;
+        for _ in 0..TRIES {
+            resent |= ran.resent;
+            let found = ran.answer.value.clone();
+            let entry = ran.answer.entry(step.digest)?;
+            let Decided {
+                answer,
+                write,
+                stands,
+                insists,
+            } = decide(entry.as_ref(), ran.answer.now);
+            let insists = Arg::flag(insists || write.is_none());
+            let next = match (write, &found) {
+                (Some(entry), _) => bytes::Bytes::from(value::encode(&entry)),
+                (None, Some(found)) if stands && waits && !written => found.clone(),
+                (None, _) => return ran.confirm(stands, (answer, resent)),
+            };
+            // What was found may be large. Its beginning and its length tell it from all others of the key.
+            let (seen, length) = match &found {
+                Some(found) => (value::compared(found), found.len()),
+                None => (&[][..], 0),
+            };
+            let args = [Bytes(seen), Arg::count(length), Bytes(&next), insists];
+            let swapped = self.run(step, &self.link.scripts().swap, &args).await;
+            ran = swapped.map_err(|error| in_doubt(error, resent))?;
+            if ran.answer.wrote {
+                return ran.confirm(stands, (answer, resent));
+            }
+            written = false;
+        }
+        Err(in_doubt(contended(), resent))
+    }
+
+    fn step<'a>(&self, digest: &'a IdentityDigest, lasting: bool) -> Step<'a> {
+        Step {
+            digest,
+            key: self.key(digest),
+            lasting,
+            until: Instant::now() + self.options.timeout,
+        }
+    }
+
     pub(super) fn key(&self, digest: &IdentityDigest) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut key = String::with_capacity(self.options.prefix.len() + 64);
@@ -54,178 +255,31 @@ impl Inner {
         key
     }
 
-    pub(super) fn scripts(&self) -> &Scripts {
-        self.link.scripts()
-    }
-
-    /// Whether a step that was done before is written once more, so that it is waited for.
-    pub(super) fn touch(&self) -> &'static [u8] {
-        if self.wait.is_some() { b"1" } else { b"0" }
-    }
-
-    pub(super) async fn run(&self, step: &Step<'_>, effect: Effect) -> Result<Ran> {
-        let digest = step.digest.as_bytes().as_slice();
-        let mut args = Vec::with_capacity(step.args.len() + 1);
-        args.push(digest);
-        args.extend_from_slice(step.args);
+    async fn run(&self, step: &Step<'_>, script: &Script, args: &[Arg<'_>]) -> Result<Ran> {
+        let writes = script.effect == Effect::Write;
         let call = Call {
-            script: step.script,
-            key: &self.key(step.digest),
-            args: &args,
-            effect,
-            wait: self.wait.as_ref().filter(|_| step.lasting),
+            script,
+            key: &step.key,
+            args,
+            wait: self.wait.as_ref().filter(|_| step.lasting && writes),
+            until: step.until,
         };
-        let answer = self.link.call(&call).await?;
-        let mut waited = answer.more.into_iter();
+        let sent = self.link.call(&call).await?;
+        let mut waited = sent.more.into_iter();
         let shortfall = waited.next().and_then(|waited| self.shortfall(waited));
-        let mut fields = self.about(answer.value, step.digest)?;
+        let Some(answer) = Answer::read(sent.value, &step.key) else {
+            // Answers that are out of step stay so: what else comes over these connections is not to be
+            // trusted either.
+            self.link.drop_all();
+            return Err(corrupt(
+                "an answer is about another record than was asked for",
+            ));
+        };
         Ok(Ran {
-            wrote: fields.text()? == "1",
-            fields,
-            resent: answer.resent,
+            answer,
+            resent: sent.resent && writes,
             shortfall,
         })
-    }
-
-    fn about(&self, answer: Value, digest: &IdentityDigest) -> Result<Fields> {
-        // Answers that are out of step stay so: what else comes over these connections is not
-        // to be trusted either.
-        Fields::about(answer, digest).inspect_err(|_| self.link.drop_all())
-    }
-
-    pub(super) async fn held(
-        &self,
-        digest: &IdentityDigest,
-        change: &Change,
-        token: &Token,
-        update: &Update,
-    ) -> Result<Fenced> {
-        let (scripts, channel) = (self.scripts(), self.listener.channel().as_bytes());
-        let token = token_text(token);
-        let token = token.as_bytes();
-        let step = |script, lasting, args| Step {
-            digest,
-            script,
-            args,
-            lasting,
-        };
-        match update {
-            Update::Renew(lease) => {
-                let lease = micros(*lease);
-                let args = [token, lease.as_bytes()];
-                self.change(&step(&scripts.renew, false, &args), change)
-                    .await
-            }
-            Update::Complete(outcome, retention) => {
-                let replay = micros(retention.replay);
-                let tombstone = micros(retention.tombstone);
-                let args = [
-                    token,
-                    outcome.as_bytes(),
-                    replay.as_bytes(),
-                    tombstone.as_bytes(),
-                    channel,
-                    self.touch(),
-                ];
-                self.change(&step(&scripts.complete, true, &args), change)
-                    .await
-            }
-            Update::KeepStep {
-                step: finished,
-                kept,
-            } => {
-                let (kept, most) = (kept.to_string(), Progress::MAX_STORED.to_string());
-                let args = [
-                    token,
-                    finished.as_bytes(),
-                    kept.as_bytes(),
-                    most.as_bytes(),
-                    self.touch(),
-                ];
-                self.change(&step(&scripts.keep_step, true, &args), change)
-                    .await
-            }
-            Update::Abandon => {
-                let (bare, with_steps) = (micros(RELEASED_FOR), micros(RELEASED_WITH_STEPS_FOR));
-                let most = Progress::BARE_BYTES.to_string();
-                let args = [
-                    token,
-                    bare.as_bytes(),
-                    with_steps.as_bytes(),
-                    channel,
-                    most.as_bytes(),
-                ];
-                self.change(&step(&scripts.abandon, false, &args), change)
-                    .await
-            }
-            Update::MarkUnknown => {
-                self.change(
-                    &step(&scripts.mark_unknown, false, &[token, channel]),
-                    change,
-                )
-                .await
-            }
-        }
-    }
-
-    pub(super) async fn resolved(
-        &self,
-        digest: &IdentityDigest,
-        change: &Change,
-        resolution: &Resolution,
-    ) -> Result<Fenced> {
-        let (verdict, outcome, retention): (&[u8], &[u8], _) = match &resolution.verdict {
-            Verdict::Happened { outcome, retention } => (b"1", outcome.as_bytes(), *retention),
-            Verdict::Amended { outcome, retention } => (b"2", outcome.as_bytes(), *retention),
-            Verdict::DidNotHappen => (b"0", b"", Retention::new(Duration::ZERO)),
-        };
-        let about = resolution.fence.to_string();
-        let nonce = nonce_text(&resolution.nonce);
-        let (replay, tombstone) = (micros(retention.replay), micros(retention.tombstone));
-        let end = resolution.text_end();
-        let (bare, with_steps) = (micros(RELEASED_FOR), micros(RELEASED_WITH_STEPS_FOR));
-        let most = Progress::BARE_BYTES.to_string();
-        let args = [
-            about.as_bytes(),
-            nonce.as_bytes(),
-            verdict,
-            outcome,
-            replay.as_bytes(),
-            tombstone.as_bytes(),
-            end.as_bytes(),
-            bare.as_bytes(),
-            with_steps.as_bytes(),
-            self.listener.channel().as_bytes(),
-            self.touch(),
-            most.as_bytes(),
-        ];
-        let step = Step {
-            digest,
-            script: &self.scripts().resolve,
-            args: &args,
-            lasting: true,
-        };
-        self.change(&step, change).await
-    }
-
-    async fn change(&self, step: &Step<'_>, change: &Change) -> Result<Fenced> {
-        let mut ran = self.run(step, Effect::Write).await?;
-        if ran.wrote {
-            return ran.confirm(Fenced::Applied);
-        }
-        // What it means that the script wrote nothing.
-        let row = ran.fields.row()?;
-        let decided = change.decide(row.record.as_ref(), row.now, Fence(0));
-        let completes = matches!(change, Change::Held(_, Update::Complete(..)));
-        if completes && decided != Err(Refusal::Superseded) {
-            // It was decided by comparing outcomes.
-            row.whole()?;
-        }
-        match decided {
-            Ok(None) => ran.confirm(Fenced::Applied),
-            Err(refusal) => undoubted(change, refusal.into(), ran.resent),
-            Ok(Some(_)) => Err(disagree()),
-        }
     }
 
     fn shortfall(&self, waited: Value) -> Option<StoreError> {
@@ -247,49 +301,12 @@ impl Inner {
         };
         Some(StoreError::new(StoreErrorKind::Unknown, message))
     }
-
-    pub(super) async fn get(&self, digest: &IdentityDigest) -> Result<Option<Entry>> {
-        let step = Step {
-            digest,
-            script: &self.scripts().get,
-            args: &[],
-            lasting: false,
-        };
-        let mut ran = self.run(&step, Effect::Read).await?;
-        ran.fields.entry(digest)
-    }
-
-    pub(super) async fn is_running(
-        &self,
-        digest: &IdentityDigest,
-        fence: Fence,
-    ) -> Result<Running> {
-        let _step = self.gate.enter()?;
-        let mark: &[u8] = if self.listener.hears() { b"1" } else { b"0" };
-        let asked = fence.0.to_string();
-        let step = Step {
-            digest,
-            script: &self.scripts().watch,
-            args: &[asked.as_bytes(), mark],
-            lasting: false,
-        };
-        let mut ran = self.run(&step, Effect::Read).await?;
-        let record = ran.fields.row()?.record;
-        let running = record.is_some_and(|record| {
-            record.token.fence == fence && record.state.kind() == StateKind::InFlight
-        });
-        Ok(match (running, ran.wrote) {
-            (false, _) => Running::No,
-            (true, true) => Running::Yes,
-            (true, false) => Running::Unheard,
-        })
-    }
 }
 
-/// The script wrote nothing where this program would have. Only another version's script does that.
-pub(super) fn disagree() -> StoreError {
+/// Others came in between each time.
+fn contended() -> StoreError {
     StoreError::new(
         StoreErrorKind::NotApplied,
-        "the script in redis did not do what this program expects",
+        format!("others changed the record each of the {TRIES} times that it was to be changed"),
     )
 }

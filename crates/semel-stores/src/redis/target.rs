@@ -13,6 +13,9 @@ use redis::{
 
 use crate::common::privacy::{self, Way};
 
+/// How many steps may be about to go out over one connection.
+const QUEUE: usize = 1_024;
+
 /// A server, or nodes of a Cluster.
 #[derive(Clone)]
 pub(super) struct Target {
@@ -108,6 +111,8 @@ impl Target {
         AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
             .set_response_timeout(None)
+            // Steps that go out together wait for no room, and for one wake.
+            .set_pipeline_buffer_size(QUEUE)
     }
 
     /// A connection that hears what is published, to the node of this number.

@@ -1,38 +1,70 @@
 //! One connection, or the client of a Cluster, and what goes over it.
 
+use std::time::Duration;
+
 use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
 use redis::{Cmd, Pipeline, RedisResult, Value};
+use tokio::time::Instant;
 
-use super::error::Effect;
 use super::scripts::Script;
 
 /// A script on one key, and what to wait for after it.
 pub(super) struct Call<'a> {
     pub(super) script: &'a Script,
     pub(super) key: &'a str,
-    pub(super) args: &'a [&'a [u8]],
-    pub(super) effect: Effect,
+    pub(super) args: &'a [Arg<'a>],
     /// `WAIT` or `WAITAOF`, sent behind the script in the same packet.
     pub(super) wait: Option<&'a Cmd>,
+    /// When it is given up.
+    pub(super) until: Instant,
+}
+
+/// An argument of a script.
+pub(super) enum Arg<'a> {
+    Bytes(&'a [u8]),
+    Number(u64),
+}
+
+impl Arg<'_> {
+    pub(super) fn flag(flag: bool) -> Self {
+        Self::Number(flag.into())
+    }
+
+    pub(super) fn count(count: usize) -> Self {
+        Self::Number(u64::try_from(count).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn micros(duration: Duration) -> Self {
+        Self::Number(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    // At least what it takes.
+    const fn room(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Number(_) => 20,
+        }
+    }
 }
 
 impl Call<'_> {
     fn command(&self, text: bool) -> Cmd {
-        let mut command = if text {
-            redis::cmd("EVAL")
-        } else {
-            redis::cmd("EVALSHA")
+        let (name, script) = match text {
+            true => ("EVAL", &self.script.code),
+            false => ("EVALSHA", &self.script.hash),
         };
-        let script = if text {
-            &self.script.code
-        } else {
-            &self.script.hash
-        };
-        command.arg(script).arg(1).arg(self.key);
+        // Room for all, at once.
+        let bytes: usize = self.args.iter().map(Arg::room).sum();
+        let bytes = name.len() + script.len() + 1 + self.key.len() + bytes;
+        let mut command = Cmd::with_capacity(4 + self.args.len(), bytes);
+        command.arg(name).arg(script).arg(1).arg(self.key);
         for arg in self.args {
-            command.arg(*arg);
+            match arg {
+                Arg::Bytes(bytes) => command.arg(*bytes),
+                Arg::Number(number) => command.arg(*number),
+            };
         }
         command
     }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Retention, StoreExt as _};
-use semel::{Outcome, Store as _, StoreErrorKind};
+use semel::store::{
+    Claim, ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, StoreExt as _, Verdict,
+};
+use semel::{FinishedStep, Outcome, Store as _, StoreErrorKind};
 use semel_stores::RedisStore;
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Redis, Server as _};
@@ -74,6 +76,45 @@ async fn an_answer_that_was_lost_leaves_no_doubt_when_asked_again() {
         .claim(&identity("a-key-of-some-length"), &request())
         .await;
     failed(next, StoreErrorKind::NotApplied);
+}
+
+/// Whichever of the two comes first, the other finds what it did. The steps that take two trips most of all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_arrives_twice_is_done_once() {
+    let server = Redis::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let url = server.url_through(proxy.address());
+    let store = options().open(&url).await.unwrap();
+    claim(&store, &identity("warms-up-the-store")).await;
+    proxy.set(Fault::Duplicate);
+    for _ in 0..20 {
+        let identity = identity("a-key-of-some-length");
+        let digest = identity.digest();
+        let first = claim(&store, &identity).await;
+        let released = store.abandon(digest, &first.token).await;
+        assert_eq!(released.unwrap(), Fenced::Applied);
+        let second = claim(&store, &identity).await;
+        assert_eq!(second.attempt, 2);
+        let marked = store.mark_unknown(digest, &second.token).await;
+        assert_eq!(marked.unwrap(), Fenced::Applied);
+        let resolution = Resolution {
+            verdict: Verdict::DidNotHappen,
+            by: "test".into(),
+            reason: "asked".into(),
+            fence: second.token.fence,
+            nonce: Nonce::random().unwrap(),
+        };
+        let resolved = store.resolve(digest, &resolution).await;
+        assert_eq!(resolved.unwrap(), Fenced::Applied);
+        let third = claim(&store, &identity).await;
+        assert_eq!(third.attempt, 3);
+        let step = FinishedStep::new("reserve", b"7").unwrap();
+        let kept = store.keep_step(digest, &third.token, &step, 0).await;
+        assert_eq!(kept.unwrap(), Fenced::Applied);
+        let done = super::complete(&store, digest, &third.token).await;
+        assert_eq!(done.unwrap(), Fenced::Applied);
+    }
+    assert!(proxy.hits() > 100);
 }
 
 /// The completion is stored, and its answer lost. Before it is sent again, its retention is over and another claim holds

@@ -37,6 +37,11 @@ async fn a_full_server_refuses_claims_and_takes_outcomes() {
     assert_eq!(done.unwrap(), Fenced::Applied);
     let replay = store.claim(&first.1, &request()).await.unwrap();
     assert!(matches!(replay, Claim::Completed { outcome, .. } if outcome == large));
+    let keys: Vec<String> =
+        ::redis::from_redis_value(tell(server.address(), &["KEYS", &format!("*{digest}")]).await)
+            .unwrap();
+    let ttl = tell(server.address(), &["PTTL", &keys[0]]).await;
+    assert!(::redis::from_redis_value::<i64>(ttl).unwrap() > 0);
     let released = store.abandon(second.1.digest(), &second.0.token).await;
     assert_eq!(released.unwrap(), Fenced::Applied);
     let marked = store.mark_unknown(third.1.digest(), &third.0.token).await;

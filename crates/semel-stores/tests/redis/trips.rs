@@ -2,59 +2,65 @@
 
 use std::time::Duration;
 
-use semel::Store as _;
 use semel::store::{Claim, Fenced, Nonce, Resolution, StoreExt as _, Verdict};
+use semel::{FinishedStep, Store as _};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Redis, Server as _};
 
 use super::{acquired, claim, identity, options, request};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_step_is_one_round_trip() {
+async fn frequent_steps_are_one_round_trip() {
     let server = Redis::start(&[]).unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let url = server.url_through(proxy.address());
     let store = options().open(&url).await.unwrap();
     let mut before = proxy.round_trips();
-    let mut one = |what: &str| {
+    let mut trips = |count, what: &str| {
         let now = proxy.round_trips();
-        assert_eq!(now - before, 1, "round trips of {what}");
+        assert_eq!(now - before, count, "round trips of {what}");
         before = now;
     };
     let first = identity("a-key-of-some-length");
     let asked = request();
     let own = acquired(store.claim(&first, &asked).await.unwrap());
-    one("a claim");
+    trips(1, "a claim");
     acquired(store.claim(&first, &asked).await.unwrap());
-    one("the same claim again");
+    trips(1, "the same claim again");
     let rival = store.claim(&first, &request()).await.unwrap();
     assert!(matches!(rival, Claim::InFlight { .. }));
-    one("a claim on what is in flight");
+    trips(1, "a claim on what is in flight");
     let renewed = store.renew(first.digest(), &own.token, super::LEASE * 2);
     assert_eq!(renewed.await.unwrap(), Fenced::Applied);
-    one("a renewal");
-    let done = super::complete(&store, first.digest(), &own.token);
-    assert_eq!(done.await.unwrap(), Fenced::Applied);
-    one("a completion");
+    trips(1, "a renewal");
+    let step = FinishedStep::new("reserve", b"7").unwrap();
+    let kept = store.keep_step(first.digest(), &own.token, &step, 0);
+    assert_eq!(kept.await.unwrap(), Fenced::Applied);
+    trips(1, "a step that is kept");
+    for what in ["a completion", "the same completion again"] {
+        let done = super::complete(&store, first.digest(), &own.token);
+        assert_eq!(done.await.unwrap(), Fenced::Applied);
+        trips(1, what);
+    }
     let replay = store.claim(&first, &request()).await.unwrap();
     assert!(matches!(replay, Claim::Completed { .. }));
-    one("a replay");
+    trips(1, "a replay");
     store.get(first.digest()).await.unwrap().unwrap();
-    one("a read");
+    trips(1, "a read");
 
     let second = identity("another-key-of-some-length");
     let own = claim(&store, &second).await;
-    one("a claim");
+    trips(1, "a claim");
     assert_eq!(
         store.abandon(second.digest(), &own.token).await.unwrap(),
         Fenced::Applied
     );
-    one("a release");
+    trips(1, "a release");
     let own = claim(&store, &second).await;
-    one("a claim after a release");
+    trips(2, "a claim after a release");
     let marked = store.mark_unknown(second.digest(), &own.token).await;
     assert_eq!(marked.unwrap(), Fenced::Applied);
-    one("marking as unknown");
+    trips(2, "marking as unknown");
     let resolution = Resolution {
         verdict: Verdict::DidNotHappen,
         by: "test".into(),
@@ -64,7 +70,7 @@ async fn every_step_is_one_round_trip() {
     };
     let resolved = store.resolve(second.digest(), &resolution).await;
     assert_eq!(resolved.unwrap(), Fenced::Applied);
-    one("a resolution");
+    trips(2, "a resolution");
     assert_eq!(proxy.connections(), 1);
 }
 
