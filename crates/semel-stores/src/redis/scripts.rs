@@ -79,8 +79,8 @@ end
 /// Otherwise says what is there. `touch` is 1 where replicas are waited for: what was completed, or claimed by
 /// this claim before, is then written once more without a change, so that there is something to wait for.
 const CLAIMED: &str = r"
-if ARGV[5] == '1'
-  and (string.sub(old, STATE, STATE) == COMPLETED or string.sub(old, NONCE, NONCE + 19) == ARGV[2]) then
+if ARGV[5] == '1' and (string.sub(old, STATE, STATE) == COMPLETED
+  or string.sub(old, NONCE, NONCE + 15) == string.sub(ARGV[2], 1, 16)) then
   local at = removal(old)
   if at then
     redis.call('PEXPIREAT', key, at)

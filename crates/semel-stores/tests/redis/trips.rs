@@ -82,7 +82,8 @@ async fn waiting_for_a_replica_goes_with_the_step() {
     let proxy = Proxy::start(master.address()).unwrap();
     let url = master.url_through(proxy.address());
     // Until the replica has joined, claims are unknown.
-    let store = options().wait_replicas(1).open(&url).await.unwrap();
+    let options = options().wait_replicas(1);
+    let store = options.clone().open(&url).await.unwrap();
     super::eventually(async || {
         store
             .claim(&identity("a-key-of-some-length"), &request())
@@ -104,15 +105,17 @@ async fn waiting_for_a_replica_goes_with_the_step() {
             .any(|key| key.ends_with(&first.digest().to_string()))
     );
 
+    let released = identity("a-third-key-of-some-length");
+    let third = claim(&store, &released).await;
+    let given = store.abandon(released.digest(), &third.token).await;
+    assert_eq!(given.unwrap(), Fenced::Applied);
+
     // Without its replica the master still writes, and the store does not vouch for it.
     replica.nodes()[0].pause();
     let asked = request();
     let second = identity("another-key-of-some-length");
-    let store = options()
-        .wait_replicas(1)
-        .timeout(Duration::from_secs(1))
-        .open(&url);
-    let store = store.await.unwrap();
+    let options = options.timeout(Duration::from_secs(1));
+    let store = options.clone().open(&url).await.unwrap();
     let error = super::failed(
         store.claim(&second, &asked).await,
         semel::StoreErrorKind::Unknown,
@@ -124,7 +127,15 @@ async fn waiting_for_a_replica_goes_with_the_step() {
         semel::StoreErrorKind::Unknown,
     );
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
-    // Asked again it is still not vouched for, although it finds its own claim.
+    // Asked again it is still not vouched for, although it finds its own claim; nor over a connection that has
+    // written nothing, whichever attempt it is.
+    for again in [&second, &released] {
+        for _ in 0..2 {
+            let store = options.clone().open(&url).await.unwrap();
+            let claimed = store.claim(again, &asked).await;
+            super::failed(claimed, semel::StoreErrorKind::Unknown);
+        }
+    }
     super::failed(
         store.claim(&second, &asked).await,
         semel::StoreErrorKind::Unknown,
