@@ -8,14 +8,13 @@
 //! it decides about leases and retention. A record is one string (`value.rs`), so that a Cluster needs no tags
 //! and a step never spans slots.
 //!
-//! - A claim of an identity without a record, and what an attempt does by its token (renew, keep a step,
-//!   complete, release): the script looks at the record and writes at once. It holds the token and the state against
-//!   the value's, and knows no other rule.
-//! - Everything else: the script answers with the record, the functions of [`semel::record`] decide what becomes
-//!   of it at the time that the script read, and another script puts that in its place if nobody changed it in
-//!   between. If somebody did, it answers with what is there now, which is decided about anew. A decision is
-//!   therefore never older than the record that it replaces; and later the same decision would still be right,
-//!   since a lease that had lapsed has lapsed.
+//! - *Frequent*: a claim of an identity that has no record, and what an attempt does by its token (renew, keep a
+//!   step, complete, release). One script compares the token and the state with those of the record, and writes. If
+//!   they differ, it writes nothing and answers with the record; [`semel::record`] derives the refusal from that.
+//! - *Rare*: everything else. A script answers with the record and the time, [`semel::record`] decides what becomes
+//!   of it, and another script writes that if the record is unchanged. If somebody changed it, the script answers
+//!   with the record as it is now, and the step is decided anew. The decision may be a moment old when it is written,
+//!   but an unchanged record means that nobody renewed or settled it, so that what had lapsed has still lapsed.
 //!
 //! **Cost.** One round trip for what is frequent, two for what is rare, `EVALSHA` (with `WAIT` in the same packet
 //! where replicas are waited for), over connections that carry many steps at once. A page of a listing reads all
