@@ -3,6 +3,7 @@
 
 #[cfg(any(
     feature = "dynamodb",
+    feature = "mysql",
     feature = "nats",
     feature = "postgres",
     feature = "redis"
@@ -14,7 +15,7 @@ mod gate;
 #[cfg(feature = "_location")]
 mod location;
 mod obstacle;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) mod pool;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) mod privacy;
@@ -40,6 +41,7 @@ pub(crate) use self::{
 };
 #[cfg(any(
     feature = "dynamodb",
+    feature = "mysql",
     feature = "nats",
     feature = "postgres",
     feature = "redis"

@@ -4,6 +4,8 @@ use semel::{StoreError, StoreErrorKind};
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
+use crate::common::pool::Failed;
+
 /// How a packet failed.
 pub(super) enum Failure {
     /// A deadlock: rolled back, to be run again.
@@ -23,6 +25,21 @@ impl Failure {
             | Self::Locked(error)
             | Self::Broken(error)
             | Self::Said(error) => error,
+        }
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Deadlock(error) => Self::RolledBack(error),
+            Failure::Broken(error) if error.kind() == StoreErrorKind::Unknown => Self::Lost(error),
+            Failure::Said(error) if error.kind() == StoreErrorKind::Unknown => {
+                Self::Unreadable(error)
+            }
+            Failure::Locked(error) | Failure::Broken(error) | Failure::Said(error) => {
+                Self::Refused(error)
+            }
         }
     }
 }
@@ -108,10 +125,11 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
     match database.number() {
         // The statement was rolled back, each is a transaction of its own, and none that follows in
         // the packet was run. 1020: with `innodb_snapshot_isolation`, the default of newer MariaDB, a row
-        // that was written since the statement, or its transaction, first looked.
-        1020 | 1213 => Failure::Deadlock(new(
+        // that was written since the statement, or its transaction, first looked. 1062: a rival's claim came
+        // between a claim's look and its insert.
+        1020 | 1062 | 1213 => Failure::Deadlock(new(
             StoreErrorKind::NotApplied,
-            format!("rolled back by deadlocks on every retry: {said}"),
+            format!("rolled back by deadlocks or rivals on every retry: {said}"),
         )),
         1205 | 1206 | 3572 => Failure::Locked(new(
             StoreErrorKind::NotApplied,

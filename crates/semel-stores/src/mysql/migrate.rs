@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::MysqlOptions;
 use super::error::{Effect, Failure, config};
-use super::pool::{Lease, Pool, first};
-use super::sql::NAME;
+use super::link::{Connector, Link, first};
+use super::sql::{NAME, Table};
 use crate::common::Obstacle;
 use crate::{Migrated, Schema};
 
@@ -24,24 +24,27 @@ pub(super) const VERSION: u32 = 2;
 /// How long a migration may take, and wait for another one.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Opens a pool of its own, migrates, and closes it.
+/// On a connection of its own.
 pub(super) async fn run(options: &MysqlOptions) -> Result<Migrated> {
-    let pool = Pool::new(options.driver.clone(), 1, options.timeout.max(PATIENCE));
-    let server = super::server::Server::read(&pool, Instant::now() + options.timeout).await?;
+    let table = Table {
+        records: options.table.clone(),
+    };
+    let connector = Connector::new(options.driver.clone(), table, options.timeout.max(PATIENCE));
+    let deadline = Instant::now() + options.timeout;
+    let mut link = connector.link(deadline).await?;
+    let server = super::server::Server::read(&connector, &mut link, deadline).await?;
     server.check(options.accept_unsafe)?;
-    let done = to_this_version(&pool, &options.table).await;
-    pool.close().await;
+    let done = to_this_version(&mut link, &options.table).await;
+    link.close().await;
     done
 }
 
 /// Does what opening was told to do about the schema.
-pub(super) async fn prepare(pool: &Pool, table: &str, schema: Schema) -> Result<()> {
-    let mut lease = pool.lease(pool.deadline()).await?;
-    let found = version(&mut lease, table).await?;
-    lease.give_back();
+pub(super) async fn prepare(link: &mut Link, table: &str, schema: Schema) -> Result<()> {
+    let found = version(link, table).await?;
     match (found, schema) {
         (Some(VERSION), _) => Ok(()),
-        (None, Schema::Create | Schema::Migrate) => to_this_version(pool, table).await.map(drop),
+        (None, Schema::Create | Schema::Migrate) => to_this_version(link, table).await.map(drop),
         (None, Schema::Expect) => Err(config(format!(
             "there is no table `{table}` in this database, or none of those beside it: run \
              `semel migrate --store …` or open with schema=create"
@@ -62,46 +65,39 @@ fn other_version(table: &str, found: u32) -> semel::StoreError {
     ))
 }
 
-async fn to_this_version(pool: &Pool, table: &str) -> Result<Migrated> {
+async fn to_this_version(link: &mut Link, table: &str) -> Result<Migrated> {
     let deadline = Instant::now() + PATIENCE;
-    let mut lease = pool.lease(deadline).await?;
     // Names of locks are the server's, at most 64 characters long.
     let name = format!("CONCAT('semel:',LEFT(SHA2(CONCAT(DATABASE(),'.{table}'),256),40))");
     let wait = PATIENCE.as_secs() / 2;
-    let got = ask(
-        &mut lease,
-        format!("SELECT GET_LOCK({name},{wait})"),
-        deadline,
-    )
-    .await?;
+    let got = ask(link, format!("SELECT GET_LOCK({name},{wait})"), deadline).await?;
     if first::<Option<i64>>(&got)?.flatten() != Some(1) {
         return Err(config(
             "another migration is under way; try again when it is done",
         ));
     }
-    let done = locked(&mut lease, table, deadline).await;
+    let done = locked(link, table, deadline).await;
     // Where this fails the connection is closed, and the server releases the lock.
-    ask(&mut lease, format!("SELECT RELEASE_LOCK({name})"), deadline).await?;
-    lease.give_back();
+    ask(link, format!("SELECT RELEASE_LOCK({name})"), deadline).await?;
     done
 }
 
-async fn locked(lease: &mut Lease<'_>, table: &str, deadline: Instant) -> Result<Migrated> {
-    let from = version(lease, table).await?;
+async fn locked(link: &mut Link, table: &str, deadline: Instant) -> Result<Migrated> {
+    let from = version(link, table).await?;
     let mut done = Vec::new();
     match from {
         Some(VERSION) => {}
         None => {
-            ask(lease, records(table), deadline).await?;
+            ask(link, records(table), deadline).await?;
             done.push(format!("Made the table `{table}`."));
             // For people only: without the privilege the store works all the same.
-            done.push(match ask(lease, readable(table), deadline).await {
+            done.push(match ask(link, readable(table), deadline).await {
                 Ok(_) => format!("Made the view `{table}_readable`."),
                 Err(error) => format!("Did not make the view `{table}_readable`: {error}."),
             });
-            ask(lease, versioned(table), deadline).await?;
+            ask(link, versioned(table), deadline).await?;
             done.push(format!("Made the table `{table}_versioned`."));
-            ask(lease, versions(table), deadline).await?;
+            ask(link, versions(table), deadline).await?;
             done.push(format!("Made the table `{table}_schema`."));
         }
         Some(found) => return Err(other_version(table, found)),
@@ -113,25 +109,25 @@ async fn locked(lease: &mut Lease<'_>, table: &str, deadline: Instant) -> Result
     })
 }
 
-async fn ask(lease: &mut Lease<'_>, sql: String, deadline: Instant) -> Result<Vec<MySqlRow>> {
+async fn ask(link: &mut Link, sql: String, deadline: Instant) -> Result<Vec<MySqlRow>> {
     // Every step can be run again: that one may have been done is no matter.
-    let rows = lease.run(sql, Effect::Reads, deadline).await;
+    let rows = link.ask(sql, Effect::Reads, deadline).await;
     rows.map_err(Failure::into_error)
 }
 
 /// The version that is there; `None` where not all tables are. What is there then stays as it is.
-async fn version(lease: &mut Lease<'_>, table: &str) -> Result<Option<u32>> {
+async fn version(link: &mut Link, table: &str) -> Result<Option<u32>> {
     let deadline = Instant::now() + PATIENCE;
     let sql = format!(
         "SELECT CAST(COUNT(*) AS UNSIGNED) FROM information_schema.tables \
          WHERE table_schema=DATABASE() AND table_name IN ('{table}_schema','{table}_versioned')"
     );
-    let there = first::<u64>(&ask(lease, sql, deadline).await?)?;
+    let there = first::<u64>(&ask(link, sql, deadline).await?)?;
     if there != Some(2) {
         return Ok(None);
     }
     let sql = format!("SELECT version FROM `{table}_schema` WHERE id=1");
-    first(&ask(lease, sql, deadline).await?)
+    first(&ask(link, sql, deadline).await?)
 }
 
 /// Times are microseconds since 1970 in UTC; the largest number is "never".

@@ -6,40 +6,38 @@
 //! power. It does not survive a failover to an asynchronous replica that had not got it.
 //!
 //! # Steps
-//! Each step is one packet: statements that write where their conditions hold, and a read of what
-//! is there then. Each statement is a transaction of its own and decides by itself, under the lock
-//! of its row, so a step is atomic; the read only says how it was decided.
-//! - A claim puts a record where there is none (`INSERT … ON DUPLICATE KEY UPDATE`, which changes
-//!   nothing where there is one); else it takes over the record that may be claimed, or makes one
-//!   past its lease unknown. The row that holds the claim's nonce afterwards says that it won.
-//! - The others are an `UPDATE` of the row that still has the token. How many rows it found is read
-//!   in the same packet; where it found none the row says why.
-//!
-//! The answer is derived by [`semel::record`] from the row that was read. Where that says the step
-//! should have written, the row changed in between, and the step is run again.
+//! Each step is a write with its condition, which decides by itself under the lock of its row; the
+//! answer of the write says whether it wrote. [`semel::record`] judges the row where it did not, and
+//! where that says it should have been written, the row changed in between, and the step is run again.
+//! - A claim looks first, without a lock, and inserts where there is no record, in the same packet.
+//!   A record that may be claimed is taken over, or made unknown past its lease, by a second packet.
+//! - The others are an `UPDATE` of the row that still has the token. Where it found none, the row is
+//!   read.
 //!
 //! # Costs
-//! One round trip for each step, reads included. A pair of claim and completion commits twice. A
-//! replay locks its row for the time of a statement and writes nothing.
+//! One round trip for each step but takeovers, and refusals, which take two. A pair of claim and
+//! completion commits twice. Under load steps that wait share a packet and a commit: `group.rs`.
 //!
 //! # Clock
 //! The server's. A fence is not below its microseconds, so that it grows across expiry; it could go
 //! back only if the server's clock was set back after a record was purged.
 
 mod error;
+mod group;
+mod link;
 mod migrate;
 mod options;
-mod pool;
 mod row;
 mod server;
 mod sql;
+mod step;
 mod transact;
 mod versioned;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record::{self, Change};
+use semel::record::Change;
 use semel::store::{
     Claim, ClaimRequest, Clear, Cursor, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
     Result, Store, Waited,
@@ -48,14 +46,15 @@ use semel::{AnyStore, Identity, IdentityDigest, StoreErrorKind, Timestamp};
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
-use self::error::{Effect, Failure};
-use self::pool::Pool;
+use self::link::{Connector, Pool};
 use self::row::Reader;
 use self::server::Server;
-use self::sql::Table;
+use self::sql::{Held, New, Table};
+use self::step::{Answer, Step};
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Poll, Running, Waiters};
+use crate::common::pool::{Limits, Sent};
+use crate::common::{Driver, Gate, Poll, Running, Waiters, undoubted};
 
 pub use self::options::MysqlOptions;
 pub use self::transact::MysqlTransaction;
@@ -76,6 +75,8 @@ pub(crate) const DRIVER: Driver = Driver {
 
 /// How often a step is run because its record changed between write and read.
 const TRIES: u32 = 20;
+/// Steps that share a commit under load.
+const GROUP: usize = 64;
 /// Records that one statement of a purge removes: their rows are locked together.
 const BATCH: usize = 500;
 /// The longest page of a listing.
@@ -88,6 +89,7 @@ pub struct MysqlStore {
     table: Table,
     gate: Gate,
     waiters: Arc<Waiters>,
+    timeout: Duration,
     accept_unsafe: bool,
     for_tests: bool,
 }
@@ -105,121 +107,115 @@ impl MysqlStore {
     async fn connect(options: MysqlOptions) -> Result<Self> {
         let transactions =
             Transactions::new(options.driver.clone(), options.connections, options.timeout);
-        let pool = Pool::new(options.driver, options.connections, options.timeout);
-        let server = Server::read(&pool, pool.deadline()).await?;
+        let table = Table {
+            records: options.table,
+        };
+        let connector = Connector::new(options.driver, table.clone(), options.timeout);
+        let deadline = Instant::now() + options.timeout;
+        let mut link = connector.link(deadline).await?;
+        let server = Server::read(&connector, &mut link, deadline).await?;
         server.check(options.accept_unsafe)?;
-        migrate::prepare(&pool, &options.table, options.schema.unwrap_or_default()).await?;
+        migrate::prepare(
+            &mut link,
+            &table.records,
+            options.schema.unwrap_or_default(),
+        )
+        .await?;
+        link.close().await;
+        let limits = Limits {
+            connections: options.connections,
+            group: GROUP,
+            timeout: options.timeout,
+        };
         Ok(Self {
-            pool,
+            pool: Pool::new(Arc::new(connector), limits),
             transactions,
-            table: Table {
-                records: options.table,
-            },
+            table,
             gate: Gate::new("mysql"),
             waiters: Arc::default(),
+            timeout: options.timeout,
             accept_unsafe: options.accept_unsafe,
             for_tests: options.for_tests,
         })
     }
 
     async fn read(&self, sql: String) -> Result<Vec<MySqlRow>> {
-        let rows = self.pool.run(sql, Effect::Reads, self.pool.deadline());
-        rows.await.map_err(Failure::into_error)
+        let step = Step::reads(sql);
+        Ok(self.pool.run(step, &mut Sent::default()).await?.rows)
     }
 
-    /// Runs a step's packet until `answer` makes something of what it read. Runs it again where the
-    /// server rolled it back for the sake of others, and where `answer` is `None`: the record
-    /// changed between write and read. Never after an error that leaves open whether it was done, and
-    /// not beyond the timeout.
+    /// Runs steps, each made for its turn, until `read` makes something of the answer of one. It is
+    /// `None` where the record is to be read, or taken over, and where it changed meanwhile.
+    async fn turns<T>(
+        &self,
+        sent: &mut Sent,
+        make: impl Fn(u32) -> Step,
+        read: impl Fn(u32, Answer, &Sent) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + self.timeout;
+        for turn in 0..TRIES {
+            let answer = self.pool.run_by(deadline, make(turn), sent).await?;
+            if let Some(answer) = read(turn, answer, sent)? {
+                return Ok(answer);
+            }
+        }
+        Err(sent.error(error::restless()))
+    }
+
+    /// Runs a packet that is not sent again where its answer was lost, until `answer` makes something
+    /// of its first row.
     async fn step<T>(
         &self,
         sql: impl Fn(u32) -> String,
         answer: impl Fn(Option<&MySqlRow>) -> Result<Option<T>>,
     ) -> Result<T> {
-        let deadline = self.pool.deadline();
-        let (mut changed, mut lost) = (0, 0);
-        while changed < TRIES {
-            match self.pool.run(sql(changed), Effect::Writes, deadline).await {
-                Ok(rows) => match answer(rows.first())? {
-                    Some(answer) => return Ok(answer),
-                    None => changed += 1,
-                },
-                Err(Failure::Locked(error)) => {
-                    // What is not answered by the deadline would be unknown.
-                    if Instant::now() + self.pool.lock_wait() >= deadline {
-                        return Err(error);
-                    }
-                }
-                Err(Failure::Deadlock(error)) => {
-                    let pause = pause(lost);
-                    if Instant::now() + pause * 4 >= deadline {
-                        return Err(error);
-                    }
-                    lost += 1;
-                    tokio::time::sleep(pause).await;
-                }
-                Err(failure) => return Err(failure.into_error()),
-            }
-        }
-        Err(error::restless())
+        let read = |_, found: Answer, _: &Sent| answer(found.rows.first());
+        self.turns(&mut Sent::default(), |turn| Step::once(sql(turn)), read)
+            .await
     }
-}
-
-/// How long a step that lost to others lets them go on: a little longer each time, and not all the
-/// same.
-fn pause(round: u32) -> Duration {
-    use std::hash::{BuildHasher as _, RandomState};
-    let chance = RandomState::new().hash_one(round) % 1000;
-    Duration::from_micros(chance << round.min(6))
 }
 
 impl Store for MysqlStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let _inside = self.gate.enter()?;
-        let answer = |row: Option<&MySqlRow>| {
-            // Purged between write and read.
-            let Some(row) = row else { return Ok(None) };
-            let (now, record, wrote) = Reader::new(row).claimed()?;
-            let mut decision = record::claim(Some(&record), request, now, Fence::default());
-            if let Claim::Acquired(acquired) = &mut decision.claim {
-                acquired.is_repeated &= !wrote;
-            }
-            Ok(decision.write.is_none().then_some(decision.claim))
-        };
         // A record may come and go between the turns.
-        let sql = |turn: u32| match turn.is_multiple_of(2) {
-            true => self.table.claim(identity, request),
-            false => self.table.take_over(identity.digest(), request),
+        let inserts = |turn: u32| turn.is_multiple_of(2);
+        let digest = identity.digest();
+        let make = |turn| match inserts(turn) {
+            true => Step::Claim(New::of(identity, request, turn)),
+            false => Step::writes(digest, self.table.take_over(digest, request)),
         };
-        let claim = self.step(sql, answer).await?;
+        // What was there before a takeover was another's.
+        let read = |turn, answer: Answer, sent: &Sent| {
+            answer.claimed(request, !inserts(turn) && !sent.in_doubt())
+        };
+        let claim = self.turns(&mut Sent::default(), make, read).await?;
         if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
-            self.waiters.wake(identity.digest());
+            self.waiters.wake(digest);
         }
         Ok(claim)
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let _inside = self.gate.enter()?;
-        let answer = |row: Option<&MySqlRow>| {
-            let row = row.ok_or_else(|| row::corrupt("a step has no answer"))?;
-            Ok(match Reader::new(row).fenced()? {
-                row::Fenced::Wrote => Some(Fenced::Applied),
-                row::Fenced::Found(now, record) => {
-                    match change.decide(record.as_deref(), now, Fence(0)) {
-                        Err(refusal) => Some(refusal.into()),
-                        Ok(None) => Some(Fenced::Applied),
-                        Ok(Some(_)) => None,
-                    }
-                }
-            })
+        // Where it was not written, the record says why.
+        let writes = |turn: u32| turn.is_multiple_of(2);
+        let make = |turn| match change {
+            _ if !writes(turn) => Step::reads(self.table.read(identity)),
+            Change::Held(token, update) => Step::Change(Held::new(identity, token, update)),
+            Change::Resolve(_) => Step::writes(identity, self.table.only(identity, change)),
         };
-        let done = self.step(|_| self.table.change(identity, change), answer);
-        let done = done.await;
+        let read = |turn, answer: Answer, _: &Sent| match writes(turn) {
+            true => Ok((answer.wrote > 0).then_some(Fenced::Applied)),
+            false => answer.judged(change),
+        };
+        let mut sent = Sent::default();
+        let done = self.turns(&mut sent, make, read).await;
         if change.ends_attempt() {
             // After an error too: it may have happened.
             self.waiters.wake(identity);
         }
-        done
+        undoubted(change, done?, sent.in_doubt())
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -262,12 +258,12 @@ impl Store for MysqlStore {
             let digests: Result<Vec<_>> = rows.iter().map(|r| Reader::new(r).digest()).collect();
             let mut digests = digests?;
             digests.sort_unstable();
-            let sql = |_| self.table.purge(&digests);
-            let removing = self.step(sql, |row| {
-                let row = row.ok_or_else(|| row::corrupt("a purge has no answer"))?;
-                Reader::new(row).changed().map(Some)
-            });
-            removed += usize::try_from(removing.await?).unwrap_or(usize::MAX);
+            let Some(first) = digests.first() else {
+                continue;
+            };
+            let purge = Step::writes(first, self.table.purge(&digests));
+            let purged = self.pool.run(purge, &mut Sent::default()).await?;
+            removed += usize::try_from(purged.wrote).unwrap_or(usize::MAX);
         }
     }
 
@@ -293,10 +289,14 @@ impl Store for MysqlStore {
 
     async fn probe(&self) -> Result<Probe> {
         let _inside = self.gate.enter()?;
-        let server = Server::read(&self.pool, self.pool.deadline()).await?;
+        let connector = self.pool.wire();
+        let deadline = Instant::now() + self.timeout;
+        let mut link = connector.link(deadline).await?;
+        let server = Server::read(connector, &mut link, deadline).await?;
         server.check(self.accept_unsafe)?;
-        migrate::prepare(&self.pool, &self.table.records, crate::Schema::Expect).await?;
-        server::rehearse(&self.pool, self.table.rehearse(), self.pool.deadline()).await?;
+        migrate::prepare(&mut link, &self.table.records, crate::Schema::Expect).await?;
+        server::rehearse(&mut link, self.table.rehearse(), deadline).await?;
+        link.close().await;
         Ok(server.probe())
     }
 
@@ -304,7 +304,9 @@ impl Store for MysqlStore {
         self.gate.close().await;
         self.waiters.wake_all();
         self.transactions.close().await;
-        self.pool.close().await;
+        for link in self.pool.close() {
+            link.close().await;
+        }
         Ok(())
     }
 }
@@ -317,10 +319,8 @@ impl Clear for MysqlStore {
                 "only a store that was opened for tests is cleared without force",
             ));
         }
-        let cleared = self
-            .pool
-            .run(self.table.clear(), Effect::Writes, self.pool.deadline());
-        cleared.await.map(drop).map_err(Failure::into_error)?;
+        let clear = Step::once(self.table.clear());
+        self.pool.run(clear, &mut Sent::default()).await?;
         self.waiters.wake_all();
         Ok(())
     }

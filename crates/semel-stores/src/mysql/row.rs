@@ -12,14 +12,6 @@ use sqlx::{Decode, MySql, Row as _, Type};
 use super::sql;
 use crate::common::scope;
 
-/// What a fenced step's packet answered.
-pub(super) enum Fenced {
-    /// It was written.
-    Wrote,
-    /// It was not; this is there.
-    Found(Timestamp, Option<Box<Record>>),
-}
-
 /// A row, read from its first column to its last.
 pub(super) struct Reader<'a> {
     row: &'a MySqlRow,
@@ -76,23 +68,8 @@ impl<'a> Reader<'a> {
 
     /// The server's time and a record.
     pub(super) fn current(&mut self) -> Result<(Timestamp, Record)> {
-        match self.current_if_any()? {
-            (now, Some(record)) => Ok((now, record)),
-            (_, None) => Err(corrupt("a record has no state")),
-        }
-    }
-
-    /// The same after a claim, with whether that wrote it.
-    pub(super) fn claimed(&mut self) -> Result<(Timestamp, Record, bool)> {
-        let (now, record) = self.current()?;
-        Ok((now, record, self.value::<i64>()? > 0))
-    }
-
-    fn current_if_any(&mut self) -> Result<(Timestamp, Option<Record>)> {
         let now = self.time()?;
-        let Some(state) = self.state()? else {
-            return Ok((now, None));
-        };
+        let state = self.state()?;
         let token = Token {
             fence: Fence(self.value()?),
             nonce: Nonce::from_bytes(self.array()?),
@@ -138,7 +115,7 @@ impl<'a> Reader<'a> {
         // The statement's time is taken when it begins, and it may have to wait. What it read had
         // happened by then: no lease looks longer than it was asked for.
         let now = now.max(record.claimed_at);
-        Ok((now, Some(record)))
+        Ok((now, record))
     }
 
     fn resolved(&mut self) -> Result<Option<Box<Resolved>>> {
@@ -151,24 +128,11 @@ impl<'a> Reader<'a> {
             .map_err(|error| corrupt("a resolution cannot be read").with_source(error))
     }
 
-    fn state(&mut self) -> Result<Option<StateKind>> {
-        let Some(number) = self.value::<Option<u8>>()? else {
-            return Ok(None);
-        };
+    fn state(&mut self) -> Result<StateKind> {
+        let number: u8 = self.value()?;
         let mut known = StateKind::ALL.into_iter();
         let state = known.find(|&kind| sql::state(kind) == number);
-        let state =
-            state.ok_or_else(|| corrupt("there is a state that this version does not know"));
-        state.map(Some)
-    }
-
-    /// What a fenced step found or did.
-    pub(super) fn fenced(&mut self) -> Result<Fenced> {
-        if self.changed()? > 0 {
-            return Ok(Fenced::Wrote);
-        }
-        let (now, record) = self.current_if_any()?;
-        Ok(Fenced::Found(now, record.map(Box::new)))
+        state.ok_or_else(|| corrupt("there is a state that this version does not know"))
     }
 
     /// A record with its label and its note.
@@ -188,6 +152,17 @@ impl<'a> Reader<'a> {
             note.map_err(|error| corrupt("a record's note cannot be read").with_source(error))?;
         Ok(Entry { label, record })
     }
+}
+
+/// The digest in a row that has no other column.
+pub(super) fn only_digest(row: &MySqlRow) -> Option<IdentityDigest> {
+    Reader::new(row).digest().ok()
+}
+
+/// The digest behind the record in a row that a group of claims has read.
+pub(super) fn digest_of_claim(row: &MySqlRow) -> Option<IdentityDigest> {
+    let next = row.len() - 1;
+    Reader { row, next }.digest().ok()
 }
 
 pub(super) fn corrupt(what: &str) -> StoreError {

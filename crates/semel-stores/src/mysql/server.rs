@@ -9,7 +9,7 @@ use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
 use super::error::{Effect, Failure, config};
-use super::pool::Pool;
+use super::link::{Connector, Link};
 use crate::common::privacy::Way;
 
 const SETTINGS: &str = "'version','version_comment','wsrep_on','read_only','super_read_only',\
@@ -32,20 +32,24 @@ enum Source {
 }
 
 impl Server {
-    pub(super) async fn read(pool: &Pool, deadline: Instant) -> Result<Self> {
+    pub(super) async fn read(
+        connector: &Connector,
+        link: &mut Link,
+        deadline: Instant,
+    ) -> Result<Self> {
         // The cipher is the session's, and empty without TLS.
         let sql = format!(
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({SETTINGS});\
              SHOW SESSION STATUS LIKE 'Ssl_cipher'"
         );
-        let rows = pool.run(sql, Effect::Reads, deadline).await;
+        let rows = link.ask(sql, Effect::Reads, deadline).await;
         let rows = rows.map_err(Failure::into_error)?;
         let settings: HashMap<_, _> = rows
             .iter()
             .map(|row| (text(row, 0).to_lowercase(), text(row, 1)))
             .collect();
-        let asked = pool
-            .run("SHOW REPLICA STATUS".into(), Effect::Reads, deadline)
+        let asked = link
+            .ask("SHOW REPLICA STATUS".into(), Effect::Reads, deadline)
             .await;
         let source = match asked {
             Ok(rows) => Some(source(&rows)),
@@ -55,7 +59,7 @@ impl Server {
         };
         let cipher = settings.get("ssl_cipher");
         Ok(Self {
-            way: pool.way(cipher.is_some_and(|cipher| !cipher.is_empty())),
+            way: connector.way(cipher.is_some_and(|cipher| !cipher.is_empty())),
             settings,
             source,
         })
@@ -209,11 +213,11 @@ fn text(row: &MySqlRow, at: usize) -> String {
 
 /// That the session may do all that steps do.
 pub(super) async fn rehearse(
-    pool: &Pool,
+    link: &mut Link,
     sql: String,
     deadline: Instant,
 ) -> Result<(), StoreError> {
     // Writes nothing, so that nothing is unclear.
-    let rows = pool.run(sql, Effect::Reads, deadline).await;
+    let rows = link.ask(sql, Effect::Reads, deadline).await;
     rows.map(drop).map_err(Failure::into_error)
 }

@@ -10,6 +10,7 @@
 //! longer than anything else. Completions and what else ends an attempt also run in the application's
 //! sessions, where the server's `sql_mode` may be `SIMULTANEOUS_ASSIGNMENT`: they rely on no order.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
@@ -37,6 +38,10 @@ const NEVER: u64 = u64::MAX;
 /// What a [`Record`](semel::record::Record) is read from, but for the outcome.
 const RECORD: &str = "state,fence,nonce,fingerprint,attempt,created_at,claimed_at,lease_until,\
     settled_at,expires_at,purge_at,resolved,progress";
+
+/// What a new record is made of.
+const NEW: &str = "digest,state,created_at,fence,nonce,fingerprint,attempt,claimed_at,lease_until,\
+    expires_at,purge_at,scope,operation,key_hint,note,progress";
 
 /// What makes it an [`Entry`](semel::store::Entry).
 const LABEL: &str = "digest,scope,operation,key_hint,note";
@@ -70,6 +75,19 @@ impl fmt::Display for Hex<'_> {
             f.write_str(str::from_utf8(text).map_err(|_| fmt::Error)?)?;
         }
         f.write_str("'")
+    }
+}
+
+/// Digests as a list, by commas.
+struct Digests<I>(I);
+
+impl<'a, I: Iterator<Item = &'a IdentityDigest> + Clone> fmt::Display for Digests<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, digest) in self.0.clone().enumerate() {
+            let comma = if number == 0 { "" } else { "," };
+            write!(f, "{comma}{}", Hex(digest.as_bytes()))?;
+        }
+        Ok(())
     }
 }
 
@@ -107,6 +125,17 @@ impl fmt::Display for FirstFence {
     }
 }
 
+/// The fence of a record that was not there, of this time and a lane. Leaves both where the answer of the
+/// statement shows them; the row's time has 51 bits until 2041, and 52 until 2112.
+struct NewFence(&'static str);
+
+impl fmt::Display for NewFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, time, last) = (FirstFence(self.0), self.0, FENCES - 1);
+        write!(f, "{first}+(LAST_INSERT_ID({time}*{FENCES}+{LANE})&{last})")
+    }
+}
+
 /// The fence after the row's: the next one in this statement's lane, of those that belong to this
 /// time or a later one.
 struct NextFence(&'static str);
@@ -135,38 +164,69 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Claims where there is no record, by far the most frequent case. The look before the insert locks
-    /// nothing at READ COMMITTED: replays and rivals wait for no transaction that holds the row. The row
-    /// that is read afterwards says who won, by the nonce that it holds, and whether
-    /// [`take_over`](Self::take_over) is to be tried.
-    pub(super) fn claim(&self, identity: &Identity, request: &ClaimRequest) -> String {
+    /// Claims where there is no record, by far the most frequent case. The look takes no lock, and its row
+    /// is the answer where there is one: replays and rivals wait for no transaction that holds the row. It
+    /// leaves a mark, so that the insert does nothing then. What the insert leaves says that it wrote, and
+    /// what: the time, and the lane of the fence.
+    pub(super) fn claim(&self, new: &New) -> String {
         let records = &self.records;
-        let label = Label::from(identity);
-        let scope = scope::to_json(&label.scope);
         format!(
-            "INSERT INTO `{records}` (digest,state,created_at,fence,nonce,fingerprint,attempt,\
-             claimed_at,lease_until,expires_at,purge_at,scope,operation,key_hint,note,progress) SELECT \
-             {digest},{IN_FLIGHT},now,{first}+{LANE},{nonce},{fingerprint},1,now,{lease},\
-             {NEVER},{NEVER},{scope},{operation},{hint},{note},'' FROM (SELECT {NOW} AS now) AS one \
-             WHERE NOT EXISTS (SELECT 1 FROM `{records}` AS r WHERE r.digest={digest}) \
-             ON DUPLICATE KEY UPDATE digest=VALUES(digest);{read}",
-            digest = Hex(label.digest.as_bytes()),
-            first = FirstFence("now"),
-            nonce = Hex(request.nonce.as_bytes()),
-            fingerprint = Hex(&request.fingerprint.to_bytes()),
-            lease = Later("now", request.lease),
-            scope = Hex(scope.as_bytes()),
-            operation = Hex(label.operation.as_bytes()),
-            hint = Hex(label.key_hint.as_bytes()),
-            note = Hex(request.note.as_text().as_bytes()),
-            read = self.read(&label.digest, "ROW_COUNT()"),
+            "SELECT {NOW},{RECORD},outcome,LAST_INSERT_ID({mark}) FROM `{records}` WHERE digest={digest};\
+             INSERT INTO `{records}` ({NEW}) SELECT {digest},{IN_FLIGHT},{NOW},{fence},{nonce},\
+             {fingerprint},1,{NOW},{lease},{NEVER},{NEVER},{label},'' FROM DUAL \
+             WHERE LAST_INSERT_ID()<>{mark}",
+            mark = new.mark,
+            digest = Hex(new.digest.as_bytes()),
+            fence = NewFence(NOW),
+            nonce = new.nonce,
+            fingerprint = new.fingerprint,
+            lease = Later(NOW, new.lease),
+            label = new.label,
         )
     }
 
-    /// The record, and whether it was written just now if it is the claim's own.
-    fn read(&self, digest: &IdentityDigest, wrote: &str) -> String {
+    /// The same of several identities: inserts those that have no record, and reads what is there then.
+    /// A rival that came in between is waited for, and keeps its record.
+    pub(super) fn claims(&self, all: &[&New]) -> String {
+        let records = &self.records;
+        let mut rows = String::new();
+        for (number, new) in all.iter().enumerate() {
+            // The first row names the columns.
+            let [d, n, f, l] = match number {
+                0 => [" AS d", " AS n", " AS f", " AS l"],
+                _ => {
+                    rows.push_str(" UNION ALL ");
+                    [""; 4]
+                }
+            };
+            let digest = Hex(new.digest.as_bytes());
+            let (nonce, fingerprint, label) = (&new.nonce, &new.fingerprint, &new.label);
+            let label: Cow<'_, str> = match number {
+                0 => new.label_as_columns().into(),
+                _ => label.into(),
+            };
+            let lease = new.lease.as_micros();
+            let _ = write!(
+                rows,
+                "SELECT {digest}{d},{nonce}{n},{fingerprint}{f},{lease}{l},{label}"
+            );
+        }
+        format!(
+            "INSERT INTO `{records}` ({NEW}) SELECT d,{IN_FLIGHT},now,{fence},n,f,1,now,now+l,\
+             {NEVER},{NEVER},s,o,h,t,'' FROM (SELECT {NOW} AS now) AS one CROSS JOIN ({rows}) AS new \
+             LEFT JOIN `{records}` AS old FORCE INDEX (PRIMARY) ON old.digest=d \
+             WHERE old.digest IS NULL ON DUPLICATE KEY UPDATE digest=VALUES(digest);\
+             SELECT {NOW},{RECORD},outcome,digest FROM `{records}` FORCE INDEX (PRIMARY) \
+             WHERE digest IN ({digests})",
+            fence = NewFence("now"),
+            digests = Digests(all.iter().map(|new| &new.digest)),
+        )
+    }
+
+    /// The record.
+    pub(super) fn read(&self, digest: &IdentityDigest) -> String {
         let (records, digest) = (&self.records, Hex(digest.as_bytes()));
-        format!("SELECT {NOW},{RECORD},outcome,{wrote} FROM `{records}` WHERE digest={digest}")
+        format!("SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}")
     }
 
     /// Claims where there is a record. Each statement is a transaction of its own, and each by itself
@@ -175,8 +235,7 @@ impl Table {
     pub(super) fn take_over(&self, digest: &IdentityDigest, request: &ClaimRequest) -> String {
         let records = &self.records;
         let fingerprint = request.fingerprint.to_bytes();
-        // What was there before was another's.
-        let (read, digest) = (self.read(digest, "1"), Hex(digest.as_bytes()));
+        let (read, digest) = (self.read(digest), Hex(digest.as_bytes()));
         let (nonce, fingerprint) = (Hex(request.nonce.as_bytes()), Hex(&fingerprint));
         // The claim's own record is not taken over, however short its lease.
         let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
@@ -216,24 +275,60 @@ impl Table {
         sql
     }
 
-    /// A change: writes where its condition holds, and reads how many rows that were and what is
-    /// there. One row always comes back; the outcome is in it only where nothing was written.
-    pub(super) fn change(&self, digest: &IdentityDigest, change: &Change) -> String {
-        let (records, update) = (&self.records, self.only(digest, change));
-        let digest = Hex(digest.as_bytes());
+    /// A change where it is sent alone.
+    pub(super) fn held(&self, held: &Held) -> String {
+        let (set, condition) = (held.set(), &held.condition);
+        let (records, digest) = (&self.records, Hex(held.digest.as_bytes()));
+        let holder = holder(&held.token);
+        format!("UPDATE `{records}` SET {set} WHERE digest={digest} AND {holder} AND {condition}")
+    }
+
+    /// Changes that assign the same, but for outcomes: locks the rows that they are to write and says
+    /// which those are, and writes them.
+    pub(super) fn changes(&self, all: &[&Held]) -> String {
+        let records = &self.records;
+        let [first, ..] = all else {
+            return String::new();
+        };
+        let mut set = first.assignments.clone();
+        if first.outcome.is_some() {
+            set.push_str(",outcome=CASE digest");
+            for held in all {
+                let outcome = held.outcome.as_ref().map_or(&[][..], |o| o.as_bytes());
+                let (digest, outcome) = (Hex(held.digest.as_bytes()), Hex(outcome));
+                let _ = write!(set, " WHEN {digest} THEN {outcome}");
+            }
+            set.push_str(" END");
+        }
+        let mut holders = String::new();
+        for held in all {
+            let (Token { fence, nonce }, digest) = (held.token, Hex(held.digest.as_bytes()));
+            let comma = if holders.is_empty() { "" } else { "," };
+            let _ = write!(
+                holders,
+                "{comma}({digest},{fence},{nonce})",
+                nonce = Hex(nonce.as_bytes())
+            );
+        }
+        let condition = format!(
+            "digest IN ({digests}) AND (digest,fence,nonce) IN ({holders}) AND {rest}",
+            digests = Digests(all.iter().map(|held| &held.digest)),
+            rest = first.condition,
+        );
         format!(
-            "{update};\
-             SELECT changed,{NOW},{RECORD},IF(changed<1,outcome,NULL) \
-             FROM (SELECT ROW_COUNT() AS changed) AS step LEFT JOIN `{records}` ON digest={digest}"
+            "SELECT digest FROM `{records}` FORCE INDEX (PRIMARY) WHERE {condition} \
+             FOR UPDATE NOWAIT;\
+             UPDATE `{records}` FORCE INDEX (PRIMARY) SET {set} WHERE {condition}"
         )
     }
 
     /// The write alone: in a transaction of the application's nothing is read where it wrote.
     pub(super) fn only(&self, digest: &IdentityDigest, change: &Change) -> String {
-        let (set, condition) = match change {
-            Change::Held(token, update) => held(token, update),
-            Change::Resolve(resolution) => resolved(resolution),
+        let resolution = match change {
+            Change::Held(token, update) => return self.held(&Held::new(digest, token, update)),
+            Change::Resolve(resolution) => resolution,
         };
+        let (set, condition) = resolved(resolution);
         let (records, digest) = (&self.records, Hex(digest.as_bytes()));
         format!("UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition}")
     }
@@ -307,18 +402,8 @@ impl Table {
     /// Purges these, where they still may be. By the primary key and in its order, as claims lock:
     /// a delete along the other index would lock in the opposite order and deadlock with them.
     pub(super) fn purge(&self, digests: &[IdentityDigest]) -> String {
-        let mut list = String::with_capacity(digests.len() * 68);
-        for digest in digests {
-            if !list.is_empty() {
-                list.push(',');
-            }
-            let _ = write!(list, "{}", Hex(digest.as_bytes()));
-        }
-        let records = &self.records;
-        format!(
-            "DELETE FROM `{records}` WHERE digest IN ({list}) AND purge_at<={NOW}-{FENCES};\
-             SELECT ROW_COUNT()"
-        )
+        let (records, digests) = (&self.records, Digests(digests.iter()));
+        format!("DELETE FROM `{records}` WHERE digest IN ({digests}) AND purge_at<={NOW}-{FENCES}")
     }
 
     /// Does nothing, and fails where the session may not do what steps do.
@@ -344,33 +429,128 @@ fn holder(token: &Token) -> String {
     format!("fence={fence} AND nonce={}", Hex(nonce.as_bytes()))
 }
 
-/// What an attempt's own change assigns, and on which condition.
-fn held(token: &Token, update: &Update) -> (String, String) {
-    let holder = holder(token);
-    let unsettled = format!("{holder} AND state IN ({IN_FLIGHT},{UNKNOWN})");
-    match update {
-        Update::Renew(lease) => (
-            format!("lease_until=GREATEST(lease_until,{})", Later(NOW, *lease)),
-            format!("{holder} AND state={IN_FLIGHT}"),
-        ),
-        Update::Complete(outcome, retention) => (completed(outcome, *retention), unsettled),
-        Update::KeepStep { step, kept } => {
-            let (step, most) = (step.as_bytes(), Progress::MAX_STORED);
-            let all = kept.saturating_add(step.len());
-            (
-                format!("progress=CONCAT(progress,{})", Hex(step)),
-                format!("{unsettled} AND LENGTH(progress)={kept} AND {all}<={most}"),
-            )
+/// A claim of an identity without a record, as the statements need it.
+pub(super) struct New {
+    pub(super) digest: IdentityDigest,
+    /// A number that no other claim has.
+    mark: u64,
+    nonce: String,
+    fingerprint: String,
+    lease: Duration,
+    label: String,
+}
+
+impl New {
+    pub(super) fn of(identity: &Identity, request: &ClaimRequest, turn: u32) -> Self {
+        let label = Label::from(identity);
+        let [head @ .., _, _, _, _, _, _, _, _] = *request.nonce.as_bytes();
+        Self {
+            digest: label.digest,
+            mark: u64::from_be_bytes(head).wrapping_add(turn.into()) >> 1,
+            nonce: Hex(request.nonce.as_bytes()).to_string(),
+            fingerprint: Hex(&request.fingerprint.to_bytes()).to_string(),
+            lease: request.lease,
+            label: format!(
+                "{},{},{},{}",
+                Hex(scope::to_json(&label.scope).as_bytes()),
+                Hex(label.operation.as_bytes()),
+                Hex(label.key_hint.as_bytes()),
+                Hex(request.note.as_text().as_bytes()),
+            ),
         }
-        Update::Abandon => (released(), unsettled),
-        Update::MarkUnknown => (unknown(), format!("{holder} AND state={IN_FLIGHT}")),
+    }
+
+    fn label_as_columns(&self) -> String {
+        let columns = ["s", "o", "h", "t"];
+        let named = self.label.split(',').zip(columns);
+        let named: Vec<_> = named
+            .map(|(text, name)| format!("{text} AS {name}"))
+            .collect();
+        named.join(",")
+    }
+
+    /// Whether the lease is longer than times are: sent alone.
+    pub(super) fn is_endless(&self) -> bool {
+        self.lease.as_micros() >= 1 << 62
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.label.len() + 500
+    }
+}
+
+/// A change by the attempt that holds the record's token.
+pub(super) struct Held {
+    pub(super) digest: IdentityDigest,
+    token: Token,
+    /// All but the outcome.
+    assignments: String,
+    outcome: Option<Outcome>,
+    condition: String,
+}
+
+impl Held {
+    pub(super) fn new(digest: &IdentityDigest, token: &Token, update: &Update) -> Self {
+        let in_flight = || format!("state={IN_FLIGHT}");
+        let unsettled = || format!("state IN ({IN_FLIGHT},{UNKNOWN})");
+        let (assignments, condition) = match update {
+            Update::Renew(lease) => {
+                let lease = Later(NOW, *lease);
+                (
+                    format!("lease_until=GREATEST(lease_until,{lease})"),
+                    in_flight(),
+                )
+            }
+            Update::Complete(_, retention) => (completed(*retention), unsettled()),
+            Update::KeepStep { step, kept } => {
+                let (step, most) = (step.as_bytes(), Progress::MAX_STORED);
+                let all = kept.saturating_add(step.len());
+                (
+                    format!("progress=CONCAT(progress,{})", Hex(step)),
+                    format!(
+                        "{} AND LENGTH(progress)={kept} AND {all}<={most}",
+                        unsettled()
+                    ),
+                )
+            }
+            Update::Abandon => (released(), unsettled()),
+            Update::MarkUnknown => (unknown(), in_flight()),
+        };
+        let outcome = match update {
+            Update::Complete(outcome, _) => Some(outcome.clone()),
+            _ => None,
+        };
+        Self {
+            digest: *digest,
+            token: *token,
+            assignments,
+            outcome,
+            condition,
+        }
+    }
+
+    fn set(&self) -> String {
+        match &self.outcome {
+            Some(outcome) => format!("{},{}", self.assignments, Kept(outcome)),
+            None => self.assignments.clone(),
+        }
+    }
+
+    /// What changes have in common that share a statement.
+    pub(super) fn kind(&self) -> (&str, &str) {
+        (&self.assignments, &self.condition)
+    }
+
+    pub(super) fn size(&self) -> usize {
+        let outcome = self.outcome.as_ref().map_or(0, |o| o.as_bytes().len());
+        2 * (outcome + self.assignments.len() + self.condition.len()) + 600
     }
 }
 
 fn resolved(resolution: &Resolution) -> (String, String) {
     let nonce = Hex(resolution.nonce.as_bytes());
     let settle = match resolution.verdict.outcome() {
-        Some((outcome, retention)) => completed(outcome, retention),
+        Some((outcome, retention)) => format!("{},{}", completed(retention), Kept(outcome)),
         None => released(),
     };
     let from = match resolution.verdict.amends() {
@@ -390,15 +570,22 @@ fn resolved(resolution: &Resolution) -> (String, String) {
     (set, condition)
 }
 
-fn completed(outcome: &Outcome, retention: Retention) -> String {
+/// All but the outcome.
+fn completed(retention: Retention) -> String {
     let Retention { replay, tombstone } = retention;
     format!(
-        "state={COMPLETED},settled_at={NOW},expires_at={expires},purge_at={purge},\
-         outcome={outcome},progress=''",
+        "state={COMPLETED},settled_at={NOW},expires_at={expires},purge_at={purge},progress=''",
         expires = Later(NOW, replay),
         purge = Later(NOW, replay.saturating_add(tombstone)),
-        outcome = Hex(outcome.as_bytes()),
     )
+}
+
+struct Kept<'a>(&'a Outcome);
+
+impl fmt::Display for Kept<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "outcome={}", Hex(self.0.as_bytes()))
+    }
 }
 
 fn unknown() -> String {
@@ -439,22 +626,95 @@ mod tests {
         );
     }
 
-    /// Each page goes by the index, from where it begins, and sorts nothing.
-    #[tokio::test(flavor = "multi_thread")]
-    async fn no_page_scans_the_table() {
+    async fn table(name: &str) -> (Table, sqlx::MySqlConnection) {
         use semel_testkit::servers::{Kind, shared};
-        use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _};
+        use sqlx::Connection as _;
 
         let url = tokio::task::spawn_blocking(|| shared(Kind::MariaDb));
         let url = url.await.unwrap().unwrap();
-        let name = format!("plans_{}", std::process::id());
+        let records = format!("{name}_{}", std::process::id());
         let options = crate::MysqlOptions::from_url(&url).unwrap();
-        let options = options.table(&name).unwrap();
+        let options = options.table(&records).unwrap();
         options.schema(crate::Schema::Create).open().await.unwrap();
-        let table = Table {
-            records: name.clone(),
+        let link = sqlx::MySqlConnection::connect(&url).await.unwrap();
+        (Table { records }, link)
+    }
+
+    /// A group finds its records one by one, in a small table too: it reads and locks no others.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_group_scans_the_table() {
+        use semel::store::Nonce;
+        use semel::{Fingerprint, Key, Scope};
+        use sqlx::{AssertSqlSafe, Executor as _, Row as _};
+
+        let (table, mut link) = table("grouped").await;
+        let identity = |n: u8| {
+            let key = Key::new(format!("key-{n}")).unwrap();
+            Identity::new(Scope::new(["plans"]), "test", key)
         };
-        let mut link = sqlx::MySqlConnection::connect(&url).await.unwrap();
+        let claim = |n: u8| {
+            let nonce = Nonce::from_bytes([n; 16]);
+            let request = ClaimRequest::new(nonce, Fingerprint::of(b"x"), Duration::from_secs(60));
+            New::of(&identity(n), &request, 0)
+        };
+        let news: Vec<_> = (0..64).map(claim).collect();
+        let news: Vec<_> = news.iter().collect();
+        let complete = |n: u8| {
+            let nonce = Nonce::from_bytes([n; 16]);
+            let fence = semel::store::Fence(1);
+            let outcome = Outcome::success(b"x");
+            let update = Update::Complete(outcome, Retention::ORDER);
+            Held::new(identity(n).digest(), &Token { fence, nonce }, &update)
+        };
+        let helds: Vec<_> = (0..64).map(complete).collect();
+        let helds: Vec<_> = helds.iter().collect();
+        let claims = table.claims(&news);
+        for filled in [false, true] {
+            if filled {
+                let sql = claims.clone();
+                link.execute(sqlx::raw_sql(AssertSqlSafe(sql)))
+                    .await
+                    .unwrap();
+                let sql = format!("ANALYZE TABLE `{}`", table.records);
+                link.fetch_all(AssertSqlSafe(sql)).await.unwrap();
+            }
+            for packet in [&claims, &table.changes(&helds)] {
+                for statement in packet.split(';') {
+                    let explain = format!("EXPLAIN {statement}");
+                    let mut seen = 0;
+                    for row in link.fetch_all(AssertSqlSafe(explain)).await.unwrap() {
+                        let on: Option<String> = row.get("table");
+                        if on.is_none_or(|on| on != "old" && on != table.records) {
+                            continue;
+                        }
+                        let kind: Option<String> = row.get("type");
+                        let key: Option<String> = row.get("key");
+                        let kind = kind.unwrap_or_default();
+                        let plan = format!("{filled} {kind} {key:?}: {}", &statement[..60]);
+                        if statement.starts_with("INSERT") && kind == "ALL" && key.is_none() {
+                            // The table that is written to.
+                            let rows: Option<u64> = row.get("rows");
+                            assert_eq!(rows, None, "{plan}");
+                            continue;
+                        }
+                        assert!(["range", "eq_ref", "const"].contains(&&*kind), "{plan}");
+                        assert_eq!(key.as_deref(), Some("PRIMARY"), "{plan}");
+                        seen += 1;
+                    }
+                    assert_eq!(seen, 1, "{}", &statement[..60]);
+                }
+            }
+        }
+        let drop = format!("DROP TABLE `{}`", table.records);
+        link.execute(AssertSqlSafe(drop)).await.unwrap();
+    }
+
+    /// Each page goes by the index, from where it begins, and sorts nothing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_page_scans_the_table() {
+        use sqlx::{AssertSqlSafe, Executor as _, Row as _};
+
+        let (table, mut link) = table("plans").await;
         let after = (
             Timestamp::from_micros(7),
             IdentityDigest::from_bytes([7; 32]),
@@ -476,7 +736,7 @@ mod tests {
                 }
             }
         }
-        let drop = format!("DROP TABLE `{name}`");
+        let drop = format!("DROP TABLE `{}`", table.records);
         link.execute(AssertSqlSafe(drop)).await.unwrap();
     }
 }

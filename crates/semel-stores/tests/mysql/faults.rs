@@ -142,7 +142,8 @@ async fn connections_killed_by_the_server() {
     .await;
     println!("{killed} killed");
     assert!(killed > 10);
-    assert!(met.unknown.load(Ordering::SeqCst) > 0);
+    // What was lost is sent again, on another connection; the token makes it the same step.
+    assert_eq!(met.not_applied.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

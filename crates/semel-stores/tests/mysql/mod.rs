@@ -4,6 +4,7 @@
 
 mod faults;
 mod findings;
+mod groups;
 mod life;
 mod locks;
 mod schema;

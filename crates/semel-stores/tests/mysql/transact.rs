@@ -352,9 +352,9 @@ async fn a_transaction_costs_one_packet_for_the_claim_and_one_statement_inside_i
         .iter()
         .filter_map(|row| row.get::<&str, _>(0).split_whitespace().next())
         .collect();
-    // A packet each. The claim's begins with the insertion of a record; the transaction's first sets
+    // A packet each. The claim's begins with the look for a record; the transaction's first sets
     // the isolation and begins, and in it are the handler's statement and the completion.
-    assert_eq!(verbs, ["INSERT", "SET", "SELECT", "UPDATE", "COMMIT"]);
+    assert_eq!(verbs, ["SELECT", "SET", "SELECT", "UPDATE", "COMMIT"]);
 }
 
 pub(super) async fn committing(look: &mut MySqlConnection) -> i64 {

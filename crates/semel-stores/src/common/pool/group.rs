@@ -51,6 +51,7 @@ fn take<W: Wire>(shared: &Shared<W>) -> Vec<Job<W>> {
     let mut digests = HashSet::new();
     let mut later = VecDeque::new();
     let mut is_forgettable = None;
+    let (room, mut taken) = (shared.wire.room(), 0_usize);
     while group.len() < shared.limits.group {
         let Some(job) = state.queue.pop_front() else {
             break;
@@ -61,13 +62,15 @@ fn take<W: Wire>(shared: &Shared<W>) -> Vec<Job<W>> {
             .is_some_and(|digest| digests.contains(&digest));
         let alone = job.alone || job.step.alone();
         let other = is_forgettable.is_some_and(|is| is != job.step.is_forgettable());
-        if twice || other || (alone && !group.is_empty()) {
+        let size = taken.saturating_add(job.step.size());
+        if twice || other || ((alone || size > room) && !group.is_empty()) {
             later.push_back(job);
             continue;
         }
         if !job.fate.settle(Fate::SENT) {
             continue;
         }
+        taken = size;
         digests.extend(job.step.digest());
         is_forgettable = Some(job.step.is_forgettable());
         group.push(job);

@@ -68,6 +68,10 @@ impl<L: Open> Idle<L> {
         self.0.pop().map(|(link, _)| link)
     }
 
+    pub(super) fn into_links(self) -> Vec<L> {
+        self.0.into_iter().map(|(link, _)| link).collect()
+    }
+
     fn clean(&mut self) {
         self.0.retain(|(link, since)| {
             link.is_open()

@@ -26,7 +26,7 @@ use semel::store::Result;
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub(crate) use self::link::{Failed, Idle, Open};
 
@@ -61,6 +61,16 @@ pub(crate) trait Queued: Send + Sync + 'static {
 
     /// Whether it changes nothing: an error leaves nothing open.
     fn reads(&self) -> bool;
+
+    /// Whether it may be sent again where its answer was lost.
+    fn is_repeatable(&self) -> bool {
+        true
+    }
+
+    /// What it takes of a group's [room](Wire::room).
+    fn size(&self) -> usize {
+        0
+    }
 }
 
 /// What makes connections and sends on them: to a server, or to a simulated one.
@@ -75,6 +85,22 @@ pub(crate) trait Wire: Send + Sync + 'static {
 
     /// A connection, ready for steps.
     fn connect(&self) -> impl Future<Output = Result<Self::Link>> + Send;
+
+    /// Whether a connection that lay idle still leads to the server.
+    fn is_alive(&self, _link: &mut Self::Link) -> impl Future<Output = bool> + Send {
+        std::future::ready(true)
+    }
+
+    /// How long a step that was rolled back waits before it is sent again for this time, counted from
+    /// 0; `None`: it is not.
+    fn pause(&self, times: usize) -> Option<Duration> {
+        (times < RETRIES).then_some(Duration::ZERO)
+    }
+
+    /// The most that a group of several steps may take, in bytes.
+    fn room(&self) -> usize {
+        usize::MAX
+    }
 
     /// Runs one step by itself.
     fn run(
@@ -193,21 +219,43 @@ impl<W: Wire> Pool<W> {
     /// # Errors
     /// `Unknown` where any sending of it, or of an earlier step, may have happened.
     pub(crate) async fn run(&self, step: W::Step, sent: &mut Sent) -> Result<W::Answer> {
+        self.run_by(Instant::now() + self.0.timeout, step, sent)
+            .await
+    }
+
+    /// The same, where the call began earlier.
+    pub(crate) async fn run_by(
+        &self,
+        deadline: Instant,
+        step: W::Step,
+        sent: &mut Sent,
+    ) -> Result<W::Answer> {
         let step = Arc::new(step);
-        let deadline = Instant::now() + self.0.timeout;
-        let (mut lost, mut late, mut retries) = (0, false, 0);
+        let (mut lost, mut open, mut retries) = (0, false, 0);
         let error = loop {
             match self.once(&step, retries > 0, deadline).await {
                 Ok(answer) => {
                     sent.in_doubt |= lost > 0 && !step.reads();
                     return Ok(answer);
                 }
-                Err(Failed::RolledBack(error)) if retries == RETRIES => break error,
-                Err(Failed::RolledBack(_)) => retries += 1,
-                Err(Failed::Lost(error)) if lost == RESENDS => break error,
-                Err(Failed::Lost(_)) => lost += 1,
+                Err(Failed::RolledBack(error)) => match self.0.wire.pause(retries) {
+                    Some(pause) if Instant::now() + pause < deadline => {
+                        retries += 1;
+                        if !pause.is_zero() {
+                            sleep(pause).await;
+                        }
+                    }
+                    _ => break error,
+                },
+                Err(Failed::Lost(error)) => {
+                    if lost == RESENDS || !step.is_repeatable() {
+                        open = true;
+                        break error;
+                    }
+                    lost += 1;
+                }
                 Err(Failed::Late(error)) => {
-                    late = true;
+                    open = true;
                     break error;
                 }
                 Err(Failed::Unsent(error) | Failed::Refused(error) | Failed::Unreadable(error)) => {
@@ -221,7 +269,7 @@ impl<W: Wire> Pool<W> {
                 _ => error,
             }));
         }
-        sent.in_doubt |= late || lost > 0;
+        sent.in_doubt |= open || lost > 0;
         Err(sent.error(error))
     }
 
@@ -324,14 +372,11 @@ impl<W: Wire> Pool<W> {
         })
     }
 
-    /// Gives up the connections. Steps under way are done by then.
-    pub(crate) fn close(&self) {
-        let links = {
-            let mut state = self.0.state.lock();
-            state.closed = true;
-            std::mem::take(&mut state.idle)
-        };
-        drop(links);
+    /// Gives up the connections, and returns those that nobody uses. Steps under way are done by then.
+    pub(crate) fn close(&self) -> Vec<W::Link> {
+        let mut state = self.0.state.lock();
+        state.closed = true;
+        std::mem::take(&mut state.idle).into_links()
     }
 }
 
@@ -379,10 +424,12 @@ impl<W: Wire> Slot<W> {
 
     /// The connection, made where there is none.
     async fn link(&mut self) -> Result<&mut W::Link> {
-        let link = match self.link.take().filter(W::Link::is_open) {
-            Some(link) => link,
-            None => self.shared.wire.connect().await?,
-        };
+        if let Some(mut link) = self.link.take().filter(W::Link::is_open)
+            && self.shared.wire.is_alive(&mut link).await
+        {
+            return Ok(self.link.insert(link));
+        }
+        let link = self.shared.wire.connect().await?;
         Ok(self.link.insert(link))
     }
 
