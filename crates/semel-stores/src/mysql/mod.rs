@@ -155,7 +155,8 @@ impl MysqlStore {
         let deadline = Instant::now() + self.timeout;
         for turn in 0..TRIES {
             let answer = self.pool.run_by(deadline, make(turn), sent).await?;
-            if let Some(answer) = read(turn, answer, sent)? {
+            let read = read(turn, answer, sent);
+            if let Some(answer) = read.map_err(|error| sent.error(error))? {
                 return Ok(answer);
             }
         }

@@ -10,7 +10,6 @@
 //! longer than anything else. Completions and what else ends an attempt also run in the application's
 //! sessions, where the server's `sql_mode` may be `SIMULTANEOUS_ASSIGNMENT`: they rely on no order.
 
-use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
@@ -108,8 +107,9 @@ impl fmt::Display for Later<'_> {
     }
 }
 
-/// How many fences there are in as many microseconds: a power of two.
-const FENCES: u64 = 4096;
+/// How many fences there are in as many microseconds.
+const FENCES: u64 = 1 << LANE_BITS;
+pub(super) const LANE_BITS: u32 = 12;
 
 /// A number that the server gives to no other statement until it gave out as many as there are
 /// [`FENCES`]. By the clock alone two records could get the same fence.
@@ -120,8 +120,7 @@ struct FirstFence(&'static str);
 
 impl fmt::Display for FirstFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(time) = self;
-        write!(f, "({time}-({time}&{}))", FENCES - 1)
+        write!(f, "({time}>>{LANE_BITS}<<{LANE_BITS})", time = self.0)
     }
 }
 
@@ -190,32 +189,25 @@ impl Table {
     pub(super) fn claims(&self, all: &[&New]) -> String {
         let records = &self.records;
         let mut rows = String::new();
-        for (number, new) in all.iter().enumerate() {
-            // The first row names the columns.
-            let [d, n, f, l] = match number {
-                0 => [" AS d", " AS n", " AS f", " AS l"],
-                _ => {
-                    rows.push_str(" UNION ALL ");
-                    [""; 4]
-                }
-            };
-            let digest = Hex(new.digest.as_bytes());
-            let (nonce, fingerprint, label) = (&new.nonce, &new.fingerprint, &new.label);
-            let label: Cow<'_, str> = match number {
-                0 => new.label_as_columns().into(),
-                _ => label.into(),
-            };
-            let lease = new.lease.as_micros();
+        for new in all {
+            let union = if rows.is_empty() { "" } else { " UNION ALL " };
+            let (digest, lease) = (Hex(new.digest.as_bytes()), new.lease.as_micros());
+            let New {
+                nonce,
+                fingerprint,
+                label,
+                ..
+            } = new;
             let _ = write!(
                 rows,
-                "SELECT {digest}{d},{nonce}{n},{fingerprint}{f},{lease}{l},{label}"
+                "{union}SELECT {digest} AS d,{nonce} AS n,{fingerprint} AS f,{lease} AS l,{label}"
             );
         }
         format!(
             "INSERT INTO `{records}` ({NEW}) SELECT d,{IN_FLIGHT},now,{fence},n,f,1,now,now+l,\
-             {NEVER},{NEVER},s,o,h,t,'' FROM (SELECT {NOW} AS now) AS one CROSS JOIN ({rows}) AS new \
-             LEFT JOIN `{records}` AS old FORCE INDEX (PRIMARY) ON old.digest=d \
-             WHERE old.digest IS NULL ON DUPLICATE KEY UPDATE digest=VALUES(digest);\
+             {NEVER},{NEVER},s,o,h,t,'' FROM (SELECT {NOW} AS now) AS one CROSS JOIN ({rows}) AS asked \
+             LEFT JOIN `{records}` AS found FORCE INDEX (PRIMARY) ON found.digest=d \
+             WHERE found.digest IS NULL ON DUPLICATE KEY UPDATE digest=d;\
              SELECT {NOW},{RECORD},outcome,digest FROM `{records}` FORCE INDEX (PRIMARY) \
              WHERE digest IN ({digests})",
             fence = NewFence("now"),
@@ -415,7 +407,7 @@ impl Table {
              DELETE FROM `{records}` WHERE digest={nobody} AND state=0;\
              INSERT INTO `{records}` ({RECORD},outcome,{LABEL}) \
              SELECT {RECORD},outcome,{LABEL} FROM `{records}` WHERE digest={nobody} AND state=0;\
-             SELECT {NOW}"
+             SELECT {NOW} FROM `{records}` WHERE digest={nobody} FOR UPDATE NOWAIT"
         )
     }
 
@@ -432,7 +424,7 @@ fn holder(token: &Token) -> String {
 /// A claim of an identity without a record, as the statements need it.
 pub(super) struct New {
     pub(super) digest: IdentityDigest,
-    /// A number that no other claim has.
+    /// A number that no other claim has, and no other turn of this one.
     mark: u64,
     nonce: String,
     fingerprint: String,
@@ -446,27 +438,18 @@ impl New {
         let [head @ .., _, _, _, _, _, _, _, _] = *request.nonce.as_bytes();
         Self {
             digest: label.digest,
-            mark: u64::from_be_bytes(head).wrapping_add(turn.into()) >> 1,
+            mark: (u64::from_be_bytes(head).wrapping_add(u64::from(turn) << 2) >> 1) | 1,
             nonce: Hex(request.nonce.as_bytes()).to_string(),
             fingerprint: Hex(&request.fingerprint.to_bytes()).to_string(),
             lease: request.lease,
             label: format!(
-                "{},{},{},{}",
+                "{} AS s,{} AS o,{} AS h,{} AS t",
                 Hex(scope::to_json(&label.scope).as_bytes()),
                 Hex(label.operation.as_bytes()),
                 Hex(label.key_hint.as_bytes()),
                 Hex(request.note.as_text().as_bytes()),
             ),
         }
-    }
-
-    fn label_as_columns(&self) -> String {
-        let columns = ["s", "o", "h", "t"];
-        let named = self.label.split(',').zip(columns);
-        let named: Vec<_> = named
-            .map(|(text, name)| format!("{text} AS {name}"))
-            .collect();
-        named.join(",")
     }
 
     /// Whether the lease is longer than times are: sent alone.
@@ -649,7 +632,7 @@ mod tests {
 
         let (table, mut link) = table("grouped").await;
         let identity = |n: u8| {
-            let key = Key::new(format!("key-{n}")).unwrap();
+            let key = Key::new(&format!("key-{n}")).unwrap();
             Identity::new(Scope::new(["plans"]), "test", key)
         };
         let claim = |n: u8| {
@@ -684,7 +667,7 @@ mod tests {
                     let mut seen = 0;
                     for row in link.fetch_all(AssertSqlSafe(explain)).await.unwrap() {
                         let on: Option<String> = row.get("table");
-                        if on.is_none_or(|on| on != "old" && on != table.records) {
+                        if on.is_none_or(|on| on != "found" && on != table.records) {
                             continue;
                         }
                         let kind: Option<String> = row.get("type");

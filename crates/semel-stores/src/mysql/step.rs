@@ -8,7 +8,7 @@ use sqlx::mysql::MySqlRow;
 use super::error::Effect;
 use super::link::Done;
 use super::row::Reader;
-use super::sql::{Held, New, Table};
+use super::sql::{Held, LANE_BITS, New, Table};
 use crate::common::pool::Queued;
 
 pub(super) enum Step {
@@ -145,10 +145,11 @@ impl Answer {
     /// What [`Table::claim`] put, by what it left.
     fn inserted(&self, request: &ClaimRequest) -> Acquired {
         let since = time(self.left);
-        let (time, lane) = (since.as_micros() & !4095, self.left & 4095);
+        let first = since.as_micros() >> LANE_BITS << LANE_BITS;
+        let lane = self.left & !(u64::MAX << LANE_BITS);
         Acquired {
             token: Token {
-                fence: Fence(time + lane),
+                fence: Fence(first + lane),
                 nonce: request.nonce,
             },
             attempt: 1,
@@ -173,5 +174,5 @@ impl Answer {
 
 /// The time in what a claim's insert left.
 const fn time(left: u64) -> Timestamp {
-    Timestamp::from_micros(left >> 12)
+    Timestamp::from_micros(left >> LANE_BITS)
 }

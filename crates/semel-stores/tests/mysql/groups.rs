@@ -64,7 +64,7 @@ async fn each_gets_its_own_answer() {
     for (n, claim) in &claims {
         if let Claim::Acquired(acquired) = claim {
             assert!(!acquired.is_repeated && acquired.attempt == 1);
-            assert!(won[*n].replace(acquired.clone()).is_none(), "two winners");
+            assert!(won[*n].replace(*acquired).is_none(), "two winners");
         }
     }
     for (n, claim) in &claims {
