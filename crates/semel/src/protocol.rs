@@ -355,7 +355,8 @@ impl From<Refusal> for Fenced {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There is no record: its retention ended and it was purged.
+    /// There is no record: its retention ended and it was purged, or the claim was forgotten in a
+    /// crash of the database, as a claim may be whose effects are in a transaction.
     #[error("there is no record of this identity")]
     Missing,
     /// The token is not the current one: another attempt took over, or it was resolved.

@@ -396,6 +396,11 @@ impl Records {
             (Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown)), _) => {}
             // Our token is proof that it was this attempt.
             (Fenced::Refused(Refusal::Settled(StateKind::Completed)), _) => return Ok(None),
+            // The database died, and its claim with it, which need not have been on the disk before
+            // the effects (`ClaimRequest::is_forgettable`).
+            (Fenced::Refused(Refusal::Missing), Self::Outcome(..)) => {
+                return Err(TransactionError::NotCommitted(lost));
+            }
             // Another attempt has it; a step may have been committed before that.
             (Fenced::Refused(_), Self::Step(..)) => return Err(TransactionError::Unknown(lost)),
             (Fenced::Refused(_), Self::Outcome(..)) => return Ok(Some(place)),
