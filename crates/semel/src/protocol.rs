@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
 
+use chacha20::ChaCha12Rng;
+use chacha20::rand_core::{Rng as _, SeedableRng as _};
 use subtle::ConstantTimeEq as _;
 
 use crate::{Fingerprint, Note, Outcome, StoreError, Timestamp};
@@ -63,32 +65,32 @@ impl fmt::Display for Fence {
 #[derive(Clone, Copy)]
 pub struct Nonce([u8; 16]);
 
-// One call of the system for 64 nonces.
-const POOL_BYTES: usize = 1024;
+// As much from one key as `rand` takes: 64 KiB.
+const NONCES_PER_KEY: u16 = 4096;
 
-/// Random bytes that this thread has in hand.
-struct Pool {
-    bytes: [u8; POOL_BYTES],
-    used: usize,
-}
+/// This thread's generator, under a key from the system: the system itself takes longer for 16 bytes
+/// than the memory store for a replay.
+struct Generator(Option<(ChaCha12Rng, u16)>);
 
-impl Pool {
+impl Generator {
     fn take(&mut self) -> Result<[u8; 16], StoreError> {
-        if self.used == self.bytes.len() {
-            fill(&mut self.bytes)?;
-            self.used = 0;
-        }
+        let (generator, left) = match &mut self.0 {
+            Some(keyed) if keyed.1 > 0 => keyed,
+            spent => {
+                let mut key = [0; 32];
+                fill(&mut key)?;
+                spent.insert((ChaCha12Rng::from_seed(key), NONCES_PER_KEY))
+            }
+        };
+        *left -= 1;
         let mut taken = [0; 16];
-        let end = self.used + taken.len();
-        // What was given out is not kept.
-        taken.swap_with_slice(&mut self.bytes[self.used..end]);
-        self.used = end;
+        generator.fill_bytes(&mut taken);
         Ok(taken)
     }
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL_BYTES], used: POOL_BYTES }) };
+    static GENERATOR: RefCell<Generator> = const { RefCell::new(Generator(None)) };
 }
 
 fn fill(bytes: &mut [u8]) -> Result<(), StoreError> {
@@ -102,11 +104,12 @@ fn fill(bytes: &mut [u8]) -> Result<(), StoreError> {
 }
 
 impl Nonce {
-    /// A fresh nonce from the operating system's generator.
+    /// A fresh nonce: from a cryptographic generator of this thread, which gets a new key from the
+    /// operating system every few thousand nonces.
     ///
-    /// The system is asked once for many nonces. A process that is copied while it runs (a fork,
-    /// a virtual machine's snapshot) takes what is left of them along: the wall clock is mixed into
-    /// each, so that copies do not make the same ones.
+    /// A process that is copied while it runs (a fork, a virtual machine's snapshot) takes the
+    /// generator along: the wall clock is mixed into each nonce, so that copies do not make the same
+    /// ones.
     ///
     /// # Errors
     /// [`NotApplied`](crate::StoreErrorKind::NotApplied) where the system has no randomness.
@@ -115,7 +118,7 @@ impl Nonce {
         if let Some(bytes) = crate::simulation::bytes() {
             return Ok(Self(bytes));
         }
-        let taken = POOL.try_with(|pool| pool.borrow_mut().take());
+        let taken = GENERATOR.try_with(|generator| generator.borrow_mut().take());
         let mut bytes = match taken {
             Ok(bytes) => bytes?,
             // The thread is ending.
@@ -435,10 +438,11 @@ mod tests {
 
     use super::*;
 
-    /// More of them than one call of the system gives, of which no bit is always the same.
+    /// More of them than one key gives, of which no bit is always the same.
     #[test]
     fn nonces_are_random() {
-        let nonces: Vec<[u8; 16]> = (0..200).map(|_| Nonce::random().unwrap().0).collect();
+        let count = 2 * usize::from(NONCES_PER_KEY) + 1;
+        let nonces: Vec<[u8; 16]> = (0..count).map(|_| Nonce::random().unwrap().0).collect();
         let bits = |of: fn(u8, u8) -> u8| {
             let joined =
                 |one: [u8; 16], other: &[u8; 16]| std::array::from_fn(|at| of(one[at], other[at]));
