@@ -60,14 +60,15 @@ impl Effort {
         }
     }
 
-    /// Waits a little longer each time, and fails where the call's time is over.
+    /// Waits a little longer each time. Fails where the call's time is over, or would be before
+    /// another answer: its silence would stand in place of what the server said.
     pub(super) async fn pause(&mut self, why: StoreError) -> Result<()> {
-        if !self.lasts() {
+        let pause = Duration::from_millis(1 << self.pauses.min(7));
+        if self.until.saturating_duration_since(Instant::now()) < 2 * pause {
             return Err(self.failed(why));
         }
-        let pause = Duration::from_millis(1 << self.pauses.min(7));
         self.pauses += 1;
-        sleep(pause.min(self.until.saturating_duration_since(Instant::now()))).await;
+        sleep(pause).await;
         Ok(())
     }
 }
