@@ -239,6 +239,7 @@ impl<S: Store> Run<S> {
         slot: Slot,
     ) -> Result<Response<Body<R>>, E> {
         let is_conflict = matches!(transacted, Transacted::Failed { conflict: true, .. });
+        let in_doubt = matches!(transacted, Transacted::Unknown(_));
         let problem = match (transacted, called) {
             (Transacted::Panicked(panic), _) => held.panicked(panic).await,
             (Transacted::NotTaken(_), Some(called)) => {
@@ -276,15 +277,21 @@ impl<S: Store> Run<S> {
                     Transacted::NotCommitted { source, .. } => unavailable(&source),
                     _ => ProblemCode::StoreUnavailable,
                 };
-                Problem::new(code)
-                    .with_detail("Nothing was committed. Ask again with the same key.")
+                nothing_committed(code)
             }
         };
-        // Refused where it was committed for all that: it waits for the transaction's lock.
-        match self.guard.policy().on_lost() {
+        let settled = match self.guard.policy().on_lost() {
             // Then the application says that there may be effects elsewhere, too.
-            Some(_) => held.mark_unknown().await.ok(),
-            None => held.release().await.ok(),
+            Some(_) => held.mark_unknown().await,
+            None => held.release().await,
+        };
+        // Given up: what is still on its way to the database is refused. Where it was committed for all
+        // that, it is the release that is refused.
+        let given_up =
+            self.guard.policy().on_lost().is_none() && matches!(settled, Ok(Settled::Applied));
+        let problem = match in_doubt && given_up {
+            true => nothing_committed(ProblemCode::StoreUnavailable),
+            false => problem,
         };
         Ok(self.config.problem(problem, &self.echo))
     }
@@ -520,6 +527,10 @@ const fn is_kept(disposition: Disposition) -> bool {
 }
 
 /// What a store that fails is called.
+fn nothing_committed(code: ProblemCode) -> Problem {
+    Problem::new(code).with_detail("Nothing was committed. Ask again with the same key.")
+}
+
 fn unavailable(error: &StoreError) -> ProblemCode {
     match error.kind() {
         StoreErrorKind::Capacity => ProblemCode::Capacity,

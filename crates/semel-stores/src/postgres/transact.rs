@@ -292,51 +292,18 @@ impl Transactional for PostgresStore {
         Ok(fenced)
     }
 
-    async fn commit(&self, mut transaction: PostgresTransaction) -> Result<(), TransactionError> {
-        let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let connector = &self.transactions.connector;
-        let ends = std::mem::take(&mut transaction.ends);
-        // After a failed statement COMMIT rolls back, and says so in its tag only. Any other
-        // statement is refused then, and nothing behind it runs.
-        let sent = timeout(
-            connector.timeout,
-            connector.simple(&transaction.link, "SELECT; COMMIT"),
-        )
-        .await;
-        let committed = match sent {
-            Ok(Ok(())) => {
-                self.transactions.give_back(transaction);
-                Ok(())
-            }
-            Ok(Err(failed)) => {
-                if let Failed::RolledBack(_) = failed {
-                    self.transactions.give_back(transaction);
-                }
-                Err(not_committed(failed))
-            }
-            Err(_) => Err(late()),
-        };
-        if let Ok(()) | Err(TransactionError::Unknown(_)) = &committed {
-            for digest in &ends {
-                self.waiters.wake(digest);
-            }
-        }
-        committed
+    async fn commit(&self, transaction: PostgresTransaction) -> Result<(), TransactionError> {
+        self.seal(transaction, &[]).await.map(drop)
     }
 
     // The changes and the commit are one packet. A change that writes nothing fails, and a commit after a
-    // failure rolls back: so nothing is committed unless all of them were written.
+    // failure rolls back: so nothing is committed unless all of them were written. After a statement of the
+    // application's that failed, the packet's first one does.
     async fn seal(
         &self,
         mut transaction: PostgresTransaction,
         changes: &[(IdentityDigest, Change)],
     ) -> Result<Sealing, TransactionError> {
-        if changes.is_empty() {
-            self.commit(transaction).await?;
-            return Ok(Sealing::Committed {
-                omitted: Vec::new(),
-            });
-        }
         let _step = self.gate.enter().map_err(TransactionError::NotCommitted)?;
         let fitted = fitting(changes, "postgres", LARGEST).and_then(|(changes, omitted)| {
             let sealing = changes
@@ -361,11 +328,13 @@ impl Transactional for PostgresStore {
         let sealed = match sent {
             Err(_) => Err(late()),
             Ok(answers) => {
-                if answers.last.is_ok() {
-                    // Committed or rolled back, it is over.
+                let is_over = answers.last.is_ok();
+                let sealed = self.sealed(changes, answers).await;
+                // Not a session whose statements are gone.
+                if is_over && !matches!(sealed, Err(TransactionError::NotCommitted(_))) {
                     self.transactions.give_back(transaction);
                 }
-                self.sealed(changes, answers).await
+                sealed
             }
         };
         if let Ok(None) | Err(TransactionError::Unknown(_)) = &sealed {

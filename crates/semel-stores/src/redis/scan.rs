@@ -288,7 +288,9 @@ impl Inner {
                 Ok(Value::BulkString(head)) if !head.is_empty() => Head::of(&head, &digest)?,
                 // A hash, as older versions wrote.
                 Err(error) if error.code() == Some("WRONGTYPE") => {
-                    return Err(sent(error, Effect::Read, false));
+                    return Err(
+                        corrupt(format!("the key of {digest} holds no string")).with_source(error)
+                    );
                 }
                 // Gone, or moved to another node.
                 _ => continue,

@@ -19,6 +19,8 @@
 //!
 //! Layout 1, a hash, was never released, and is not read.
 
+use std::fmt;
+
 use bytes::Bytes;
 use redis::Value;
 use semel::record::{State, StateKind};
@@ -40,7 +42,7 @@ const SETTLED: usize = 125;
 const PURGE: usize = 141;
 
 /// An error about what is stored.
-pub(super) fn corrupt(what: &str) -> StoreError {
+pub(super) fn corrupt(what: impl fmt::Display) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, format!("in redis {what}"))
 }
 
@@ -156,15 +158,19 @@ pub(super) struct Head {
 impl Head {
     pub(super) fn of(value: &[u8], digest: &IdentityDigest) -> Result<Self> {
         let Some(head) = value.first_chunk::<HEAD>() else {
-            return Err(corrupt("a key holds no record of this version"));
+            return Err(corrupt(format!(
+                "the key of {digest} holds no record of this version"
+            )));
         };
         if (head[0], head[FRAME]) != (LAYOUT, Entry::VERSION) {
-            return Err(corrupt(
-                "a record has another layout than those of this version",
-            ));
+            return Err(corrupt(format!(
+                "the record of {digest} has another layout than those of this version"
+            )));
         }
         if head[FRAME + 1..STATE] != *digest.as_bytes() {
-            return Err(corrupt("a record is under the key of another"));
+            return Err(corrupt(format!(
+                "the key of {digest} holds the record of another"
+            )));
         }
         let number = |at| u64::from_be_bytes(std::array::from_fn(|nth| head[at + nth]));
         Ok(Self {
@@ -173,7 +179,11 @@ impl Head {
                 2 => StateKind::Unknown,
                 3 => StateKind::Completed,
                 4 => StateKind::Released,
-                _ => return Err(corrupt("a record has no known state")),
+                _ => {
+                    return Err(corrupt(format!(
+                        "the record of {digest} has no known state"
+                    )));
+                }
             },
             fence: Fence(number(FENCE)),
             lease_until: Timestamp::from_micros(number(LEASE)),

@@ -89,7 +89,12 @@ impl Place {
                 "PRAGMA cache_size = -{WRITER_CACHE}; PRAGMA journal_size_limit = {LOG_BYTES}; \
                  PRAGMA secure_delete = ON"
             )),
-            Role::Make | Role::Lend => Ok(()),
+            // The store's statements take a dozen places beside the application's.
+            Role::Lend => {
+                connection.set_prepared_statement_cache_capacity(64);
+                Ok(())
+            }
+            Role::Make => Ok(()),
         }
         .map_err(failed)?;
         Ok(connection)

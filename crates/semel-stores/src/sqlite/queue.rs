@@ -74,9 +74,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// What is asked of the first in the queue.
-    pub(super) fn first<A>(&self, ask: impl FnOnce(&T) -> A) -> Option<A> {
-        self.waiting.lock().work.first().map(|(_, work)| ask(work))
+    /// Whether all that waits is so.
+    pub(super) fn all(&self, mut is: impl FnMut(&T) -> bool) -> bool {
+        self.waiting.lock().work.iter().all(|(_, work)| is(work))
     }
 
     /// Takes what there is, in order, up to the first for which `more` says no.

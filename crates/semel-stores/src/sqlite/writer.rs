@@ -99,10 +99,10 @@ impl Writer {
             if self.shared.place.file() != file {
                 return Left::Broken;
             }
-            // What a crash may forget goes by itself, without a sync. The next sync, that of the transaction
+            // Where a crash may forget all that waits, there is no sync. The next one, that of the transaction
             // with the attempt's effects at the latest, takes it to the disk: the log has one order.
             let steps = &self.shared.steps;
-            let forgettable = steps.first(|step| step.work.is_forgettable()) == Some(true);
+            let forgettable = steps.all(|step| step.work.is_forgettable());
             let syncs = self.shared.place.full && !forgettable;
             if on.syncs != syncs {
                 let synchronous = if syncs { "FULL" } else { "NORMAL" };
@@ -126,7 +126,7 @@ impl Writer {
             self.shared.locked.store(false, Ordering::Relaxed);
             let (mut many, mut bytes) = (0, 0);
             let steps = steps.take(|step| {
-                if step.work.is_forgettable() != forgettable {
+                if forgettable && !step.work.is_forgettable() {
                     return false;
                 }
                 let fits = many < MAX_STEPS && (many == 0 || bytes < MAX_BYTES);

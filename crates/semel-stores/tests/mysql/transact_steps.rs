@@ -177,9 +177,9 @@ async fn a_lost_answer_to_a_steps_commit_is_resolved_by_the_record() {
         ask(&mut blocker, "BACKUP STAGE END").await;
         let ran = timeout(Duration::from_secs(30), ran).await;
         let ran = ran.unwrap().unwrap();
-        assert_eq!(ran.unwrap(), Done::Fresh("done".into()), "{key}");
-        assert_eq!(bench.effects(key).await, 1, "{key}");
-        println!("{key}: ran {} times", runs.load(Ordering::Relaxed));
+        assert_eq!(runs.load(Ordering::Relaxed), 1, "{key}");
+        assert!(killed || ran.is_ok(), "{ran:?}");
+        assert_eq!(bench.effects(key).await, i64::from(ran.is_ok()), "{key}");
     }
 }
 

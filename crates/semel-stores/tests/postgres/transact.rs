@@ -1,8 +1,9 @@
 //! An effect and its completion in one transaction.
 
 use std::fmt;
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{
@@ -602,12 +603,84 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(ran.unwrap(), Done::Fresh(key.to_owned()));
-        assert_eq!(bench.effects(key).await, 1, "{key}");
-        let wanted = if terminated { 2 } else { 1 };
-        assert_eq!(runs.load(Ordering::Relaxed), wanted, "{key}");
-        assert_eq!(bench.state(key).await, Some(StateKind::Completed));
+        assert_eq!(runs.load(Ordering::Relaxed), 1, "{key}");
+        if terminated {
+            assert!(
+                matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
+                "{ran:?}"
+            );
+            assert_eq!(bench.effects(key).await, 0);
+            assert_eq!(bench.state(key).await, Some(StateKind::Released));
+        } else {
+            assert_eq!(ran.unwrap(), Done::Fresh(key.to_owned()));
+            assert_eq!(bench.effects(key).await, 1);
+            assert_eq!(bench.state(key).await, Some(StateKind::Completed));
+        }
     }
+}
+
+/// Completion and commit lie in the socket of a session that stands still: what the caller was told goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_comes_after_the_answer_is_refused() {
+    let server = Postgres::start(&[]).unwrap();
+    let bench = Bench::at(&format!("{}?timeout=500ms", server.url())).await;
+    let signal = |signal: &str, process: i32| {
+        let kill = Command::new("kill")
+            .args([signal, &process.to_string()])
+            .status();
+        assert!(kill.unwrap().success());
+    };
+    let (session, sql) = (Arc::new(AtomicI32::new(0)), insert(&bench.effects));
+    let (told, policy, options) = (
+        session.clone(),
+        Policy::default(),
+        TransactOptions::default(),
+    );
+    let ran = run(
+        bench.guard(policy),
+        "k",
+        asked(),
+        options,
+        move |_, tx: Tx| {
+            let (sql, told) = (sql.clone(), told.clone());
+            async move {
+                tx.execute(&sql, &[&"k"]).await?;
+                let process: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+                told.store(process, Ordering::Relaxed);
+                signal("-STOP", process);
+                Ok::<_, Failure>("k".to_owned())
+            }
+        },
+    )
+    .await;
+    let session = session.load(Ordering::Relaxed);
+    assert!(
+        matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
+        "{ran:?}"
+    );
+    signal("-CONT", session);
+    let there = "SELECT FROM pg_stat_activity WHERE pid = $1";
+    while bench
+        .look
+        .query_opt(there, &[&session])
+        .await
+        .unwrap()
+        .is_some()
+    {
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(bench.effects("k").await, 0);
+    assert_eq!(bench.state("k").await, Some(StateKind::Released));
+    let ran = run(
+        bench.guard(policy),
+        "k",
+        asked(),
+        options,
+        bench.effect("k"),
+    )
+    .await;
+    assert_eq!(ran.unwrap(), Done::Fresh("k".to_owned()));
+    assert_eq!(bench.effects("k").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -185,6 +185,13 @@ impl Effects {
             Self::Anywhere | Self::Offered => OnLost::Hold,
         }
     }
+
+    /// Whether a crash of the store may forget the claim: it takes all effects back, and a lost attempt
+    /// runs again anyway.
+    pub(super) fn may_be_forgotten(self, policy: &Policy) -> bool {
+        let on_lost = policy.on_lost.unwrap_or(self.on_lost());
+        self == Self::InTransaction && on_lost == OnLost::Retry
+    }
 }
 
 impl fmt::Debug for Asked {

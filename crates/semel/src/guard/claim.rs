@@ -94,7 +94,7 @@ impl<S: Store> Guard<S> {
                 lease: policy.lease,
                 on_lost,
                 note: asked.note.clone(),
-                is_forgettable: asked.effects == Effects::InTransaction && on_lost == OnLost::Retry,
+                is_forgettable: asked.effects.may_be_forgotten(&policy),
             },
             is_doubtful: false,
             is_duplicate: false,

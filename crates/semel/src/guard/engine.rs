@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::asked::Effects;
 use super::attempt::{Claimed, catch_panic};
@@ -98,7 +98,7 @@ pub enum Transacted<T, E> {
         /// It was in conflict with others, and the work ran as often as it may.
         conflict: bool,
     },
-    /// Nobody knows whether it is committed.
+    /// Nobody knows whether it is committed, or will be. Not any more once the attempt is given up.
     Unknown(StoreError),
 }
 
@@ -288,15 +288,23 @@ impl<S: Transactional> Transaction<S> {
                     .map(|change| (claimed.identity, change)),
             );
         }
+        let sent = Instant::now();
         let (sealed, omitted) = match self.guard.store().seal(transaction, &changes).await {
             Ok(Sealing::Committed { omitted }) => (Ok(None), omitted),
             Ok(Sealing::Refused(refused)) => (Ok(Some(ordered[refused].0)), Vec::new()),
             Err(TransactionError::Unknown(error)) => {
                 self.store_failed();
-                let sealed = match ordered.first() {
-                    // One record tells of all: they are committed together.
-                    Some((place, claimed)) => records.read_back(claimed, *place, error).await,
-                    None => Err(TransactionError::Unknown(error)),
+                // One record tells of all: they are committed together.
+                let found = match ordered.first() {
+                    Some((place, claimed)) => (*place, records.read_back(claimed, sent).await),
+                    None => (0, Ok(Found::Nothing)),
+                };
+                let sealed = match found {
+                    (_, Ok(Found::Committed)) => Ok(None),
+                    (place, Ok(Found::Superseded)) => Ok(Some(place)),
+                    (_, Ok(Found::Forgotten)) => Err(TransactionError::NotCommitted(error)),
+                    (_, Ok(Found::Nothing)) => Err(TransactionError::Unknown(error)),
+                    (_, Err(error)) => Err(TransactionError::Unknown(error)),
                 };
                 (sealed, Vec::new())
             }
@@ -343,13 +351,7 @@ impl<S: Transactional> Transaction<S> {
                 if !conflict {
                     self.store_failed();
                 }
-                let source = match error.kind() {
-                    StoreErrorKind::Unknown => {
-                        StoreError::new(StoreErrorKind::NotApplied, error.to_string())
-                            .with_source(error)
-                    }
-                    _ => error,
-                };
+                let source = not_applied(error);
                 Transacted::NotCommitted { source, conflict }
             }
         }
@@ -377,46 +379,65 @@ impl Records {
         }
     }
 
-    /// Asks a record whether the transaction was committed. First by a renewal: a write waits for
-    /// the transaction's lock, or is not applied while it is held, so that what is read after it is
-    /// final, where a read alone might come before a commit that is still on its way.
+    /// Asks a record what became of the transaction that was sent then, by a renewal: a write waits for
+    /// a commit that has begun.
     async fn read_back<S: Transactional>(
         &self,
         claimed: &Claimed<S>,
-        place: usize,
-        lost: StoreError,
-    ) -> Result<Option<usize>, TransactionError> {
+        sent: Instant,
+    ) -> Result<Found, StoreError> {
         let Some(token) = &claimed.token else {
-            return Err(TransactionError::Unknown(lost));
+            return Ok(Found::Nothing);
         };
-        let (store, identity) = (claimed.store(), &claimed.identity);
-        let lease = claimed.guard.policy.lease;
-        let renewed = claimed.insist(|| store.renew(identity, token, lease)).await;
-        match (renewed.map_err(TransactionError::Unknown)?, self) {
-            (Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown)), _) => {}
+        let (store, identity, policy) = (claimed.store(), &claimed.identity, &claimed.guard.policy);
+        let renewed = claimed.insist(|| store.renew(identity, token, policy.lease));
+        Ok(match (renewed.await?, self) {
             // Our token is proof that it was this attempt.
-            (Fenced::Refused(Refusal::Settled(StateKind::Completed)), _) => return Ok(None),
-            // The database died, and its claim with it, which need not have been on the disk before
-            // the effects (`ClaimRequest::is_forgettable`).
-            (Fenced::Refused(Refusal::Missing), Self::Outcome(..)) => {
-                return Err(TransactionError::NotCommitted(lost));
+            (Fenced::Refused(Refusal::Settled(StateKind::Completed)), _) => Found::Committed,
+            (
+                Fenced::Applied | Fenced::Refused(Refusal::Settled(StateKind::Unknown)),
+                Self::Step(step, kept),
+            ) => {
+                let entry = claimed.insist(|| store.get(identity)).await?;
+                let record = entry.filter(|entry| entry.record.token == *token);
+                let progress = record.map_or(Progress::EMPTY, |entry| entry.record.progress);
+                match progress.as_bytes().strip_prefix(kept.as_bytes()) {
+                    Some(later) if later == step.as_bytes() => Found::Committed,
+                    _ => Found::Nothing,
+                }
             }
-            // Another attempt has it; a step may have been committed before that.
-            (Fenced::Refused(_), Self::Step(..)) => return Err(TransactionError::Unknown(lost)),
-            (Fenced::Refused(_), Self::Outcome(..)) => return Ok(Some(place)),
+            // A record that was there would be there still: the database died, and forgot the claim.
+            (Fenced::Refused(Refusal::Missing), Self::Outcome(_, retention))
+                if claimed.effects.may_be_forgotten(policy)
+                    && sent.elapsed() < policy.kept_for(*retention).replay =>
+            {
+                Found::Forgotten
+            }
+            (Fenced::Refused(Refusal::Superseded), Self::Outcome(..)) => Found::Superseded,
+            // A step may have been committed before another attempt took over.
+            _ => Found::Nothing,
+        })
+    }
+}
+
+/// What the record says of a transaction whose commit was not answered.
+enum Found {
+    Committed,
+    /// Another attempt took over: it will not be committed.
+    Superseded,
+    /// It was lost with its claim: it will not be committed.
+    Forgotten,
+    /// It may be on its way still.
+    Nothing,
+}
+
+/// The same error of what is known not to be done.
+pub(super) fn not_applied(error: StoreError) -> StoreError {
+    match error.kind() {
+        StoreErrorKind::Unknown => {
+            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
         }
-        let Self::Step(step, kept) = self else {
-            return Err(TransactionError::Conflict(lost));
-        };
-        let entry = claimed.insist(|| store.get(identity)).await;
-        let record = entry.map_err(TransactionError::Unknown)?;
-        let record = record.filter(|entry| entry.record.token == *token);
-        let progress = record.map_or(Progress::EMPTY, |entry| entry.record.progress);
-        match progress.as_bytes().strip_prefix(kept.as_bytes()) {
-            Some([]) => Err(TransactionError::Conflict(lost)),
-            Some(later) if later == step.as_bytes() => Ok(None),
-            _ => Ok(Some(place)),
-        }
+        _ => error,
     }
 }
 

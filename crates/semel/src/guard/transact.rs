@@ -4,9 +4,10 @@ use std::error::Error as StdError;
 use std::future::Future;
 use std::sync::Arc;
 
+use super::engine::not_applied;
 use super::run::Answer;
 use super::{
-    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, Settlement,
+    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, Settled, Settlement,
     TransactOptions, Transacted, join,
 };
 use crate::sync::Mutex;
@@ -96,8 +97,6 @@ impl<S: Transactional> Guard<S> {
                 Transacted::NotCommitted { source, .. } => {
                     (Settlement::Release, Err(RunError::store(Ran::No)(source)))
                 }
-                // Not so where it was committed for all that: the release waits for its lock, and is
-                // refused.
                 Transacted::Unknown(source) => {
                     let answer = Err(RunError::store(Ran::Unknown)(source));
                     (Settlement::Release, answer)
@@ -106,9 +105,17 @@ impl<S: Transactional> Guard<S> {
                     (Settlement::Release, Err(RunError::TransactionKept))
                 }
             };
-            // What the caller must see is not what the store says to this.
-            held.settle(settlement).await.ok();
-            answer
+            let settled = held.settle(settlement).await;
+            let gave_up = claimed.token.is_some() && matches!(settled, Ok(Settled::Applied));
+            match answer {
+                // What is still on its way to the database is refused. Where it was committed for all that,
+                // it is the release that is refused.
+                Err(RunError::Store {
+                    ran: Ran::Unknown,
+                    source,
+                }) if gave_up => Err(RunError::store(Ran::No)(not_applied(source))),
+                answer => answer,
+            }
         });
         join(running).await
     }

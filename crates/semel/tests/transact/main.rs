@@ -145,10 +145,21 @@ async fn a_lost_answer_is_what_the_record_says() {
     let ran = bench.run(counted).await;
     assert_eq!(ran.unwrap(), Done::Fresh("run 0".into()));
 
+    // Not found is not final, so the attempt is given up.
     let bench = Bench::new(&[Fate::Lost { committed: false }]);
-    let ran = bench.run(counted).await;
-    assert_eq!(ran.unwrap(), Done::Fresh("run 1".into()));
-    assert_eq!(bench.state().await, StateKind::Completed);
+    match bench.run(counted).await {
+        Err(RunError::Store {
+            ran: Ran::No,
+            source,
+        }) => {
+            assert_eq!(source.kind(), StoreErrorKind::NotApplied);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        (bench.runs(), bench.state().await),
+        (1, StateKind::Released)
+    );
 
     // Nobody answers: neither run again nor released.
     let bench = Bench::new(&[Fate::Lost { committed: true }]);
@@ -331,26 +342,26 @@ async fn a_lost_answer_of_a_step_is_what_the_record_says() {
     let ran = bench.in_steps(counted).await;
     assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
 
-    let bench = Bench::new(&[Fate::Lost { committed: false }]);
-    let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Done::Fresh("run 1,run 100,".into()));
-
-    // Nobody answers: it is not run again in this attempt, and the next one knows.
-    let bench = Bench::new(&[Fate::Lost { committed: true }]);
-    bench.store.deaf.store(true, Ordering::SeqCst);
-    match step_error(bench.in_steps(counted).await) {
-        StepError::Store {
-            ran: Ran::Unknown,
-            source,
-        } => {
-            assert_eq!(source.kind(), StoreErrorKind::Unknown);
+    // Nobody answers, or it is not found: it is not run again in this attempt, and the next one knows.
+    for committed in [true, false] {
+        let bench = Bench::new(&[Fate::Lost { committed }]);
+        bench.store.deaf.store(committed, Ordering::SeqCst);
+        match step_error(bench.in_steps(counted).await) {
+            StepError::Store {
+                ran: Ran::Unknown,
+                source,
+            } => {
+                assert_eq!(source.kind(), StoreErrorKind::Unknown);
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
+        assert_eq!(bench.runs(), 1);
+        bench.store.deaf.store(false, Ordering::SeqCst);
+        let ran = bench.in_steps(counted).await;
+        assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
+        // The second step, and the first one where it was not committed.
+        assert_eq!(bench.runs(), if committed { 2 } else { 3 });
     }
-    bench.store.deaf.store(false, Ordering::SeqCst);
-    let ran = bench.in_steps(counted).await;
-    assert_eq!(ran.unwrap(), Done::Fresh("run 0,run 100,".into()));
-    assert_eq!(bench.runs(), 2);
 }
 
 #[tokio::test(start_paused = true)]
