@@ -9,6 +9,17 @@ pub(super) use crate::common::pool::Failed;
 use crate::common::privacy;
 
 impl Failed {
+    pub(super) fn into_error(self) -> StoreError {
+        match self {
+            Self::Unsent(error)
+            | Self::RolledBack(error)
+            | Self::Refused(error)
+            | Self::Lost(error)
+            | Self::Late(error)
+            | Self::Unreadable(error) => error,
+        }
+    }
+
     /// A failure of a statement that was sent.
     pub(super) fn sent(error: Error, table: &Table) -> Self {
         let Some(code) = error.code().cloned() else {

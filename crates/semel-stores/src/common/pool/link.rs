@@ -22,19 +22,6 @@ pub(crate) enum Failed {
     Unreadable(StoreError),
 }
 
-impl Failed {
-    pub(crate) fn into_error(self) -> StoreError {
-        match self {
-            Self::Unsent(error)
-            | Self::RolledBack(error)
-            | Self::Refused(error)
-            | Self::Lost(error)
-            | Self::Late(error)
-            | Self::Unreadable(error) => error,
-        }
-    }
-}
-
 /// Whether a connection can be used again.
 pub(crate) trait Open {
     fn is_open(&self) -> bool;
