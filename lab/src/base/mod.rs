@@ -29,6 +29,9 @@ pub trait Base: Transactional + Sized {
     /// not do, and planted bugs do.
     const COMMIT_AND_BEGIN: [&'static str; 2];
 
+    /// Whether completion and commit are one packet: then nothing comes between them.
+    const SEALS_AT_ONCE: bool;
+
     /// Opens it by its URL.
     fn open(url: &str) -> impl Future<Output = Result<Self>> + Send;
 
@@ -49,6 +52,8 @@ impl<B: Base> Base for Arc<B> {
     type Error = B::Error;
 
     const COMMIT_AND_BEGIN: [&'static str; 2] = B::COMMIT_AND_BEGIN;
+
+    const SEALS_AT_ONCE: bool = B::SEALS_AT_ONCE;
 
     async fn open(url: &str) -> Result<Self> {
         Ok(Self::new(B::open(url).await?))

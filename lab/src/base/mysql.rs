@@ -9,6 +9,8 @@ impl Base for MysqlStore {
 
     const COMMIT_AND_BEGIN: [&'static str; 2] = ["COMMIT", "START TRANSACTION"];
 
+    const SEALS_AT_ONCE: bool = false;
+
     async fn open(url: &str) -> Result<Self> {
         Ok(MysqlOptions::from_url(url)?.open().await?)
     }

@@ -9,6 +9,8 @@ impl Base for PostgresStore {
 
     const COMMIT_AND_BEGIN: [&'static str; 2] = ["COMMIT", "BEGIN"];
 
+    const SEALS_AT_ONCE: bool = true;
+
     async fn open(url: &str) -> Result<Self> {
         // Nothing is pushed: a notification would look like an answer to a proxy.
         Ok(PostgresOptions::from_url(url)?.listen(false).open().await?)

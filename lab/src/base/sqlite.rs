@@ -9,6 +9,8 @@ impl Base for SqliteStore {
 
     const COMMIT_AND_BEGIN: [&'static str; 2] = ["COMMIT", "BEGIN IMMEDIATE"];
 
+    const SEALS_AT_ONCE: bool = true;
+
     async fn open(url: &str) -> Result<Self> {
         let path = url.strip_prefix("sqlite:").context("not a file's URL")?;
         let path = path.to_owned();

@@ -9,6 +9,7 @@ use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 use super::failpoints::Failpoints;
 use super::point::Point;
+use crate::base::Base;
 
 /// The store, and the points around each of its calls.
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl<S: Transactional> Pointed<S> {
     }
 }
 
-impl<S: Transactional> Transactional for Pointed<S> {
+impl<S: Base> Transactional for Pointed<S> {
     type Transaction = S::Transaction;
 
     async fn begin(&self, isolation: Isolation) -> Result<S::Transaction, TransactionError> {
@@ -142,8 +143,7 @@ impl<S: Transactional> Transactional for Pointed<S> {
         transaction: S::Transaction,
         changes: &[(IdentityDigest, Change)],
     ) -> Result<Sealing, TransactionError> {
-        // Sent together, the changes and the commit have nothing between them.
-        if self.points.is_armed(Point::Completing) {
+        if !S::SEALS_AT_ONCE || self.points.is_armed(Point::Completing) {
             return seal_one_by_one(self, transaction, changes).await;
         }
         self.points.pass(Point::BeforeCompleting).await;

@@ -13,6 +13,8 @@ use crate::base::Place;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What met a fault may have been the answer to something else that was under way.
 const ALSO_THERE: Duration = Duration::from_millis(25);
+/// From the first answer to what was sent together until all of it is done.
+const ALL_DONE: Duration = Duration::from_millis(150);
 
 /// The way of one process to its server: a proxy, or nothing before a file.
 #[derive(Debug)]
@@ -61,26 +63,27 @@ impl Wire {
                 return Ok(Struck::Dies(None));
             }
             Strike::Restart => return self.restart(place, restarts, chance, go).await,
-            Strike::Swallow => Fault::SwallowAnswers,
             Strike::Hold => Fault::Blackhole,
-            Strike::Cut | Strike::CutThenStand => Fault::CutAnswers,
+            Strike::Swallow | Strike::Cut | Strike::CutThenStand => Fault::SwallowAnswers,
         };
         let up = place.stays_up().await;
         if place.restarts() != restarts {
             return Ok(Struck::TooLate);
         }
         self.meet(fault, go).await?;
-        Ok(match fault {
-            Fault::CutAnswers => {
+        match at.strike() {
+            Strike::Cut | Strike::CutThenStand => {
+                // Not at the first answer to several statements: the server gives up the others where it cannot
+                // send it.
+                sleep(ALL_DONE).await;
+                self.proxy()?.cut();
                 self.proxy()?.set(Fault::None);
-                Struck::Lives
+                return Ok(Struck::Lives);
             }
-            Fault::SwallowAnswers => {
-                sleep(ALSO_THERE).await;
-                Struck::Dies(Some(up))
-            }
-            _ => Struck::Dies(Some(up)),
-        })
+            Strike::Swallow => sleep(ALSO_THERE).await,
+            _ => {}
+        }
+        Ok(Struck::Dies(Some(up)))
     }
 
     /// Until this fault has met what the process sent.
