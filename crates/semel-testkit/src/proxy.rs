@@ -9,6 +9,10 @@ use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+/// How long a server is silent that has done what it was sent.
+const SILENCE: Duration = Duration::from_millis(200);
 
 /// What goes wrong on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -201,13 +205,22 @@ async fn connection(client: TcpStream, target: SocketAddr, shared: &Shared) -> s
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    let answered = AtomicBool::new(true);
+    let (mut from_server, mut to_server) = server.into_split();
+    let so_far = SoFar {
+        answered: AtomicBool::new(true),
+        held: AtomicBool::new(false),
+    };
     // Either side's end ends both: what a broken connection looks like.
-    tokio::select! {
-        done = forward(from_client, to_server, target, Way::Request, &answered, shared) => done,
-        done = forward(from_server, to_client, target, Way::Answer, &answered, shared) => done,
-    }
+    let done = tokio::select! {
+        done = forward(from_client, &mut to_server, target, Way::Request, &so_far, shared) => done,
+        done = forward(&mut from_server, to_client, target, Way::Answer, &so_far, shared) => done,
+    };
+    // What was held is done before the server hears of the client's end.
+    let mut dropped = [0; 1024];
+    while so_far.held.load(Ordering::SeqCst)
+        && let Ok(Ok(1..)) = timeout(SILENCE, from_server.read(&mut dropped)).await
+    {}
+    done
 }
 
 /// Sends this, and drops what is answered.
@@ -217,6 +230,14 @@ async fn send(target: SocketAddr, data: Vec<u8>) -> std::io::Result<()> {
     let mut dropped = [0; 1024];
     while server.read(&mut dropped).await? > 0 {}
     Ok(())
+}
+
+/// Of one connection.
+struct SoFar {
+    /// The last that went on was an answer.
+    answered: AtomicBool,
+    /// A request was held in a black hole.
+    held: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -230,7 +251,7 @@ async fn forward(
     mut to: impl AsyncWrite + Unpin,
     target: SocketAddr,
     way: Way,
-    answered: &AtomicBool,
+    so_far: &SoFar,
     shared: &Shared,
 ) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
@@ -241,18 +262,21 @@ async fn forward(
             return Ok(());
         }
         match way {
-            Way::Request if answered.swap(false, Ordering::SeqCst) => {
+            Way::Request if so_far.answered.swap(false, Ordering::SeqCst) => {
                 shared.round_trips.fetch_add(1, Ordering::SeqCst);
             }
             Way::Request => {}
             Way::Answer => {
-                answered.store(true, Ordering::SeqCst);
+                so_far.answered.store(true, Ordering::SeqCst);
                 shared.answered.fetch_add(read as u64, Ordering::SeqCst);
             }
         }
         let hole = |now: &Now| now.fault == Fault::Blackhole;
         if hole(&fault.borrow_and_update()) {
             shared.hits.fetch_add(1, Ordering::SeqCst);
+            if way == Way::Request {
+                so_far.held.store(true, Ordering::SeqCst);
+            }
         }
         // The sender lives as long as the proxy.
         let now = fault

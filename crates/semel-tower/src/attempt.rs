@@ -240,7 +240,7 @@ impl<S: Store> Run<S> {
     ) -> Result<Response<Body<R>>, E> {
         let is_conflict = matches!(transacted, Transacted::Failed { conflict: true, .. });
         let in_doubt = matches!(transacted, Transacted::Unknown(_));
-        let problem = match (transacted, called) {
+        let mut problem = match (transacted, called) {
             (Transacted::Panicked(panic), _) => held.panicked(panic).await,
             (Transacted::NotTaken(_), Some(called)) => {
                 return self.settle(held, called, slot).await;
@@ -280,19 +280,16 @@ impl<S: Store> Run<S> {
                 nothing_committed(code)
             }
         };
-        let settled = match self.guard.policy().on_lost() {
+        match self.guard.policy().on_lost() {
             // Then the application says that there may be effects elsewhere, too.
-            Some(_) => held.mark_unknown().await,
-            None => held.release().await,
-        };
-        // Given up: what is still on its way to the database is refused. Where it was committed for all
-        // that, it is the release that is refused.
-        let given_up =
-            self.guard.policy().on_lost().is_none() && matches!(settled, Ok(Settled::Applied));
-        let problem = match in_doubt && given_up {
-            true => nothing_committed(ProblemCode::StoreUnavailable),
-            false => problem,
-        };
+            Some(OnLost::Hold | OnLost::Reconcile) => drop(held.mark_unknown().await),
+            None | Some(OnLost::Retry) => {
+                let gave_up = held.give_up().await;
+                if in_doubt && gave_up {
+                    problem = nothing_committed(ProblemCode::StoreUnavailable);
+                }
+            }
+        }
         Ok(self.config.problem(problem, &self.echo))
     }
 
@@ -526,11 +523,11 @@ const fn is_kept(disposition: Disposition) -> bool {
     )
 }
 
-/// What a store that fails is called.
 fn nothing_committed(code: ProblemCode) -> Problem {
     Problem::new(code).with_detail("Nothing was committed. Ask again with the same key.")
 }
 
+/// What a store that fails is called.
 fn unavailable(error: &StoreError) -> ProblemCode {
     match error.kind() {
         StoreErrorKind::Capacity => ProblemCode::Capacity,

@@ -11,9 +11,8 @@ use super::point::{Point, Strike};
 use crate::base::Place;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What met a fault may have been the answer to something else that was under way.
-const ALSO_THERE: Duration = Duration::from_millis(25);
-/// From the first answer to what was sent together until all of it is done.
+/// From the first answer to what was sent together until all of it is done. That may have been the answer to
+/// something else that was under way, too.
 const ALL_DONE: Duration = Duration::from_millis(150);
 
 /// The way of one process to its server: a proxy, or nothing before a file.
@@ -80,7 +79,7 @@ impl Wire {
                 self.proxy()?.set(Fault::None);
                 return Ok(Struck::Lives);
             }
-            Strike::Swallow => sleep(ALSO_THERE).await,
+            Strike::Swallow => sleep(ALL_DONE).await,
             _ => {}
         }
         Ok(Struck::Dies(Some(up)))
@@ -116,7 +115,7 @@ impl Wire {
         }
         if chance.bool() {
             self.meet(Fault::SwallowAnswers, go).await?;
-            sleep(ALSO_THERE).await;
+            sleep(ALL_DONE).await;
         } else {
             go().await?;
             sleep(Duration::from_micros(chance.u64(..3_000))).await;
@@ -136,7 +135,7 @@ impl Wire {
                 sleep(later).await;
                 proxy.set(Fault::None);
                 // What was held arrives before the connection ends.
-                sleep(Duration::from_millis(200)).await;
+                sleep(Duration::from_millis(500)).await;
                 drop(proxy);
             });
         }

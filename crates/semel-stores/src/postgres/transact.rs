@@ -328,7 +328,7 @@ impl Transactional for PostgresStore {
         let sealed = match sent {
             Err(_) => Err(late()),
             Ok(answers) => {
-                let is_over = answers.last.is_ok();
+                let is_over = matches!(answers.last, Ok(()) | Err(Failed::RolledBack(_)));
                 let sealed = self.sealed(changes, answers).await;
                 // Not a session whose statements are gone.
                 if is_over && !matches!(sealed, Err(TransactionError::NotCommitted(_))) {

@@ -1,17 +1,16 @@
 //! An effect and its completion in one transaction.
 
 use std::fmt;
-use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel::guard::{
     Asked, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, TransactOptions,
 };
 use semel::record::Change;
-use semel::store::{Claim, Fenced, ListQuery, Refusal, Retention, Store as _};
-use semel::transaction::{Isolation, Lent, TransactionError, Transactional as _};
+use semel::store::{Claim, Fenced, ListQuery, Refusal, Retention, Store as _, StoreExt as _};
+use semel::transaction::{Isolation, Lent, Sealing, TransactionError, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind, Value};
 use semel_stores::{PostgresStore, PostgresTransaction};
 use semel_testkit::proxy::{Fault, Proxy};
@@ -619,68 +618,27 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
     }
 }
 
-/// Completion and commit lie in the socket of a session that stands still: what the caller was told goes.
+/// Completion and commit come after their attempt was given up, which it is where their answer was late.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_comes_after_the_answer_is_refused() {
-    let server = Postgres::start(&[]).unwrap();
-    let bench = Bench::at(&format!("{}?timeout=500ms", server.url())).await;
-    let signal = |signal: &str, process: i32| {
-        let kill = Command::new("kill")
-            .args([signal, &process.to_string()])
-            .status();
-        assert!(kill.unwrap().success());
-    };
-    let (session, sql) = (Arc::new(AtomicI32::new(0)), insert(&bench.effects));
-    let (told, policy, options) = (
-        session.clone(),
-        Policy::default(),
-        TransactOptions::default(),
-    );
-    let ran = run(
-        bench.guard(policy),
-        "k",
-        asked(),
-        options,
-        move |_, tx: Tx| {
-            let (sql, told) = (sql.clone(), told.clone());
-            async move {
-                tx.execute(&sql, &[&"k"]).await?;
-                let process: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
-                told.store(process, Ordering::Relaxed);
-                signal("-STOP", process);
-                Ok::<_, Failure>("k".to_owned())
-            }
-        },
-    )
-    .await;
-    let session = session.load(Ordering::Relaxed);
-    assert!(
-        matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
-        "{ran:?}"
-    );
-    signal("-CONT", session);
-    let there = "SELECT FROM pg_stat_activity WHERE pid = $1";
-    while bench
-        .look
-        .query_opt(there, &[&session])
-        .await
-        .unwrap()
-        .is_some()
-    {
-        sleep(Duration::from_millis(10)).await;
+async fn what_comes_after_the_attempt_was_given_up_is_refused() {
+    let bench = Bench::at(&url()).await;
+    for (key, given_up) in [("late", true), ("in-time", false)] {
+        let (token, id) = (acquire(&bench.store, key).await.token, identity(key));
+        let tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+        tx.execute(&insert(&bench.effects), &[&key]).await.unwrap();
+        if given_up {
+            let abandoned = bench.store.abandon(id.digest(), &token).await;
+            assert_eq!(abandoned.unwrap(), Fenced::Applied);
+        }
+        let change = Change::complete(&token, &Outcome::success(b"k"), Retention::ORDER);
+        let sealed = bench.store.seal(tx, &[(*id.digest(), change)]).await;
+        assert_eq!(
+            matches!(sealed.unwrap(), Sealing::Refused(0)),
+            given_up,
+            "{key}"
+        );
+        assert_eq!(bench.effects(key).await, i64::from(!given_up), "{key}");
     }
-    assert_eq!(bench.effects("k").await, 0);
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    let ran = run(
-        bench.guard(policy),
-        "k",
-        asked(),
-        options,
-        bench.effect("k"),
-    )
-    .await;
-    assert_eq!(ran.unwrap(), Done::Fresh("k".to_owned()));
-    assert_eq!(bench.effects("k").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

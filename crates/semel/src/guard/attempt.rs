@@ -92,7 +92,7 @@ pub(crate) struct Claimed<S> {
     /// When this life of the identity began.
     pub(super) since: Timestamp,
     /// When the claim was sent.
-    sent: Instant,
+    pub(super) sent: Instant,
     pub(super) lease: Lease,
     pub(super) steps: Mutex<Taken>,
     #[cfg(feature = "tracing")]
@@ -357,8 +357,26 @@ impl<S: Store> Held<S> {
         resume_unwind(panic)
     }
 
-    /// Gives the identity back in the background.
-    pub(crate) fn release_later(mut self) {
+    /// Gives the identity back after [`Transacted::Unknown`](super::Transacted::Unknown). Whether nothing
+    /// of the transaction is committed, nor will be: what is still on its way to the database is refused
+    /// then.
+    pub async fn give_up(self) -> bool {
+        let claimed = Arc::clone(self.claimed());
+        let policy = &claimed.guard.policy;
+        match self.release().await {
+            Ok(Settled::Applied) => claimed.token.is_some(),
+            // The database died, and forgot the claim: a record of what was committed would be there still.
+            Ok(Settled::Refused(Refusal::Missing)) => {
+                claimed.effects.may_be_forgotten(policy)
+                    && claimed.sent.elapsed() < policy.retention.replay
+            }
+            _ => false,
+        }
+    }
+
+    /// Gives the identity back in the background, and leaves a step under its record.
+    pub(crate) fn release_later_leaving(mut self, step: Option<FinishedStep>) {
+        self.claimed.steps.lock().leaves = step;
         self.otherwise = Some(Settlement::Release);
     }
 

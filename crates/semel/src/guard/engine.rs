@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::asked::Effects;
 use super::attempt::{Claimed, catch_panic};
@@ -288,7 +288,6 @@ impl<S: Transactional> Transaction<S> {
                     .map(|change| (claimed.identity, change)),
             );
         }
-        let sent = Instant::now();
         let (sealed, omitted) = match self.guard.store().seal(transaction, &changes).await {
             Ok(Sealing::Committed { omitted }) => (Ok(None), omitted),
             Ok(Sealing::Refused(refused)) => (Ok(Some(ordered[refused].0)), Vec::new()),
@@ -296,13 +295,12 @@ impl<S: Transactional> Transaction<S> {
                 self.store_failed();
                 // One record tells of all: they are committed together.
                 let found = match ordered.first() {
-                    Some((place, claimed)) => (*place, records.read_back(claimed, sent).await),
+                    Some((place, claimed)) => (*place, records.read_back(claimed).await),
                     None => (0, Ok(Found::Nothing)),
                 };
                 let sealed = match found {
                     (_, Ok(Found::Committed)) => Ok(None),
                     (place, Ok(Found::Superseded)) => Ok(Some(place)),
-                    (_, Ok(Found::Forgotten)) => Err(TransactionError::NotCommitted(error)),
                     (_, Ok(Found::Nothing)) => Err(TransactionError::Unknown(error)),
                     (_, Err(error)) => Err(TransactionError::Unknown(error)),
                 };
@@ -379,13 +377,8 @@ impl Records {
         }
     }
 
-    /// Asks a record what became of the transaction that was sent then, by a renewal: a write waits for
-    /// a commit that has begun.
-    async fn read_back<S: Transactional>(
-        &self,
-        claimed: &Claimed<S>,
-        sent: Instant,
-    ) -> Result<Found, StoreError> {
+    /// Asks a record what became of the transaction, by a renewal: a write waits for a commit that has begun.
+    async fn read_back<S: Transactional>(&self, claimed: &Claimed<S>) -> Result<Found, StoreError> {
         let Some(token) = &claimed.token else {
             return Ok(Found::Nothing);
         };
@@ -406,15 +399,12 @@ impl Records {
                     _ => Found::Nothing,
                 }
             }
-            // A record that was there would be there still: the database died, and forgot the claim.
-            (Fenced::Refused(Refusal::Missing), Self::Outcome(_, retention))
-                if claimed.effects.may_be_forgotten(policy)
-                    && sent.elapsed() < policy.kept_for(*retention).replay =>
+            // Of what was committed the record would be there still. A step may have been before.
+            (Fenced::Refused(Refusal::Superseded), Self::Outcome(_, retention))
+                if claimed.sent.elapsed() < policy.kept_for(*retention).replay =>
             {
-                Found::Forgotten
+                Found::Superseded
             }
-            (Fenced::Refused(Refusal::Superseded), Self::Outcome(..)) => Found::Superseded,
-            // A step may have been committed before another attempt took over.
             _ => Found::Nothing,
         })
     }
@@ -425,8 +415,6 @@ enum Found {
     Committed,
     /// Another attempt took over: it will not be committed.
     Superseded,
-    /// It was lost with its claim: it will not be committed.
-    Forgotten,
     /// It may be on its way still.
     Nothing,
 }

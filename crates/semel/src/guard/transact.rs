@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::engine::not_applied;
 use super::run::Answer;
 use super::{
-    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, Settled, Settlement,
+    Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, Settlement,
     TransactOptions, Transacted, join,
 };
 use crate::sync::Mutex;
@@ -98,24 +98,18 @@ impl<S: Transactional> Guard<S> {
                     (Settlement::Release, Err(RunError::store(Ran::No)(source)))
                 }
                 Transacted::Unknown(source) => {
-                    let answer = Err(RunError::store(Ran::Unknown)(source));
-                    (Settlement::Release, answer)
+                    return Err(match held.give_up().await {
+                        true => RunError::store(Ran::No)(not_applied(source)),
+                        false => RunError::store(Ran::Unknown)(source),
+                    });
                 }
                 Transacted::Kept | Transacted::NotTaken(_) => {
                     (Settlement::Release, Err(RunError::TransactionKept))
                 }
             };
-            let settled = held.settle(settlement).await;
-            let gave_up = claimed.token.is_some() && matches!(settled, Ok(Settled::Applied));
-            match answer {
-                // What is still on its way to the database is refused. Where it was committed for all that,
-                // it is the release that is refused.
-                Err(RunError::Store {
-                    ran: Ran::Unknown,
-                    source,
-                }) if gave_up => Err(RunError::store(Ran::No)(not_applied(source))),
-                answer => answer,
-            }
+            // What the caller must see is not what the store says to this.
+            held.settle(settlement).await.ok();
+            answer
         });
         join(running).await
     }

@@ -15,7 +15,7 @@ use crate::transaction::{Lent, Transactional, comes_from_conflict};
 use crate::{Outcome, StoreError, StoreErrorKind};
 
 use super::claim::Old;
-use super::failure::message;
+use super::failure::{message, released};
 use super::receipt::Answer;
 use super::{Event, Inbox, InboxError, Receipt};
 
@@ -206,9 +206,10 @@ impl<'a, S: Transactional, E: StdError + 'static> Batch<'a, S, E> {
                     parts.push_front(part.into_iter().filter(|other| *other != lost).collect());
                 }
                 Transacted::Unknown(source) => {
-                    // Not so where it was committed for all that: the release waits for its lock.
+                    // No fault of the events'. Not so where it was committed for all that: the release is
+                    // refused then.
                     for held in part.iter().filter_map(|place| self.held.remove(place)) {
-                        held.release_later();
+                        held.release_later_leaving(released(""));
                     }
                     self.answer(&part, || Err(store(Ran::Unknown, &source)));
                 }

@@ -218,6 +218,7 @@ async fn a_lost_answer_to_the_commit_is_what_the_records_say() {
             }
         }
         bench.inbox.guard().drain().await;
+        assert_eq!(bench.runs().len(), 1);
         assert_eq!(short(&bench.batch(&all).await), next);
         assert_eq!(bench.ledger(), ["a", "b", "c"]);
     }
