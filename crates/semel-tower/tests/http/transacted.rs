@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use semel::guard::TransactOptions;
-use semel::store::{ListQuery, Retention};
+use semel::guard::{Policy, TransactOptions};
+use semel::store::{ListQuery, OnLost, Retention};
 use semel::{StateKind, Store as _};
 use semel_tower::{Disposition, IdempotencyLayer, TransactionHandle};
 use tower::load_shed::error::Overloaded;
@@ -136,6 +136,30 @@ async fn a_lost_answer_to_the_commit_is_settled_once_the_store_answers() {
         let replayed = second.headers().contains_key("idempotency-replayed");
         assert_eq!(replayed, committed);
         assert_eq!(store.ledger.lock().unwrap().len(), 1);
+    }
+}
+
+/// Only where the application says that there may be effects elsewhere is it left open.
+#[tokio::test(start_paused = true)]
+async fn a_lost_commit_that_is_not_found_is_given_up_unless_attempts_are_held() {
+    let cases = [
+        (None, 503, StateKind::Released),
+        (Some(OnLost::Retry), 503, StateKind::Released),
+        (Some(OnLost::Hold), 409, StateKind::Unknown),
+    ];
+    for (on_lost, status, state) in cases {
+        let store = store(&[Fate::Lost { committed: false }]);
+        let policy = Policy::default();
+        let policy = on_lost.map_or(policy, |on_lost| policy.with_on_lost(on_lost));
+        let service = layer(&store).with_policy(policy).layer(service_fn(
+            |request: Request<Body>| async move {
+                write(&request).await;
+                Ok::<_, Infallible>(answer(200))
+            },
+        ));
+        let lost = service.oneshot(request()).await.unwrap();
+        assert_eq!(lost.status(), status, "{on_lost:?}");
+        assert_eq!(count(&store, state).await, 1, "{on_lost:?}");
     }
 }
 
