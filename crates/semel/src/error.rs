@@ -49,6 +49,18 @@ impl StoreError {
         self
     }
 
+    /// The same error of a step that is known not to have happened, whatever became of its answer:
+    /// [`NotApplied`](StoreErrorKind::NotApplied) in place of [`Unknown`](StoreErrorKind::Unknown).
+    #[must_use]
+    pub fn known_not_applied(self) -> Self {
+        match self.kind {
+            StoreErrorKind::Unknown => {
+                Self::new(StoreErrorKind::NotApplied, self.message.clone()).with_source(self)
+            }
+            _ => self,
+        }
+    }
+
     /// What the failure means for the caller.
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind

@@ -82,7 +82,8 @@ impl Engine for Fjall {
                 .as_deref()
                 .map(Bytes::copy_from_slice))
         });
-        found.map_err(of_reading)
+        // Reading changes nothing.
+        found.map_err(StoreError::known_not_applied)
     }
 
     fn apply(&self, mut batch: Batch) -> Result<()> {
@@ -113,7 +114,8 @@ impl Engine for Fjall {
             }
             Ok(())
         });
-        scanned.map_err(of_reading)
+        // Reading changes nothing.
+        scanned.map_err(StoreError::known_not_applied)
     }
 
     /// Two things keep what was replaced: tables, until they are merged, and the log. That is cut when a
@@ -163,14 +165,6 @@ fn free_bytes(path: &Path) -> Option<u64> {
 #[cfg(not(unix))]
 fn free_bytes(_: &Path) -> Option<u64> {
     None
-}
-
-/// Reading changes nothing, so that what failed certainly did not happen.
-fn of_reading(error: StoreError) -> StoreError {
-    if error.kind() != StoreErrorKind::Unknown {
-        return error;
-    }
-    StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
 }
 
 // fjall and its tree assert some of what they read from disk: a damaged file must become an error

@@ -8,7 +8,7 @@ use std::time::Duration;
 use semel::record::Change;
 use semel::store::{Fence, Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
-use semel::{IdentityDigest, StoreError, StoreErrorKind};
+use semel::{IdentityDigest, StoreErrorKind};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Error, Executor as _, MySql, MySqlPool, Transaction,
@@ -148,13 +148,7 @@ pub(super) fn before(failure: Failure) -> TransactionError {
     match failure {
         Failure::Deadlock(error) | Failure::Locked(error) => TransactionError::Conflict(error),
         Failure::Broken(error) | Failure::Said(error) => {
-            TransactionError::NotCommitted(match error.kind() {
-                StoreErrorKind::Unknown => {
-                    StoreError::new(StoreErrorKind::NotApplied, error.to_string())
-                        .with_source(error)
-                }
-                _ => error,
-            })
+            TransactionError::NotCommitted(error.known_not_applied())
         }
     }
 }

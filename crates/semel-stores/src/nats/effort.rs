@@ -53,10 +53,7 @@ impl Effort {
     pub(super) fn failed(&mut self, last: StoreError) -> StoreError {
         match self.unheard.take() {
             Some(e) => StoreError::new(StoreErrorKind::Unknown, e.to_string()).with_source(e),
-            None if last.kind() == StoreErrorKind::Unknown => {
-                StoreError::new(StoreErrorKind::NotApplied, last.to_string()).with_source(last)
-            }
-            None => last,
+            None => last.known_not_applied(),
         }
     }
 

@@ -83,7 +83,7 @@ impl Transactions {
                 }
                 // It broke while it lay here: the next, and at last a new one.
                 Ok(Err(Failed::Lost(_))) if used => {}
-                Ok(Err(failed)) => return Err(certain(failed.into_error())),
+                Ok(Err(failed)) => return Err(failed.into_error().known_not_applied()),
                 Err(_) => {
                     return Err(not_applied(
                         "PostgreSQL did not begin a transaction in time",
@@ -112,16 +112,6 @@ fn begin(isolation: Isolation, timeout: Duration) -> String {
 
 fn not_applied(message: &str) -> StoreError {
     StoreError::new(StoreErrorKind::NotApplied, message)
-}
-
-/// What happened before a commit was sent did not happen.
-fn certain(error: StoreError) -> StoreError {
-    match error.kind() {
-        StoreErrorKind::Unknown => {
-            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
-        }
-        _ => error,
-    }
 }
 
 /// A transaction in the store's database, on a connection that nobody else uses meanwhile. Runs
@@ -167,7 +157,9 @@ impl PostgresTransaction {
         match timeout(with.timeout, with.run(&self.link, step)).await {
             Ok(Ok(rows)) => Ok(rows),
             Ok(Err(Failed::RolledBack(error))) => Err(TransactionError::Conflict(error)),
-            Ok(Err(failed)) => Err(TransactionError::NotCommitted(certain(failed.into_error()))),
+            Ok(Err(failed)) => Err(TransactionError::NotCommitted(
+                failed.into_error().known_not_applied(),
+            )),
             Err(_) => Err(TransactionError::NotCommitted(not_applied(
                 "PostgreSQL did not answer to a step of the transaction in time",
             ))),

@@ -293,16 +293,15 @@ impl<S: Transactional> Transaction<S> {
             Ok(Sealing::Refused(refused)) => (Ok(Some(ordered[refused].0)), Vec::new()),
             Err(TransactionError::Unknown(error)) => {
                 self.store_failed();
-                // One record tells of all: they are committed together.
-                let found = match ordered.first() {
-                    Some((place, claimed)) => (*place, records.read_back(claimed).await),
-                    None => (0, Ok(Found::Nothing)),
-                };
-                let sealed = match found {
-                    (_, Ok(Found::Committed)) => Ok(None),
-                    (place, Ok(Found::Superseded)) => Ok(Some(place)),
-                    (_, Ok(Found::Nothing)) => Err(TransactionError::Unknown(error)),
-                    (_, Err(error)) => Err(TransactionError::Unknown(error)),
+                let sealed = match ordered.first() {
+                    // One record tells of all: they are committed together.
+                    Some((place, claimed)) => match records.read_back(claimed).await {
+                        Ok(Found::Committed) => Ok(None),
+                        Ok(Found::Superseded) => Ok(Some(*place)),
+                        Ok(Found::Nothing) => Err(TransactionError::Unknown(error)),
+                        Err(unread) => Err(TransactionError::Unknown(unread)),
+                    },
+                    None => Err(TransactionError::Unknown(error)),
                 };
                 (sealed, Vec::new())
             }
@@ -349,7 +348,7 @@ impl<S: Transactional> Transaction<S> {
                 if !conflict {
                     self.store_failed();
                 }
-                let source = not_applied(error);
+                let source = error.known_not_applied();
                 Transacted::NotCommitted { source, conflict }
             }
         }
@@ -417,16 +416,6 @@ enum Found {
     Superseded,
     /// It may be on its way still.
     Nothing,
-}
-
-/// The same error of what is known not to be done.
-pub(super) fn not_applied(error: StoreError) -> StoreError {
-    match error.kind() {
-        StoreErrorKind::Unknown => {
-            StoreError::new(StoreErrorKind::NotApplied, error.to_string()).with_source(error)
-        }
-        _ => error,
-    }
 }
 
 impl<S: Transactional> Held<S> {

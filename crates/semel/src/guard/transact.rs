@@ -4,7 +4,6 @@ use std::error::Error as StdError;
 use std::future::Future;
 use std::sync::Arc;
 
-use super::engine::not_applied;
 use super::run::Answer;
 use super::{
     Asked, AttemptInfo, Effects, Failed, Guard, Opening, Ran, RunError, Settlement,
@@ -99,7 +98,7 @@ impl<S: Transactional> Guard<S> {
                 }
                 Transacted::Unknown(source) => {
                     return Err(match held.give_up().await {
-                        true => RunError::store(Ran::No)(not_applied(source)),
+                        true => RunError::store(Ran::No)(source.known_not_applied()),
                         false => RunError::store(Ran::Unknown)(source),
                     });
                 }

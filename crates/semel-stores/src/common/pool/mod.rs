@@ -189,7 +189,9 @@ impl Sent {
     pub(crate) fn error(&self, error: StoreError) -> StoreError {
         match error.kind() {
             StoreErrorKind::Unknown => error,
-            _ if self.in_doubt => again(StoreErrorKind::Unknown, error),
+            _ if self.in_doubt => {
+                StoreError::new(StoreErrorKind::Unknown, error.to_string()).with_source(error)
+            }
             _ => error,
         }
     }
@@ -264,10 +266,7 @@ impl<W: Wire> Pool<W> {
             }
         };
         if step.reads() {
-            return Err(sent.error(match error.kind() {
-                StoreErrorKind::Unknown => again(StoreErrorKind::NotApplied, error),
-                _ => error,
-            }));
+            return Err(sent.error(error.known_not_applied()));
         }
         sent.in_doubt |= open || lost > 0;
         Err(sent.error(error))
@@ -401,11 +400,6 @@ pub(crate) fn closed<W: Wire>() -> StoreError {
 
 fn given_up() -> Failed {
     Failed::Lost(late("the step was given up"))
-}
-
-/// The same error with another kind.
-fn again(kind: StoreErrorKind, error: StoreError) -> StoreError {
-    StoreError::new(kind, error.to_string()).with_source(error)
 }
 
 /// The right to one connection. Whoever drops it hands it to the queue.
