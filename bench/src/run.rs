@@ -42,7 +42,7 @@ impl Run {
 
     /// How long each of them works in its turn.
     pub(crate) fn turn(&self) -> std::time::Duration {
-        std::time::Duration::from_millis(self.size(2000, 300) as u64)
+        std::time::Duration::from_millis(self.size(1000, 300) as u64)
     }
 }
 
