@@ -31,6 +31,8 @@ pub(crate) struct Scripted {
     pub(crate) rolled_back: AtomicU32,
     /// How many claims came.
     pub(crate) claims: AtomicU32,
+    /// How many of them a crash of the store may forget.
+    pub(crate) forgettable: AtomicU32,
     /// Claims do not arrive.
     pub(crate) unreached: AtomicBool,
     /// Renewals are not answered.
@@ -58,6 +60,7 @@ impl Scripted {
             largest: 1000,
             rolled_back: AtomicU32::new(0),
             claims: AtomicU32::new(0),
+            forgettable: AtomicU32::new(0),
             unreached: false.into(),
             deaf: false.into(),
             blind: false.into(),
@@ -182,6 +185,7 @@ impl Transactional for Scripted {
 impl Store for Scripted {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         self.claims.fetch_add(1, Ordering::SeqCst);
+        self.forgettable.fetch_add(request.is_forgettable.into(), Ordering::SeqCst);
         // No answer comes at once.
         tokio::task::yield_now().await;
         if self.unreached.load(Ordering::SeqCst) {

@@ -15,6 +15,7 @@ use semel::guard::{
     Asked, Attempt, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, StepError,
     TransactOptions,
 };
+use semel::store::OnLost;
 use semel::transaction::Isolation;
 use semel::{
     Fingerprint, Identity, Key, OutcomeKind, Scope, StateKind, Store as _, StoreErrorKind,
@@ -79,7 +80,11 @@ impl Bench {
 }
 
 fn identity() -> Identity {
-    Identity::new(Scope::new(["tenant"]), "op", Key::new("key").unwrap())
+    named("key")
+}
+
+fn named(key: &str) -> Identity {
+    Identity::new(Scope::new(["tenant"]), "op", Key::new(key).unwrap())
 }
 
 fn counted(again: u32) -> Result<String, Failure> {
@@ -204,6 +209,41 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(bench.run(counted).await, Err(RunError::Omitted)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_may_be_forgotten_where_its_effects_are_too_and_it_is_run_again() {
+    let lost = [OnLost::Retry, OnLost::Hold, OnLost::Reconcile];
+    for on_lost in lost.map(Some).into_iter().chain([None]) {
+        let mut bench = Bench::new(&[]);
+        if let Some(on_lost) = on_lost {
+            bench.policy = bench.policy.with_on_lost(on_lost);
+        }
+        bench.run(counted).await.unwrap();
+        let forgettable = bench.store.forgettable.swap(0, Ordering::SeqCst);
+        let runs_again = matches!(on_lost, Some(OnLost::Retry) | None);
+        assert_eq!(forgettable, u32::from(runs_again), "{on_lost:?}");
+
+        // What these do may be anywhere.
+        let guard = Guard::new(bench.store.clone(), bench.policy);
+        for (key, asked) in [
+            ("run", Asked::new as fn(_, _) -> _),
+            ("steps", |id, asked| Asked::new(id, asked).in_steps()),
+            ("offered", |id, asked| {
+                Asked::new(id, asked).transaction_offered()
+            }),
+        ] {
+            let asked = asked(named(key), Fingerprint::of(b"asked"));
+            let work = |_: Attempt<_>| async { Ok::<_, Failure>(String::new()) };
+            guard.run(asked, work).await.unwrap();
+        }
+        assert_eq!(
+            bench.store.forgettable.load(Ordering::SeqCst),
+            0,
+            "{on_lost:?}"
+        );
+        assert_eq!(bench.store.claims.load(Ordering::SeqCst), 4);
+    }
 }
 
 type InSteps = Result<Done<String>, RunError<StepError<Failure>>>;
