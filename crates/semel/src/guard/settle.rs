@@ -1,6 +1,5 @@
 //! Records how an attempt ended, retrying in the background until the store takes it (R14).
 
-use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,13 +39,18 @@ impl<S: Store> Held<S> {
         let claimed = Arc::clone(self.claimed());
         // Dropped while it waits for the store, it goes on in the background.
         let settlement = self.otherwise.insert(settlement);
-        let once = claimed.ask_until(ready(()), || claimed.tell(settlement));
-        let told = once.await;
+        let told = claimed.tell(settlement).await;
+        if told.is_err() {
+            claimed.signal(Signal::StoreError);
+        }
         let settlement = self.otherwise.take();
         match (&told, settlement) {
             (Err(error), Some(settlement)) if error.is_retryable() => {
                 let pursuit = claimed.settle_in_background(settlement);
-                timeout(PATIENCE, join(pursuit)).await.unwrap_or(told)
+                // Boxed, so that attempts whose store answers need no room for it.
+                Box::pin(timeout(PATIENCE, join(pursuit)))
+                    .await
+                    .unwrap_or(told)
             }
             _ => {
                 claimed.stop_renewing();
@@ -74,23 +78,10 @@ impl<S: Store> Claimed<S> {
         self.guard.pursue(async move {
             let (claimed, guard) = (&ending.0, &ending.0.guard);
             let signal = |signal| claimed.signal(signal);
-            claimed
-                .ask_until(guard.drained(&signal), || claimed.tell(&settlement))
+            guard
+                .ask_until(guard.drained(&signal), signal, || claimed.tell(&settlement))
                 .await
         })
-    }
-
-    /// Asks a store that fails again, with pauses, until `end`.
-    async fn ask_until<T, F>(
-        &self,
-        end: impl Future<Output = ()>,
-        call: impl Fn() -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, StoreError>>,
-    {
-        let signal = |signal| self.signal(signal);
-        self.guard.ask_until(end, signal, call).await
     }
 
     /// Asks a store that fails again, for as long as a caller has patience.
