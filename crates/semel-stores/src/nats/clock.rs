@@ -3,6 +3,9 @@
 //! NATS has no call for its time. Every consumer that is made says when it was made, by the
 //! server's clock: that instant lies between the request and its answer. Between such samples
 //! time goes on with this machine's monotonic clock. No lease is decided by it.
+//!
+//! It may be late, by as much as an answer was under way, and is never early, as far as the server's clock
+//! does not step back: a retention that ends late loses nothing.
 
 use std::time::Duration;
 
@@ -25,13 +28,11 @@ impl Mark {
 }
 
 impl ServerClock {
-    /// A clock that the server read as `time` at some moment since `asked`.
-    pub(super) fn new(time: Timestamp, asked: Instant) -> Self {
-        let now = Instant::now();
-        Self(Mutex::new(Mark {
-            time: time.after(now.duration_since(asked) / 2),
-            at: now,
-        }))
+    /// The server has just said that its clock had reached `time`. How long ago is not known: a server
+    /// that stood still reads its clock when it goes on, after seconds of waiting.
+    pub(super) fn new(time: Timestamp) -> Self {
+        let at = Instant::now();
+        Self(Mutex::new(Mark { time, at }))
     }
 
     pub(super) fn now(&self) -> Timestamp {
@@ -59,5 +60,35 @@ impl ServerClock {
         if mark.at(now) < time {
             *mark = Mark { time, at: now };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_never_early_however_long_an_answer_took() {
+        let began = Instant::now();
+        let server = || Timestamp::from_micros(1_000_000_000).after(began.elapsed());
+        let pause = || tokio::time::sleep(Duration::from_secs(3));
+
+        // The server stood still, and read its clock just before it answered.
+        pause().await;
+        let clock = ServerClock::new(server());
+        assert_eq!(clock.now(), server());
+
+        // It read it, and then stood still.
+        let (asked, read) = (Instant::now(), server());
+        pause().await;
+        let late = ServerClock::new(read);
+        late.sample(read, asked);
+        assert!(late.now() <= server());
+
+        // What it is seen to have stored puts that right.
+        late.reached(server());
+        assert_eq!(late.now(), server());
+        pause().await;
+        assert_eq!((clock.now(), late.now()), (server(), server()));
     }
 }

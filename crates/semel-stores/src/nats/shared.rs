@@ -43,11 +43,11 @@ impl Shared {
         let link = Link::connect(options).await?;
         let info = bucket::open(&link, options).await?;
         let mut effort = Effort::new(link.timeout());
-        let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
+        let (consumer, _) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
         let created = timestamp(consumer.cached_info().created);
         let this = Self {
             link,
-            clock: ServerClock::new(created, asked),
+            clock: ServerClock::new(created),
             seen: Seen::default(),
             waiters: Arc::default(),
             gate: Gate::new("nats"),
