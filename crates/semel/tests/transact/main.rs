@@ -213,35 +213,32 @@ async fn what_was_not_committed_is_released_and_what_is_too_large_omitted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_may_be_forgotten_where_its_effects_are_too_and_it_is_run_again() {
-    let lost = [OnLost::Retry, OnLost::Hold, OnLost::Reconcile];
-    for on_lost in lost.map(Some).into_iter().chain([None]) {
+    let asked = |key| Asked::new(named(key), Fingerprint::of(b"asked"));
+    let lost = |on_lost| Policy::default().with_on_lost(on_lost);
+    for (policy, forgettable) in [
+        (Policy::default(), 1),
+        (lost(OnLost::Retry), 1),
+        (lost(OnLost::Hold), 0),
+        (lost(OnLost::Reconcile), 0),
+    ] {
         let mut bench = Bench::new(&[]);
-        if let Some(on_lost) = on_lost {
-            bench.policy = bench.policy.with_on_lost(on_lost);
-        }
+        bench.policy = policy;
         bench.run(counted).await.unwrap();
-        let forgettable = bench.store.forgettable.swap(0, Ordering::SeqCst);
-        let runs_again = matches!(on_lost, Some(OnLost::Retry) | None);
-        assert_eq!(forgettable, u32::from(runs_again), "{on_lost:?}");
+        let seen = bench.store.forgettable.swap(0, Ordering::SeqCst);
+        assert_eq!(seen, forgettable, "{policy:?}");
 
         // What these do may be anywhere.
-        let guard = Guard::new(bench.store.clone(), bench.policy);
-        for (key, asked) in [
-            ("run", Asked::new as fn(_, _) -> _),
-            ("steps", |id, asked| Asked::new(id, asked).in_steps()),
-            ("offered", |id, asked| {
-                Asked::new(id, asked).transaction_offered()
-            }),
+        let guard = Guard::new(bench.store.clone(), policy);
+        for asked in [
+            asked("run"),
+            asked("steps").in_steps(),
+            asked("offered").transaction_offered(),
         ] {
-            let asked = asked(named(key), Fingerprint::of(b"asked"));
             let work = |_: Attempt<_>| async { Ok::<_, Failure>(String::new()) };
             guard.run(asked, work).await.unwrap();
         }
-        assert_eq!(
-            bench.store.forgettable.load(Ordering::SeqCst),
-            0,
-            "{on_lost:?}"
-        );
+        let seen = bench.store.forgettable.load(Ordering::SeqCst);
+        assert_eq!(seen, 0, "{policy:?}");
         assert_eq!(bench.store.claims.load(Ordering::SeqCst), 4);
     }
 }
