@@ -5,6 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use semel::memory::{Limits, MemoryStore};
 use semel::record::{Change, Update};
@@ -39,6 +40,8 @@ pub(crate) struct Scripted {
     pub(crate) deaf: AtomicBool,
     /// Reads are not answered.
     pub(crate) blind: AtomicBool,
+    /// How long a commit takes.
+    pub(crate) commit_takes: Mutex<Duration>,
     /// No transaction begins.
     pub(crate) shut: AtomicBool,
     /// The next change in a transaction fails.
@@ -64,6 +67,7 @@ impl Scripted {
             unreached: false.into(),
             deaf: false.into(),
             blind: false.into(),
+            commit_takes: Mutex::default(),
             shut: false.into(),
             broken: false.into(),
             begun: AtomicU32::new(0),
@@ -150,6 +154,8 @@ impl Transactional for Scripted {
     }
 
     async fn commit(&self, work: Work) -> Result<(), TransactionError> {
+        let takes = *self.commit_takes.lock().unwrap();
+        tokio::time::sleep(takes).await;
         let fate = self.fates.lock().unwrap().pop_front();
         let fate = fate.unwrap_or(Fate::Commits);
         if let Fate::Commits | Fate::Lost { committed: true } = fate {

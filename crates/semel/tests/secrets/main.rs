@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed test is a panic")]
 
+mod claims;
 mod rotation;
 mod world;
 

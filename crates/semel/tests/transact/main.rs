@@ -15,7 +15,7 @@ use semel::guard::{
     Asked, Attempt, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, StepError,
     TransactOptions,
 };
-use semel::store::OnLost;
+use semel::store::{Claim, ClaimRequest, Clear as _, Nonce, OnLost, Retention};
 use semel::transaction::Isolation;
 use semel::{
     Fingerprint, Identity, Key, OutcomeKind, Scope, StateKind, Store as _, StoreErrorKind,
@@ -240,6 +240,47 @@ async fn a_claim_may_be_forgotten_where_its_effects_are_too_and_it_is_run_again(
         let seen = bench.store.forgettable.load(Ordering::SeqCst);
         assert_eq!(seen, 0, "{policy:?}");
         assert_eq!(bench.store.claims.load(Ordering::SeqCst), 4);
+    }
+}
+
+/// A database that died before the commit took the claim with it. While a record of what was committed
+/// would be kept, that there is none is proof; so is a record of another attempt.
+#[tokio::test(start_paused = true)]
+async fn what_is_gone_or_anothers_was_not_committed_while_its_record_would_be_kept() {
+    const COMMIT: Duration = Duration::from_secs(5);
+    let (retried, held) = (OnLost::Retry, OnLost::Hold);
+    for (on_lost, kept, claimed_anew, expected) in [
+        (retried, 2 * COMMIT, false, "not run"),
+        (retried, COMMIT, false, "unknown"),
+        (held, 2 * COMMIT, false, "unknown"),
+        (retried, 2 * COMMIT, true, "superseded"),
+        (retried, COMMIT, true, "unknown"),
+    ] {
+        let mut bench = Bench::new(&[Fate::Lost { committed: false }]);
+        *bench.store.commit_takes.lock().unwrap() = COMMIT;
+        let retention = Retention::new(kept);
+        bench.policy = Policy::default()
+            .with_on_lost(on_lost)
+            .with_retention(retention);
+        let (ran, ()) = tokio::join!(bench.run(counted), async {
+            tokio::time::sleep(COMMIT / 2).await;
+            bench.store.memory.clear(true).await.unwrap();
+            if claimed_anew {
+                let (nonce, print) = (Nonce::random().unwrap(), Fingerprint::of(b"asked"));
+                let request = ClaimRequest::new(nonce, print, Duration::from_mins(1));
+                let claim = bench.store.memory.claim(&identity(), &request).await;
+                assert!(matches!(claim, Ok(Claim::Acquired(_))), "{claim:?}");
+            }
+        });
+        let said = match ran {
+            Err(RunError::Store { ran: Ran::No, .. }) => "not run",
+            Err(RunError::Store {
+                ran: Ran::Unknown, ..
+            }) => "unknown",
+            Err(RunError::Superseded { ran: Ran::No }) => "superseded",
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(said, expected, "{on_lost:?} {kept:?} {claimed_anew}");
     }
 }
 
