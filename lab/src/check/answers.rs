@@ -9,7 +9,7 @@ use crate::clock::{Nanos, millis};
 use crate::history::Answer;
 
 pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
-    let prints = first_of_each_print(history);
+    let prints = first_of_each_print(history, options);
     for claim in &history.claims {
         let fault = match claim.op.answer {
             Answer::InFlight { fence, remaining } => {
@@ -132,13 +132,11 @@ fn nobody(history: &KeyHistory<'_>, claim: &ClaimOp<'_>, fence: u64, said: &str)
     Some(("P11", what))
 }
 
-/// When each request was first sent.
-fn first_of_each_print(history: &KeyHistory<'_>) -> HashMap<u64, Nanos> {
+/// When each request that may have held the key was first sent.
+fn first_of_each_print(history: &KeyHistory<'_>, options: &Options) -> HashMap<u64, Nanos> {
     let mut first = HashMap::new();
     for claim in &history.claims {
-        let may =
-            matches!(claim.op.answer, Answer::Acquired { .. }) || claim.op.answer.is_ambiguous();
-        if may {
+        if matches!(claim.op.answer, Answer::Acquired { .. }) || options.may_be_a_ghost(claim.op) {
             first.entry(claim.print).or_insert(claim.op.invoked);
         }
     }

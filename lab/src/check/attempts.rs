@@ -118,7 +118,8 @@ pub(super) struct KeyHistory<'a> {
     /// Resolutions by the fence they name: every end they may have made, for fences of attempts
     /// that nobody knows too.
     pub(super) resolved: HashMap<u64, Vec<End>>,
-    /// Claims without an answer: attempts that may exist and that nobody knows. By time.
+    /// Claims that may have made an attempt which nobody knows of: without an answer, or with one that
+    /// [hides](Options::hides) it. By time.
     pub(super) ghosts: Vec<(Nanos, u128)>,
 }
 
@@ -182,7 +183,7 @@ impl<'a> KeyHistory<'a> {
                 let first = unanswered.entry(nonce).or_insert((op.invoked, false));
                 first.1 |= claim.retry;
             }
-            if op.answer.is_ambiguous() || options.hides(op) {
+            if options.may_be_a_ghost(op) {
                 self.ghosts.push((op.invoked, nonce));
             }
             let Answer::Acquired { fence, attempt } = op.answer else {

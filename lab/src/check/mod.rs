@@ -34,7 +34,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Nanos, millis};
-use crate::history::{Answer, Call, KeyIndex, Op, Refused, write_answer, write_call};
+use crate::history::{Answer, Call, Failed, KeyIndex, Op, Refused, write_answer, write_call};
 use crate::ledger::Effect;
 use attempts::KeyHistory;
 
@@ -108,12 +108,13 @@ impl Options {
 
     /// Whether the answer of a call may hide that its step was done when it was first sent: something
     /// was broken while it was under way, and its record has moved on since, or is gone. So may that
-    /// of a claim that took as long as its lease.
+    /// of a claim that took as long as its lease, unless it is known not to have happened.
     fn hides(&self, op: &Op) -> bool {
         let may = match op.call {
             Call::Claim { lease, .. } => {
                 let took = op.answered.saturating_sub(op.invoked);
-                took.saturating_add(self.tolerance) >= lease
+                op.answer != Answer::Failed(Failed::Not)
+                    && took.saturating_add(self.tolerance) >= lease
             }
             Call::Resolve { .. } | Call::Fenced { .. } => matches!(
                 op.answer,
@@ -122,6 +123,12 @@ impl Options {
             _ => false,
         };
         may && self.in_trouble(op.worker, op.invoked, op.answered)
+    }
+
+    /// Whether a claim may have made an attempt that its answer does not tell of: it has none, or
+    /// [hides](Self::hides) that the key was held meanwhile.
+    fn may_be_a_ghost(&self, claim: &Op) -> bool {
+        claim.answer.is_ambiguous() || self.hides(claim)
     }
 }
 

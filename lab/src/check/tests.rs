@@ -136,7 +136,11 @@ impl History {
 
     /// The properties that are violated, each once; `linear` aside.
     fn violated(&self) -> Vec<&'static str> {
-        let counts = self.findings(&[]).by_property();
+        self.violated_under(&Options::default())
+    }
+
+    fn violated_under(&self, options: &Options) -> Vec<&'static str> {
+        let counts = check(&self.ops(), &[], options).by_property();
         counts.into_keys().filter(|p| *p != "linear").collect()
     }
 }
@@ -335,6 +339,40 @@ fn a_mismatch_that_replays_or_is_none() {
     history.claim(0, 1, 1).acquired(5);
     history.claim(4, 5, 2).answered(Answer::Mismatch);
     assert_eq!(history.violated(), ["P9"]);
+}
+
+#[test]
+fn a_mismatch_beside_a_claim_whose_answer_hides_that_it_held_the_key() {
+    let replayed = Answer::Completed {
+        outcome: 0xaa,
+        remaining: 10 * MS,
+    };
+    // Whether it took its lease, whether something was broken meanwhile, and what it was told.
+    for (sent, broken, answer, expected) in [
+        (0, 20, replayed, &[][..]),
+        (0, 160, replayed, &["P9"]),
+        (100, 20, replayed, &["P9"]),
+        (0, 20, Answer::Failed(Failed::Not), &["P9"]),
+    ] {
+        let mut history = History::default();
+        history.claim_as(sent, 150, 1, 9, true).answered(answer);
+        history.claim(110, 111, 2).answered(Answer::Mismatch);
+        history.claim_as(120, 121, 3, 9, true).acquired_again(6, 2);
+        history.complete(125, 126, 6, 3, 0xaa).applied();
+        let options = Options {
+            troubles: vec![Trouble {
+                from: broken * MS,
+                until: (broken + 100) * MS,
+                worker: None,
+            }],
+            ..Options::default()
+        };
+        assert_eq!(
+            history.violated_under(&options),
+            expected,
+            "{sent} {broken}"
+        );
+    }
 }
 
 #[test]

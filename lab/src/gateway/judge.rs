@@ -485,14 +485,18 @@ impl<'a> Judge<'a> {
     }
 
     /// Without a clock in the store a gateway takes a lost attempt to be alive until it has itself
-    /// watched it for a lease.
+    /// watched it for a lease, since it was last broken.
     fn is_watched(&self, call: &Call, calls: &[&Call]) -> bool {
         let lost = |other: &&&Call| self.known.may_be_lost(other, call.sent);
         let Some(lost) = calls.iter().filter(|c| c.sent < call.sent).rfind(lost) else {
             return false;
         };
+        let own = Place::Gateway(call.gateway);
+        let troubles = self.known.troubles.iter();
+        let restarts = troubles.filter(|t| t.place == own && t.from < call.sent);
+        let started = restarts.map(|t| t.until).max().unwrap_or(0);
         let mut looks = calls.iter().filter(|other| {
-            let after = other.sent > lost.sent && other.gateway == call.gateway;
+            let after = other.sent > lost.sent.max(started) && other.gateway == call.gateway;
             after && other.said.is_problem("in-flight")
         });
         let watched = self.known.lapse() + GRACE;

@@ -337,9 +337,12 @@ fn in_flight_is_somebody_elses_attempt() {
     lost()
         .call(10_000, 10_001, problem(409, "in-flight"))
         .right();
-    lost()
-        .call(15_000, 15_001, problem(409, "in-flight"))
-        .is("cause");
+    let late = || lost().call(15_000, 15_001, problem(409, "in-flight"));
+    late().is("cause");
+    // What a process has watched ends with it.
+    let restarted = |gateway| late().trouble(11_000, 12_000, Place::Gateway(gateway));
+    restarted(0).right();
+    restarted(1).is("cause");
     let mut with_a_clock = lost();
     with_a_clock.known.clockless = false;
     with_a_clock.is("cause");
