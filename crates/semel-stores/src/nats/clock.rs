@@ -5,7 +5,8 @@
 //! time goes on with this machine's monotonic clock. No lease is decided by it.
 //!
 //! It may be late, by as much as an answer was under way, and is never early, as far as the server's clock
-//! does not step back: a retention that ends late loses nothing.
+//! does not step back: a retention that ends late loses nothing. When a record was settled is not read off
+//! it, but off its message: see [`frame`](super::frame).
 
 use std::time::Duration;
 
@@ -85,7 +86,14 @@ mod tests {
         late.sample(read, asked);
         assert!(late.now() <= server());
 
+        // It stood still, and read it at the end.
+        let asked = Instant::now();
+        pause().await;
+        late.sample(server(), asked);
+        assert_eq!(late.now(), server());
+
         // What it is seen to have stored puts that right.
+        let late = ServerClock::new(read);
         late.reached(server());
         assert_eq!(late.now(), server());
         pause().await;

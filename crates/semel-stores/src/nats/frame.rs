@@ -8,13 +8,14 @@
 //!
 //! A claim cannot know its sequence before it is stored, and its fence is made of it: hence `1`.
 //! Later values of the same claim say `0`, so that its fence stays while the sequence grows. The
-//! lease is kept as a length: how long it lasts is counted by who watches, not by a clock.
+//! lease is kept as a length: how long it lasts is counted by who watches, not by a clock. So is, in effect,
+//! retention: it counts from when the server stored the message, whatever time the writer took it to be.
 
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use semel::store::{Entry, Fence};
-use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+use semel::{IdentityDigest, Record, State, StoreError, StoreErrorKind, Timestamp};
 
 const VERSION: u8 = 1;
 const HEAD: usize = 10;
@@ -92,10 +93,68 @@ pub(super) fn decode(
         1 => *fence = Fence(fence.0.saturating_add(revision)),
         _ => return Err(corrupt("its bytes are damaged".into())),
     }
+    date(&mut entry.record, stored);
     Ok(Row {
         revision,
         stored: Some(stored),
         lease: Duration::from_micros(u64::from_be_bytes(lease)),
         entry,
     })
+}
+
+/// Settles a record at the time of its message. Whoever wrote it may have been late, which would shorten
+/// its retention; each message of a completed or released record is the one that settled it, or amended it.
+fn date(record: &mut Record, stored: Timestamp) {
+    let (State::Completed(_) | State::Released, Some(settled)) =
+        (&record.state, &mut record.settled_at)
+    else {
+        return;
+    };
+    for end in [&mut record.expires_at, &mut record.purge_at] {
+        *end = stored.after(settled.until(*end));
+    }
+    // A decision that settled it was made then, too.
+    if let Some(resolved) = &mut record.resolved
+        && resolved.at == *settled
+    {
+        resolved.at = stored;
+    }
+    *settled = stored;
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::record::{self, Change};
+    use semel::store::{ClaimRequest, Label, Nonce, Retention};
+    use semel::{Fingerprint, Identity, Key, Outcome, Scope};
+
+    use super::*;
+
+    /// By a process whose idea of the server's time is two seconds late.
+    #[test]
+    fn retention_counts_from_when_the_server_stored_the_message() {
+        let key = Key::new("k").unwrap();
+        let label = Label::from(&Identity::new(Scope::new(["acme"]), "pay", key));
+        let (nonce, print) = (Nonce::from_bytes([7; 16]), Fingerprint::of(b"9 EUR"));
+        let request = ClaimRequest::new(nonce, print, Duration::from_secs(1));
+        let late = Timestamp::from_micros(5_000_000);
+        let stored = late.after(Duration::from_secs(2));
+        let claimed = record::claim(None, &request, late, Fence(1)).write.unwrap();
+        let read = |record: &Record| {
+            let (digest, label) = (label.digest, label.clone());
+            let record = record.clone();
+            let value = encode(&Entry { label, record }, request.lease, Meant::Said);
+            decode(&digest, 1, stored, &value).unwrap().entry.record
+        };
+        assert_eq!(read(&claimed), claimed);
+
+        let second = Duration::from_secs(1);
+        let retention = Retention::new(second).with_tombstone(second);
+        let complete = Change::complete(&claimed.token, &Outcome::void(), retention);
+        let decided = complete.decide(Some(&claimed), late, Fence(1));
+        let completed = read(&decided.unwrap().unwrap());
+        assert_eq!(completed.settled_at, Some(stored));
+        assert_eq!(completed.expires_at, stored.after(second));
+        assert_eq!(completed.purge_at, stored.after(2 * second));
+    }
 }
