@@ -302,7 +302,7 @@ async fn gateway(
         let log = Log::new(store.clone(), config.audit_retention);
         tokio::spawn(async move { log.enter(decisions, until_drained).await })
     });
-    let watching = tokio::spawn(Arc::clone(&health).watch(itself));
+    let watching = tokio::spawn(Arc::clone(&health).watch(itself.clone()));
     let pools = stacks.pools();
     tokio::spawn(async move { pools.check().await });
     let (reload, services) = Reload::new(
@@ -391,6 +391,10 @@ async fn gateway(
             running,
             becomes: becomes(&table.load().config.routes),
         });
+    }
+    if let Condition::Down(_) = health.condition() {
+        // It was a while ago.
+        health.look_again(&itself).await;
     }
     if let Condition::Down(reason) = health.condition() {
         return Err(Error::Unusable(reason));

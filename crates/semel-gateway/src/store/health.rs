@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 const EVERY: Duration = Duration::from_secs(1);
 /// How long the store may take to say that it is there.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause after calls that failed had it asked.
+/// The pause after calls that failed had it asked, or where another gateway was just asking.
 const REST: Duration = Duration::from_millis(200);
 /// How often the log says something of a state that it told of before.
 pub(crate) const REMIND_EVERY: Duration = Duration::from_secs(30);
@@ -128,19 +128,42 @@ impl Health {
 
     /// Asks the store again and again, and tells of every change. `store` is the one itself.
     pub async fn watch<S: Store>(self: Arc<Self>, store: S) -> Infallible {
+        let mut pause = EVERY;
         loop {
-            let failed = timeout(EVERY, self.trouble.notified()).await.is_ok();
-            let suspected = failed || self.condition() != Condition::Up;
-            let asked = timeout(PROBE_TIMEOUT, ask(&store, suspected)).await;
-            let found = asked.unwrap_or_else(|_| {
-                let reason = format!("no answer within {PROBE_TIMEOUT:?}");
-                Some(Condition::Down(reason))
-            });
-            self.found(found);
+            let failed = timeout(pause, self.trouble.notified()).await.is_ok();
+            pause = match self.look(&store, failed).await {
+                true => EVERY,
+                false => REST,
+            };
             if failed {
                 sleep(REST).await;
             }
         }
+    }
+
+    /// Asks the store until it is known how it is now.
+    pub async fn look_again<S: Store>(&self, store: &S) {
+        let looking = async {
+            while !self.look(store, true).await {
+                sleep(REST).await;
+            }
+        };
+        // As before, where it does not become known.
+        timeout(PROBE_TIMEOUT, looking).await.ok();
+    }
+
+    /// Asks the store once; whether it takes new keys only where that is doubted. Whether something was
+    /// learnt of it: another gateway may just be asking the same.
+    async fn look<S: Store>(&self, store: &S, failed: bool) -> bool {
+        let suspected = failed || self.condition() != Condition::Up;
+        let asked = timeout(PROBE_TIMEOUT, ask(store, suspected)).await;
+        let found = asked.unwrap_or_else(|_| {
+            let reason = format!("no answer within {PROBE_TIMEOUT:?}");
+            Some(Condition::Down(reason))
+        });
+        let is_known = found.is_some();
+        self.found(found);
+        is_known
     }
 
     /// Takes down what was found (`None`: as before), and says what changed.
@@ -254,7 +277,8 @@ fn question() -> Result<(Identity, ClaimRequest), String> {
     let request = ClaimRequest::new(
         Nonce::random().map_err(|e| e.to_string())?,
         Fingerprint::of(b""),
-        PROBE_TIMEOUT,
+        // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
+        REST,
     )
     .with_on_lost(OnLost::Retry);
     Ok((identity, request))
@@ -262,6 +286,9 @@ fn question() -> Result<(Identity, ClaimRequest), String> {
 
 #[cfg(test)]
 mod tests {
+    use semel::SystemClock;
+    use semel::memory::{Limits, MemoryStore};
+
     use super::*;
 
     #[test]
@@ -270,5 +297,29 @@ mod tests {
         assert!(is_question(&Label::from(&identity)));
         let theirs = Identity::new(Scope::new(["semel", "x"]), "check", Key::new("k").unwrap());
         assert!(!is_question(&Label::from(&theirs)));
+    }
+
+    /// A store that dies may take the end of a question with it.
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_was_left_behind_delays_the_next_by_a_moment() {
+        let store = MemoryStore::with_clock(Limits::default(), SystemClock::new());
+        let health = Health::new(Arc::new(Metrics::new()));
+        let left = || async {
+            let (identity, request) = question().unwrap();
+            let claim = store.claim(&identity, &request).await.unwrap();
+            assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
+            health.found(Some(Condition::Down("gone".to_owned())));
+        };
+        left().await;
+        health.look_again(&store).await;
+        assert_eq!(health.condition(), Condition::Up);
+        left().await;
+        let (health, begun) = (Arc::new(health), Instant::now());
+        let watching = tokio::spawn(Arc::clone(&health).watch(store));
+        while health.condition() != Condition::Up {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(begun.elapsed() < EVERY + 2 * REST, "{:?}", begun.elapsed());
+        watching.abort();
     }
 }
