@@ -367,11 +367,8 @@ fn a_mismatch_beside_a_claim_whose_answer_hides_that_it_held_the_key() {
             }],
             ..Options::default()
         };
-        assert_eq!(
-            history.violated_under(&options),
-            expected,
-            "{sent} {broken}"
-        );
+        let violated = history.violated_under(&options);
+        assert_eq!(violated, expected, "{sent} {broken} {answer:?}");
     }
 }
 
