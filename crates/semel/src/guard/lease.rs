@@ -48,9 +48,9 @@ struct State {
     renewals: Option<AbortHandle>,
 }
 
-/// `from` later by `by`, or by thirty years where that is beyond what an instant can say.
+/// `from` later by `by`, or by 34 years where that is beyond what an instant can say.
 pub(super) fn later(from: Instant, by: Duration) -> Instant {
-    const FAR: Duration = Duration::from_hours(24 * 365 * 30);
+    const FAR: Duration = Duration::from_secs(1 << 30);
     from.checked_add(by).unwrap_or(from + FAR)
 }
 
