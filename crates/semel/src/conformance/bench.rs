@@ -23,6 +23,7 @@ pub struct Bench {
     other: AnyStore,
     clock: Option<Advance>,
     short: Duration,
+    margin: Duration,
     patience: Duration,
     rounds: usize,
     exclusive: bool,
@@ -34,9 +35,6 @@ pub struct Bench {
 
 type Advance = Box<dyn Fn(Duration) + Send + Sync>;
 
-/// How much longer than asked a case sleeps, so that the store's clock has certainly got there.
-const MARGIN: Duration = Duration::from_millis(10);
-
 impl Bench {
     /// A bench with this store, which has a clock of its own: the suite really waits.
     pub fn new(store: impl Store) -> Self {
@@ -46,6 +44,7 @@ impl Bench {
             store,
             clock: None,
             short: Duration::from_millis(40),
+            margin: Duration::from_millis(10),
             patience: Duration::from_secs(10),
             rounds: 20,
             exclusive: false,
@@ -81,6 +80,14 @@ impl Bench {
     #[must_use]
     pub const fn with_short(mut self, short: Duration) -> Self {
         self.short = short;
+        self
+    }
+
+    /// How much longer than asked the suite waits, so that the store's clock has certainly got there. 10 ms
+    /// unless set; more for a store whose handles may take its time to be earlier.
+    #[must_use]
+    pub const fn with_margin(mut self, margin: Duration) -> Self {
+        self.margin = margin;
         self
     }
 
@@ -163,7 +170,7 @@ impl Bench {
     pub(super) async fn pass(&self, time: Duration) {
         match &self.clock {
             Some(advance) => advance(time),
-            None => tokio::time::sleep(time + MARGIN).await,
+            None => tokio::time::sleep(time + self.margin).await,
         }
     }
 
