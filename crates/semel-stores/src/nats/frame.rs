@@ -102,14 +102,19 @@ pub(super) fn decode(
     })
 }
 
-/// Settles a record at the time of its message. Whoever wrote it may have been late, which would shorten
-/// its retention; each message of a completed or released record is the one that settled it, or amended it.
+/// Settles a record no earlier than its message was stored. Whoever wrote it may have been late, which would
+/// shorten its retention; each message of a completed or released record is the one that settled it, or amended
+/// it. Never earlier than it says: the writer, or the server's clock, may have stepped back since, and who
+/// still goes by the time before would find it past its retention.
 fn date(record: &mut Record, stored: Timestamp) {
     let (State::Completed(_) | State::Released, Some(settled)) =
         (&record.state, &mut record.settled_at)
     else {
         return;
     };
+    if stored <= *settled {
+        return;
+    }
     for end in [&mut record.expires_at, &mut record.purge_at] {
         *end = stored.after(settled.until(*end));
     }
@@ -130,31 +135,39 @@ mod tests {
 
     use super::*;
 
-    /// By a process whose idea of the server's time is two seconds late.
+    /// By a process whose idea of the server's time is two seconds late, or early.
     #[test]
     fn retention_counts_from_when_the_server_stored_the_message() {
         let key = Key::new("k").unwrap();
         let label = Label::from(&Identity::new(Scope::new(["acme"]), "pay", key));
         let (nonce, print) = (Nonce::from_bytes([7; 16]), Fingerprint::of(b"9 EUR"));
-        let request = ClaimRequest::new(nonce, print, Duration::from_secs(1));
-        let late = Timestamp::from_micros(5_000_000);
-        let stored = late.after(Duration::from_secs(2));
-        let claimed = record::claim(None, &request, late, Fence(1)).write.unwrap();
+        let second = Duration::from_secs(1);
+        let request = ClaimRequest::new(nonce, print, second);
+        let retention = Retention::new(second).with_tombstone(second);
+        let [late, stored, early] = [5, 7, 9].map(|at| Timestamp::from_micros(at * 1_000_000));
         let read = |record: &Record| {
             let (digest, label) = (label.digest, label.clone());
             let record = record.clone();
             let value = encode(&Entry { label, record }, request.lease, Meant::Said);
             decode(&digest, 1, stored, &value).unwrap().entry.record
         };
-        assert_eq!(read(&claimed), claimed);
-
-        let second = Duration::from_secs(1);
-        let retention = Retention::new(second).with_tombstone(second);
-        let complete = Change::complete(&claimed.token, &Outcome::void(), retention);
-        let decided = complete.decide(Some(&claimed), late, Fence(1));
-        let completed = read(&decided.unwrap().unwrap());
-        assert_eq!(completed.settled_at, Some(stored));
-        assert_eq!(completed.expires_at, stored.after(second));
-        assert_eq!(completed.purge_at, stored.after(2 * second));
+        for (now, settled) in [(late, stored), (early, early)] {
+            let claimed = record::claim(None, &request, now, Fence(1)).write.unwrap();
+            assert_eq!(read(&claimed), claimed, "no lease goes by it");
+            let after = |change: Change| {
+                let decided = change.decide(Some(&claimed), now, Fence(1));
+                read(&decided.unwrap().unwrap())
+            };
+            let completed = after(Change::complete(
+                &claimed.token,
+                &Outcome::void(),
+                retention,
+            ));
+            assert_eq!(completed.settled_at, Some(settled));
+            assert_eq!(completed.expires_at, settled.after(second));
+            assert_eq!(completed.purge_at, settled.after(2 * second));
+            let released = after(Change::abandon(&claimed.token));
+            assert_eq!(released.settled_at, Some(settled));
+        }
     }
 }

@@ -5,7 +5,6 @@
 //! until a purge removes them, and a listing leaves them out.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
@@ -30,8 +29,6 @@ const BATCH_BYTES: usize = 8 << 20;
 pub(super) const ABREAST: usize = 32;
 /// Messages that one page looks at.
 const PAGE: usize = 512;
-/// How far the server's time may be from what this handle takes it for.
-const SLACK: Duration = Duration::from_secs(1);
 
 /// What a message holds.
 pub(super) enum Held {
@@ -49,8 +46,6 @@ pub(super) struct Met {
     /// Which message of its key was the last when this one was stored; 0: there was none. `None`
     /// of what another program wrote without saying so.
     pub(super) replaces: Option<u64>,
-    /// When the server stored it.
-    pub(super) stored: Timestamp,
     pub(super) held: Held,
 }
 
@@ -184,7 +179,6 @@ fn read(
         identity,
         sequence,
         replaces: replaces.and_then(|sequence| sequence.as_str().parse().ok()),
-        stored,
         held,
     })
 }
@@ -198,40 +192,32 @@ fn looks_lapsed(row: &Row, now: Timestamp) -> bool {
 
 impl NatsStore {
     pub(super) async fn page(&self, query: &ListQuery) -> Result<Page> {
-        let (from, began) = match &query.after {
-            None => (0, self.shared.clock.now()),
+        let (from, end) = match &query.after {
+            // What changes later is not part of this listing: it would never end under load.
+            None => {
+                let info = self.shared.refresh(&mut self.effort()).await?;
+                (0, info.state.last_sequence + 1)
+            }
             Some(cursor) => read_cursor(cursor)?,
         };
         let mut scan = Scan::new(&self.shared, self.effort(), from);
-        let page = self.collect(query, &mut scan, began).await;
+        let page = self.collect(query, &mut scan, end).await;
         scan.end().await;
         page
     }
 
-    async fn collect(
-        &self,
-        query: &ListQuery,
-        scan: &mut Scan<'_>,
-        began: Timestamp,
-    ) -> Result<Page> {
+    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>, end: u64) -> Result<Page> {
         let mut entries = Vec::new();
         let mut looked = 0;
         loop {
             let batch = scan.batch().await?;
-            // What changes later is not part of this listing: it would never end under load.
-            let later = |met: &Met| met.stored > began.after(SLACK);
-            if batch.first().is_none_or(later) {
-                return Ok(Page {
-                    entries,
-                    next: None,
-                });
-            }
+            let over = batch.is_empty() || scan.next >= end;
             let now = self.shared.clock.now();
             let replaced: HashSet<u64> = batch.iter().filter_map(|met| met.replaces).collect();
             let mut found = Vec::new();
             for met in batch {
                 looked += 1;
-                if replaced.contains(&met.sequence) {
+                if met.sequence >= end || replaced.contains(&met.sequence) {
                     continue;
                 }
                 let row = match met.held {
@@ -258,11 +244,17 @@ impl NatsStore {
                 let (true, row) = found? else { continue };
                 entries.push(row.entry);
                 if entries.len() >= query.limit.max(1) {
-                    return Ok(page(entries, row.revision + 1, began));
+                    return Ok(page(entries, row.revision + 1, end));
                 }
             }
+            if over {
+                return Ok(Page {
+                    entries,
+                    next: None,
+                });
+            }
             if looked >= PAGE {
-                return Ok(page(entries, scan.next, began));
+                return Ok(page(entries, scan.next, end));
             }
         }
     }
@@ -271,30 +263,23 @@ impl NatsStore {
 impl NatsStore {
     /// Whether a message that was met is its record's last.
     async fn is_latest(&self, row: &Row) -> Result<bool> {
-        // What is completed is replaced once it is past its retention: it is not listed then.
-        if row.entry.record.state.kind() == StateKind::Completed {
-            return Ok(true);
-        }
         let last = self.row(&row.entry.label.digest).await?;
         Ok(last.is_some_and(|last| last.revision == row.revision))
     }
 }
 
-fn page(entries: Vec<Entry>, next: u64, began: Timestamp) -> Page {
-    let cursor = [next, began.as_micros()].map(u64::to_be_bytes);
+fn page(entries: Vec<Entry>, next: u64, end: u64) -> Page {
+    let cursor = [next, end].map(u64::to_be_bytes);
     Page {
         entries,
         next: Some(Cursor(cursor.concat().into())),
     }
 }
 
-/// The next sequence, and when the listing began.
-fn read_cursor(Cursor(bytes): &Cursor) -> Result<(u64, Timestamp)> {
+/// The next sequence, and the one at which the listing ends.
+fn read_cursor(Cursor(bytes): &Cursor) -> Result<(u64, u64)> {
     match bytes.as_chunks::<8>() {
-        ([next, began], []) => Ok((
-            u64::from_be_bytes(*next),
-            Timestamp::from_micros(u64::from_be_bytes(*began)),
-        )),
+        ([next, end], []) => Ok((u64::from_be_bytes(*next), u64::from_be_bytes(*end))),
         _ => Err(StoreError::new(
             StoreErrorKind::Config,
             "the cursor is not this store's",

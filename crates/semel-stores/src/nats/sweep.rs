@@ -12,6 +12,7 @@ use semel::Timestamp;
 use semel::store::{Purged, Result};
 
 use super::NatsStore;
+use super::link::timestamp;
 use super::removal::{Pass, Removals};
 use super::scan::{Held, Scan};
 
@@ -31,16 +32,16 @@ pub(super) struct Sweep {
     tail: u64,
     /// Which stream it was, and how often the connection was lost before: one made anew begins
     /// anew, and a server that lost its power may have gone back.
-    of: (u64, u64),
+    of: (Timestamp, u64),
 }
 
-/// What is read.
+/// What is read, up to a sequence.
 #[derive(Clone, Copy)]
 enum Part {
-    /// A stretch that was read before, up to here.
+    /// A stretch that was read before.
     Known(u64),
-    /// Some of what was not.
-    Tail,
+    /// Some of what was not. What comes after the purge began is the next one's: others write on and on.
+    Tail(u64),
 }
 
 /// What came of reading a stretch.
@@ -51,8 +52,6 @@ struct Swept {
     end: u64,
     /// The bound was reached before the stretch's end.
     stopped: bool,
-    /// There is nothing after it.
-    over: bool,
 }
 
 impl NatsStore {
@@ -62,8 +61,9 @@ impl NatsStore {
             more: false,
         };
         let mut effort = self.effort();
-        let base = self.shared.base(&mut effort).await?;
-        let of = (base, self.shared.link.losses());
+        let info = self.shared.refresh(&mut effort).await?;
+        let end = info.state.last_sequence + 1;
+        let of = (timestamp(info.created), self.shared.link.losses());
         let mut sweep = self.shared.sweep.lock().await;
         if sweep.of != of {
             *sweep = Sweep {
@@ -72,15 +72,14 @@ impl NatsStore {
             };
         }
         let mut pass = Pass::new(sweep.tail.max(1));
-        let now = self.shared.clock.now();
         let mut at = 0;
         while let Some(stretch) = sweep.known.get(at).copied() {
-            if stretch.due > now {
+            if stretch.due > self.shared.clock.now() {
                 at += 1;
                 continue;
             }
             let part = Part::Known(stretch.end);
-            let swept = self.stretch(stretch.first, part, &mut pass, limit, now, &mut purged);
+            let swept = self.stretch(stretch.first, part, &mut pass, limit, &mut purged);
             let swept = swept.await?;
             if swept.stopped {
                 // What was not read is still due; what was read and stays is known by itself.
@@ -100,9 +99,9 @@ impl NatsStore {
             sweep.known[at].due = swept.due;
             at += 1;
         }
-        loop {
+        while sweep.tail < end {
             let first = sweep.tail.max(1);
-            let swept = self.stretch(first, Part::Tail, &mut pass, limit, now, &mut purged);
+            let swept = self.stretch(first, Part::Tail(end), &mut pass, limit, &mut purged);
             let swept = swept.await?;
             sweep.tail = swept.end;
             sweep.known.push(Stretch {
@@ -115,10 +114,8 @@ impl NatsStore {
                 purged.more = true;
                 return Ok(purged);
             }
-            if swept.over {
-                return Ok(purged);
-            }
         }
+        Ok(purged)
     }
 
     /// Reads a part of the bucket, and removes what is past its retention, no more than `limit` in
@@ -129,11 +126,10 @@ impl NatsStore {
         part: Part,
         pass: &mut Pass,
         limit: usize,
-        now: Timestamp,
         purged: &mut Purged,
     ) -> Result<Swept> {
         let mut scan = Scan::new(&self.shared, self.effort(), first);
-        let swept = self.read_part(&mut scan, part, pass, limit, now, purged);
+        let swept = self.read_part(&mut scan, part, pass, limit, purged);
         let swept = swept.await;
         scan.end().await;
         swept
@@ -145,31 +141,26 @@ impl NatsStore {
         part: Part,
         pass: &mut Pass,
         limit: usize,
-        now: Timestamp,
         purged: &mut Purged,
     ) -> Result<Swept> {
         // A part of the tail is as long as is worth remembering by itself.
         const LONGEST: usize = 1_024;
+        let (Part::Known(end) | Part::Tail(end)) = part;
         let mut swept = Swept {
             due: Timestamp::MAX,
             end: scan.next,
             stopped: false,
-            over: false,
         };
         let mut read = 0;
         loop {
             let batch = scan.batch().await?;
-            swept.over = batch.is_empty();
+            // As its consumer corrected it: what is removed does not come back.
+            let now = self.shared.clock.now();
+            let over = batch.is_empty() || scan.next >= end;
             let mut removals = Removals::default();
             for met in batch {
-                match part {
-                    Part::Known(end) if met.sequence >= end => break,
-                    // What came since the purge began is the next one's: others write on and on.
-                    Part::Tail if met.stored > now => {
-                        swept.over = true;
-                        break;
-                    }
-                    _ => {}
+                if met.sequence >= end {
+                    break;
                 }
                 let purge_at = match &met.held {
                     Held::Record(row) => row.entry.record.purge_at,
@@ -184,7 +175,7 @@ impl NatsStore {
                         return Ok(swept);
                     }
                 }
-                if matches!(part, Part::Tail) {
+                if matches!(part, Part::Tail(_)) {
                     removals.replaced_by(&met, pass);
                     pass.meets(&met);
                 }
@@ -197,13 +188,11 @@ impl NatsStore {
                 read += 1;
             }
             purged.removed += self.remove(removals).await?;
-            if let Part::Known(end) = part
-                && (swept.over || scan.next >= end)
-            {
+            if over {
                 swept.end = end;
                 return Ok(swept);
             }
-            if swept.over || read >= LONGEST {
+            if matches!(part, Part::Tail(_)) && read >= LONGEST {
                 return Ok(swept);
             }
         }
