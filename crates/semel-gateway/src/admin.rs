@@ -200,7 +200,7 @@ mod tests {
             ready(admin.clone()).await,
             (StatusCode::OK, "ready\n".to_owned())
         );
-        health.found(Some(Condition::Down("read-only".to_owned())));
+        health.found(Condition::Down("read-only".to_owned()));
         let (status, text) = ready(admin).await;
         assert_eq!(
             (status, text.as_str()),

@@ -128,16 +128,16 @@ impl Health {
 
     /// Asks the store again and again, and tells of every change. `store` is the one itself.
     pub async fn watch<S: Store>(self: Arc<Self>, store: S) -> Infallible {
-        let mut pause = EVERY;
+        let mut suspected = false;
         loop {
-            let failed = timeout(pause, self.trouble.notified()).await.is_ok();
-            pause = match self.look(&store, failed).await {
-                true => EVERY,
-                false => REST,
-            };
-            if failed {
+            if !suspected {
+                suspected = timeout(EVERY, self.trouble.notified()).await.is_ok();
+            }
+            let is_known = self.look(&store, suspected).await;
+            if suspected || !is_known {
                 sleep(REST).await;
             }
+            suspected = !is_known;
         }
     }
 
@@ -162,14 +162,13 @@ impl Health {
             Some(Condition::Down(reason))
         });
         let is_known = found.is_some();
-        self.found(found);
+        found.into_iter().for_each(|found| self.found(found));
         is_known
     }
 
-    /// Takes down what was found (`None`: as before), and says what changed.
-    pub(crate) fn found(&self, found: Option<Condition>) {
+    /// Takes down what was found, and says what changed.
+    pub(crate) fn found(&self, found: Condition) {
         let mut known = self.known();
-        let found = found.unwrap_or_else(|| known.condition.clone());
         let failures = std::mem::take(&mut known.failures);
         let now = Instant::now();
         let changed = std::mem::discriminant(&found) != std::mem::discriminant(&known.condition);
@@ -308,7 +307,7 @@ mod tests {
             let (identity, request) = question().unwrap();
             let claim = store.claim(&identity, &request).await.unwrap();
             assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
-            health.found(Some(Condition::Down("gone".to_owned())));
+            health.found(Condition::Down("gone".to_owned()));
         };
         left().await;
         health.look_again(&store).await;
@@ -320,6 +319,24 @@ mod tests {
             sleep(Duration::from_millis(10)).await;
         }
         assert!(begun.elapsed() < EVERY + 2 * REST, "{:?}", begun.elapsed());
+        watching.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_stays_until_a_question_of_its_own_has_an_answer() {
+        let store = Arc::new(MemoryStore::with_clock(
+            Limits::default(),
+            SystemClock::new(),
+        ));
+        let (identity, request) = question().unwrap();
+        let claim = store.claim(&identity, &request).await.unwrap();
+        assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
+        let health = Arc::new(Health::new(Arc::new(Metrics::new())));
+        health.failed(&StoreError::new(StoreErrorKind::NotApplied, "read-only"));
+        let watching = tokio::spawn(Arc::clone(&health).watch(Arc::clone(&store)));
+        sleep(2 * REST).await;
+        // It took over, and completed what is kept no longer.
+        assert_eq!(store.get(identity.digest()).await.unwrap(), None);
         watching.abort();
     }
 }
