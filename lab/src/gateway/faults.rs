@@ -1,6 +1,6 @@
 //! Faults as they happen: to the store, the gateways and the upstream, side by side.
 
-use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -142,11 +142,8 @@ async fn on_upstream(one: &Planned, scene: &Scene) -> Result<()> {
     upstream.be(Mood::Well).await
 }
 
-/// Notes when the machine itself stood still: nobody's renewals go out then. Runs until it is dropped.
-pub(super) async fn watch(
-    lease: Duration,
-    stalls: &parking_lot::Mutex<Vec<Trouble>>,
-) -> Infallible {
+/// Notes when the machine itself stood still: nobody's renewals go out then. Runs until its task ends.
+pub(super) async fn watch(lease: Duration, stalls: Arc<parking_lot::Mutex<Vec<Trouble>>>) {
     const TICK: Duration = Duration::from_millis(20);
     loop {
         let (from, before) = (now(), Instant::now());

@@ -39,6 +39,8 @@ pub(super) struct Known {
     pub(super) lease: Nanos,
     /// Lapses are seen by observers only: a lease late.
     pub(super) clockless: bool,
+    /// How long the store may stand still by itself.
+    pub(super) stands_still: Nanos,
     pub(super) begun: Nanos,
     /// When the faults were over; `None`: the run broke off.
     pub(super) settling: Option<Nanos>,
@@ -133,51 +135,6 @@ impl Known {
     fn lapse(&self) -> Nanos {
         self.lease * if self.clockless { 2 } else { 1 }
     }
-
-    /// Until when an attempt that this call began may be at work; `None`: it began none.
-    fn works_until(&self, call: &Call) -> Option<Nanos> {
-        let met = |sees: &dyn Fn(Place) -> bool| self.trouble(call.sent, call.answered, sees);
-        let own = Place::Gateway(call.gateway);
-        let at_the_store = |place| place == Place::Store || place == own;
-        let (mut end, sees): (Nanos, &dyn Fn(Place) -> bool) = match &call.said {
-            // Recorded before it is told.
-            Said::Answer(answer) if !answer.replayed => return Some(call.answered),
-            // Its attempt may have been lost, and settled by others while it was held up.
-            Said::Answer(_) if met(&at_the_store) => return Some(call.answered),
-            Said::Answer(_) => return None,
-            Said::Failed { .. } => (call.answered, &at_the_store),
-            Said::Problem { code, .. } => match code.as_str() {
-                // The claim may have been done although it was not answered.
-                "in-flight" | "outcome-unknown" if met(&at_the_store) => {
-                    (call.answered, &at_the_store)
-                }
-                "upstream-unreachable" | "upstream-failed" | "upstream-timeout" => {
-                    (call.answered, &at_the_store)
-                }
-                "store-unavailable" => (call.answered, &at_the_store),
-                _ => return None,
-            },
-            Said::Broken(_) | Said::Left => (call.answered + nanos(UPSTREAM_TIMEOUT), &|place| {
-                !matches!(place, Place::Gateway(_)) || place == own
-            }),
-        };
-        // Troubles stand in the order of their beginning.
-        for trouble in &self.troubles {
-            let met = trouble.from <= end && call.sent <= trouble.until;
-            if met && (sees(trouble.place) || trouble.place == Place::Machine) {
-                end = end.max(trouble.until + self.lapse() + GRACE);
-            }
-        }
-        Some(end)
-    }
-
-    /// Whether an attempt that this call began may have been lost before `time`.
-    fn may_be_lost(&self, call: &Call, time: Nanos) -> bool {
-        let until = self.works_until(call).unwrap_or(call.answered);
-        let own = Place::Gateway(call.gateway);
-        let sees = |place| !matches!(place, Place::Gateway(_)) || place == own;
-        !call.said.is_problem("mismatch") && self.trouble(call.sent, until.min(time), sees)
-    }
 }
 
 /// What is wrong in a run.
@@ -262,6 +219,58 @@ impl<'a> Judge<'a> {
         self.wrong(check, call.answered, Some(call.identity), what);
     }
 
+    /// Until when an attempt that this call began may be at work; `None`: it began none.
+    fn works_until(&self, call: &Call) -> Option<Nanos> {
+        let known = self.known;
+        let met = |sees: &dyn Fn(Place) -> bool| known.trouble(call.sent, call.answered, sees);
+        let own = Place::Gateway(call.gateway);
+        let at_the_store = |place| place == Place::Store || place == own;
+        let (mut end, sees): (Nanos, &dyn Fn(Place) -> bool) = match &call.said {
+            // Recorded before it is told.
+            Said::Answer(answer) if !answer.replayed => return Some(call.answered),
+            // Its attempt may have been lost, and settled by others while it was held up.
+            Said::Answer(_) if met(&at_the_store) => return Some(call.answered),
+            Said::Answer(_) => return None,
+            Said::Failed { .. } => (call.answered, &at_the_store),
+            Said::Problem { code, .. } => match code.as_str() {
+                // The claim may have been done although it was not answered.
+                "in-flight" | "outcome-unknown" if met(&at_the_store) => {
+                    (call.answered, &at_the_store)
+                }
+                "upstream-unreachable" | "upstream-failed" | "upstream-timeout" => {
+                    (call.answered, &at_the_store)
+                }
+                "store-unavailable" => (call.answered, &at_the_store),
+                _ => return None,
+            },
+            Said::Broken(_) | Said::Left => {
+                // It waits for the upstream, which may have been asked late.
+                let asked = self.by_call.get(&call.id).into_iter().flatten();
+                let asked = asked.map(|entry| entry.at).max().unwrap_or(0);
+                let end = call.answered.max(asked) + nanos(UPSTREAM_TIMEOUT);
+                (end, &|place| {
+                    !matches!(place, Place::Gateway(_)) || place == own
+                })
+            }
+        };
+        // Troubles stand in the order of their beginning.
+        for trouble in &known.troubles {
+            let met = trouble.from <= end && call.sent <= trouble.until;
+            if met && (sees(trouble.place) || trouble.place == Place::Machine) {
+                end = end.max(trouble.until + known.lapse() + GRACE);
+            }
+        }
+        Some(end)
+    }
+
+    /// Whether an attempt that this call began may have been lost before `time`.
+    fn may_be_lost(&self, call: &Call, time: Nanos) -> bool {
+        let until = self.works_until(call).unwrap_or(call.answered);
+        let own = Place::Gateway(call.gateway);
+        let sees = |place| !matches!(place, Place::Gateway(_)) || place == own;
+        !call.said.is_problem("mismatch") && self.known.trouble(call.sent, until.min(time), sees)
+    }
+
     /// When an answer of this execution was first told, if it was.
     fn told(&self, identity: Identity, number: u64) -> Option<Nanos> {
         let calls = self.by_identity.get(&identity)?;
@@ -282,7 +291,7 @@ impl<'a> Judge<'a> {
             let lost = self
                 .by_id
                 .get(&first.call)
-                .is_some_and(|call| self.known.may_be_lost(call, entry.at));
+                .is_some_and(|call| self.may_be_lost(call, entry.at));
             let told = self.told(entry.identity, earlier);
             let what = match told {
                 Some(told) if told < entry.at => "although its answer had been told",
@@ -310,7 +319,7 @@ impl<'a> Judge<'a> {
                 Done::Refused => {
                     self.findings.refused += 1;
                     let call = self.by_id.get(&entry.call);
-                    if !call.is_some_and(|call| self.known.may_be_lost(call, entry.at)) {
+                    if !call.is_some_and(|call| self.may_be_lost(call, entry.at)) {
                         let what = format!("stale fence {} of call {}", entry.fence, entry.call);
                         self.wrong("fence", entry.at, Some(entry.identity), what);
                     }
@@ -415,7 +424,7 @@ impl<'a> Judge<'a> {
         if !ran && !answer.replayed {
             self.wrong_call("mark", call, "another call ran it");
         }
-        if ran && answer.replayed && !self.known.may_be_lost(call, call.answered) {
+        if ran && answer.replayed && !self.may_be_lost(call, call.answered) {
             self.wrong_call("mark", call, "this call ran it");
         }
     }
@@ -430,7 +439,7 @@ impl<'a> Judge<'a> {
         };
         let sent_before = |other: &&&Call| other.sent < call.answered;
         let others = || calls.iter().filter(sent_before).filter(|o| o.id != call.id);
-        let at_work = |other: &Call| known.works_until(other).is_some_and(|t| t >= call.sent);
+        let at_work = |other: &Call| self.works_until(other).is_some_and(|t| t >= call.sent);
         let code = match &call.said {
             Said::Failed { status } => {
                 let sent = self.by_call.get(&call.id).into_iter().flatten();
@@ -457,7 +466,7 @@ impl<'a> Judge<'a> {
             (409, "outcome-unknown") => calls
                 .iter()
                 .filter(sent_before)
-                .any(|other| known.may_be_lost(other, call.answered)),
+                .any(|other| self.may_be_lost(other, call.answered)),
             (422, "mismatch") => {
                 let holds = |other: &Call| match &other.said {
                     Said::Answer(_) | Said::Broken(_) | Said::Left => true,
@@ -487,7 +496,7 @@ impl<'a> Judge<'a> {
     /// Without a clock in the store a gateway takes a lost attempt to be alive until it has itself
     /// watched it for a lease, since it was last broken.
     fn is_watched(&self, call: &Call, calls: &[&Call]) -> bool {
-        let lost = |other: &&&Call| self.known.may_be_lost(other, call.sent);
+        let lost = |other: &&&Call| self.may_be_lost(other, call.sent);
         let Some(lost) = calls.iter().filter(|c| c.sent < call.sent).rfind(lost) else {
             return false;
         };
@@ -540,6 +549,7 @@ impl<'a> Judge<'a> {
     /// While nothing is broken, new things are done.
     fn standstill(&mut self) {
         const LONG: Nanos = 2_000_000_000;
+        let long = LONG + self.known.stands_still;
         let Some(settling) = self.known.settling else {
             return;
         };
@@ -560,7 +570,7 @@ impl<'a> Judge<'a> {
         times.sort_unstable();
         let still: Vec<_> = times
             .windows(2)
-            .filter(|pair| pair[1] <= settling && pair[1] - pair[0] > LONG)
+            .filter(|pair| pair[1] <= settling && pair[1] - pair[0] > long)
             .map(|pair| (pair[0], millis(pair[1] - pair[0])))
             .collect();
         for (at, time) in still {

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use parking_lot::Mutex;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 pub use bugs::Bug;
@@ -205,39 +206,36 @@ async fn work(
     // The rest of the time shows that all of it works again.
     let striking = options.length.mul_f64(0.7);
     let planned = plan(faults, striking, run.lease, run.seed);
-    let stalls = Mutex::default();
+    let stalls = Arc::new(Mutex::default());
+    // By itself: a server that is restarted holds up the task that does it.
+    let mut watching = JoinSet::new();
+    watching.spawn(faults::watch(run.lease, Arc::clone(&stalls)));
     let (begun, start) = (now(), Instant::now());
     let mut clients = work::start(board, options.tasks);
     let end = start + options.length;
-    let work = async {
-        let struck = self::faults::all(&planned, scene, start, end).await;
-        sleep_until(end.max(Instant::now())).await;
-        while board.identities() < options.enough && Instant::now() < start + 4 * options.length {
-            sleep(run.pace).await;
-        }
-        board.stopped.store(true, Ordering::Relaxed);
-        while clients.join_next().await.is_some() {}
-        let settling = now();
-        if struck.is_ok() {
-            work::settle(board, options.tasks as usize).await;
-        }
-        (struck, settling)
-    };
-    let (struck, settling) = tokio::select! {
-        done = work => done,
-        never = faults::watch(run.lease, &stalls) => match never {},
-    };
+    let struck = self::faults::all(&planned, scene, start, end).await;
+    sleep_until(end.max(Instant::now())).await;
+    while board.identities() < options.enough && Instant::now() < start + 4 * options.length {
+        sleep(run.pace).await;
+    }
+    board.stopped.store(true, Ordering::Relaxed);
+    while clients.join_next().await.is_some() {}
+    let settling = now();
+    if struck.is_ok() {
+        work::settle(board, options.tasks as usize).await;
+    }
     let (struck, broken) = match struck {
         Ok(struck) => (struck, None),
         Err(error) => (Struck::default(), Some(error)),
     };
     let mut troubles = struck.troubles.clone();
-    troubles.extend(stalls.into_inner());
+    troubles.extend(std::mem::take(&mut *stalls.lock()));
     troubles.sort_by_key(|trouble| trouble.from);
     let known = Known {
         on_lost: options.on_lost(),
         lease: nanos(run.lease),
         clockless: scene.target.clockless,
+        stands_still: nanos(scene.target.stands_still()),
         begun,
         settling: broken.is_none().then_some(settling),
         troubles,

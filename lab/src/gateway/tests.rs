@@ -22,6 +22,7 @@ fn run() -> Run {
         on_lost: OnLost::Hold,
         lease: 1000 * MS,
         clockless: false,
+        stands_still: 0,
         begun: 0,
         settling: None,
         troubles: Vec::new(),
@@ -323,6 +324,8 @@ fn in_flight_is_somebody_elses_attempt() {
     };
     left(500).right();
     left(5000).is("cause");
+    // The upstream was asked so late.
+    left(5000).executed(3500, 1, 1, 1).right();
     // One whose gateway was killed holds its lease.
     let killed = left(3000).trouble(5, 900, Place::Gateway(0));
     killed.right();
@@ -405,6 +408,14 @@ fn the_gateways_do_not_stand_still() {
     still(1900).right();
     still(3000).is("standstill");
     still(3000).trouble(10, 500, Place::Store).right();
+    // A cluster may be without a leader.
+    let elects = |until| {
+        let mut run = still(until);
+        run.known.stands_still = 9000 * MS;
+        run
+    };
+    elects(10_900).right();
+    elects(11_100).is("standstill");
 }
 
 #[test]

@@ -152,6 +152,15 @@ impl Target {
         }
     }
 
+    /// How long it may stand still by itself once all faults are over. A node of NATS that hears nothing of
+    /// its leader waits 4 to 9 seconds before it calls an election, and one may be due after a restart.
+    pub(crate) fn stands_still(&self) -> Duration {
+        Duration::from_secs(match self.kind {
+            Some(Kind::NatsCluster) => 9,
+            _ => 0,
+        })
+    }
+
     /// Whether PostgreSQL's signals are understood.
     pub fn is_postgres(&self) -> bool {
         self.kind == Some(Kind::Postgres)
