@@ -13,7 +13,9 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message as _;
 use tokio::net::TcpListener;
 
-use crate::support::{Gateway, Reaction, Recorder, Script, Shop, eventually, order, order_with};
+use crate::support::{
+    Gateway, Reaction, Recorder, Script, Shop, eventually, nobody, order, order_with,
+};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: &str = "00f067aa0ba902b7";
@@ -303,10 +305,7 @@ async fn what_is_left_is_sent_at_the_end() {
 #[tokio::test]
 async fn a_collector_that_is_away_holds_nothing_up() {
     let silent = Script::start(Reaction::Silence).await;
-    let away = {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        listener.local_addr().unwrap()
-    };
+    let (_socket, away) = nobody();
     for collector in [silent.address, away] {
         let shop = Shop::open().await;
         let small = [

@@ -9,18 +9,13 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Gateway, Reaction, Recorder, Script, Shop, eventually, order, order_with, read_head,
+    Gateway, Reaction, Recorder, Script, Shop, eventually, nobody, order, order_with, read_head,
     read_request, send_raw,
 };
 
-async fn nobody() -> std::net::SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    listener.local_addr().unwrap()
-}
-
 #[tokio::test]
 async fn never_reached_is_released() {
-    let address = nobody().await;
+    let (socket, address) = nobody();
     let gateway = Gateway::start(address, &[]);
     for _ in 0..2 {
         let answer = order(gateway.address, "\"k\"").await;
@@ -32,6 +27,7 @@ async fn never_reached_is_released() {
     let unkeyed = order_with(gateway.address, &[]).await;
     assert_eq!(unkeyed.status, 502);
 
+    drop(socket);
     let shop = Shop::open_at(address).await;
     let answer = order(gateway.address, "\"k\"").await;
     assert_eq!(answer.status, 201);

@@ -6,24 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use http::{Method, Response, StatusCode};
-use tokio::net::TcpSocket;
 
 use crate::support::{
-    Gateway, Reaction, Script, Served, eventually, get, order, order_with, request, send,
+    Gateway, Reaction, Script, Served, eventually, get, nobody, order, order_with, request, send,
 };
 
 fn start(upstreams: &[SocketAddr], more: &[&str]) -> Gateway {
     let urls = upstreams.iter().map(|address| format!("http://{address}"));
     let urls = format!("--upstream={}", urls.collect::<Vec<_>>().join(","));
     Gateway::start(upstreams[0], &[&[&*urls], more].concat())
-}
-
-/// An address where nobody listens, and nobody else can as long as the socket is there.
-fn nobody() -> (TcpSocket, SocketAddr) {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = socket.local_addr().unwrap();
-    (socket, address)
 }
 
 /// The value of a metric of an address.

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use gateway::{Gateway, store_in};
 pub(crate) use ledger::Shop;
-pub(crate) use raw::{Reaction, Script, read_head, read_request, send_raw};
+pub(crate) use raw::{Reaction, Script, nobody, read_head, read_request, send_raw};
 pub(crate) use recorder::{Recorder, Seen};
 pub(crate) use served::Served;
 
