@@ -9,7 +9,7 @@
 //! A claim cannot know its sequence before it is stored, and its fence is made of it: hence `1`.
 //! Later values of the same claim say `0`, so that its fence stays while the sequence grows. The
 //! lease is kept as a length: how long it lasts is counted by who watches, not by a clock. So is, in effect,
-//! retention: it counts from when the server stored the message, whatever time the writer took it to be.
+//! retention: it counts from when the server stored the message, or from the writer's time where that is later.
 
 use std::time::Duration;
 
