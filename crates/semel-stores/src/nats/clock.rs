@@ -5,8 +5,8 @@
 //! time goes on with this machine's monotonic clock. No lease is decided by it.
 //!
 //! It may be late, by as much as an answer was under way, and is never early, as far as the server's clock
-//! does not step back: a retention that ends late loses nothing. A record is settled no
-//! earlier than its message was stored: see [`frame`](super::frame).
+//! does not step back: a retention that ends late loses nothing. A record is settled
+//! no earlier than its message was stored: see [`frame`](super::frame).
 
 use std::time::Duration;
 
