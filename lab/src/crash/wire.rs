@@ -11,9 +11,11 @@ use super::point::{Point, Strike};
 use crate::base::Place;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// From the first answer to what was sent together until all of it is done. That may have been the answer to
-/// something else that was under way, too.
-const ALL_DONE: Duration = Duration::from_millis(150);
+/// Without an answer for so long, all that was sent together is done. The first may have been the answer to
+/// something else that was under way.
+const QUIET: Duration = Duration::from_millis(150);
+/// So long at most: whoever gets no answer asks again.
+const ALL_DONE: Duration = Duration::from_secs(2);
 
 /// The way of one process to its server: a proxy, or nothing before a file.
 #[derive(Debug)]
@@ -74,12 +76,12 @@ impl Wire {
             Strike::Cut | Strike::CutThenStand => {
                 // Not at the first answer to several statements: the server gives up the others where it cannot
                 // send it.
-                sleep(ALL_DONE).await;
+                self.all_done().await?;
                 self.proxy()?.cut();
                 self.proxy()?.set(Fault::None);
                 return Ok(Struck::Lives);
             }
-            Strike::Swallow => sleep(ALL_DONE).await,
+            Strike::Swallow => self.all_done().await?,
             _ => {}
         }
         Ok(Struck::Dies(Some(up)))
@@ -101,6 +103,20 @@ impl Wire {
             .context("a fault on the wire met nothing")
     }
 
+    /// Until the server has done what it was sent, as far as one can see from here.
+    async fn all_done(&self) -> Result<()> {
+        let proxy = self.proxy()?;
+        let quiet = async {
+            let mut answers = 0;
+            while answers != proxy.hits() {
+                answers = proxy.hits();
+                sleep(QUIET).await;
+            }
+        };
+        timeout(ALL_DONE, quiet).await.ok();
+        Ok(())
+    }
+
     /// Kills the server while it commits: at some moment, or once it has and before anybody knows.
     async fn restart(
         &self,
@@ -115,7 +131,7 @@ impl Wire {
         }
         if chance.bool() {
             self.meet(Fault::SwallowAnswers, go).await?;
-            sleep(ALL_DONE).await;
+            self.all_done().await?;
         } else {
             go().await?;
             sleep(Duration::from_micros(chance.u64(..3_000))).await;

@@ -39,8 +39,9 @@ pub(super) struct Known {
     pub(super) lease: Nanos,
     /// Lapses are seen by observers only: a lease late.
     pub(super) clockless: bool,
-    /// How long the store may stand still by itself.
-    pub(super) stands_still: Nanos,
+    /// How long the store may be without a leader after it was broken.
+    #[serde(default)]
+    pub(super) elects: Nanos,
     pub(super) begun: Nanos,
     /// When the faults were over; `None`: the run broke off.
     pub(super) settling: Option<Nanos>,
@@ -130,6 +131,18 @@ impl Known {
     fn trouble(&self, from: Nanos, until: Nanos, sees: impl Fn(Place) -> bool) -> bool {
         let overlaps = |t: &Trouble| t.from <= until && from <= t.until;
         self.troubles.iter().any(|t| overlaps(t) && sees(t.place))
+    }
+
+    /// Until when the store may be out because of this: broken, or without a leader yet.
+    fn out_until(&self, trouble: &Trouble) -> Option<Nanos> {
+        let sees = matches!(trouble.place, Place::Store | Place::Machine);
+        sees.then_some(trouble.until + self.elects)
+    }
+
+    /// Whether the store may have been out between these instants.
+    fn may_be_out(&self, from: Nanos, until: Nanos) -> bool {
+        let out = |t: &Trouble| t.from <= until && self.out_until(t) >= Some(from);
+        self.troubles.iter().any(out)
     }
 
     fn lapse(&self) -> Nanos {
@@ -482,7 +495,7 @@ impl<'a> Judge<'a> {
                 }
                 return;
             }
-            (503, "store-unavailable") => met(&[Place::Store, Place::Machine, own]),
+            (503, "store-unavailable") => met(&[own]) || known.may_be_out(call.sent, call.answered),
             (502, "upstream-unreachable" | "upstream-failed") | (504, "upstream-timeout") => {
                 met(&[Place::Upstream, Place::Machine, own])
             }
@@ -549,8 +562,8 @@ impl<'a> Judge<'a> {
     /// While nothing is broken, new things are done.
     fn standstill(&mut self) {
         const LONG: Nanos = 2_000_000_000;
-        let long = LONG + self.known.stands_still;
-        let Some(settling) = self.known.settling else {
+        let known = self.known;
+        let Some(settling) = known.settling else {
             return;
         };
         let first = |call: &&&Call| call.said.answer().is_some_and(|answer| !answer.replayed);
@@ -561,16 +574,18 @@ impl<'a> Judge<'a> {
             .map(|c| c.answered)
             .collect();
         // What a fault delayed is over by then.
-        times.extend(self.known.troubles.iter().flat_map(|trouble| {
-            (trouble.from..=trouble.until + self.known.lapse())
+        times.extend(known.troubles.iter().flat_map(|trouble| {
+            let delayed = trouble.until + known.lapse();
+            let until = delayed.max(known.out_until(trouble).unwrap_or(0));
+            (trouble.from..=until)
                 .step_by(LONG as usize / 4)
-                .chain([trouble.until + self.known.lapse()])
+                .chain([until])
         }));
-        times.extend([self.known.begun, settling]);
+        times.extend([known.begun, settling]);
         times.sort_unstable();
         let still: Vec<_> = times
             .windows(2)
-            .filter(|pair| pair[1] <= settling && pair[1] - pair[0] > long)
+            .filter(|pair| pair[1] <= settling && pair[1] - pair[0] > LONG)
             .map(|pair| (pair[0], millis(pair[1] - pair[0])))
             .collect();
         for (at, time) in still {

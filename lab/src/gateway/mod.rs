@@ -235,7 +235,7 @@ async fn work(
         on_lost: options.on_lost(),
         lease: nanos(run.lease),
         clockless: scene.target.clockless,
-        stands_still: nanos(scene.target.stands_still()),
+        elects: nanos(scene.target.elects()),
         begun,
         settling: broken.is_none().then_some(settling),
         troubles,

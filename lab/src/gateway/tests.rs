@@ -22,7 +22,7 @@ fn run() -> Run {
         on_lost: OnLost::Hold,
         lease: 1000 * MS,
         clockless: false,
-        stands_still: 0,
+        elects: 0,
         begun: 0,
         settling: None,
         troubles: Vec::new(),
@@ -408,14 +408,34 @@ fn the_gateways_do_not_stand_still() {
     still(1900).right();
     still(3000).is("standstill");
     still(3000).trouble(10, 500, Place::Store).right();
-    // A cluster may be without a leader.
+    // A cluster may be without a leader after a fault, and only then.
     let elects = |until| {
         let mut run = still(until);
-        run.known.stands_still = 9000 * MS;
+        run.known.elects = 9000 * MS;
         run
     };
-    elects(10_900).right();
-    elects(11_100).is("standstill");
+    elects(3000).is("standstill");
+    elects(4000)
+        .trouble(10, 500, Place::Upstream)
+        .is("standstill");
+    elects(11_400).trouble(10, 500, Place::Store).right();
+    elects(11_600)
+        .trouble(10, 500, Place::Store)
+        .is("standstill");
+}
+
+#[test]
+fn a_cluster_without_a_leader_explains_refusals() {
+    let refused = |place| {
+        let mut run = ran().trouble(0, 30, place);
+        run.known.elects = 9000 * MS;
+        run.call(9000, 9020, problem(503, "store-unavailable"))
+    };
+    refused(Place::Store).right();
+    refused(Place::Upstream).is("cause");
+    refused(Place::Store)
+        .call(9040, 9050, problem(503, "store-unavailable"))
+        .is("cause");
 }
 
 #[test]

@@ -152,9 +152,9 @@ impl Target {
         }
     }
 
-    /// How long it may stand still by itself once all faults are over. A node of NATS that hears nothing of
-    /// its leader waits 4 to 9 seconds before it calls an election, and one may be due after a restart.
-    pub(crate) fn stands_still(&self) -> Duration {
+    /// How long it may be without a leader once a fault is over. A node of NATS that hears nothing of its leader
+    /// waits 4 to 9 seconds before it calls an election.
+    pub(crate) fn elects(&self) -> Duration {
         Duration::from_secs(match self.kind {
             Some(Kind::NatsCluster) => 9,
             _ => 0,

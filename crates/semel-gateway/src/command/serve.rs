@@ -394,10 +394,9 @@ async fn gateway(
     }
     if let Condition::Down(_) = health.condition() {
         // It was a while ago.
-        health.look_again(&itself).await;
-    }
-    if let Condition::Down(reason) = health.condition() {
-        return Err(Error::Unusable(reason));
+        if let Condition::Down(reason) = health.look_again(&itself).await {
+            return Err(Error::Unusable(reason));
+        }
     }
     close(&store).await?;
     tracing::info!("stopped");

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use semel::store::{Claim, ClaimRequest, Label, Nonce, OnLost, Retention, Store, StoreExt as _};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Label, Nonce, OnLost, Retention, Store, StoreExt as _,
+};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, StoreError, StoreErrorKind};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -141,15 +143,15 @@ impl Health {
         }
     }
 
-    /// Asks the store until it is known how it is now.
-    pub async fn look_again<S: Store>(&self, store: &S) {
+    /// Asks the store until it is known how it is now: as before, where it does not become known.
+    pub async fn look_again<S: Store>(&self, store: &S) -> Condition {
         let looking = async {
             while !self.look(store, true).await {
                 sleep(REST).await;
             }
         };
-        // As before, where it does not become known.
         timeout(PROBE_TIMEOUT, looking).await.ok();
+        self.condition()
     }
 
     /// Asks the store once; whether it takes new keys only where that is doubted. Whether something was
@@ -228,29 +230,41 @@ fn whole(time: Duration) -> Duration {
 /// Asks the store whether it reads and, where that is doubted, whether it takes a new key and its
 /// answer. `None`: another gateway is just asking the same.
 async fn ask<S: Store>(store: &S, suspected: bool) -> Option<Condition> {
-    let (identity, request) = match question() {
-        Ok(question) => question,
-        Err(reason) => return Some(Condition::Down(reason)),
-    };
-    if let Err(error) = store.get(identity.digest()).await {
+    let reads = async { store.get(question(COMMON)?.digest()).await };
+    if let Err(error) = reads.await {
         return Some(Condition::Down(error.to_string()));
     }
     if !suspected {
         return Some(Condition::Up);
     }
-    let token = match store.claim(&identity, &request).await {
-        Ok(Claim::Acquired(acquired)) => acquired.token,
-        Ok(_) => return None,
-        Err(error) => return Some(condition_of(&error)),
-    };
-    let retention = Retention::new(Duration::ZERO);
-    let outcome = Outcome::void();
-    let completed = store.complete(identity.digest(), &token, &outcome, retention);
-    Some(
-        completed
-            .await
-            .map_or_else(|e| condition_of(&e), |_| Condition::Up),
-    )
+    match writes(store).await {
+        Ok(true) => Some(Condition::Up),
+        Ok(false) => None,
+        Err(error) => Some(condition_of(&error)),
+    }
+}
+
+/// Whether this question could be asked.
+async fn writes<S: Store>(store: &S) -> Result<bool, StoreError> {
+    let nonce = Nonce::random()?;
+    let own = format!("{:032x}", u128::from_be_bytes(*nonce.as_bytes()));
+    for key in [COMMON, &own] {
+        let identity = question(key)?;
+        // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
+        let request =
+            ClaimRequest::new(nonce, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
+        match store.claim(&identity, &request).await? {
+            Claim::Acquired(Acquired { token, .. }) => {
+                let (outcome, retention) = (Outcome::void(), Retention::new(Duration::ZERO));
+                let completed = store.complete(identity.digest(), &token, &outcome, retention);
+                return completed.await.map(|_| true);
+            }
+            // A retention of nothing that is not over: a clock stepped back. Nobody has asked the other one.
+            Claim::Completed { .. } => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(false)
 }
 
 fn condition_of(error: &StoreError) -> Condition {
@@ -268,32 +282,51 @@ pub(crate) fn is_question(label: &Label) -> bool {
     label.scope.segments().eq([QUESTION.0]) && *label.operation == *QUESTION.1
 }
 
-/// A record of no request's, the same for all gateways: whoever finds one that another left behind
-/// takes it over.
-fn question() -> Result<(Identity, ClaimRequest), String> {
-    let key = Key::new("check").map_err(|e| e.to_string())?;
-    let identity = Identity::new(Scope::new([QUESTION.0]), QUESTION.1, key);
-    let request = ClaimRequest::new(
-        Nonce::random().map_err(|e| e.to_string())?,
-        Fingerprint::of(b""),
-        // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
-        REST,
-    )
-    .with_on_lost(OnLost::Retry);
-    Ok((identity, request))
+/// The key that all gateways ask about: whoever finds a record that another left behind takes it over.
+const COMMON: &str = "check";
+
+/// A record of no request's.
+fn question(key: &str) -> Result<Identity, StoreError> {
+    let key = Key::new(key).map_err(|e| StoreError::new(StoreErrorKind::Config, e.to_string()))?;
+    Ok(Identity::new(Scope::new([QUESTION.0]), QUESTION.1, key))
 }
 
 #[cfg(test)]
 mod tests {
     use semel::SystemClock;
     use semel::memory::{Limits, MemoryStore};
+    use semel::record::Change;
+    use semel::store::{Fenced, Token};
 
     use super::*;
 
+    /// What a gateway asks.
+    fn common() -> Identity {
+        question(COMMON).unwrap()
+    }
+
+    /// A question is asked, and not ended.
+    async fn left(store: &MemoryStore<SystemClock>) -> Token {
+        let nonce = Nonce::random().unwrap();
+        let request =
+            ClaimRequest::new(nonce, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
+        let claim = store.claim(&common(), &request).await.unwrap();
+        let Claim::Acquired(acquired) = claim else {
+            panic!("{claim:?}");
+        };
+        acquired.token
+    }
+
+    fn store() -> Arc<MemoryStore<SystemClock>> {
+        Arc::new(MemoryStore::with_clock(
+            Limits::default(),
+            SystemClock::new(),
+        ))
+    }
+
     #[test]
-    fn a_question_can_be_asked_and_is_known_as_one() {
-        let (identity, _) = question().unwrap();
-        assert!(is_question(&Label::from(&identity)));
+    fn a_question_is_known_as_one() {
+        assert!(is_question(&Label::from(&common())));
         let theirs = Identity::new(Scope::new(["semel", "x"]), "check", Key::new("k").unwrap());
         assert!(!is_question(&Label::from(&theirs)));
     }
@@ -301,19 +334,14 @@ mod tests {
     /// A store that dies may take the end of a question with it.
     #[tokio::test(start_paused = true)]
     async fn a_question_that_was_left_behind_delays_the_next_by_a_moment() {
-        let store = MemoryStore::with_clock(Limits::default(), SystemClock::new());
-        let health = Health::new(Arc::new(Metrics::new()));
-        let left = || async {
-            let (identity, request) = question().unwrap();
-            let claim = store.claim(&identity, &request).await.unwrap();
-            assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
-            health.found(Condition::Down("gone".to_owned()));
-        };
-        left().await;
-        health.look_again(&store).await;
-        assert_eq!(health.condition(), Condition::Up);
-        left().await;
-        let (health, begun) = (Arc::new(health), Instant::now());
+        let store = store();
+        let health = Arc::new(Health::new(Arc::new(Metrics::new())));
+        left(&store).await;
+        health.found(Condition::Down("gone".to_owned()));
+        assert_eq!(health.look_again(&store).await, Condition::Up);
+        left(&store).await;
+        health.found(Condition::Down("gone".to_owned()));
+        let begun = Instant::now();
         let watching = tokio::spawn(Arc::clone(&health).watch(store));
         while health.condition() != Condition::Up {
             sleep(Duration::from_millis(10)).await;
@@ -324,19 +352,31 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_doubt_stays_until_a_question_of_its_own_has_an_answer() {
-        let store = Arc::new(MemoryStore::with_clock(
-            Limits::default(),
-            SystemClock::new(),
-        ));
-        let (identity, request) = question().unwrap();
-        let claim = store.claim(&identity, &request).await.unwrap();
-        assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
+        let store = store();
+        left(&store).await;
         let health = Arc::new(Health::new(Arc::new(Metrics::new())));
         health.failed(&StoreError::new(StoreErrorKind::NotApplied, "read-only"));
         let watching = tokio::spawn(Arc::clone(&health).watch(Arc::clone(&store)));
         sleep(2 * REST).await;
         // It took over, and completed what is kept no longer.
-        assert_eq!(store.get(identity.digest()).await.unwrap(), None);
+        assert_eq!(store.get(common().digest()).await.unwrap(), None);
         watching.abort();
+    }
+
+    /// A process whose clock is ahead ends a question in the future of the others.
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_seems_to_be_kept_is_asked_elsewhere() {
+        let store = store();
+        let token = left(&store).await;
+        let kept = Change::complete(
+            &token,
+            &Outcome::void(),
+            Retention::new(Duration::from_hours(1)),
+        );
+        let changed = store.change(common().digest(), &kept).await.unwrap();
+        assert_eq!(changed, Fenced::Applied);
+        let health = Health::new(Arc::new(Metrics::new()));
+        health.found(Condition::Down("gone".to_owned()));
+        assert_eq!(health.look_again(&store).await, Condition::Up);
     }
 }

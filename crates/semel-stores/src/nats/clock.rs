@@ -16,29 +16,39 @@ use tokio::time::Instant;
 
 pub(super) struct ServerClock(Mutex<Mark>);
 
+/// What the server said once, and when that was known.
 #[derive(Clone, Copy)]
-struct Mark {
+pub(super) struct Mark {
     time: Timestamp,
     at: Instant,
 }
 
 impl Mark {
+    /// The server has just said that its clock had reached `time`. How long ago is not known: a server
+    /// that stood still reads its clock when it goes on, after seconds of waiting.
+    pub(super) fn new(time: Timestamp) -> Self {
+        let at = Instant::now();
+        Self { time, at }
+    }
+
+    /// The time now. Not early, unless the server's clock stepped back since.
+    pub(super) fn now(self) -> Timestamp {
+        self.at(Instant::now())
+    }
+
     fn at(self, instant: Instant) -> Timestamp {
         self.time.after(instant.saturating_duration_since(self.at))
     }
 }
 
 impl ServerClock {
-    /// The server has just said that its clock had reached `time`. How long ago is not known: a server
-    /// that stood still reads its clock when it goes on, after seconds of waiting.
-    pub(super) fn new(time: Timestamp) -> Self {
-        let at = Instant::now();
-        Self(Mutex::new(Mark { time, at }))
+    pub(super) fn new(mark: Mark) -> Self {
+        Self(Mutex::new(mark))
     }
 
     pub(super) fn now(&self) -> Timestamp {
         let mark = *self.0.lock();
-        mark.at(Instant::now())
+        mark.now()
     }
 
     /// The server read its clock as `time` at some moment since `asked`: where this clock is not
@@ -76,13 +86,13 @@ mod tests {
 
         // The server stood still, and read its clock just before it answered.
         pause().await;
-        let clock = ServerClock::new(server());
+        let clock = ServerClock::new(Mark::new(server()));
         assert_eq!(clock.now(), server());
 
         // It read it, and then stood still.
         let (asked, read) = (Instant::now(), server());
         pause().await;
-        let late = ServerClock::new(read);
+        let late = ServerClock::new(Mark::new(read));
         late.sample(read, asked);
         assert!(late.now() <= server());
 
@@ -93,7 +103,7 @@ mod tests {
         assert_eq!(late.now(), server());
 
         // What it is seen to have stored puts that right.
-        let late = ServerClock::new(read);
+        let late = ServerClock::new(Mark::new(read));
         late.reached(server());
         assert_eq!(late.now(), server());
         pause().await;

@@ -248,14 +248,17 @@ impl Link {
         }
     }
 
-    /// The first message of this key, from the leader.
+    /// The first message of this key from `sequence` on, from the leader.
     pub(super) async fn first(
         &self,
         identity: &IdentityDigest,
+        sequence: u64,
         patience: Duration,
     ) -> Answer<Option<StreamMessage>> {
         let subject = self.subject(identity);
-        let asked = self.stream.get_first_raw_message_by_subject(&subject, 1);
+        let asked = self
+            .stream
+            .get_first_raw_message_by_subject(&subject, sequence);
         self.message(patience, asked).await
     }
 

@@ -138,7 +138,7 @@ impl NatsStore {
         let link = &self.shared.link;
         loop {
             let mut effort = self.effort();
-            let first = link.ask(&mut effort, |patience| link.first(identity, patience));
+            let first = link.ask(&mut effort, |patience| link.first(identity, 1, patience));
             match first.await? {
                 Some(first) if first.sequence < sequence => {
                     self.remove_one(first.sequence).await?;

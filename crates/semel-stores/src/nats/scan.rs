@@ -49,36 +49,47 @@ pub(super) struct Met {
     pub(super) held: Held,
 }
 
-/// Reads on from a sequence.
+/// Reads a stretch of the bucket.
 pub(super) struct Scan<'a> {
     shared: &'a Shared,
     effort: Effort,
     consumer: Option<PullConsumer>,
     /// The next sequence to read.
-    pub(super) next: u64,
+    next: u64,
+    /// The one before which reading ends.
+    end: u64,
 }
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(shared: &'a Shared, effort: Effort, from: u64) -> Self {
+    pub(super) fn new(shared: &'a Shared, effort: Effort, from: u64, end: u64) -> Self {
         Self {
             shared,
             effort,
             consumer: None,
             next: from.max(1),
+            end,
         }
     }
 
-    /// The next messages, in order. None only where there are no more.
+    /// Up to which sequence it has read.
+    pub(super) fn reached(&self) -> u64 {
+        self.next.min(self.end)
+    }
+
+    /// The next messages, in order. None where there are no more: at the end, or, short of it, as far as
+    /// the leader said.
     pub(super) async fn batch(&mut self) -> Result<Vec<Met>> {
         // Each batch has the time of a call.
         self.effort = Effort::new(self.shared.link.timeout());
-        let mut met = self.fetched().await?;
-        if met.len() < BATCH {
-            // The node that serves the consumer may be behind: the leader knows the end.
-            if let Some(one) = self.following().await? {
-                met.push(one);
-            }
+        let mut met = Vec::new();
+        if self.next < self.end {
+            met = self.fetched().await?;
         }
+        if met.len() < BATCH && self.next < self.end {
+            // The node that serves the consumer may be behind: the leader knows the end.
+            met.extend(self.following().await?);
+        }
+        met.retain(|met| met.sequence < self.end);
         Ok(met)
     }
 
@@ -200,24 +211,31 @@ impl NatsStore {
             }
             Some(cursor) => read_cursor(cursor)?,
         };
-        let mut scan = Scan::new(&self.shared, self.effort(), from);
-        let page = self.collect(query, &mut scan, end).await;
+        let mut scan = Scan::new(&self.shared, self.effort(), from, end);
+        let page = self.collect(query, &mut scan).await;
         scan.end().await;
         page
     }
 
-    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>, end: u64) -> Result<Page> {
+    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
+        let end = scan.end;
         let mut entries = Vec::new();
         let mut looked = 0;
         loop {
             let batch = scan.batch().await?;
-            let over = batch.is_empty() || scan.next >= end;
+            let over = batch.is_empty() || scan.reached() == end;
             let now = self.shared.clock.now();
+            let wanted = |row: &Row| {
+                let record = &row.entry.record;
+                record.state.kind() == query.state
+                    && !record.is_purgeable(now)
+                    && (!query.lapsed || looks_lapsed(row, now))
+            };
             let replaced: HashSet<u64> = batch.iter().filter_map(|met| met.replaces).collect();
             let mut found = Vec::new();
             for met in batch {
                 looked += 1;
-                if met.sequence >= end || replaced.contains(&met.sequence) {
+                if replaced.contains(&met.sequence) {
                     continue;
                 }
                 let row = match met.held {
@@ -225,26 +243,26 @@ impl NatsStore {
                     Held::Mark => continue,
                     Held::Damaged(e) => return Err(e),
                 };
-                let digest = row.entry.label.digest;
-                let record = &row.entry.record;
-                if record.state.kind() == StateKind::InFlight {
-                    self.shared.seen.left(&digest, &row);
+                if row.entry.record.state.kind() == StateKind::InFlight {
+                    self.shared.seen.left(&row.entry.label.digest, &row);
                 }
-                let wanted = record.state.kind() == query.state
-                    && !record.is_purgeable(now)
-                    && (!query.lapsed || looks_lapsed(&row, now));
-                if wanted {
+                if wanted(&row) {
                     found.push(row);
                 }
             }
-            let latest =
-                |row: Box<Row>| async move { self.is_latest(&row).await.map(|is| (is, row)) };
+            let latest = |row: Box<Row>| async move {
+                let met = row.revision;
+                self.as_it_is(row, end).await.map(|latest| (met, latest))
+            };
             let mut found = stream::iter(found.into_iter().map(latest)).buffered(ABREAST);
             while let Some(found) = found.next().await {
-                let (true, row) = found? else { continue };
+                let (met, latest) = found?;
+                let Some(row) = latest.filter(|row| wanted(row)) else {
+                    continue;
+                };
                 entries.push(row.entry);
                 if entries.len() >= query.limit.max(1) {
-                    return Ok(page(entries, row.revision + 1, end));
+                    return Ok(page(entries, met + 1, end));
                 }
             }
             if over {
@@ -254,17 +272,28 @@ impl NatsStore {
                 });
             }
             if looked >= PAGE {
-                return Ok(page(entries, scan.next, end));
+                return Ok(page(entries, scan.reached(), end));
             }
         }
     }
-}
 
-impl NatsStore {
-    /// Whether a message that was met is its record's last.
-    async fn is_latest(&self, row: &Row) -> Result<bool> {
-        let last = self.row(&row.entry.label.digest).await?;
-        Ok(last.is_some_and(|last| last.revision == row.revision))
+    /// The record of a message that was met, as it is now. `None` where it has another message before
+    /// `end`: that one is met, too.
+    async fn as_it_is(&self, met: Box<Row>, end: u64) -> Result<Option<Box<Row>>> {
+        let identity = met.entry.label.digest;
+        let Some(last) = self.row(&identity).await? else {
+            return Ok(None);
+        };
+        if last.revision <= met.revision {
+            return Ok(Some(met));
+        }
+        let (link, after) = (&self.shared.link, met.revision + 1);
+        let mut effort = self.effort();
+        let next = link.ask(&mut effort, |patience| {
+            link.first(&identity, after, patience)
+        });
+        let is_met = next.await?.is_some_and(|next| next.sequence < end);
+        Ok((!is_met).then_some(last))
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
 use async_nats::jetstream::stream::{ConsumerErrorKind, Info, PurgeErrorKind};
+use semel::Timestamp;
 use semel::store::{Fence, Result};
 use tokio::time::Instant;
 
-use super::clock::ServerClock;
+use super::clock::{Mark, ServerClock};
 use super::effort::Effort;
 use super::link::{Link, timestamp};
 use super::options::NatsOptions;
@@ -44,10 +45,9 @@ impl Shared {
         let info = bucket::open(&link, options).await?;
         let mut effort = Effort::new(link.timeout());
         let (consumer, _) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
-        let created = timestamp(consumer.cached_info().created);
         let this = Self {
             link,
-            clock: ServerClock::new(created),
+            clock: ServerClock::new(Mark::new(created(&consumer))),
             seen: Seen::default(),
             waiters: Arc::default(),
             gate: Gate::new("nats"),
@@ -125,9 +125,17 @@ impl Shared {
         from: DeliverPolicy,
     ) -> Result<PullConsumer> {
         let (consumer, asked) = consumer(&self.link, effort, from).await?;
-        let created = timestamp(consumer.cached_info().created);
-        self.clock.sample(created, asked);
+        self.clock.sample(created(&consumer), asked);
         Ok(consumer)
+    }
+
+    /// What time the server has, asked now. What a step reads meanwhile does not move it, as it does the
+    /// clock.
+    pub(super) async fn time(&self, effort: &mut Effort) -> Result<Mark> {
+        let consumer = self.consumer(effort, DeliverPolicy::New).await?;
+        let time = Mark::new(created(&consumer));
+        self.drop_consumer(&consumer).await;
+        Ok(time)
     }
 
     /// Removes a consumer that is not needed any more. The server does so too, a little later.
@@ -160,6 +168,10 @@ impl Shared {
         let drained = self.link.client().drain();
         let _ = tokio::time::timeout(Duration::from_secs(1), drained).await;
     }
+}
+
+fn created(consumer: &PullConsumer) -> Timestamp {
+    timestamp(consumer.cached_info().created)
 }
 
 /// A consumer, and when it was asked for.

@@ -12,6 +12,7 @@ use semel::Timestamp;
 use semel::store::{Purged, Result};
 
 use super::NatsStore;
+use super::clock::Mark;
 use super::link::timestamp;
 use super::removal::{Pass, Removals};
 use super::scan::{Held, Scan};
@@ -35,33 +36,30 @@ pub(super) struct Sweep {
     of: (Timestamp, u64),
 }
 
-/// What is read, up to a sequence.
-#[derive(Clone, Copy)]
+/// What is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// A stretch that was read before.
-    Known(u64),
-    /// Some of what was not. What comes after the purge began is the next one's: others write on and on.
-    Tail(u64),
+    /// Some of what was read before.
+    Known,
+    /// Some of what was not.
+    Tail,
 }
 
-/// What came of reading a stretch.
-struct Swept {
-    /// When the earliest of what was read and stays may go.
-    due: Timestamp,
-    /// Read up to here.
-    end: u64,
-    /// The bound was reached before the stretch's end.
-    stopped: bool,
+/// One purge.
+struct Purge {
+    limit: usize,
+    purged: Purged,
+    /// By it nothing is removed early, whatever other steps read meanwhile.
+    time: Mark,
+    pass: Pass,
 }
 
 impl NatsStore {
     pub(super) async fn sweep(&self, limit: usize) -> Result<Purged> {
-        let mut purged = Purged {
-            removed: 0,
-            more: false,
-        };
         let mut effort = self.effort();
         let info = self.shared.refresh(&mut effort).await?;
+        let time = self.shared.time(&mut effort).await?;
+        // What comes after the purge began is the next one's: others write on and on.
         let end = info.state.last_sequence + 1;
         let of = (timestamp(info.created), self.shared.link.losses());
         let mut sweep = self.shared.sweep.lock().await;
@@ -71,129 +69,112 @@ impl NatsStore {
                 ..Sweep::default()
             };
         }
-        let mut pass = Pass::new(sweep.tail.max(1));
+        let purged = Purged {
+            removed: 0,
+            more: false,
+        };
+        let mut purge = Purge {
+            limit,
+            purged,
+            time,
+            pass: Pass::new(sweep.tail.max(1)),
+        };
         let mut at = 0;
         while let Some(stretch) = sweep.known.get(at).copied() {
-            if stretch.due > self.shared.clock.now() {
-                at += 1;
+            at += 1;
+            if stretch.due > time.now() {
                 continue;
             }
-            let part = Part::Known(stretch.end);
-            let swept = self.stretch(stretch.first, part, &mut pass, limit, &mut purged);
-            let swept = swept.await?;
-            if swept.stopped {
-                // What was not read is still due; what was read and stays is known by itself.
-                sweep.known[at].first = swept.end;
-                sweep.known.insert(
-                    at,
-                    Stretch {
-                        first: stretch.first,
-                        end: swept.end,
-                        due: swept.due,
-                    },
-                );
-                sweep.tidy();
-                purged.more = true;
-                return Ok(purged);
-            }
-            sweep.known[at].due = swept.due;
+            let read = self.stretch(stretch.first, stretch.end, Part::Known, &mut purge);
+            let read = read.await?;
+            // What was not read is still due; what was read and stays is known by itself.
+            sweep.known[at - 1].first = read.end;
+            sweep.known.insert(at - 1, read);
             at += 1;
-        }
-        while sweep.tail < end {
-            let first = sweep.tail.max(1);
-            let swept = self.stretch(first, Part::Tail(end), &mut pass, limit, &mut purged);
-            let swept = swept.await?;
-            sweep.tail = swept.end;
-            sweep.known.push(Stretch {
-                first,
-                end: swept.end,
-                due: swept.due,
-            });
-            sweep.tidy();
-            if swept.stopped {
-                purged.more = true;
-                return Ok(purged);
+            if purge.purged.more {
+                break;
             }
         }
-        Ok(purged)
+        while !purge.purged.more && sweep.tail < end {
+            let first = sweep.tail.max(1);
+            let read = self.stretch(first, end, Part::Tail, &mut purge).await?;
+            sweep.tail = read.end;
+            sweep.known.push(read);
+            // A leader that stood still may not know that it is none any more, nor of what came since.
+            if read.end == first {
+                break;
+            }
+        }
+        sweep.tidy();
+        Ok(purge.purged)
     }
 
-    /// Reads a part of the bucket, and removes what is past its retention, no more than `limit` in
-    /// all, and what was replaced.
+    /// Reads a part of the bucket, removes what is past its retention and what was replaced, and says
+    /// how far it came.
     async fn stretch(
         &self,
         first: u64,
+        end: u64,
         part: Part,
-        pass: &mut Pass,
-        limit: usize,
-        purged: &mut Purged,
-    ) -> Result<Swept> {
-        let mut scan = Scan::new(&self.shared, self.effort(), first);
-        let swept = self.read_part(&mut scan, part, pass, limit, purged);
-        let swept = swept.await;
+        purge: &mut Purge,
+    ) -> Result<Stretch> {
+        let mut scan = Scan::new(&self.shared, self.effort(), first, end);
+        let mut read = Stretch {
+            first,
+            end: first,
+            due: Timestamp::MAX,
+        };
+        let done = self.read_part(&mut scan, part, &mut read, purge).await;
         scan.end().await;
-        swept
+        done.map(|()| read)
     }
 
     async fn read_part(
         &self,
         scan: &mut Scan<'_>,
         part: Part,
-        pass: &mut Pass,
-        limit: usize,
-        purged: &mut Purged,
-    ) -> Result<Swept> {
+        read: &mut Stretch,
+        purge: &mut Purge,
+    ) -> Result<()> {
         // A part of the tail is as long as is worth remembering by itself.
         const LONGEST: usize = 1_024;
-        let (Part::Known(end) | Part::Tail(end)) = part;
-        let mut swept = Swept {
-            due: Timestamp::MAX,
-            end: scan.next,
-            stopped: false,
-        };
-        let mut read = 0;
+        let mut messages = 0;
         loop {
             let batch = scan.batch().await?;
-            // As its consumer corrected it: what is removed does not come back.
-            let now = self.shared.clock.now();
-            let over = batch.is_empty() || scan.next >= end;
+            let over = batch.is_empty();
+            let now = purge.time.now();
             let mut removals = Removals::default();
             for met in batch {
-                if met.sequence >= end {
-                    break;
-                }
                 let purge_at = match &met.held {
                     Held::Record(row) => row.entry.record.purge_at,
                     // Not known to be past anything: what is damaged stays.
                     Held::Mark | Held::Damaged(_) => Timestamp::MAX,
                 };
                 let ended = now >= purge_at;
-                if ended && purged.removed + removals.records >= limit {
-                    purged.removed += self.remove(std::mem::take(&mut removals)).await?;
-                    if purged.removed >= limit {
-                        swept.stopped = true;
-                        return Ok(swept);
+                if ended && purge.purged.removed + removals.records >= purge.limit {
+                    purge.purged.removed += self.remove(std::mem::take(&mut removals)).await?;
+                    if purge.purged.removed >= purge.limit {
+                        purge.purged.more = true;
+                        return Ok(());
                     }
                 }
-                if matches!(part, Part::Tail(_)) {
-                    removals.replaced_by(&met, pass);
-                    pass.meets(&met);
+                if part == Part::Tail {
+                    removals.replaced_by(&met, &purge.pass);
+                    purge.pass.meets(&met);
                 }
                 if ended || matches!(met.held, Held::Mark) {
                     removals.add(&met, ended);
                 } else {
-                    swept.due = swept.due.min(purge_at);
+                    read.due = read.due.min(purge_at);
                 }
-                swept.end = met.sequence + 1;
-                read += 1;
+                read.end = met.sequence + 1;
+                messages += 1;
             }
-            purged.removed += self.remove(removals).await?;
-            if over {
-                swept.end = end;
-                return Ok(swept);
-            }
-            if matches!(part, Part::Tail(_)) && read >= LONGEST {
-                return Ok(swept);
+            purge.purged.removed += self.remove(removals).await?;
+            // Also past what was removed, or is not ours.
+            read.end = scan.reached();
+            if over || (part == Part::Tail && messages >= LONGEST) {
+                return Ok(());
             }
         }
     }

@@ -6,6 +6,7 @@ mod bucket;
 mod cluster;
 mod faults;
 mod kills;
+mod listing;
 mod trips;
 mod url;
 mod waiting;
