@@ -39,7 +39,7 @@ pub(super) struct Known {
     pub(super) lease: Nanos,
     /// Lapses are seen by observers only: a lease late.
     pub(super) clockless: bool,
-    /// How long the store may be without a leader after it was broken.
+    /// How long the store may be without a leader once a fault is over.
     #[serde(default)]
     pub(super) elects: Nanos,
     pub(super) begun: Nanos,
@@ -133,16 +133,18 @@ impl Known {
         self.troubles.iter().any(|t| overlaps(t) && sees(t.place))
     }
 
-    /// Until when the store may be out because of this: broken, or without a leader yet.
-    fn out_until(&self, trouble: &Trouble) -> Option<Nanos> {
-        let sees = matches!(trouble.place, Place::Store | Place::Machine);
-        sees.then_some(trouble.until + self.elects)
-    }
-
-    /// Whether the store may have been out between these instants.
-    fn may_be_out(&self, from: Nanos, until: Nanos) -> bool {
-        let out = |t: &Trouble| t.from <= until && self.out_until(t) >= Some(from);
-        self.troubles.iter().any(out)
+    /// A store that elects is broken until it has: as long as that may take, or until something new was done.
+    fn with_elections(&self, calls: &[Call]) -> Self {
+        let mut known = self.clone();
+        let at_the_store = |trouble: &&mut Trouble| trouble.place == Place::Store;
+        for trouble in known.troubles.iter_mut().filter(at_the_store) {
+            let done = calls.iter().filter(|call| call.sent >= trouble.until);
+            let done = done.filter(|call| call.said.answer().is_some_and(|a| !a.replayed));
+            let elected = trouble.until + self.elects;
+            let done = done.map(|call| call.answered).min().unwrap_or(elected);
+            trouble.until = elected.min(done);
+        }
+        known
     }
 
     fn lapse(&self) -> Nanos {
@@ -152,7 +154,8 @@ impl Known {
 
 /// What is wrong in a run.
 pub(super) fn judge(known: &Known, calls: &[Call], ledger: &[Entry]) -> Findings {
-    let mut judge = Judge::new(known, calls, ledger);
+    let known = known.with_elections(calls);
+    let mut judge = Judge::new(&known, calls, ledger);
     judge.effects();
     judge.fences();
     judge.names();
@@ -495,7 +498,7 @@ impl<'a> Judge<'a> {
                 }
                 return;
             }
-            (503, "store-unavailable") => met(&[own]) || known.may_be_out(call.sent, call.answered),
+            (503, "store-unavailable") => met(&[Place::Store, Place::Machine, own]),
             (502, "upstream-unreachable" | "upstream-failed") | (504, "upstream-timeout") => {
                 met(&[Place::Upstream, Place::Machine, own])
             }
@@ -575,8 +578,7 @@ impl<'a> Judge<'a> {
             .collect();
         // What a fault delayed is over by then.
         times.extend(known.troubles.iter().flat_map(|trouble| {
-            let delayed = trouble.until + known.lapse();
-            let until = delayed.max(known.out_until(trouble).unwrap_or(0));
+            let until = trouble.until + known.lapse();
             (trouble.from..=until)
                 .step_by(LONG as usize / 4)
                 .chain([until])

@@ -418,8 +418,8 @@ fn the_gateways_do_not_stand_still() {
     elects(4000)
         .trouble(10, 500, Place::Upstream)
         .is("standstill");
-    elects(11_400).trouble(10, 500, Place::Store).right();
-    elects(11_600)
+    elects(12_400).trouble(10, 500, Place::Store).right();
+    elects(12_600)
         .trouble(10, 500, Place::Store)
         .is("standstill");
 }
@@ -436,6 +436,15 @@ fn a_cluster_without_a_leader_explains_refusals() {
     refused(Place::Store)
         .call(9040, 9050, problem(503, "store-unavailable"))
         .is("cause");
+    // It has one again.
+    let mut elected = refused(Place::Store)
+        .call(1500, 1550, answer(2, false))
+        .executed(1520, 2, 3, 2);
+    let other = Identity { key: 8, ..KEY };
+    elected.calls[2].identity = other;
+    elected.ledger[1].identity = other;
+    elected.ledger[1].id = "other".into();
+    elected.is("cause");
 }
 
 #[test]

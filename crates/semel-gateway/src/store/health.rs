@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use semel::store::{
-    Acquired, Claim, ClaimRequest, Label, Nonce, OnLost, Retention, Store, StoreExt as _,
-};
+use semel::store::{Claim, ClaimRequest, Label, Nonce, OnLost, Retention, Store, StoreExt as _};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope, StoreError, StoreErrorKind};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -48,6 +46,9 @@ pub struct Health {
     trouble: Notify,
     metrics: Arc<Metrics>,
     times: Times,
+    /// What this gateway asks where the common question cannot be asked. The same until its record is kept,
+    /// too: what one that did not end leaves behind, the next takes over.
+    own: Mutex<Option<Identity>>,
 }
 
 /// How long the steps took that requests wait for, in nanoseconds.
@@ -87,6 +88,7 @@ impl Health {
             trouble: Notify::new(),
             metrics,
             times: Times::default(),
+            own: Mutex::default(),
         }
     }
 
@@ -158,7 +160,7 @@ impl Health {
     /// learnt of it: another gateway may just be asking the same.
     async fn look<S: Store>(&self, store: &S, failed: bool) -> bool {
         let suspected = failed || self.condition() != Condition::Up;
-        let asked = timeout(PROBE_TIMEOUT, ask(store, suspected)).await;
+        let asked = timeout(PROBE_TIMEOUT, self.ask(store, suspected)).await;
         let found = asked.unwrap_or_else(|_| {
             let reason = format!("no answer within {PROBE_TIMEOUT:?}");
             Some(Condition::Down(reason))
@@ -166,6 +168,47 @@ impl Health {
         let is_known = found.is_some();
         found.into_iter().for_each(|found| self.found(found));
         is_known
+    }
+
+    /// Whether the store reads and, where that is doubted, whether it takes a new key and its answer.
+    /// `None`: another gateway is just asking the same.
+    async fn ask<S: Store>(&self, store: &S, suspected: bool) -> Option<Condition> {
+        let reads = async { store.get(question(COMMON)?.digest()).await };
+        if let Err(error) = reads.await {
+            return Some(Condition::Down(error.to_string()));
+        }
+        if !suspected {
+            return Some(Condition::Up);
+        }
+        match self.writes(store).await {
+            Ok(true) => Some(Condition::Up),
+            Ok(false) => None,
+            Err(error) => Some(condition_of(&error)),
+        }
+    }
+
+    /// Whether this could be asked.
+    async fn writes<S: Store>(&self, store: &S) -> Result<bool, StoreError> {
+        // Kept by a process whose clock is ahead of this one's, it is not to be asked until then.
+        match asked(store, &question(COMMON)?).await? {
+            Asked::Kept => {}
+            asked => return Ok(asked == Asked::Answered),
+        }
+        let own = self.own()?;
+        let asked = asked(store, &own).await?;
+        if asked == Asked::Kept {
+            *self.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        Ok(asked == Asked::Answered)
+    }
+
+    fn own(&self) -> Result<Identity, StoreError> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = &*own {
+            return Ok(own.clone());
+        }
+        let name = u128::from_be_bytes(*Nonce::random()?.as_bytes());
+        Ok(own.insert(question(&format!("{name:032x}"))?).clone())
     }
 
     /// Takes down what was found, and says what changed.
@@ -227,44 +270,29 @@ fn whole(time: Duration) -> Duration {
     Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// Asks the store whether it reads and, where that is doubted, whether it takes a new key and its
-/// answer. `None`: another gateway is just asking the same.
-async fn ask<S: Store>(store: &S, suspected: bool) -> Option<Condition> {
-    let reads = async { store.get(question(COMMON)?.digest()).await };
-    if let Err(error) = reads.await {
-        return Some(Condition::Down(error.to_string()));
-    }
-    if !suspected {
-        return Some(Condition::Up);
-    }
-    match writes(store).await {
-        Ok(true) => Some(Condition::Up),
-        Ok(false) => None,
-        Err(error) => Some(condition_of(&error)),
-    }
+/// What came of a question.
+#[derive(PartialEq, Eq)]
+enum Asked {
+    /// The store took the claim, and its end.
+    Answered,
+    /// Another gateway is just asking it.
+    ByAnother,
+    /// It was, and its record is still there.
+    Kept,
 }
 
-/// Whether this question could be asked.
-async fn writes<S: Store>(store: &S) -> Result<bool, StoreError> {
-    let nonce = Nonce::random()?;
-    let own = format!("{:032x}", u128::from_be_bytes(*nonce.as_bytes()));
-    for key in [COMMON, &own] {
-        let identity = question(key)?;
-        // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
-        let request =
-            ClaimRequest::new(nonce, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
-        match store.claim(&identity, &request).await? {
-            Claim::Acquired(Acquired { token, .. }) => {
-                let (outcome, retention) = (Outcome::void(), Retention::new(Duration::ZERO));
-                let completed = store.complete(identity.digest(), &token, &outcome, retention);
-                return completed.await.map(|_| true);
-            }
-            // A retention of nothing that is not over: a clock stepped back. Nobody has asked the other one.
-            Claim::Completed { .. } => {}
-            _ => return Ok(false),
-        }
-    }
-    Ok(false)
+async fn asked<S: Store>(store: &S, question: &Identity) -> Result<Asked, StoreError> {
+    // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
+    let request =
+        ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
+    let token = match store.claim(question, &request).await? {
+        Claim::Acquired(acquired) => acquired.token,
+        Claim::Completed { .. } => return Ok(Asked::Kept),
+        _ => return Ok(Asked::ByAnother),
+    };
+    let (outcome, retention) = (Outcome::void(), Retention::new(Duration::ZERO));
+    let completed = store.complete(question.digest(), &token, &outcome, retention);
+    completed.await.map(|_| Asked::Answered)
 }
 
 fn condition_of(error: &StoreError) -> Condition {
@@ -306,11 +334,11 @@ mod tests {
     }
 
     /// A question is asked, and not ended.
-    async fn left(store: &MemoryStore<SystemClock>) -> Token {
+    async fn left(store: &MemoryStore<SystemClock>, question: &Identity) -> Token {
         let nonce = Nonce::random().unwrap();
         let request =
             ClaimRequest::new(nonce, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
-        let claim = store.claim(&common(), &request).await.unwrap();
+        let claim = store.claim(question, &request).await.unwrap();
         let Claim::Acquired(acquired) = claim else {
             panic!("{claim:?}");
         };
@@ -336,10 +364,10 @@ mod tests {
     async fn a_question_that_was_left_behind_delays_the_next_by_a_moment() {
         let store = store();
         let health = Arc::new(Health::new(Arc::new(Metrics::new())));
-        left(&store).await;
+        left(&store, &common()).await;
         health.found(Condition::Down("gone".to_owned()));
         assert_eq!(health.look_again(&store).await, Condition::Up);
-        left(&store).await;
+        left(&store, &common()).await;
         health.found(Condition::Down("gone".to_owned()));
         let begun = Instant::now();
         let watching = tokio::spawn(Arc::clone(&health).watch(store));
@@ -353,7 +381,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_doubt_stays_until_a_question_of_its_own_has_an_answer() {
         let store = store();
-        left(&store).await;
+        left(&store, &common()).await;
         let health = Arc::new(Health::new(Arc::new(Metrics::new())));
         health.failed(&StoreError::new(StoreErrorKind::NotApplied, "read-only"));
         let watching = tokio::spawn(Arc::clone(&health).watch(Arc::clone(&store)));
@@ -365,18 +393,21 @@ mod tests {
 
     /// A process whose clock is ahead ends a question in the future of the others.
     #[tokio::test(start_paused = true)]
-    async fn a_question_that_seems_to_be_kept_is_asked_elsewhere() {
+    async fn a_question_that_seems_to_be_kept_is_asked_elsewhere_and_leaves_one_record() {
         let store = store();
-        let token = left(&store).await;
-        let kept = Change::complete(
-            &token,
-            &Outcome::void(),
-            Retention::new(Duration::from_hours(1)),
-        );
-        let changed = store.change(common().digest(), &kept).await.unwrap();
-        assert_eq!(changed, Fenced::Applied);
+        let hour = Retention::new(Duration::from_hours(1));
+        let kept = async |token| {
+            let change = Change::complete(&token, &Outcome::void(), hour);
+            let changed = store.change(common().digest(), &change).await;
+            assert_eq!(changed.unwrap(), Fenced::Applied);
+        };
+        kept(left(&store, &common()).await).await;
         let health = Health::new(Arc::new(Metrics::new()));
-        health.found(Condition::Down("gone".to_owned()));
-        assert_eq!(health.look_again(&store).await, Condition::Up);
+        for _ in 0..3 {
+            health.found(Condition::Down("gone".to_owned()));
+            left(&store, &health.own().unwrap()).await;
+            assert_eq!(health.look_again(&store).await, Condition::Up);
+        }
+        assert_eq!(store.len(), 2);
     }
 }

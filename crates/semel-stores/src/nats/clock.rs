@@ -4,19 +4,26 @@
 //! server's clock: that instant lies between the request and its answer. Between such samples
 //! time goes on with this machine's monotonic clock. No lease is decided by it.
 //!
-//! It may be late, by as much as an answer was under way, and is never early, as far as the server's clock
-//! does not step back: a retention that ends late loses nothing. A record is settled
-//! no earlier than its message was stored: see [`frame`](super::frame).
-
-use std::time::Duration;
+//! It may be late, by as much as an answer was under way, or as that clock was set forward since. It is early
+//! only where that clock was set back since: a retention that ends late loses nothing. A record is settled no
+//! earlier than its message was stored: see [`frame`](super::frame).
 
 use parking_lot::Mutex;
 use semel::Timestamp;
 use tokio::time::Instant;
 
-pub(super) struct ServerClock(Mutex<Mark>);
+pub(super) struct ServerClock(Mutex<Known>);
 
-/// What the server said once, and when that was known.
+#[derive(Clone, Copy)]
+struct Known {
+    /// What is taken for the time.
+    taken: Mark,
+    /// It was no later than this when it was asked for last.
+    latest: Mark,
+    asked: Instant,
+}
+
+/// A time of the server's, and when it was that.
 #[derive(Clone, Copy)]
 pub(super) struct Mark {
     time: Timestamp,
@@ -33,49 +40,56 @@ impl Mark {
 
     /// The time now. Not early, unless the server's clock stepped back since.
     pub(super) fn now(self) -> Timestamp {
-        self.at(Instant::now())
-    }
-
-    fn at(self, instant: Instant) -> Timestamp {
-        self.time.after(instant.saturating_duration_since(self.at))
+        self.time.after(self.at.elapsed())
     }
 }
 
 impl ServerClock {
-    pub(super) fn new(mark: Mark) -> Self {
-        Self(Mutex::new(mark))
+    /// The server read its clock as `time` at some moment since `asked`.
+    pub(super) fn new(time: Timestamp, asked: Instant) -> Self {
+        Self(Mutex::new(Known {
+            taken: Mark::new(time),
+            latest: Mark::new(time.after(asked.elapsed())),
+            asked,
+        }))
     }
 
     pub(super) fn now(&self) -> Timestamp {
-        let mark = *self.0.lock();
-        mark.now()
+        let taken = self.0.lock().taken;
+        taken.now()
     }
 
     /// The server read its clock as `time` at some moment since `asked`: where this clock is not
-    /// within what that allows, it is moved there.
+    /// within what that allows, it is moved there. Answers may come in another order than questions.
     pub(super) fn sample(&self, time: Timestamp, asked: Instant) {
-        let now = Instant::now();
-        let trip: Duration = now.duration_since(asked);
-        let mut mark = self.0.lock();
-        let within = mark.at(now).clamp(time, time.after(trip));
-        *mark = Mark {
-            time: within,
-            at: now,
+        let latest = Mark::new(time.after(asked.elapsed()));
+        let mut known = self.0.lock();
+        if asked < known.asked {
+            return;
+        }
+        let within = known.taken.now().clamp(time, latest.time);
+        *known = Known {
+            taken: Mark::new(within),
+            latest,
+            asked,
         };
     }
 
-    /// The server's clock had reached `time`.
+    /// A message was stored at `time`: the server's clock had reached it, unless it was set back since. So
+    /// this clock moves no further than it can be by what was said last.
     pub(super) fn reached(&self, time: Timestamp) {
-        let now = Instant::now();
-        let mut mark = self.0.lock();
-        if mark.at(now) < time {
-            *mark = Mark { time, at: now };
+        let mut known = self.0.lock();
+        let time = time.min(known.latest.now());
+        if known.taken.now() < time {
+            known.taken = Mark::new(time);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -85,28 +99,47 @@ mod tests {
         let pause = || tokio::time::sleep(Duration::from_secs(3));
 
         // The server stood still, and read its clock just before it answered.
+        let asked = Instant::now();
         pause().await;
-        let clock = ServerClock::new(Mark::new(server()));
+        let clock = ServerClock::new(server(), asked);
         assert_eq!(clock.now(), server());
 
         // It read it, and then stood still.
         let (asked, read) = (Instant::now(), server());
         pause().await;
-        let late = ServerClock::new(Mark::new(read));
+        let late = ServerClock::new(read, asked);
         late.sample(read, asked);
         assert!(late.now() <= server());
 
         // It stood still, and read it at the end.
-        let asked = Instant::now();
+        let asked_again = Instant::now();
         pause().await;
-        late.sample(server(), asked);
+        late.sample(server(), asked_again);
         assert_eq!(late.now(), server());
 
         // What it is seen to have stored puts that right.
-        let late = ServerClock::new(Mark::new(read));
+        let late = ServerClock::new(read, asked);
         late.reached(server());
         assert_eq!(late.now(), server());
         pause().await;
         assert_eq!((clock.now(), late.now()), (server(), server()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_stored_before_the_servers_clock_was_set_back_moves_nothing() {
+        let at = |seconds: u64| Timestamp::from_micros(seconds * 1_000_000);
+        let begun = Instant::now();
+        let clock = ServerClock::new(at(4600), begun);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        clock.sample(at(1000), Instant::now());
+        clock.reached(at(4599));
+        assert_eq!(clock.now(), at(1000));
+        // It goes on, and no faster.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        clock.reached(at(4599));
+        assert_eq!(clock.now(), at(1005));
+        // An answer that was under way for long says nothing of what came since.
+        clock.sample(at(4600), begun);
+        assert_eq!(clock.now(), at(1005));
     }
 }

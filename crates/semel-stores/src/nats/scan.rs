@@ -71,23 +71,41 @@ impl<'a> Scan<'a> {
         }
     }
 
+    pub(super) fn is_over(&self) -> bool {
+        self.next >= self.end
+    }
+
     /// Up to which sequence it has read.
     pub(super) fn reached(&self) -> u64 {
         self.next.min(self.end)
     }
 
-    /// The next messages, in order. None where there are no more: at the end, or, short of it, as far as
-    /// the leader said.
+    /// The next messages, in order. None only at the end.
     pub(super) async fn batch(&mut self) -> Result<Vec<Met>> {
         // Each batch has the time of a call.
         self.effort = Effort::new(self.shared.link.timeout());
         let mut met = Vec::new();
-        if self.next < self.end {
+        if !self.is_over() {
             met = self.fetched().await?;
         }
-        if met.len() < BATCH && self.next < self.end {
+        if met.len() < BATCH && !self.is_over() {
             // The node that serves the consumer may be behind: the leader knows the end.
             met.extend(self.following().await?);
+        }
+        if met.is_empty() && !self.is_over() {
+            // Unless it stood still, and does not know that it is the leader no more.
+            let info = self.shared.refresh(&mut self.effort).await?;
+            if info.state.last_sequence + 1 < self.end {
+                return Err(StoreError::new(
+                    StoreErrorKind::NotApplied,
+                    "the NATS bucket lacks what it had when this began: the node that answers for it is \
+                     behind, or it was made anew",
+                ));
+            }
+            match self.following().await? {
+                Some(one) => met.push(one),
+                None => self.next = self.end,
+            }
         }
         met.retain(|met| met.sequence < self.end);
         Ok(met)
@@ -223,14 +241,13 @@ impl NatsStore {
         let mut looked = 0;
         loop {
             let batch = scan.batch().await?;
-            let over = batch.is_empty() || scan.reached() == end;
+            let over = scan.is_over();
             let now = self.shared.clock.now();
-            let wanted = |row: &Row| {
-                let record = &row.entry.record;
-                record.state.kind() == query.state
-                    && !record.is_purgeable(now)
+            let in_state = |row: &Row| {
+                row.entry.record.state.kind() == query.state
                     && (!query.lapsed || looks_lapsed(row, now))
             };
+            let wanted = |row: &Row| in_state(row) && !row.entry.record.is_purgeable(now);
             let replaced: HashSet<u64> = batch.iter().filter_map(|met| met.replaces).collect();
             let mut found = Vec::new();
             for met in batch {
@@ -246,7 +263,8 @@ impl NatsStore {
                 if row.entry.record.state.kind() == StateKind::InFlight {
                     self.shared.seen.left(&row.entry.label.digest, &row);
                 }
-                if wanted(&row) {
+                // Whether its retention is over the latest says, which may have been extended.
+                if in_state(&row) {
                     found.push(row);
                 }
             }
@@ -278,7 +296,7 @@ impl NatsStore {
     }
 
     /// The record of a message that was met, as it is now. `None` where it has another message before
-    /// `end`: that one is met, too.
+    /// `end`: that one is met, too, unless a purge that meets a later one removes it before.
     async fn as_it_is(&self, met: Box<Row>, end: u64) -> Result<Option<Box<Row>>> {
         let identity = met.entry.label.digest;
         let Some(last) = self.row(&identity).await? else {
@@ -292,8 +310,11 @@ impl NatsStore {
         let next = link.ask(&mut effort, |patience| {
             link.first(&identity, after, patience)
         });
-        let is_met = next.await?.is_some_and(|next| next.sequence < end);
-        Ok((!is_met).then_some(last))
+        // There is none where the record was removed meanwhile.
+        Ok(next
+            .await?
+            .filter(|next| next.sequence >= end)
+            .map(|_| last))
     }
 }
 

@@ -44,10 +44,10 @@ impl Shared {
         let link = Link::connect(options).await?;
         let info = bucket::open(&link, options).await?;
         let mut effort = Effort::new(link.timeout());
-        let (consumer, _) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
+        let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
         let this = Self {
             link,
-            clock: ServerClock::new(Mark::new(created(&consumer))),
+            clock: ServerClock::new(created(&consumer), asked),
             seen: Seen::default(),
             waiters: Arc::default(),
             gate: Gate::new("nats"),
@@ -129,8 +129,7 @@ impl Shared {
         Ok(consumer)
     }
 
-    /// What time the server has, asked now. What a step reads meanwhile does not move it, as it does the
-    /// clock.
+    /// What time the server has, asked now.
     pub(super) async fn time(&self, effort: &mut Effort) -> Result<Mark> {
         let consumer = self.consumer(effort, DeliverPolicy::New).await?;
         let time = Mark::new(created(&consumer));

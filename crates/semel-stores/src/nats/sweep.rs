@@ -56,14 +56,14 @@ struct Purge {
 
 impl NatsStore {
     pub(super) async fn sweep(&self, limit: usize) -> Result<Purged> {
+        let mut sweep = self.shared.sweep.lock().await;
         let mut effort = self.effort();
         let info = self.shared.refresh(&mut effort).await?;
         let time = self.shared.time(&mut effort).await?;
         // What comes after the purge began is the next one's: others write on and on.
         let end = info.state.last_sequence + 1;
         let of = (timestamp(info.created), self.shared.link.losses());
-        let mut sweep = self.shared.sweep.lock().await;
-        if sweep.of != of {
+        if sweep.of != of || end < sweep.tail {
             *sweep = Sweep {
                 of,
                 ..Sweep::default()
@@ -87,23 +87,19 @@ impl NatsStore {
             }
             let read = self.stretch(stretch.first, stretch.end, Part::Known, &mut purge);
             let read = read.await?;
-            // What was not read is still due; what was read and stays is known by itself.
-            sweep.known[at - 1].first = read.end;
-            sweep.known.insert(at - 1, read);
-            at += 1;
             if purge.purged.more {
+                // What was not read is still due; what was read and stays is known by itself.
+                sweep.known[at - 1].first = read.end;
+                sweep.known.insert(at - 1, read);
                 break;
             }
+            sweep.known[at - 1] = read;
         }
         while !purge.purged.more && sweep.tail < end {
             let first = sweep.tail.max(1);
             let read = self.stretch(first, end, Part::Tail, &mut purge).await?;
             sweep.tail = read.end;
             sweep.known.push(read);
-            // A leader that stood still may not know that it is none any more, nor of what came since.
-            if read.end == first {
-                break;
-            }
         }
         sweep.tidy();
         Ok(purge.purged)
@@ -141,7 +137,6 @@ impl NatsStore {
         let mut messages = 0;
         loop {
             let batch = scan.batch().await?;
-            let over = batch.is_empty();
             let now = purge.time.now();
             let mut removals = Removals::default();
             for met in batch {
@@ -173,7 +168,7 @@ impl NatsStore {
             purge.purged.removed += self.remove(removals).await?;
             // Also past what was removed, or is not ours.
             read.end = scan.reached();
-            if over || (part == Part::Tail && messages >= LONGEST) {
+            if scan.is_over() || (part == Part::Tail && messages >= LONGEST) {
                 return Ok(());
             }
         }
