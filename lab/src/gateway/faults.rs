@@ -18,7 +18,7 @@ use crate::nemesis::{Fault, Lane, Planned};
 use crate::torture::{Target, on_store};
 
 /// A store that is back is used again by then, a gateway or an upstream that is back as well.
-const AFTERMATH: Nanos = 1_000_000_000;
+pub(super) const AFTERMATH: Nanos = 1_000_000_000;
 
 /// What there is to be broken.
 pub(super) struct Scene {

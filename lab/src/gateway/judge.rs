@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::faults::AFTERMATH;
 use super::records::{Call, Done, Entry, Identity, Said};
 use crate::clock::{Nanos, millis, nanos};
 use crate::nemesis::UPSTREAM_TIMEOUT;
@@ -141,8 +142,8 @@ impl Known {
             let done = calls.iter().filter(|call| call.sent >= trouble.until);
             let done = done.filter(|call| call.said.answer().is_some_and(|a| !a.replayed));
             let elected = trouble.until + self.elects;
-            let done = done.map(|call| call.answered).min().unwrap_or(elected);
-            trouble.until = elected.min(done);
+            let done = done.map(|call| call.answered + AFTERMATH).min();
+            trouble.until = elected.min(done.unwrap_or(elected));
         }
         known
     }

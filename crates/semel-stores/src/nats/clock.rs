@@ -67,9 +67,15 @@ impl ServerClock {
         if asked < known.asked {
             return;
         }
-        let within = known.taken.now().clamp(time, latest.time);
+        let taken = known.taken.now();
+        // Where it was set back, the clock before it says nothing, and the earliest does no harm.
+        let (taken, latest) = if taken > latest.time {
+            (Mark::new(time), Mark::new(time))
+        } else {
+            (Mark::new(taken.max(time)), latest)
+        };
         *known = Known {
-            taken: Mark::new(within),
+            taken,
             latest,
             asked,
         };
@@ -131,7 +137,10 @@ mod tests {
         let begun = Instant::now();
         let clock = ServerClock::new(at(4600), begun);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        clock.sample(at(1000), Instant::now());
+        let asked = Instant::now();
+        // The server stood still before it read its clock.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        clock.sample(at(1000), asked);
         clock.reached(at(4599));
         assert_eq!(clock.now(), at(1000));
         // It goes on, and no faster.
