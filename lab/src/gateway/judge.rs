@@ -140,7 +140,7 @@ impl Known {
         let at_the_store = |trouble: &&mut Trouble| trouble.place == Place::Store;
         for trouble in known.troubles.iter_mut().filter(at_the_store) {
             let done = calls.iter().filter(|call| call.sent >= trouble.until);
-            let done = done.filter(|call| call.said.answer().is_some_and(|a| !a.replayed));
+            let done = done.filter(|call| call.said.is_new());
             let elected = trouble.until + self.elects;
             let done = done.map(|call| call.answered + AFTERMATH).min();
             trouble.until = elected.min(done.unwrap_or(elected));
@@ -570,7 +570,7 @@ impl<'a> Judge<'a> {
         let Some(settling) = known.settling else {
             return;
         };
-        let first = |call: &&&Call| call.said.answer().is_some_and(|answer| !answer.replayed);
+        let first = |call: &&&Call| call.said.is_new();
         let mut times: Vec<Nanos> = self
             .by_id
             .values()

@@ -98,6 +98,11 @@ impl Said {
         }
     }
 
+    /// Whether it answers an operation that this call ran.
+    pub(super) fn is_new(&self) -> bool {
+        self.answer().is_some_and(|answer| !answer.replayed)
+    }
+
     /// The name in reports.
     pub(super) fn name(&self) -> String {
         match self {
