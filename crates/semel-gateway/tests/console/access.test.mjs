@@ -60,7 +60,8 @@ test("each action is done by the keyboard alone", { timeout: 5 * s.PATIENCE }, a
     const page = await s.visitor(program);
     const press = (...keys) => keys.reduce((done, key) => done.then(() => page.keyboard.press(key)), Promise.resolve());
     await page.goto(at.admin);
-    // The field for the token has the focus.
+    // The field for the token has the focus, a moment after the page is there.
+    await page.locator("input[name=token]:focus").waitFor();
     await page.keyboard.type(s.token("root"));
     await press("Enter");
     await page.getByRole("heading", { name: "Overview" }).waitFor();
