@@ -4,13 +4,19 @@
 //! server's clock: that instant lies between the request and its answer. Between such samples
 //! time goes on with this machine's monotonic clock. No lease is decided by it.
 //!
-//! It may be late, by as much as an answer was under way, or as that clock was set forward since. It is early
-//! only where that clock was set back since: a retention that ends late loses nothing. A record is settled no
-//! earlier than its message was stored: see [`frame`](super::frame).
+//! It may be late, by as much as an answer was under way, or as that clock was set forward since, or this
+//! machine slept. It is early only where that clock was set back since: a retention that ends late loses
+//! nothing. Either ends with the next sample, [a minute](EVERY) after the last at the latest, where there are
+//! steps. A record is settled no earlier than its message was stored: see [`frame`](super::frame).
+
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use semel::Timestamp;
 use tokio::time::Instant;
+
+/// How often the server is asked by what uses its time.
+const EVERY: Duration = Duration::from_secs(60);
 
 pub(super) struct ServerClock(Mutex<Known>);
 
@@ -21,6 +27,8 @@ struct Known {
     /// It was no later than this when it was asked for last.
     latest: Mark,
     asked: Instant,
+    /// When it was asked last, whether it answered or not.
+    tried: Instant,
 }
 
 /// A time of the server's, and when it was that.
@@ -51,12 +59,23 @@ impl ServerClock {
             taken: Mark::new(time),
             latest: Mark::new(time.after(asked.elapsed())),
             asked,
+            tried: asked,
         }))
     }
 
     pub(super) fn now(&self) -> Timestamp {
         let taken = self.0.lock().taken;
         taken.now()
+    }
+
+    /// Whether somebody has to ask the server again: the one who is told so.
+    pub(super) fn is_due(&self) -> bool {
+        let mut known = self.0.lock();
+        let is_due = known.tried.elapsed() >= EVERY;
+        if is_due {
+            known.tried = Instant::now();
+        }
+        is_due
     }
 
     /// The server read its clock as `time` at some moment since `asked`: where this clock is not
@@ -78,6 +97,7 @@ impl ServerClock {
             taken,
             latest,
             asked,
+            tried: known.tried.max(asked),
         };
     }
 
@@ -94,8 +114,6 @@ impl ServerClock {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -150,5 +168,20 @@ mod tests {
         // An answer that was under way for long says nothing of what came since.
         clock.sample(at(4600), begun);
         assert_eq!(clock.now(), at(1005));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_asks_again_each_minute() {
+        let time = Timestamp::from_micros(1_000_000_000);
+        let clock = ServerClock::new(time, Instant::now());
+        tokio::time::sleep(EVERY - Duration::from_secs(1)).await;
+        assert!(!clock.is_due());
+        clock.sample(time, Instant::now());
+        tokio::time::sleep(EVERY).await;
+        assert!(clock.is_due());
+        // It may not answer.
+        assert!(!clock.is_due());
+        tokio::time::sleep(EVERY).await;
+        assert!(clock.is_due());
     }
 }

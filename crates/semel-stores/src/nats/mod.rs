@@ -98,7 +98,7 @@ impl Store for NatsStore {
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
         let _step = self.shared.gate.enter()?;
         let row = self.row(identity).await?;
-        let now = self.shared.clock.now();
+        let now = self.shared.now();
         let row = row.filter(|row| !row.entry.record.is_purgeable(now));
         Ok(row.map(|row| row.entry))
     }

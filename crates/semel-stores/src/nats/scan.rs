@@ -242,7 +242,7 @@ impl NatsStore {
         loop {
             let batch = scan.batch().await?;
             let over = scan.is_over();
-            let now = self.shared.clock.now();
+            let now = self.shared.now();
             let in_state = |row: &Row| {
                 row.entry.record.state.kind() == query.state
                     && (!query.lapsed || looks_lapsed(row, now))

@@ -137,6 +137,21 @@ impl Shared {
         Ok(time)
     }
 
+    /// The server's time, as far as it is known. Beside the step that uses it the server is asked now and then.
+    pub(super) fn now(self: &Arc<Self>) -> Timestamp {
+        if self.clock.is_due()
+            && let Ok(step) = self.gate.enter()
+        {
+            let this = Arc::clone(self);
+            tokio::spawn(async move {
+                let mut effort = Effort::new(this.link.timeout());
+                let _ = this.time(&mut effort).await;
+                drop(step);
+            });
+        }
+        self.clock.now()
+    }
+
     /// Removes a consumer that is not needed any more. The server does so too, a little later.
     pub(super) async fn drop_consumer(&self, consumer: &PullConsumer) {
         let name = &consumer.cached_info().name;

@@ -187,7 +187,7 @@ impl NatsStore {
                 Found::Nothing(revision) => Err(revision),
                 Found::Row(row) => Ok(row),
             };
-            let now = self.shared.clock.now();
+            let now = self.shared.now();
             let judged = match &row {
                 Err(_) => None,
                 Ok(row) => match self.judged(digest, row, now) {
@@ -237,7 +237,7 @@ impl NatsStore {
         request: &ClaimRequest,
     ) -> Result<(Option<Claim>, Option<Found>)> {
         let digest = identity.digest();
-        let now = self.shared.clock.now();
+        let now = self.shared.now();
         let Some(next) = record::claim(None, request, now, Fence(0)).write else {
             return Err(contended());
         };
@@ -369,7 +369,7 @@ impl NatsStore {
                     Found::Row(row) => Some(row),
                 },
             };
-            let now = self.shared.clock.now();
+            let now = self.shared.now();
             let judged = match &row {
                 None => None,
                 Some(row) => match self.judged(identity, row, now) {
