@@ -27,6 +27,10 @@ enum Stands {
     Lost,
     /// It was given back with a finished step.
     Steps,
+    /// It was given back, and nothing ran.
+    Released,
+    /// A claim of the second name has not looked yet whether there are steps to go on with.
+    Passing,
 }
 
 /// What becomes of a claim on its way.
@@ -71,9 +75,13 @@ impl Interrupted {
     /// Puts a record in this state under a name; what was asked is 9 EUR.
     async fn with(&self, name: &Identity, stands: Stands) {
         let nine = name.fingerprint(request().fingerprint);
+        let passing: &[_] = match stands {
+            Stands::Passing => &[("semel.second-secret", "looks")],
+            _ => &[],
+        };
         let request = ClaimRequest {
             fingerprint: nine,
-            ..request()
+            ..request().with_note(Note::new(passing.iter().copied()))
         };
         let claim = async || match self.memory.claim(name, &request).await {
             Ok(Claim::Acquired(acquired)) => acquired.token,
@@ -81,8 +89,13 @@ impl Interrupted {
         };
         match stands {
             Stands::Nothing => {}
-            Stands::Held => {
+            Stands::Held | Stands::Passing => {
                 claim().await;
+            }
+            Stands::Released => {
+                let token = claim().await;
+                let given_back = self.memory.abandon(name.digest(), &token);
+                assert_eq!(given_back.await.unwrap(), Fenced::Applied);
             }
             Stands::Lost => {
                 claim().await;
@@ -140,7 +153,7 @@ fn under(lines: &[&str]) -> Identity {
 #[tokio::test(start_paused = true)]
 async fn what_stands_under_the_two_names_decides() {
     use OnLost::{Hold, Retry};
-    use Stands::{Held, Lost, Nothing, Steps};
+    use Stands::{Held, Lost, Nothing, Passing, Released, Steps};
     for (of_a, of_b, on_lost, expected) in [
         (Nothing, Nothing, Hold, ("a", "new")),
         (Held, Nothing, Retry, ("a", "in flight")),
@@ -154,6 +167,9 @@ async fn what_stands_under_the_two_names_decides() {
         // What is open beside steps ran nothing.
         (Steps, Held, Hold, ("a", "new")),
         (Steps, Lost, Hold, ("a", "new")),
+        // Nothing ran there.
+        (Nothing, Released, Hold, ("a", "new")),
+        (Nothing, Passing, Retry, ("a", "new")),
     ] {
         let case = format!("{of_a:?} {of_b:?} {on_lost:?}");
         let store = Interrupted::new(&[], false);
@@ -190,6 +206,42 @@ async fn what_stands_under_the_two_names_decides() {
         };
         let told = (if is_first { "a" } else { "b" }, said);
         assert_eq!(told, expected, "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_is_found_under_the_name_that_it_has() {
+    for (of_a, of_b, expected) in [
+        (Stands::Nothing, Stands::Released, B),
+        (Stands::Released, Stands::Nothing, A),
+        (Stands::Released, Stands::Held, B),
+        (Stands::Released, Stands::Released, A),
+    ] {
+        let store = Interrupted::new(&[], false);
+        store.with(&under(&[A]), of_a).await;
+        store.with(&under(&[B]), of_b).await;
+        let found = Guard::from(store).look_up(&under(&[A, B])).await.unwrap();
+        let name = found.map(|(name, _)| *name.digest());
+        assert_eq!(
+            name,
+            Some(*under(&[expected]).digest()),
+            "{of_a:?} {of_b:?}"
+        );
+    }
+}
+
+/// Programs that have the secrets in another order find the same.
+#[tokio::test(start_paused = true)]
+async fn of_two_that_are_held_the_older_is_in_the_way() {
+    for lines in [[A, B], [B, A]] {
+        let store = Interrupted::new(&[], false);
+        store.with(&under(&[A]), Stands::Held).await;
+        sleep(LEASE / 4).await;
+        store.with(&under(&[B]), Stands::Held).await;
+        let claim = Guard::from(store).claim(&under(&lines), &request()).await;
+        let (name, claim) = claim.unwrap();
+        assert_eq!(name.digest(), under(&[A]).digest(), "{lines:?}");
+        assert!(matches!(claim, Claim::InFlight { .. }), "{claim:?}");
     }
 }
 
