@@ -194,16 +194,20 @@ impl Health {
             Asked::Kept => {}
             asked => return Ok(asked == Asked::Answered),
         }
-        let own = self.own()?;
-        let asked = asked(store, &own).await?;
+        let question = self.own_question()?;
+        let asked = asked(store, &question).await?;
         if asked == Asked::Kept {
-            *self.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *self.own() = None;
         }
         Ok(asked == Asked::Answered)
     }
 
-    fn own(&self) -> Result<Identity, StoreError> {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+    fn own(&self) -> MutexGuard<'_, Option<Identity>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own_question(&self) -> Result<Identity, StoreError> {
+        let mut own = self.own();
         if let Some(own) = &*own {
             return Ok(own.clone());
         }
@@ -282,10 +286,7 @@ enum Asked {
 }
 
 async fn asked<S: Store>(store: &S, question: &Identity) -> Result<Asked, StoreError> {
-    // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
-    let request =
-        ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
-    let token = match store.claim(question, &request).await? {
+    let token = match store.claim(question, &request()?).await? {
         Claim::Acquired(acquired) => acquired.token,
         Claim::Completed { .. } => return Ok(Asked::Kept),
         _ => return Ok(Asked::ByAnother),
@@ -293,6 +294,12 @@ async fn asked<S: Store>(store: &S, question: &Identity) -> Result<Asked, StoreE
     let (outcome, retention) = (Outcome::void(), Retention::new(Duration::ZERO));
     let completed = store.complete(question.digest(), &token, &outcome, retention);
     completed.await.map(|_| Asked::Answered)
+}
+
+fn request() -> Result<ClaimRequest, StoreError> {
+    // What a gateway, or a store, that died leaves behind keeps the others from an answer no longer.
+    let request = ClaimRequest::new(Nonce::random()?, Fingerprint::of(b""), REST);
+    Ok(request.with_on_lost(OnLost::Retry))
 }
 
 fn condition_of(error: &StoreError) -> Condition {
@@ -335,10 +342,7 @@ mod tests {
 
     /// A question is asked, and not ended.
     async fn left(store: &MemoryStore<SystemClock>, question: &Identity) -> Token {
-        let nonce = Nonce::random().unwrap();
-        let request =
-            ClaimRequest::new(nonce, Fingerprint::of(b""), REST).with_on_lost(OnLost::Retry);
-        let claim = store.claim(question, &request).await.unwrap();
+        let claim = store.claim(question, &request().unwrap()).await.unwrap();
         let Claim::Acquired(acquired) = claim else {
             panic!("{claim:?}");
         };
@@ -405,7 +409,7 @@ mod tests {
         let health = Health::new(Arc::new(Metrics::new()));
         for _ in 0..3 {
             health.found(Condition::Down("gone".to_owned()));
-            left(&store, &health.own().unwrap()).await;
+            left(&store, &health.own_question().unwrap()).await;
             assert_eq!(health.look_again(&store).await, Condition::Up);
         }
         assert_eq!(store.len(), 2);
