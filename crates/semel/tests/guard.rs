@@ -443,12 +443,17 @@ async fn left(store: &Clocked) -> usize {
 #[tokio::test(start_paused = true)]
 async fn a_purger_runs_as_long_as_its_guard() {
     let (store, clock, guard) = with_one_answer().await;
+    // More than a slice.
+    for n in 0..300 {
+        let asked = asked(&n.to_string());
+        guard.run(asked, |_| ok(())).await.unwrap();
+    }
     guard.spawn_purger();
     guard.spawn_purger();
     sleep(Duration::from_secs(1)).await;
     clock.advance(Duration::from_hours(1));
     sleep(Duration::from_secs(61)).await;
-    assert_eq!(left(&store).await, 0, "purged at the next look");
+    assert_eq!(left(&store).await, 0, "all are purged at the next look");
     // It holds the store for the time of a slice only.
     drop(guard);
     assert_eq!(Arc::strong_count(&store), 1);
@@ -478,6 +483,12 @@ fn presets_differ_from_the_default_where_they_say() {
     assert_eq!(Policy::payment(), order.with_retention(Retention::PAYMENT));
     let event = Policy::default().with_retention(Retention::EVENT);
     assert_eq!(Policy::event(), event);
+    assert!(order.key_required() && !event.key_required());
+    let retries = event.with_on_lost(OnLost::Retry);
+    assert_eq!(
+        (event.on_lost(), retries.on_lost()),
+        (None, Some(OnLost::Retry))
+    );
 }
 
 #[test]
@@ -587,8 +598,14 @@ fn who_was_replaced_may_call_again() {
         (StoreErrorKind::Closed, None),
     ] {
         let (ran, source) = (Ran::No, semel::StoreError::new(kind, "no answer"));
-        let step = StepError::<Infallible>::Store { ran, source };
+        let run = RunError::<Infallible>::Store { ran, source };
         let retryable = retry_after.is_some();
+        assert_eq!(
+            (run.retry_after(), run.is_retryable()),
+            (retry_after, retryable)
+        );
+        let source = semel::StoreError::new(kind, "no answer");
+        let step = StepError::<Infallible>::Store { ran, source };
         assert_eq!(
             (step.retry_after(), step.is_retryable()),
             (retry_after, retryable)

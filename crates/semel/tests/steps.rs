@@ -106,6 +106,22 @@ async fn an_attempt_after_a_failure_goes_on_where_it_ended() {
     assert_eq!(entry.record.progress, Progress::EMPTY);
 }
 
+/// However often it fails: a record has room for so many bytes.
+#[tokio::test]
+async fn a_failure_after_a_finished_step_adds_nothing() {
+    let (guard, log) = (guard(), Log::default());
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        order(&guard, &log, &["charge", "ship"], Some(1))
+            .await
+            .unwrap_err();
+        let entry = guard.store().get(identity().digest()).await.unwrap();
+        kept.push(entry.unwrap().record.progress);
+    }
+    assert_eq!(kept[0].steps().count(), 1);
+    assert!(kept[1] == kept[0] && kept[2] == kept[0], "{kept:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_takeover_runs_the_rest_and_the_zombie_keeps_nothing() {
     let (guard, log) = (guard(), Log::default());

@@ -87,6 +87,14 @@ async fn it_counts_and_times_what_happens() {
         assert_eq!(value(&text, name), Some(expected), "{name} in {text}");
     }
     assert!(!text.contains("key-"), "{text}");
+    // Each says what it is.
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in names.filter_map(|line| line.split(' ').next()) {
+        assert!(
+            text.contains(&format!("# HELP {name} ")),
+            "{name} in {text}"
+        );
+    }
 }
 
 /// Names of operations may be made of what callers send: they have no label without end.

@@ -105,7 +105,9 @@ fn fields(signal: Signal) -> &'static [&'static str] {
         Signal::Replayed | Signal::Mismatch | Signal::Expired | Signal::Unprotected => &["oihw"],
         Signal::Capacity => &["oih"],
         // Of a claim that is not answered, and of an attempt.
-        Signal::StoreError | Signal::Deferred | Signal::GaveUp => &["oih", "oihafr"],
+        Signal::Deferred | Signal::GaveUp => &["oih", "oihafr"],
+        // Of a record as well that is to be asked about, and is not shown.
+        Signal::StoreError => &["oih", "oihafr", "if"],
         Signal::Completed
         | Signal::Omitted
         | Signal::Released
@@ -316,6 +318,30 @@ async fn stores_that_fail(watch: &Arc<Watch>) {
             Signal::StoreError,
             Signal::Deferred,
             Signal::GaveUp
+        ]
+    );
+
+    // A caller's question is asked again, and the store has gone away.
+    let guard = self::guard(watch).with_policy(policy().with_on_lost(OnLost::Reconcile));
+    applied(self::held(&guard, asked()).await.mark_unknown().await);
+    let away = async {
+        sleep(SECOND).await;
+        guard.store().down.store(true, SeqCst);
+    };
+    let (asked_about, ()) = tokio::join!(guard.run(asked(), |_| ok(())), away);
+    asked_about.unwrap_err();
+    let mut signals = watch.signals();
+    signals.dedup();
+    assert_eq!(
+        signals,
+        [
+            Signal::New,
+            Signal::MarkedUnknown,
+            Signal::ReconcileAsked,
+            Signal::ReconcilerFailed,
+            Signal::StillUnknown,
+            Signal::StoreError,
+            Signal::Unknown
         ]
     );
 

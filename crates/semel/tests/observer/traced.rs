@@ -132,21 +132,46 @@ async fn what_somebody_should_look_at_is_a_warning() {
         ["new", "marked_unknown", "unknown"].map(level),
         ["DEBUG", "WARN", "DEBUG"]
     );
-    let script = Script(Mutex::new([None].into()));
-    let asking = Guard::builder(guard.store().clone())
-        .observer(Arc::new(Tracing))
-        .reconciler(Arc::new(script))
-        .reconcile_options(ReconcileOptions::in_line().with_attempts(1))
-        .build();
-    asking.reconcile_all(["pay"]).await.unwrap();
-    let why = r#"answer="failed" operation="pay" id=ID"#;
-    let written = lines.take();
-    let line = written.iter().find(|line| line.contains(why));
-    let line = line.unwrap_or_else(|| panic!("{written:#?}"));
-    assert!(
-        line.starts_with("WARN semel:") && line.contains("the bank is closed"),
-        "{line}"
-    );
+    // The last time the store goes away while the question is asked.
+    for (finding, answer, why) in [
+        (None, "failed", "the bank is closed"),
+        (
+            Some(Finding::DidNotHappen),
+            "store_error",
+            "the connection broke",
+        ),
+    ] {
+        let goes_away = finding.is_some();
+        let script = Script(Mutex::new([finding].into()));
+        let asking = Guard::builder(guard.store().clone())
+            .observer(Arc::new(Tracing))
+            .reconciler(Arc::new(script))
+            .reconcile_options(ReconcileOptions::in_line().with_attempts(1))
+            .build();
+        let away = async {
+            sleep(SECOND).await;
+            guard.store().down.store(goes_away, SeqCst);
+        };
+        let (asked, ()) = tokio::join!(asking.reconcile_all(["pay"]), away);
+        asked.unwrap();
+        let written = lines.take();
+        for (level, what, why) in [
+            (
+                "WARN",
+                format!(r#"answer="{answer}" operation="pay" id=ID"#),
+                why,
+            ),
+            // Only an operator can settle it now.
+            ("ERROR", r#"event="reconcile_gave_up""#.to_owned(), "id=ID"),
+        ] {
+            let line = written.iter().find(|line| line.contains(&what));
+            let line = line.unwrap_or_else(|| panic!("{what} in {written:#?}"));
+            assert!(
+                line.starts_with(&format!("{level} semel:")) && line.contains(why),
+                "{line}"
+            );
+        }
+    }
 }
 
 /// A renewal is not the end of an attempt; and a call without a key has a name of its own.

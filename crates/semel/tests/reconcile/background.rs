@@ -2,7 +2,7 @@
 
 use semel::StateKind;
 use semel::guard::{Background, ReconcileOptions};
-use semel::store::Entry;
+use semel::store::{ClaimRequest, Entry};
 
 use super::*;
 
@@ -233,6 +233,27 @@ async fn many_are_asked_a_few_at_a_time() {
     let mut background = background(&guard).with_at_once(5);
     assert_eq!(background.turn().await.unwrap().resolved, 250);
     assert_eq!(crowd.most.load(Ordering::SeqCst), 5);
+}
+
+/// It has 10,000 in mind; the turn of the others comes when these are done.
+#[tokio::test(start_paused = true)]
+async fn of_very_many_some_wait_for_their_turn() {
+    let (store, script) = (Memory::default(), Script::new([say(Finding::StillUnknown)]));
+    let guard = guard(&store, &script);
+    for number in 0..10_200 {
+        let key = Key::new(&format!("key-{number}")).unwrap();
+        let identity = Identity::new(Scope::new(["tenant"]), "pay", key);
+        let request = ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b""), LEASE);
+        store.claim(&identity, &request).await.unwrap();
+    }
+    sleep(LEASE).await;
+    let options = ReconcileOptions::background().with_attempts(1);
+    let mut background = background(&guard).with_options(options);
+    for given_up in [10_000, 10_200] {
+        background.rest().await;
+        let tally = background.turn().await.unwrap();
+        assert_eq!((tally.pending, tally.given_up), (0, given_up));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use semel::guard::ReconcileOptions;
 use semel::record::Resolved;
 use semel::store::Verdict;
 
+use super::scripted::Scripted;
 use super::*;
 
 /// Asked once about a lost attempt: what the caller gets, and what the record says then.
@@ -199,6 +200,36 @@ async fn what_somebody_else_resolved_is_not_asked_about() {
     assert_eq!(script.asked().len(), 1);
 }
 
+/// Between two questions another attempt takes over, or the one that was lost goes on.
+#[tokio::test(start_paused = true)]
+async fn what_moved_on_is_not_asked_about() {
+    for taken_over in [true, false] {
+        let (store, script) = (Memory::default(), Script::new([Act::Fail]));
+        let guard = guard(&store, &script);
+        let slow = begin(&guard, &asked()).await;
+        slow.stop_renewing();
+        sleep(LEASE).await;
+        let moves_on = async {
+            sleep(Duration::from_millis(50)).await;
+            if taken_over {
+                let retrying = Guard::new(store.clone(), policy().with_on_lost(OnLost::Retry));
+                return Some(begin(&retrying, &asked()).await);
+            }
+            let settled = slow.complete(&Outcome::success(b"paid")).await;
+            assert_eq!(settled.unwrap(), semel::guard::Settled::Applied);
+            None
+        };
+        let (answer, second) = tokio::join!(pay(&guard), moves_on);
+        match answer {
+            Ok(paid) => assert_eq!((paid, taken_over), (replayed(), false)),
+            Err(RunError::InFlight { .. }) => assert!(taken_over),
+            Err(other) => panic!("{taken_over}: {other}"),
+        }
+        assert_eq!(script.asked().len(), 1);
+        drop(second);
+    }
+}
+
 /// While it is asked about, another attempt takes over: the answer was about the one before.
 #[tokio::test(start_paused = true)]
 async fn a_takeover_meanwhile_refuses_the_answer() {
@@ -267,6 +298,53 @@ async fn a_late_attempt_is_refused_after_the_answer() {
         assert!(matches!(settled, semel::guard::Settled::Refused(_)));
         assert_eq!(pay(&guard).await.unwrap(), Done::Replayed(kept));
     }
+}
+
+/// The store has no room for the answer: that it happened is recorded without it.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_is_too_large_is_left_out() {
+    let large = Finding::Happened(Outcome::success(&[0; 2000]));
+    let script = Script::new([say(large)]);
+    let guard = Guard::builder(Scripted::new(&[]))
+        .policy(policy())
+        .reconciler(script.clone())
+        .build();
+    lost(&guard, identity()).await;
+    for _ in 0..2 {
+        let answer = pay(&guard).await;
+        assert!(matches!(answer, Err(RunError::Omitted)), "{answer:?}");
+    }
+    assert_eq!(script.asked().len(), 1);
+}
+
+/// A runtime that shuts down takes its question along; who waits for it in another one is told.
+#[test]
+fn a_question_that_breaks_off_leaves_nobody_waiting() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build().unwrap()
+    };
+    let (first, second) = (runtime(), runtime());
+    let (store, script) = (Memory::default(), Script::new([Act::Hang]));
+    let guard = guard(&store, &script);
+    let pays = || {
+        let guard = guard.clone();
+        async move { pay(&guard).await }
+    };
+    let moment = Duration::from_secs(1);
+    first.block_on(async {
+        let lost = begin(&guard, &asked()).await;
+        let _ = lost.mark_unknown().await.unwrap();
+        tokio::spawn(pays());
+        sleep(moment).await;
+    });
+    let waiting = second.spawn(pays());
+    second.block_on(async { sleep(moment).await });
+    assert_eq!(script.asked().len(), 1);
+    drop(first);
+    let told = second.block_on(async { tokio::time::timeout(moment, waiting).await });
+    let told = told.expect("it waits for ever").unwrap();
+    assert!(matches!(told, Err(RunError::Unknown)), "{told:?}");
 }
 
 #[tokio::test(start_paused = true)]

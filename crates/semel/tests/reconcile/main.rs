@@ -4,6 +4,9 @@
 
 mod background;
 mod in_line;
+#[path = "../scripted/mod.rs"]
+#[allow(dead_code, reason = "shared with tests that use the rest")]
+mod scripted;
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +19,7 @@ use semel::guard::{
 };
 use semel::memory::MemoryStore;
 use semel::store::{Fence, Fenced, Nonce, OnLost, Resolution, Retention, StoreExt as _, Verdict};
-use semel::{Fingerprint, Identity, Key, Note, Outcome, Record, Scope, Store as _};
+use semel::{Fingerprint, Identity, Key, Note, Outcome, Record, Scope, Store};
 use tokio::time::{Instant, sleep};
 
 type Memory = Arc<MemoryStore>;
@@ -171,7 +174,7 @@ fn asks(identity: Identity) -> Asked {
         .with_note(Note::new([("method", "POST")]))
 }
 
-async fn begin(guard: &Guard<Memory>, asked: &Asked) -> Held<Memory> {
+async fn begin<S: Store>(guard: &Guard<S>, asked: &Asked) -> Held<S> {
     match guard.begin(asked).await.unwrap() {
         Begin::Acquired(held) => held,
         other => panic!("{other:?}"),
@@ -179,7 +182,7 @@ async fn begin(guard: &Guard<Memory>, asked: &Asked) -> Held<Memory> {
 }
 
 /// An attempt that nobody settles: its process died, and its lease lapsed since.
-async fn lost(guard: &Guard<Memory>, identity: Identity) {
+async fn lost<S: Store>(guard: &Guard<S>, identity: Identity) {
     begin(guard, &asks(identity)).await.let_lapse();
     sleep(LEASE).await;
 }
@@ -203,9 +206,9 @@ async fn lost_while_charging(guard: &Guard<Memory>) -> (StepKey, Fence) {
     (given.await.unwrap(), attempt.fence)
 }
 
-async fn pay(guard: &Guard<Memory>) -> Result<Done<String>, RunError<Infallible>> {
+async fn pay<S: Store>(guard: &Guard<S>) -> Result<Done<String>, RunError<Infallible>> {
     let paid =
-        |attempt: Attempt<Memory>| async move { Ok(format!("paid by attempt {}", attempt.number)) };
+        |attempt: Attempt<S>| async move { Ok(format!("paid by attempt {}", attempt.number)) };
     guard.run(asked(), paid).await
 }
 

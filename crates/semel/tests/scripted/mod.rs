@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use semel::memory::{Limits, MemoryStore};
 use semel::record::{Change, Update};
-use semel::store::{Claim, ClaimRequest, Entry, Fenced, Refusal, Result};
+use semel::store::{Claim, ClaimRequest, Entry, Fenced, Refusal, Result, Verdict};
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
@@ -205,6 +205,12 @@ impl Store for Scripted {
                 Err(error(StoreErrorKind::NotApplied))
             }
             Change::Held(_, Update::Complete(outcome, _)) if outcome.as_bytes().len() > self.largest => {
+                Err(error(StoreErrorKind::TooLarge))
+            }
+            Change::Resolve(resolution)
+                if matches!(&resolution.verdict, Verdict::Happened { outcome, .. }
+                    if outcome.as_bytes().len() > self.largest) =>
+            {
                 Err(error(StoreErrorKind::TooLarge))
             }
             _ => self.memory.change(identity, change).await,

@@ -88,7 +88,10 @@ mod tests {
         let options = ReconcileOptions::background();
         let pauses = [1, 2, 3, 9, 10, 40].map(|asked| options.pause_after(asked).as_secs());
         assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
-        let all: Duration = (1..20).map(|asked| options.pause_after(asked)).sum();
+        let all: Duration = (1..options.attempts)
+            .map(|asked| options.pause_after(asked))
+            .sum();
+        assert_eq!(options.attempts, 20);
         assert!((Duration::from_mins(55)..Duration::from_mins(65)).contains(&all));
         let none = options.with_attempts(0).with_pause(Duration::ZERO);
         assert_eq!((none.attempts, none.pause_after(3)), (1, Duration::ZERO));
