@@ -235,7 +235,7 @@ async fn many_are_asked_a_few_at_a_time() {
     assert_eq!(crowd.most.load(Ordering::SeqCst), 5);
 }
 
-/// It has 10,000 in mind; the turn of the others comes when these are done.
+/// It has 10,000 in mind; the turn of the others comes when these are done. A job goes on to the last.
 #[tokio::test(start_paused = true)]
 async fn of_very_many_some_wait_for_their_turn() {
     let (store, script) = (Memory::default(), Script::new([say(Finding::StillUnknown)]));
@@ -254,6 +254,8 @@ async fn of_very_many_some_wait_for_their_turn() {
         let tally = background.turn().await.unwrap();
         assert_eq!((tally.pending, tally.given_up), (0, given_up));
     }
+    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    assert_eq!((tally.pending, tally.given_up), (0, 10_200));
 }
 
 #[tokio::test(start_paused = true)]

@@ -139,7 +139,7 @@ impl<S: Store> Background<S> {
             self.next_look = Instant::now() + jittered(self.every);
             return Ok(Tally::default());
         };
-        let mut looked = Ok(());
+        let mut looked = Ok(true);
         if Instant::now() >= self.next_look {
             looked = self.look().await;
             self.next_look = Instant::now() + jittered(self.every);
@@ -155,8 +155,8 @@ impl<S: Store> Background<S> {
     }
 
     /// Brings what is pending up to what the store shows: the records of these operations that are
-    /// unknown, or in flight past their lease.
-    async fn look(&mut self) -> Result<(), StoreError> {
+    /// unknown, or in flight past their lease. Whether that are all, or there may be more.
+    async fn look(&mut self) -> Result<bool, StoreError> {
         let mut found = BTreeMap::new();
         let mut waiting = 0;
         for state in [StateKind::Unknown, StateKind::InFlight] {
@@ -188,7 +188,7 @@ impl<S: Store> Background<S> {
             }
         }
         self.pending = found;
-        Ok(())
+        Ok(waiting < MOST_PENDING)
     }
 
     /// How many were resolved.
@@ -236,6 +236,24 @@ impl<S: Store> Background<S> {
         resolved.count()
     }
 
+    /// Asks about all that are pending until each is resolved or given up. How many were resolved.
+    async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
+        let mut resolved = self.ask_due(reconciler).await;
+        for _ in 1..self.options.attempts {
+            let due = self.pending.values().filter_map(|pending| pending.due);
+            let Some(all_due) = due.max() else {
+                break;
+            };
+            sleep_until(all_due).await;
+            resolved += self.ask_due(reconciler).await;
+        }
+        // Somebody in line asks about what is not given up yet.
+        for pending in self.pending.values_mut() {
+            pending.due = None;
+        }
+        resolved
+    }
+
     fn note(&mut self, digest: &IdentityDigest, reply: Reply) {
         if reply.changed() {
             self.pending.remove(digest);
@@ -264,7 +282,7 @@ impl<S: Store> Guard<S> {
     /// no [`Background`].
     ///
     /// # Errors
-    /// The store's, where it did not list its records. Nobody was asked then.
+    /// The store's, where it did not list its records. Nobody was asked about those.
     pub async fn reconcile_all<O: Into<Box<str>>>(
         &self,
         operations: impl IntoIterator<Item = O>,
@@ -274,15 +292,10 @@ impl<S: Store> Guard<S> {
         };
         let options = self.shared.reconcile_options.clone();
         let mut job = Background::new(self.clone(), operations).with_options(options);
-        job.look().await?;
-        let mut resolved = job.ask_due(reconciler).await;
-        for _ in 1..job.options.attempts {
-            let due = job.pending.values().filter_map(|pending| pending.due);
-            let Some(all_due) = due.max() else {
-                break;
-            };
-            sleep_until(all_due).await;
-            resolved += job.ask_due(reconciler).await;
+        let (mut resolved, mut are_all) = (0, false);
+        while !are_all {
+            are_all = job.look().await?;
+            resolved += job.ask_until_done(reconciler).await;
         }
         Ok(Tally {
             resolved,
