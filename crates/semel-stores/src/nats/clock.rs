@@ -6,8 +6,8 @@
 //!
 //! It may be late, by as much as an answer was under way, or as that clock was set forward since, or this
 //! machine slept. It is early only where that clock was set back since: a retention that ends late loses
-//! nothing. Either ends with the next sample, [a minute](EVERY) after the last at the latest, where there are
-//! steps. A record is settled no earlier than its message was stored: see [`frame`](super::frame).
+//! nothing. Both end with the next sample, for which the first step asks that comes [so long](EVERY) after the
+//! last. A record is settled no earlier than its message was stored: see [`frame`](super::frame).
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use semel::Timestamp;
 use tokio::time::Instant;
 
-/// How often the server is asked by what uses its time.
-const EVERY: Duration = Duration::from_secs(60);
+/// How often the server is asked by what uses its time. Where a purge runs each minute, that asks.
+const EVERY: Duration = Duration::from_secs(90);
 
 pub(super) struct ServerClock(Mutex<Known>);
 
@@ -81,12 +81,12 @@ impl ServerClock {
     /// The server read its clock as `time` at some moment since `asked`: where this clock is not
     /// within what that allows, it is moved there. Answers may come in another order than questions.
     pub(super) fn sample(&self, time: Timestamp, asked: Instant) {
-        let latest = Mark::new(time.after(asked.elapsed()));
         let mut known = self.0.lock();
         if asked < known.asked {
             return;
         }
         let taken = known.taken.now();
+        let latest = Mark::new(time.after(asked.elapsed()));
         // Where it was set back, the clock before it says nothing, and the earliest does no harm.
         let (taken, latest) = if taken > latest.time {
             (Mark::new(time), Mark::new(time))
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_asks_again_each_minute() {
+    async fn one_asks_again_after_a_while() {
         let time = Timestamp::from_micros(1_000_000_000);
         let clock = ServerClock::new(time, Instant::now());
         tokio::time::sleep(EVERY - Duration::from_secs(1)).await;

@@ -139,14 +139,12 @@ impl Shared {
 
     /// The server's time, as far as it is known. Beside the step that uses it the server is asked now and then.
     pub(super) fn now(self: &Arc<Self>) -> Timestamp {
-        if self.clock.is_due()
-            && let Ok(step) = self.gate.enter()
-        {
+        if self.clock.is_due() {
             let this = Arc::clone(self);
+            // No step: closing does not wait for it.
             tokio::spawn(async move {
                 let mut effort = Effort::new(this.link.timeout());
                 let _ = this.time(&mut effort).await;
-                drop(step);
             });
         }
         self.clock.now()
