@@ -1,9 +1,11 @@
 //! Without a caller: lost attempts resolve by themselves.
 
-use semel::StateKind;
 use semel::guard::{Background, ReconcileOptions};
-use semel::store::{ClaimRequest, Entry};
+use semel::record::Change;
+use semel::store::{Claim, ClaimRequest, Entry, Refusal, Result};
+use semel::{IdentityDigest, StateKind};
 
+use super::scripted::Scripted;
 use super::*;
 
 fn background(guard: &Guard<Memory>) -> Background<Memory> {
@@ -154,7 +156,7 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
     let second = begin(&retrying, &asked()).await;
     let before = record(&store).await;
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(script.news(), ["1 Refused"]);
+    assert_eq!(script.news(), ["1 Refused(Superseded)"]);
     assert_eq!(record(&store).await, before);
     drop(second);
     reconciling.abort();
@@ -254,8 +256,10 @@ async fn of_very_many_some_wait_for_their_turn() {
         let tally = background.turn().await.unwrap();
         assert_eq!((tally.pending, tally.given_up), (0, given_up));
     }
+    assert_eq!(script.asked().len(), 10_200);
     let tally = guard.reconcile_all(["pay"]).await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (0, 10_200));
+    assert_eq!(script.asked().len(), 10_200 + 3 * 10_200);
 }
 
 #[tokio::test(start_paused = true)]
@@ -288,6 +292,73 @@ async fn a_job_gives_up_within_its_bound() {
     assert_eq!((tally.resolved, tally.given_up), (0, 1));
     assert_eq!(script.asked().len(), 3);
     assert_eq!(script.count(Signal::ReconcileGaveUp), 1);
+}
+
+/// A store without a clock, for which an attempt runs until it has watched it for a lease.
+#[derive(Default)]
+struct Watching {
+    memory: Memory,
+    since: Mutex<Option<Instant>>,
+}
+
+impl Store for Watching {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.memory.claim(identity, request).await
+    }
+
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        if let Change::Resolve(_) = change {
+            let since = *self.since.lock().unwrap().get_or_insert(Instant::now());
+            if since.elapsed() < LEASE {
+                return Ok(Fenced::Refused(Refusal::Running));
+            }
+        }
+        self.memory.change(identity, change).await
+    }
+
+    semel::delegate!(memory: get, list, purge, wait, probe, close);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
+    for as_a_job in [true, false] {
+        let script = Script::new([say(Finding::DidNotHappen)]);
+        let guard = Guard::builder(Watching::default())
+            .policy(policy())
+            .reconciler(script.clone())
+            .reconcile_options(ReconcileOptions::in_line().with_attempts(1))
+            .build();
+        lost(&guard, identity()).await;
+        let begun = Instant::now();
+        if as_a_job {
+            assert_eq!(guard.reconcile_all(["pay"]).await.unwrap().resolved, 1);
+        } else {
+            let mut background = Background::new(guard, ["pay"]);
+            assert_eq!(background.turn().await.unwrap().pending, 1);
+            // A look at the store meanwhile forgets nothing.
+            while background.turn().await.unwrap().resolved == 0 {
+                background.rest().await;
+            }
+        }
+        assert_eq!(script.asked().len(), 2);
+        assert!(begun.elapsed() < 2 * LEASE);
+    }
+}
+
+/// A store that lists its records, and shows none of them.
+#[tokio::test(start_paused = true)]
+async fn a_job_ends_where_nobody_can_be_asked() {
+    let script = Script::new([say(happened())]);
+    let store = Scripted::new(&[]);
+    store.blind.store(true, Ordering::SeqCst);
+    let guard = Guard::builder(store)
+        .policy(policy())
+        .reconciler(script.clone())
+        .build();
+    lost(&guard, identity()).await;
+    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    assert_eq!((tally.resolved, tally.pending), (0, 1));
+    assert_eq!(script.asked().len(), 0);
 }
 
 #[tokio::test(start_paused = true)]

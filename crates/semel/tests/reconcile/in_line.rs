@@ -251,7 +251,7 @@ async fn a_takeover_meanwhile_refuses_the_answer() {
             matches!(answer, Err(RunError::InFlight { .. })),
             "{answer:?}"
         );
-        assert_eq!(script.news(), ["1 Refused"]);
+        assert_eq!(script.news(), ["1 Refused(Superseded)"]);
         assert_eq!(script.count(Signal::ResolveRefused), 1);
         assert_eq!(record(&store).await, before);
         // The second attempt is none the worse for it.
@@ -280,7 +280,7 @@ async fn the_attempt_itself_may_come_first() {
     let settled = slow.complete(&outcome).await.unwrap();
     assert_eq!(settled, semel::guard::Settled::Applied);
     assert_eq!(caller.await.unwrap().unwrap(), replayed());
-    assert_eq!(script.news(), ["1 Refused"]);
+    assert_eq!(script.news(), ["1 Refused(Settled(Completed))"]);
     assert!(record(&store).await.resolved.is_none());
 }
 

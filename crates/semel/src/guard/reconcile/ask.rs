@@ -9,7 +9,9 @@ use super::super::attempt::catch_panic;
 use super::super::{Asked, Guard, Seen, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
-use crate::store::{Entry, Fence, Fenced, Nonce, Resolution, Store, StoreExt as _, Verdict};
+use crate::store::{
+    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict,
+};
 use crate::{Identity, IdentityDigest, State, StoreError, StoreErrorKind};
 
 /// The most of a reconciler's own words that a record keeps, in characters.
@@ -36,6 +38,8 @@ pub(super) enum Reply {
     Resolved,
     /// The record had moved on by itself.
     Moved,
+    /// Asked, and the attempt runs, as far as the store knows.
+    Running,
     /// Asked, and it is still unknown.
     Unknown,
     /// The store did not show the record: nobody was asked.
@@ -45,7 +49,7 @@ pub(super) enum Reply {
 impl Reply {
     /// Whether another claim is worth it.
     pub(super) const fn changed(self) -> bool {
-        matches!(self, Self::Resolved | Self::Moved)
+        matches!(self, Self::Resolved | Self::Moved | Self::Running)
     }
 }
 
@@ -120,8 +124,9 @@ impl<S: Store> Inquiry<S> {
         };
         let (signal, reply) = match news {
             Reconciled::Happened | Reconciled::DidNotHappen => (Signal::Resolved, Reply::Resolved),
-            // An attempt took over, or went on, or somebody else resolved it.
-            Reconciled::Refused => (Signal::ResolveRefused, Reply::Moved),
+            Reconciled::Refused(Refusal::Running) => (Signal::ResolveRefused, Reply::Running),
+            // An attempt took over, or completed, or somebody else resolved it.
+            Reconciled::Refused(_) => (Signal::ResolveRefused, Reply::Moved),
             Reconciled::Failed(_) | Reconciled::Panicked | Reconciled::TimedOut => {
                 self.guard.tell(&seen(Signal::ReconcilerFailed));
                 (Signal::StillUnknown, Reply::Unknown)
@@ -191,7 +196,7 @@ impl<S: Store> Inquiry<S> {
         }
         Ok(match done? {
             Fenced::Applied => news,
-            Fenced::Refused(_) => Reconciled::Refused,
+            Fenced::Refused(refusal) => Reconciled::Refused(refusal),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,8 @@ pub struct Background<S> {
 struct Pending {
     fence: Fence,
     asked: u32,
+    // A store without a clock has to watch an attempt for a lease before it takes an answer.
+    watched: bool,
     // None: given up.
     due: Option<Instant>,
 }
@@ -139,56 +142,65 @@ impl<S: Store> Background<S> {
             self.next_look = Instant::now() + jittered(self.every);
             return Ok(Tally::default());
         };
-        let mut looked = Ok(true);
+        let mut looked = Ok(None);
         if Instant::now() >= self.next_look {
-            looked = self.look().await;
+            looked = self.look(unknown()).await;
             self.next_look = Instant::now() + jittered(self.every);
         }
         let resolved = self.ask_due(&reconciler).await;
         looked?;
+        Ok(self.tally(resolved))
+    }
+
+    fn tally(&self, resolved: usize) -> Tally {
         let given_up = self.pending.values().filter(|p| p.due.is_none()).count();
-        Ok(Tally {
+        Tally {
             resolved,
             pending: self.pending.len() - given_up,
             given_up,
-        })
+        }
     }
 
-    /// Brings what is pending up to what the store shows: the records of these operations that are
-    /// unknown, or in flight past their lease. Whether that are all, or there may be more.
-    async fn look(&mut self) -> Result<bool, StoreError> {
-        let mut found = BTreeMap::new();
+    /// Brings what is pending up to what the store shows from there on, as far as it has that in
+    /// mind. Where to go on, unless that is all.
+    async fn look(&mut self, from: ListQuery) -> Result<Option<ListQuery>, StoreError> {
+        let mut known = mem::take(&mut self.pending);
+        let mut next = Some(from);
         let mut waiting = 0;
-        for state in [StateKind::Unknown, StateKind::InFlight] {
-            let mut query = ListQuery::new(state);
-            query.lapsed = state == StateKind::InFlight;
-            while waiting < MOST_PENDING {
-                let page = match self.guard.store().list(&query).await {
-                    Ok(page) => page,
-                    Err(error) => {
-                        self.guard.tell(&Seen::new(Signal::StoreError));
-                        return Err(error);
-                    }
-                };
-                for Entry { label, record } in page.entries {
-                    if self.operations.contains(&label.operation) {
-                        let fence = record.token.fence;
-                        let known = self.pending.get(&label.digest);
-                        let pending = known.filter(|known| known.fence == fence).copied();
-                        let pending = pending.unwrap_or_else(|| Pending::new(fence));
-                        // What was given up is not to keep out what is new.
-                        waiting += usize::from(pending.due.is_some());
-                        found.insert(label.digest, pending);
-                    }
+        while waiting < MOST_PENDING
+            && let Some(query) = next.take()
+        {
+            let page = match self.guard.store().list(&query).await {
+                Ok(page) => page,
+                Err(error) => {
+                    self.pending.append(&mut known);
+                    self.guard.tell(&Seen::new(Signal::StoreError));
+                    return Err(error);
                 }
-                query.after = match page.next {
-                    None => break,
-                    next => next,
-                };
+            };
+            for Entry { label, record } in page.entries {
+                if self.operations.contains(&label.operation) {
+                    let fence = record.token.fence;
+                    let met = self.pending.remove(&label.digest);
+                    let known = met.or_else(|| known.remove(&label.digest));
+                    let pending = known.filter(|known| known.fence == fence);
+                    let pending = pending.unwrap_or_else(|| Pending::new(fence));
+                    // What was given up is not to keep out what is new.
+                    waiting += usize::from(pending.due.is_some());
+                    self.pending.insert(label.digest, pending);
+                }
             }
+            next = match (page.next, query.state) {
+                (None, StateKind::Unknown) => Some(lapsed()),
+                (None, _) => None,
+                (after, _) => Some(ListQuery { after, ..query }),
+            };
         }
-        self.pending = found;
-        Ok(waiting < MOST_PENDING)
+        if next.is_some() {
+            known.retain(|_, known| known.due.is_none());
+            self.pending.append(&mut known);
+        }
+        Ok(next)
     }
 
     /// How many were resolved.
@@ -239,7 +251,8 @@ impl<S: Store> Background<S> {
     /// Asks about all that are pending until each is resolved or given up. How many were resolved.
     async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
         let mut resolved = self.ask_due(reconciler).await;
-        for _ in 1..self.options.attempts {
+        // Once more for what has to be watched.
+        for _ in 0..self.options.attempts {
             let due = self.pending.values().filter_map(|pending| pending.due);
             let Some(all_due) = due.max() else {
                 break;
@@ -247,17 +260,20 @@ impl<S: Store> Background<S> {
             sleep_until(all_due).await;
             resolved += self.ask_due(reconciler).await;
         }
-        // Somebody in line asks about what is not given up yet.
-        for pending in self.pending.values_mut() {
-            pending.due = None;
-        }
         resolved
     }
 
     fn note(&mut self, digest: &IdentityDigest, reply: Reply) {
-        if reply.changed() {
+        let lease = self.guard.policy.lease;
+        let Some(pending) = self.pending.get_mut(digest) else {
+            return;
+        };
+        if reply == Reply::Running && !pending.watched {
+            pending.watched = true;
+            pending.due = Some(Instant::now() + lease);
+        } else if reply.changed() {
             self.pending.remove(digest);
-        } else if let Some(pending) = self.pending.get_mut(digest) {
+        } else {
             pending.asked += u32::from(reply == Reply::Unknown);
             let pause = self.options.pause_after(pending.asked);
             let more = pending.asked < self.options.attempts;
@@ -266,11 +282,24 @@ impl<S: Store> Background<S> {
     }
 }
 
+/// The records that are unknown; [`lapsed`] are next.
+fn unknown() -> ListQuery {
+    ListQuery::new(StateKind::Unknown)
+}
+
+/// Those in flight past their lease.
+fn lapsed() -> ListQuery {
+    let mut query = ListQuery::new(StateKind::InFlight);
+    query.lapsed = true;
+    query
+}
+
 impl Pending {
     fn new(fence: Fence) -> Self {
         Self {
             fence,
             asked: 0,
+            watched: false,
             due: Some(Instant::now()),
         }
     }
@@ -282,7 +311,8 @@ impl<S: Store> Guard<S> {
     /// no [`Background`].
     ///
     /// # Errors
-    /// The store's, where it did not list its records. Nobody was asked about those.
+    /// The store's, where it did not list its records. Nobody was asked about those; what was found
+    /// before may be resolved.
     pub async fn reconcile_all<O: Into<Box<str>>>(
         &self,
         operations: impl IntoIterator<Item = O>,
@@ -292,16 +322,18 @@ impl<S: Store> Guard<S> {
         };
         let options = self.shared.reconcile_options.clone();
         let mut job = Background::new(self.clone(), operations).with_options(options);
-        let (mut resolved, mut are_all) = (0, false);
-        while !are_all {
-            are_all = job.look().await?;
-            resolved += job.ask_until_done(reconciler).await;
+        let mut all = Tally::default();
+        let mut next = Some(unknown());
+        while let Some(from) = next {
+            next = job.look(from).await?;
+            let resolved = job.ask_until_done(reconciler).await;
+            let tally = job.tally(resolved);
+            all.resolved += tally.resolved;
+            all.pending += tally.pending;
+            all.given_up += tally.given_up;
+            job.pending.clear();
         }
-        Ok(Tally {
-            resolved,
-            pending: 0,
-            given_up: job.pending.len(),
-        })
+        Ok(all)
     }
 }
 

@@ -10,6 +10,7 @@ mod options;
 use std::error::Error as StdError;
 use std::pin::Pin;
 
+use crate::store::Refusal;
 use crate::{Outcome, StoreError};
 
 pub use background::{Background, Tally};
@@ -122,8 +123,9 @@ pub enum Reconciled<'a> {
     Happened,
     /// It did not happen, and the next claim runs.
     DidNotHappen,
-    /// There was an answer, but the record had moved on meanwhile: nothing was changed.
-    Refused,
+    /// There was an answer, but the record had moved on meanwhile, or the attempt runs as far as the
+    /// store knows: nothing was changed.
+    Refused(Refusal),
     /// The reconciler does not know.
     StillUnknown,
     /// The reconciler failed.
@@ -144,7 +146,7 @@ impl Reconciled<'_> {
         match self {
             Self::Happened => "happened",
             Self::DidNotHappen => "did_not_happen",
-            Self::Refused => "refused",
+            Self::Refused(_) => "refused",
             Self::StillUnknown => "still_unknown",
             Self::Failed(_) => "failed",
             Self::Panicked => "panicked",
