@@ -98,7 +98,7 @@ async fn is_caught(bug: Bug, mode: Mode) -> bool {
 async fn every_bug_is_caught() {
     let mut missed = Vec::new();
     for mode in [Mode::Strict, Mode::Faults] {
-        for some in Bug::value_variants().chunks(4) {
+        for some in Bug::value_variants().chunks(8) {
             let mut running = JoinSet::new();
             for bug in some.iter().copied() {
                 running.spawn(async move { (bug, is_caught(bug, mode).await) });

@@ -77,7 +77,7 @@ fn nats_cluster() {
 #[test]
 fn dynamodb() {
     // The emulator does some 200 requests a second: more than these would wait for nothing else.
-    let few = ["--tasks", "4", "--keys", "100", "--floor", "2"];
+    let few = ["--tasks", "4", "--keys", "50", "--floor", "2"];
     torture_with("dynamodb", "kill-worker,drop-answers", &few);
 }
 
