@@ -99,11 +99,7 @@ impl Options {
     /// By when a call without an answer had its effect, if it has one: a server that stood still, or a
     /// connection, may give it only when the fault is over.
     fn arrived_by(&self, op: &Op) -> Nanos {
-        let troubles = self.troubles.iter().filter(|trouble| {
-            trouble.from <= op.answered && op.invoked <= trouble.until && trouble.is_of(op.worker)
-        });
-        let over = troubles.map(|trouble| trouble.until).max().unwrap_or(0);
-        self.after_trouble(op.worker, op.answered.max(over))
+        self.after_trouble(op.worker, op.answered)
     }
 
     /// Whether the answer of a call may hide that its step was done when it was first sent: something

@@ -82,7 +82,10 @@ fn promised(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings
                     outcome: seen,
                     ..
                 },
-            ) => (state == StateKind::Completed, seen == Some(outcome)),
+            ) => {
+                let completed = state == StateKind::Completed;
+                (completed, !completed || seen == Some(outcome))
+            }
             (Call::Get { .. }, _) => (false, true),
             _ => continue,
         };

@@ -45,6 +45,10 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
 
 /// Searches for an order of one key's calls, sorted by the time of sending.
 pub fn search(ops: &[&Op], options: &Options) -> Verdict {
+    search_within(BOUND, ops, options)
+}
+
+fn search_within(bound: usize, ops: &[&Op], options: &Options) -> Verdict {
     let mut told = Vec::with_capacity(ops.len());
     for op in ops.iter().copied().filter(|op| counts(op)) {
         // What an answer may hide is left open.
@@ -66,7 +70,7 @@ pub fn search(ops: &[&Op], options: &Options) -> Verdict {
         ops: &ops,
         options,
         seen: HashSet::new(),
-        steps: 0,
+        left: bound,
         furthest: 0,
     }
     .run()
@@ -116,7 +120,8 @@ struct Search<'a> {
     ops: &'a [&'a Op],
     options: &'a Options,
     seen: HashSet<Place>,
-    steps: usize,
+    /// After so many steps more it is given up.
+    left: usize,
     /// The latest call that had to come next somewhere.
     furthest: Nanos,
 }
@@ -131,10 +136,10 @@ impl Search<'_> {
         // Depth first, without recursion: histories are longer than stacks.
         let mut places = vec![first];
         while let Some(mut place) = places.pop() {
-            self.steps += 1;
-            if self.steps > BOUND {
+            let Some(left) = self.left.checked_sub(1) else {
                 return Verdict::Undecided;
-            }
+            };
+            self.left = left;
             self.settle(&mut place);
             let open: Vec<usize> = self.open(&place).collect();
             let definite = |at: &usize| !self.ops[*at].answer.is_ambiguous();
@@ -198,140 +203,4 @@ impl Search<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::Trouble;
-    use crate::check::tests::History;
-    use crate::history::{Refused, Step};
-
-    fn verdict(history: &History) -> Verdict {
-        let ops = history.ops();
-        search(&ops.iter().collect::<Vec<_>>(), &Options::default())
-    }
-
-    #[test]
-    fn an_order_is_found_among_calls_at_the_same_time() {
-        let mut history = History::default();
-        // Three at once: one wins, two are told so, although one of them was sent before it.
-        history.claim(0, 10, 1).in_flight(5);
-        history.claim(1, 9, 2).acquired(5);
-        history.claim(0, 8, 3).in_flight(5);
-        history.complete(11, 12, 5, 2, 0xaa).applied();
-        history.claim(11, 14, 4).completed(0xaa);
-        assert_eq!(verdict(&history), Verdict::Orderly);
-    }
-
-    #[test]
-    fn two_winners_have_none() {
-        let mut history = History::default();
-        history.claim(0, 10, 1).acquired(5);
-        history.claim(0, 10, 2).acquired(6);
-        assert!(matches!(verdict(&history), Verdict::None(_)));
-    }
-
-    #[test]
-    fn what_was_never_answered_may_have_happened_or_not() {
-        for happened in [true, false] {
-            let mut history = History::default();
-            history.claim(0, 10, 1).acquired(5);
-            history.complete(11, 0, 5, 1, 0xaa).lost();
-            if happened {
-                history.claim(20, 21, 2).completed(0xaa);
-            } else {
-                history.claim(20, 21, 2).in_flight(5);
-            }
-            assert_eq!(verdict(&history), Verdict::Orderly);
-        }
-    }
-
-    #[test]
-    fn what_was_not_answered_may_arrive_late() {
-        let mut history = History::default();
-        // Given up after 1 ms; a server that stood still takes it 200 ms later, for 100 ms.
-        history.claim(0, 1, 1).failed();
-        history.claim(250, 251, 2).in_flight(5);
-        let ops = history.ops();
-        for (until, fine) in [(210_000_000, true), (100_000_000, false)] {
-            let options = Options {
-                troubles: vec![Trouble {
-                    from: 0,
-                    until,
-                    worker: None,
-                }],
-                ..Options::default()
-            };
-            let found = search(&ops.iter().collect::<Vec<_>>(), &options);
-            assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
-        }
-    }
-
-    #[test]
-    fn a_stale_read_has_none() {
-        let mut history = History::default();
-        history.claim(0, 10, 1).acquired(5);
-        history.complete(11, 12, 5, 1, 0xaa).applied();
-        history.claim(13, 14, 2).in_flight(5);
-        assert!(matches!(verdict(&history), Verdict::None(_)));
-    }
-
-    #[test]
-    fn a_lapse_explains_a_takeover_only_when_it_is_due() {
-        for (at, fine) in [(50, false), (120, true)] {
-            let mut history = History::default();
-            history.claim(0, 1, 1).acquired(5);
-            history.claim(at, at + 1, 2).acquired(6);
-            let found = verdict(&history);
-            assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
-        }
-    }
-
-    #[test]
-    fn a_lost_claim_may_have_found_a_lapse() {
-        let mut history = History::default();
-        history.claim_as(0, 1, 1, 1, false).acquired(5);
-        history.claim_as(110, 0, 2, 1, false).lost();
-        let renew = Step::Renew { lease: 1 };
-        history
-            .step(120, 121, 5, 1, renew)
-            .refused(Refused::Unknown);
-        assert_eq!(verdict(&history), Verdict::Orderly);
-    }
-
-    #[test]
-    fn a_claim_that_took_long_may_have_won_twice() {
-        let mut history = History::default();
-        history.claim(0, 1_400, 1).acquired(9);
-        history.claim(50, 51, 2).in_flight(5);
-        history.claim(120, 121, 3).acquired(6);
-        history.complete(122, 123, 6, 3, 0xaa).applied();
-        let ops = history.ops();
-        let trouble = |from, until| Trouble {
-            from,
-            until,
-            worker: None,
-        };
-        // Only what broke while it was under way.
-        let troubles = [
-            (vec![trouble(1_000_000_000, 1_100_000_000)], true),
-            (vec![trouble(1_500_000_000, 1_600_000_000)], false),
-            (Vec::new(), false),
-        ];
-        for (troubles, fine) in troubles {
-            let options = Options {
-                troubles,
-                ..Options::default()
-            };
-            let found = search(&ops.iter().collect::<Vec<_>>(), &options);
-            assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
-        }
-    }
-
-    #[test]
-    fn a_lost_claim_may_hold_the_record() {
-        let mut history = History::default();
-        history.claim(0, 0, 1).lost();
-        history.claim(5, 6, 2).in_flight(77);
-        history.claim(7, 8, 1).acquired(77);
-        assert_eq!(verdict(&history), Verdict::Orderly);
-    }
-}
+mod tests;

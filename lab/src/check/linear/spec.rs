@@ -64,7 +64,7 @@ enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Row {
     phase: Phase,
-    /// `None`: given to a claim, or by a resolution, whose answer does not say it.
+    /// `None`: given to a claim whose answer does not say it. Of a resolved record: that of the attempt.
     fence: Option<u64>,
     nonce: u128,
     print: u64,
@@ -362,10 +362,10 @@ impl State {
             Some(kept) => row.done(op, kept),
             None => row.freed(op),
         };
-        open.then_some(Row {
-            fence: None,
-            nonce,
-            ..next
-        })
+        // It has a new fence, which no answer tells: one that is later than the last.
+        open.then_some(Row { nonce, ..next })
     }
 }
+
+#[cfg(test)]
+mod tests;
