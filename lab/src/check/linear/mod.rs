@@ -141,7 +141,7 @@ impl Search<'_> {
             };
             self.left = left;
             self.settle(&mut place);
-            let open: Vec<usize> = self.open(&place).collect();
+            let (soonest, open) = self.open(&place);
             let definite = |at: &usize| !self.ops[*at].answer.is_ambiguous();
             let Some(next) = self.rest(&place).find(definite) else {
                 return Verdict::Orderly;
@@ -153,7 +153,12 @@ impl Search<'_> {
             // What was answered comes first off the stack; what nobody saw happen is tried last.
             let (sure, perhaps): (Vec<_>, Vec<_>) = open.into_iter().partition(definite);
             for at in perhaps.into_iter().chain(sure.into_iter().rev()) {
-                for state in place.state.after(self.ops[at], self.options) {
+                // It comes before what is left, and so before that was answered.
+                let op = Op {
+                    answered: self.ops[at].answered.min(soonest),
+                    ..*self.ops[at]
+                };
+                for state in place.state.after(&op, self.options) {
                     let mut next = place.clone();
                     next.state = state;
                     next.take(at);
@@ -168,8 +173,9 @@ impl Search<'_> {
         (place.start..self.ops.len()).filter(|at| !place.has(*at))
     }
 
-    /// The calls that may come next: sent before any that is left was answered.
-    fn open(&self, place: &Place) -> impl Iterator<Item = usize> {
+    /// By when the first of those that are left was answered, and the calls that may come next: sent
+    /// before that.
+    fn open(&self, place: &Place) -> (Nanos, Vec<usize>) {
         let mut soonest = Nanos::MAX;
         let mut sent = Vec::new();
         for at in self.rest(place) {
@@ -182,15 +188,14 @@ impl Search<'_> {
             }
             sent.push(at);
         }
-        let ops = self.ops;
-        sent.into_iter()
-            .filter(move |at| ops[*at].invoked <= soonest)
+        sent.retain(|at| self.ops[*at].invoked <= soonest);
+        (soonest, sent)
     }
 
     /// Takes everything that may come next, fits, and changes nothing.
     fn settle(&self, place: &mut Place) {
         loop {
-            let fits = self.open(place).find(|at| {
+            let fits = self.open(place).1.into_iter().find(|at| {
                 let op = self.ops[*at];
                 !op.answer.is_ambiguous() && place.state.fits_unchanged(op, self.options)
             });

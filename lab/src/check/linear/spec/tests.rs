@@ -152,7 +152,7 @@ fn what_the_winner_is_told_again() {
     // From then on its fence is known to all.
     for (fence, fits) in [(5, true), (6, false)] {
         let mut history = History::default();
-        history.claim(0, 1, 1).failed();
+        history.claim(0, 0, 1).lost();
         history.claim(20, 21, 1).acquired(5);
         history.claim(30, 31, 2).in_flight(fence);
         assert_eq!(is_orderly(&history), fits, "{fence}");
