@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,7 +163,7 @@ impl<S: Store> Background<S> {
     /// Brings what is pending up to what the store shows from there on, as far as it has that in
     /// mind. Where to go on, unless that is all.
     async fn look(&mut self, from: ListQuery) -> Result<Option<ListQuery>, StoreError> {
-        let mut known = mem::take(&mut self.pending);
+        let mut found = BTreeMap::new();
         let mut next = Some(from);
         let mut waiting = 0;
         while waiting < MOST_PENDING
@@ -173,7 +172,6 @@ impl<S: Store> Background<S> {
             let page = match self.guard.store().list(&query).await {
                 Ok(page) => page,
                 Err(error) => {
-                    self.pending.append(&mut known);
                     self.guard.tell(&Seen::new(Signal::StoreError));
                     return Err(error);
                 }
@@ -181,13 +179,12 @@ impl<S: Store> Background<S> {
             for Entry { label, record } in page.entries {
                 if self.operations.contains(&label.operation) {
                     let fence = record.token.fence;
-                    let met = self.pending.remove(&label.digest);
-                    let known = met.or_else(|| known.remove(&label.digest));
-                    let pending = known.filter(|known| known.fence == fence);
+                    let known = self.pending.get(&label.digest);
+                    let pending = known.filter(|known| known.fence == fence).copied();
                     let pending = pending.unwrap_or_else(|| Pending::new(fence));
                     // What was given up is not to keep out what is new.
                     waiting += usize::from(pending.due.is_some());
-                    self.pending.insert(label.digest, pending);
+                    found.insert(label.digest, pending);
                 }
             }
             next = match (page.next, query.state) {
@@ -196,10 +193,10 @@ impl<S: Store> Background<S> {
                 (after, _) => Some(ListQuery { after, ..query }),
             };
         }
-        if next.is_some() {
-            known.retain(|_, known| known.due.is_none());
-            self.pending.append(&mut known);
-        }
+        // Nor is it forgotten where the look ended before it.
+        self.pending
+            .retain(|_, known| next.is_some() && known.due.is_none());
+        self.pending.append(&mut found);
         Ok(next)
     }
 
