@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use super::attempts::KeyHistory;
 use super::{Findings, Options};
 use crate::clock::Nanos;
-use crate::history::{Answer, Call, Failed, Op};
+use crate::history::{Answer, Call, Failed, Op, Step};
 use spec::State;
 
 /// After this many steps a search is given up.
@@ -153,11 +153,18 @@ impl Search<'_> {
             // What was answered comes first off the stack; what nobody saw happen is tried last.
             let (sure, perhaps): (Vec<_>, Vec<_>) = open.into_iter().partition(definite);
             for at in perhaps.into_iter().chain(sure.into_iter().rev()) {
-                // It comes before what is left, and so before that was answered.
-                let op = Op {
-                    answered: self.ops[at].answered.min(soonest),
-                    ..*self.ops[at]
-                };
+                // It comes before what is left, and so before that was answered. A renewal that was sent again
+                // may extend its lease once more later.
+                let mut op = *self.ops[at];
+                if !matches!(
+                    op.call,
+                    Call::Fenced {
+                        step: Step::Renew { .. },
+                        ..
+                    }
+                ) {
+                    op.answered = op.answered.min(soonest);
+                }
                 for state in place.state.after(&op, self.options) {
                     let mut next = place.clone();
                     next.state = state;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::check::Trouble;
-use crate::check::tests::{History, MS};
+use crate::check::tests::{History, LEASE, MS};
 use crate::history::{Refused, Step};
 
 fn verdict(history: &History) -> Verdict {
@@ -125,6 +125,19 @@ fn a_claim_that_took_long_may_have_won_twice() {
         let found = search(&ops.iter().collect::<Vec<_>>(), &options);
         assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
     }
+}
+
+#[test]
+fn a_renewal_that_was_sent_again_may_have_extended_twice() {
+    // At 95, before the claim, and at 190.
+    let mut history = History::default();
+    history.claim(0, 1, 1).acquired(5);
+    history
+        .step(90, 200, 5, 1, Step::Renew { lease: LEASE })
+        .applied();
+    history.claim(150, 151, 2).in_flight(5);
+    history.claim(280, 281, 3).in_flight(5);
+    assert_eq!(verdict(&history), Verdict::Orderly);
 }
 
 #[test]
