@@ -259,6 +259,9 @@ impl Observer for Watching {
                 let why = with_causes(*error);
                 tracing::warn!(%identity, %fence, question, answer, "reconcile: {why}");
             }
+            Reconciled::Refused(refusal) => {
+                tracing::info!(%identity, %fence, question, answer, "reconcile: {refusal}");
+            }
             Reconciled::Store(error) => {
                 let why = with_causes(*error);
                 tracing::warn!(%identity, %fence, question, answer, "reconcile: store: {why}");

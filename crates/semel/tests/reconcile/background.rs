@@ -326,7 +326,7 @@ async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
         let guard = Guard::builder(Watching::default())
             .policy(policy())
             .reconciler(script.clone())
-            .reconcile_options(ReconcileOptions::in_line().with_attempts(1))
+            .reconcile_options(ReconcileOptions::in_line().with_attempts(2))
             .build();
         lost(&guard, identity()).await;
         let begun = Instant::now();
@@ -343,6 +343,25 @@ async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
         assert_eq!(script.asked().len(), 2);
         assert!(begun.elapsed() < 2 * LEASE);
     }
+}
+
+/// It renews its lease while it is asked about: nobody asks again.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_comes_back_is_left_alone() {
+    let act = Act::Late(Duration::from_secs(2), Finding::DidNotHappen);
+    let (store, script) = (Memory::default(), Script::new([act]));
+    let guard = guard(&store, &script);
+    lost(&guard, identity()).await;
+    let comes_back = async {
+        sleep(Duration::from_secs(1)).await;
+        let token = record(&store).await.token;
+        let renewed = store.renew(identity().digest(), &token, LEASE).await;
+        assert_eq!(renewed.unwrap(), Fenced::Applied);
+    };
+    let (tally, ()) = tokio::join!(guard.reconcile_all(["pay"]), comes_back);
+    assert_eq!(tally.unwrap(), semel::guard::Tally::default());
+    assert_eq!(script.news(), ["1 Refused(Running)"]);
+    assert_eq!(script.asked().len(), 1);
 }
 
 /// A store that lists its records, and shows none of them.

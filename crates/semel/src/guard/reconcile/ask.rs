@@ -9,10 +9,8 @@ use super::super::attempt::catch_panic;
 use super::super::{Asked, Guard, Seen, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
-use crate::store::{
-    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict,
-};
-use crate::{Identity, IdentityDigest, State, StoreError, StoreErrorKind};
+use crate::store::{Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict};
+use crate::{Identity, IdentityDigest, Record, State, StoreError, StoreErrorKind, Timestamp};
 
 /// The most of a reconciler's own words that a record keeps, in characters.
 const LONGEST_REASON: usize = 500;
@@ -25,6 +23,8 @@ pub(super) struct Inquiry<S> {
     pub(super) digest: IdentityDigest,
     /// The attempt that it is about.
     pub(super) fence: Fence,
+    /// Until when it had its lease when it was found in flight. One that renewed since is not lost.
+    pub(super) lease_until: Option<Timestamp>,
     /// What the caller in line asked for; in the background nobody waits for it.
     pub(super) caller: Option<Asked>,
     /// From 1.
@@ -38,7 +38,7 @@ pub(super) enum Reply {
     Resolved,
     /// The record had moved on by itself.
     Moved,
-    /// Asked, and the attempt runs, as far as the store knows.
+    /// Asked, and the attempt runs, as far as the store knows: it may have to watch it for longer.
     Running,
     /// Asked, and it is still unknown.
     Unknown,
@@ -66,6 +66,19 @@ impl<S: Store> Inquiry<S> {
         }
     }
 
+    /// Whether the record is about that attempt still, and not settled. Whether its lease lapsed the
+    /// store says when it is told the answer.
+    fn is_open(&self, record: &Record) -> bool {
+        record.token.fence == self.fence
+            && match record.state {
+                State::InFlight => self
+                    .lease_until
+                    .is_none_or(|until| record.lease_until == until),
+                State::Unknown => true,
+                _ => false,
+            }
+    }
+
     const fn is_last(&self) -> bool {
         self.asked >= self.options.attempts
     }
@@ -74,7 +87,7 @@ impl<S: Store> Inquiry<S> {
     pub(super) async fn ask(&self) -> Reply {
         let guard = &self.guard;
         let entry = match guard.store().get(&self.digest).await {
-            Ok(Some(entry)) if is_open(&entry, self.fence) => entry,
+            Ok(Some(entry)) if self.is_open(&entry.record) => entry,
             Ok(_) => return Reply::Moved,
             Err(_) => {
                 guard.tell(&Seen {
@@ -139,7 +152,8 @@ impl<S: Store> Inquiry<S> {
         self.guard.tell(&seen(signal));
         self.guard
             .observed(|observer| observer.on_reconcile(case, news));
-        if signal == Signal::StillUnknown && self.caller.is_none() && self.is_last() {
+        let asks_on = matches!(reply, Reply::Unknown | Reply::Running);
+        if signal != Signal::ReconcileGaveUp && asks_on && self.caller.is_none() && self.is_last() {
             self.tell(case, &Reconciled::GaveUp, None);
         }
         reply
@@ -199,11 +213,4 @@ impl<S: Store> Inquiry<S> {
             Fenced::Refused(refusal) => Reconciled::Refused(refusal),
         })
     }
-}
-
-/// Whether the record is about that attempt still, and not settled. Whether its lease lapsed the
-/// store says when it is told the answer.
-fn is_open(entry: &Entry, fence: Fence) -> bool {
-    let record = &entry.record;
-    record.token.fence == fence && matches!(record.state, State::InFlight | State::Unknown)
 }

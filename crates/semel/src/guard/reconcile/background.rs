@@ -8,12 +8,13 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
+use super::super::lease::later;
 use super::super::{Guard, Seen, Signal};
 use super::ask::{Inquiry, Reply};
 use super::{ReconcileOptions, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{Entry, Fence, ListQuery, Store};
-use crate::{IdentityDigest, StateKind, StoreError};
+use crate::{IdentityDigest, Record, StateKind, StoreError, Timestamp};
 
 /// How many records it has in mind; the others' turn comes when these are done.
 const MOST_PENDING: usize = 10_000;
@@ -50,9 +51,8 @@ pub struct Background<S> {
 #[derive(Clone, Copy)]
 struct Pending {
     fence: Fence,
+    lease_until: Timestamp,
     asked: u32,
-    // A store without a clock has to watch an attempt for a lease before it takes an answer.
-    watched: bool,
     // None: given up.
     due: Option<Instant>,
 }
@@ -143,7 +143,7 @@ impl<S: Store> Background<S> {
         };
         let mut looked = Ok(None);
         if Instant::now() >= self.next_look {
-            looked = self.look(unknown()).await;
+            looked = self.look(lapsed()).await;
             self.next_look = Instant::now() + jittered(self.every);
         }
         let resolved = self.ask_due(&reconciler).await;
@@ -178,25 +178,21 @@ impl<S: Store> Background<S> {
             };
             for Entry { label, record } in page.entries {
                 if self.operations.contains(&label.operation) {
-                    let fence = record.token.fence;
-                    let known = self.pending.get(&label.digest);
-                    let pending = known.filter(|known| known.fence == fence).copied();
-                    let pending = pending.unwrap_or_else(|| Pending::new(fence));
+                    let new = Pending::new(&record);
+                    let known = self.pending.get(&label.digest).copied();
+                    let pending = known.filter(|known| known.is_of(&new)).unwrap_or(new);
                     // What was given up is not to keep out what is new.
                     waiting += usize::from(pending.due.is_some());
                     found.insert(label.digest, pending);
                 }
             }
             next = match (page.next, query.state) {
-                (None, StateKind::Unknown) => Some(lapsed()),
+                (None, StateKind::InFlight) => Some(ListQuery::new(StateKind::Unknown)),
                 (None, _) => None,
                 (after, _) => Some(ListQuery { after, ..query }),
             };
         }
-        // Nor is it forgotten where the look ended before it.
-        self.pending
-            .retain(|_, known| next.is_some() && known.due.is_none());
-        self.pending.append(&mut found);
+        self.pending = found;
         Ok(next)
     }
 
@@ -211,6 +207,7 @@ impl<S: Store> Background<S> {
             options: self.options.clone(),
             digest: *digest,
             fence: pending.fence,
+            lease_until: Some(pending.lease_until),
             caller: None,
             asked: pending.asked + 1,
         });
@@ -248,8 +245,7 @@ impl<S: Store> Background<S> {
     /// Asks about all that are pending until each is resolved or given up. How many were resolved.
     async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
         let mut resolved = self.ask_due(reconciler).await;
-        // Once more for what has to be watched.
-        for _ in 0..self.options.attempts {
+        for _ in 1..self.options.attempts {
             let due = self.pending.values().filter_map(|pending| pending.due);
             let Some(all_due) = due.max() else {
                 break;
@@ -262,29 +258,22 @@ impl<S: Store> Background<S> {
 
     fn note(&mut self, digest: &IdentityDigest, reply: Reply) {
         let lease = self.guard.policy.lease;
-        let Some(pending) = self.pending.get_mut(digest) else {
-            return;
-        };
-        if reply == Reply::Running && !pending.watched {
-            pending.watched = true;
-            pending.due = Some(Instant::now() + lease);
-        } else if reply.changed() {
+        if matches!(reply, Reply::Resolved | Reply::Moved) {
             self.pending.remove(digest);
-        } else {
-            pending.asked += u32::from(reply == Reply::Unknown);
-            let pause = self.options.pause_after(pending.asked);
+        } else if let Some(pending) = self.pending.get_mut(digest) {
+            pending.asked += u32::from(reply != Reply::NotAsked);
+            let mut pause = jittered(self.options.pause_after(pending.asked));
+            if reply == Reply::Running {
+                // A store without a clock has to watch an attempt for a lease before it takes an answer.
+                pause = pause.max(lease);
+            }
             let more = pending.asked < self.options.attempts;
-            pending.due = more.then(|| Instant::now() + jittered(pause));
+            pending.due = more.then(|| later(Instant::now(), pause));
         }
     }
 }
 
-/// The records that are unknown; [`lapsed`] are next.
-fn unknown() -> ListQuery {
-    ListQuery::new(StateKind::Unknown)
-}
-
-/// Those in flight past their lease.
+/// The records in flight past their lease. Those that are unknown are next: one may become so meanwhile.
 fn lapsed() -> ListQuery {
     let mut query = ListQuery::new(StateKind::InFlight);
     query.lapsed = true;
@@ -292,11 +281,16 @@ fn lapsed() -> ListQuery {
 }
 
 impl Pending {
-    fn new(fence: Fence) -> Self {
+    /// Whether nobody has renewed it, or taken over, since.
+    fn is_of(&self, now: &Self) -> bool {
+        (self.fence, self.lease_until) == (now.fence, now.lease_until)
+    }
+
+    fn new(record: &Record) -> Self {
         Self {
-            fence,
+            fence: record.token.fence,
+            lease_until: record.lease_until,
             asked: 0,
-            watched: false,
             due: Some(Instant::now()),
         }
     }
@@ -320,7 +314,7 @@ impl<S: Store> Guard<S> {
         let options = self.shared.reconcile_options.clone();
         let mut job = Background::new(self.clone(), operations).with_options(options);
         let mut all = Tally::default();
-        let mut next = Some(unknown());
+        let mut next = Some(lapsed());
         while let Some(from) = next {
             next = job.look(from).await?;
             let resolved = job.ask_until_done(reconciler).await;

@@ -43,6 +43,7 @@ impl<S: Store> Guard<S> {
                         options: self.shared.reconcile_options.clone(),
                         digest: *identity.digest(),
                         fence,
+                        lease_until: None,
                         caller: Some(asked.clone()),
                         asked: 1,
                     })
