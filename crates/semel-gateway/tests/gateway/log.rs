@@ -28,19 +28,21 @@ async fn a_failure_of_the_upstream_is_told_with_its_operation() {
     let gateway = Gateway::start(upstream.address, &[]);
     let headers = [("idempotency-key", "\"secret-key\"")];
     order_with(gateway.address, &headers).await;
-    let log = gateway.log();
-    let lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
-    let warned: Vec<Value> = lines
-        .filter(|line: &Value| line["level"] == "WARN")
-        .collect();
+    let (log, warning) = eventually("the warning", async || {
+        let log = gateway.log();
+        let mut lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
+        let warning = lines.find(|line: &Value| line["level"] == "WARN")?;
+        Some((log, warning))
+    })
+    .await;
     let sent = upstream.requests()[0].to_lowercase();
-    let id = warned[0]["id"].as_str().unwrap();
+    let id = warning["id"].as_str().unwrap();
     assert!(
         sent.contains(&format!("idempotency-id: {id}")),
         "{log}{sent}"
     );
     assert_eq!(
-        (&warned[0]["method"], &warned[0]["path"]),
+        (&warning["method"], &warning["path"]),
         (&"POST".into(), &"/orders".into())
     );
     assert!(!log.contains("secret"), "{log}");
