@@ -136,6 +136,12 @@ impl History {
         self.violated_under(&Options::default())
     }
 
+    /// Whether there is an order of its calls.
+    pub(super) fn verdict_under(&self, options: &Options) -> linear::Verdict {
+        let ops = self.ops();
+        linear::search(&ops.iter().collect::<Vec<_>>(), options)
+    }
+
     fn violated_under(&self, options: &Options) -> Vec<&'static str> {
         let counts = check(&self.ops(), &[], options).by_property();
         counts.into_keys().filter(|p| *p != "linear").collect()
@@ -149,6 +155,19 @@ pub(super) const fn completing(outcome: u64, replay: u64, tombstone: u64) -> Ste
         replay: replay * MS,
         tombstone: tombstone * MS,
     })
+}
+
+/// Something is broken for this worker, or for all, from one instant to another in milliseconds.
+pub(super) fn broken(from: u64, until: u64, worker: Option<u32>) -> Options {
+    let (from, until) = (from * MS, until * MS);
+    Options {
+        troubles: vec![Trouble {
+            from,
+            until,
+            worker,
+        }],
+        ..Options::default()
+    }
 }
 
 fn effect(at: u64, fence: u64, nonce: u128) -> Effect {
@@ -354,7 +373,7 @@ fn a_mismatch_beside_a_claim_whose_answer_hides_that_it_held_the_key() {
         remaining: 10 * MS,
     };
     // Whether it took its lease, whether something was broken meanwhile, and what it was told.
-    for (sent, broken, answer, expected) in [
+    for (sent, from, answer, expected) in [
         (0, 20, replayed, &[][..]),
         (0, 160, replayed, &["P9"]),
         (100, 20, replayed, &["P9"]),
@@ -365,16 +384,9 @@ fn a_mismatch_beside_a_claim_whose_answer_hides_that_it_held_the_key() {
         history.claim(110, 111, 2).answered(Answer::Mismatch);
         history.claim_as(120, 121, 3, 9, true).acquired_again(6, 2);
         history.complete(125, 126, 6, 3, 0xaa).applied();
-        let options = Options {
-            troubles: vec![Trouble {
-                from: broken * MS,
-                until: (broken + 100) * MS,
-                worker: None,
-            }],
-            ..Options::default()
-        };
+        let options = broken(from, from + 100, None);
         let violated = history.violated_under(&options);
-        assert_eq!(violated, expected, "{sent} {broken} {answer:?}");
+        assert_eq!(violated, expected, "{sent} {from} {answer:?}");
     }
 }
 

@@ -1,13 +1,11 @@
 //! Orders that are there, and those that are not.
 
 use super::*;
-use crate::check::Trouble;
-use crate::check::tests::{History, LEASE, MS};
+use crate::check::tests::{History, LEASE, broken};
 use crate::history::{Refused, Step};
 
 fn verdict(history: &History) -> Verdict {
-    let ops = history.ops();
-    search(&ops.iter().collect::<Vec<_>>(), &Options::default())
+    history.verdict_under(&Options::default())
 }
 
 #[test]
@@ -51,17 +49,8 @@ fn what_was_not_answered_may_arrive_late() {
     // Given up after 1 ms; a server that stood still takes it 200 ms later, for 100 ms.
     history.claim(0, 1, 1).failed();
     history.claim(250, 251, 2).in_flight(5);
-    let ops = history.ops();
-    for (until, fine) in [(210_000_000, true), (100_000_000, false)] {
-        let options = Options {
-            troubles: vec![Trouble {
-                from: 0,
-                until,
-                worker: None,
-            }],
-            ..Options::default()
-        };
-        let found = search(&ops.iter().collect::<Vec<_>>(), &options);
+    for (until, fine) in [(210, true), (100, false)] {
+        let found = history.verdict_under(&broken(0, until, None));
         assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
     }
 }
@@ -105,24 +94,13 @@ fn a_claim_that_took_long_may_have_won_twice() {
     history.claim(50, 51, 2).in_flight(5);
     history.claim(120, 121, 3).acquired(6);
     history.complete(122, 123, 6, 3, 0xaa).applied();
-    let ops = history.ops();
-    let trouble = |from, until| Trouble {
-        from,
-        until,
-        worker: None,
-    };
     // Only what broke while it was under way.
-    let troubles = [
-        (vec![trouble(1_000_000_000, 1_100_000_000)], true),
-        (vec![trouble(1_500_000_000, 1_600_000_000)], false),
-        (Vec::new(), false),
-    ];
-    for (troubles, fine) in troubles {
-        let options = Options {
-            troubles,
-            ..Options::default()
-        };
-        let found = search(&ops.iter().collect::<Vec<_>>(), &options);
+    for (options, fine) in [
+        (broken(1_000, 1_100, None), true),
+        (broken(1_500, 1_600, None), false),
+        (Options::default(), false),
+    ] {
+        let found = history.verdict_under(&options);
         assert_eq!(found == Verdict::Orderly, fine, "{found:?}");
     }
 }
@@ -156,16 +134,7 @@ fn a_lost_call_arrives_soon_but_for_a_fault_that_comes_soon() {
         let mut history = History::default();
         history.claim(0, 1, 1).failed();
         history.claim(510, 511, 2).in_flight(5);
-        let options = Options {
-            troubles: vec![Trouble {
-                from: from * MS,
-                until: 500 * MS,
-                worker: None,
-            }],
-            ..Options::default()
-        };
-        let ops = history.ops();
-        let found = search(&ops.iter().collect::<Vec<_>>(), &options);
+        let found = history.verdict_under(&broken(from, 500, None));
         assert_eq!(found == Verdict::Orderly, fine, "{from}: {found:?}");
     }
 }
@@ -179,16 +148,7 @@ fn an_answer_that_hides_what_was_done_is_not_believed() {
             .complete(10, 30, 5, 1, 0xaa)
             .refused(Refused::Missing);
         history.claim(40, 41, 2).completed(0xaa);
-        let options = Options {
-            troubles: vec![Trouble {
-                from: 0,
-                until: until * MS,
-                worker: None,
-            }],
-            ..Options::default()
-        };
-        let ops = history.ops();
-        let found = search(&ops.iter().collect::<Vec<_>>(), &options);
+        let found = history.verdict_under(&broken(0, until, None));
         assert_eq!(found == Verdict::Orderly, fine, "{until}: {found:?}");
     }
 }

@@ -33,18 +33,6 @@ fn held_and_perhaps(step: Option<Step>) -> History {
     history
 }
 
-fn broken(from: u64, until: u64, worker: Option<u32>) -> Options {
-    let (from, until) = (from * MS, until * MS);
-    Options {
-        troubles: vec![Trouble {
-            from,
-            until,
-            worker,
-        }],
-        ..Options::default()
-    }
-}
-
 // Answers of claims.
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Times are in milliseconds. A lease is 100 of them, and the store's clock may be 5 off.
 
-use super::super::{Verdict, search};
+use super::super::Verdict;
 use super::*;
 use crate::check::tests::{History, LEASE, MS, completing};
 use crate::history::Step::{Abandon, MarkUnknown};
@@ -25,8 +25,7 @@ fn record(steps: &[Step]) -> History {
 }
 
 fn is_orderly(history: &History) -> bool {
-    let ops = history.ops();
-    let found = search(&ops.iter().collect::<Vec<_>>(), &Options::default());
+    let found = history.verdict_under(&Options::default());
     assert_ne!(found, Verdict::Undecided);
     found == Verdict::Orderly
 }
