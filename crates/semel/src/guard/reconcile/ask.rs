@@ -152,8 +152,8 @@ impl<S: Store> Inquiry<S> {
         self.guard.tell(&seen(signal));
         self.guard
             .observed(|observer| observer.on_reconcile(case, news));
-        let asks_on = matches!(reply, Reply::Unknown | Reply::Running);
-        if signal != Signal::ReconcileGaveUp && asks_on && self.caller.is_none() && self.is_last() {
+        let asks_on = signal == Signal::StillUnknown || reply == Reply::Running;
+        if asks_on && self.caller.is_none() && self.is_last() {
             self.tell(case, &Reconciled::GaveUp, None);
         }
         reply
