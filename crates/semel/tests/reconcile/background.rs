@@ -1,5 +1,7 @@
 //! Without a caller: lost attempts resolve by themselves.
 
+use std::ops::Range;
+
 use semel::guard::{Background, ReconcileOptions};
 use semel::record::Change;
 use semel::store::{Claim, ClaimRequest, Entry, Refusal, Result};
@@ -10,6 +12,10 @@ use super::*;
 
 fn background(guard: &Guard<Memory>) -> Background<Memory> {
     Background::new(guard.clone(), ["pay"])
+}
+
+fn once() -> ReconcileOptions {
+    ReconcileOptions::in_line().with_attempts(1)
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,40 +232,88 @@ async fn many_are_asked_a_few_at_a_time() {
         .policy(policy())
         .reconciler(crowd.clone())
         .build();
-    for number in 0..250 {
-        let key = Key::new(&format!("key-{number}")).unwrap();
-        let identity = Identity::new(Scope::new(["tenant"]), "pay", key);
-        begin(&guard, &asks(identity)).await.let_lapse();
-    }
-    sleep(LEASE).await;
+    many_lost(guard.store(), 0..250).await;
     let mut background = background(&guard).with_at_once(5);
     assert_eq!(background.turn().await.unwrap().resolved, 250);
     assert_eq!(crowd.most.load(Ordering::SeqCst), 5);
 }
 
-/// It has 10,000 in mind; the turn of the others comes when these are done. A job goes on to the last.
+/// Attempts that nobody settles, with these numbers in their keys.
+async fn many_lost(store: &Memory, numbers: Range<u32>) {
+    for number in numbers {
+        assert!(matches!(claim(store, number).await, Claim::Acquired(_)));
+    }
+    sleep(LEASE).await;
+}
+
+async fn claim(store: &Memory, number: u32) -> Claim {
+    let key = Key::new(&format!("key-{number}")).unwrap();
+    let identity = Identity::new(Scope::new(["tenant"]), "pay", key);
+    let mut request = ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b""), LEASE);
+    request.on_lost = OnLost::Reconcile;
+    store.claim(&identity, &request).await.unwrap()
+}
+
+/// It has 10,000 in mind; the turn of the others comes when these are done.
 #[tokio::test(start_paused = true)]
 async fn of_very_many_some_wait_for_their_turn() {
     let (store, script) = (Memory::default(), Script::new([say(Finding::StillUnknown)]));
     let guard = guard(&store, &script);
-    for number in 0..10_200 {
-        let key = Key::new(&format!("key-{number}")).unwrap();
-        let identity = Identity::new(Scope::new(["tenant"]), "pay", key);
-        let request = ClaimRequest::new(Nonce::random().unwrap(), Fingerprint::of(b""), LEASE);
-        store.claim(&identity, &request).await.unwrap();
-    }
-    sleep(LEASE).await;
-    let options = ReconcileOptions::background().with_attempts(1);
-    let mut background = background(&guard).with_options(options);
-    for given_up in [10_000, 10_200] {
+    let mut background = background(&guard).with_options(once());
+    many_lost(&store, 0..9_000).await;
+    assert_eq!(background.turn().await.unwrap().given_up, 9_000);
+    // What was given up before stays so, wherever it lies among the new.
+    many_lost(&store, 9_000..20_000).await;
+    let mut given_up = Vec::new();
+    for _ in 0..3 {
         background.rest().await;
         let tally = background.turn().await.unwrap();
-        assert_eq!((tally.pending, tally.given_up), (0, given_up));
+        assert_eq!(tally.pending, 0);
+        given_up.push(tally.given_up);
     }
-    assert_eq!(script.asked().len(), 10_200);
+    // It looks by the page.
+    assert!((19_000..19_200).contains(&given_up[0]), "{given_up:?}");
+    assert_eq!(given_up[1..], [20_000, 20_000]);
+    assert_eq!(script.asked().len(), 20_000);
+}
+
+/// A job goes on to the last, and takes none twice that becomes unknown meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_job_goes_through_very_many_once() {
+    const LOST: u32 = 10_200;
+    struct Retried {
+        store: Memory,
+        asked: AtomicU32,
+    }
+    impl Reconciler for Retried {
+        fn reconcile<'a>(&'a self, _: &'a Case<'_>) -> Answered<'a> {
+            Box::pin(async {
+                if self.asked.fetch_add(1, Ordering::SeqCst) == 0 {
+                    for number in 0..LOST {
+                        assert!(matches!(
+                            claim(&self.store, number).await,
+                            Claim::Unknown { .. }
+                        ));
+                    }
+                }
+                Ok(Finding::StillUnknown.into())
+            })
+        }
+    }
+    let store = Memory::default();
+    let retried = Arc::new(Retried {
+        store: store.clone(),
+        asked: AtomicU32::new(0),
+    });
+    let guard = Guard::builder(store.clone())
+        .policy(policy())
+        .reconciler(retried.clone())
+        .reconcile_options(once())
+        .build();
+    many_lost(&store, 0..LOST).await;
     let tally = guard.reconcile_all(["pay"]).await.unwrap();
-    assert_eq!((tally.pending, tally.given_up), (0, 10_200));
-    assert_eq!(script.asked().len(), 10_200 + 3 * 10_200);
+    assert_eq!((tally.pending, tally.given_up), (0, LOST as usize));
+    assert_eq!(retried.asked.load(Ordering::SeqCst), LOST);
 }
 
 #[tokio::test(start_paused = true)]
@@ -295,10 +349,20 @@ async fn a_job_gives_up_within_its_bound() {
 }
 
 /// A store without a clock, for which an attempt runs until it has watched it for a lease.
-#[derive(Default)]
 struct Watching {
     memory: Memory,
     since: Mutex<Option<Instant>>,
+    needed: Duration,
+}
+
+impl Default for Watching {
+    fn default() -> Self {
+        Self {
+            memory: Memory::default(),
+            since: Mutex::default(),
+            needed: LEASE,
+        }
+    }
 }
 
 impl Store for Watching {
@@ -309,7 +373,7 @@ impl Store for Watching {
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         if let Change::Resolve(_) = change {
             let since = *self.since.lock().unwrap().get_or_insert(Instant::now());
-            if since.elapsed() < LEASE {
+            if since.elapsed() < self.needed {
                 return Ok(Fenced::Refused(Refusal::Running));
             }
         }
@@ -319,6 +383,7 @@ impl Store for Watching {
     semel::delegate!(memory: get, list, purge, wait, probe, close);
 }
 
+/// The answer that came too early is no question.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
     for as_a_job in [true, false] {
@@ -326,31 +391,53 @@ async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
         let guard = Guard::builder(Watching::default())
             .policy(policy())
             .reconciler(script.clone())
-            .reconcile_options(ReconcileOptions::in_line().with_attempts(2))
+            .observer(script.clone())
+            .reconcile_options(once())
             .build();
         lost(&guard, identity()).await;
         let begun = Instant::now();
         if as_a_job {
             assert_eq!(guard.reconcile_all(["pay"]).await.unwrap().resolved, 1);
         } else {
-            let mut background = Background::new(guard, ["pay"]);
+            let mut background = Background::new(guard, ["pay"]).with_options(once());
             assert_eq!(background.turn().await.unwrap().pending, 1);
             // A look at the store meanwhile forgets nothing.
             while background.turn().await.unwrap().resolved == 0 {
                 background.rest().await;
             }
         }
-        assert_eq!(script.asked().len(), 2);
+        assert_eq!(script.news(), ["1 Refused(Running)", "1 DidNotHappen"]);
         assert!(begun.elapsed() < 2 * LEASE);
     }
 }
 
-/// It renews its lease while it is asked about: nobody asks again.
+/// Once, that is: a store that takes no answer after a lease is not asked for ever.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_runs_for_ever_is_given_up() {
+    let script = Script::new([say(Finding::DidNotHappen)]);
+    let store = Watching {
+        needed: Duration::MAX,
+        ..Watching::default()
+    };
+    let guard = Guard::builder(store)
+        .policy(policy())
+        .reconciler(script.clone())
+        .observer(script.clone())
+        .reconcile_options(once())
+        .build();
+    lost(&guard, identity()).await;
+    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    assert_eq!((tally.pending, tally.given_up), (0, 1));
+    let refused = "1 Refused(Running)";
+    assert_eq!(script.news(), [refused, refused, "1 GaveUp"]);
+}
+
+/// It renews its lease while it is asked about: nobody asks again, and no operator is called.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_comes_back_is_left_alone() {
     let act = Act::Late(Duration::from_secs(2), Finding::DidNotHappen);
     let (store, script) = (Memory::default(), Script::new([act]));
-    let guard = guard(&store, &script);
+    let guard = builder(&store, &script).reconcile_options(once()).build();
     lost(&guard, identity()).await;
     let comes_back = async {
         sleep(Duration::from_secs(1)).await;

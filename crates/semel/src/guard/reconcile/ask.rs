@@ -25,6 +25,8 @@ pub(super) struct Inquiry<S> {
     pub(super) fence: Fence,
     /// Until when it had its lease when it was found in flight. One that renewed since is not lost.
     pub(super) lease_until: Option<Timestamp>,
+    /// Whether an answer was refused before because the attempt ran as far as the store knew.
+    pub(super) watched: bool,
     /// What the caller in line asked for; in the background nobody waits for it.
     pub(super) caller: Option<Asked>,
     /// From 1.
@@ -42,7 +44,7 @@ pub(super) enum Reply {
     Running,
     /// Asked, and it is still unknown.
     Unknown,
-    /// The store did not show the record: nobody was asked.
+    /// Nobody was asked: the store did not show the record, or a caller in line asks.
     NotAsked,
 }
 
@@ -50,6 +52,16 @@ impl Reply {
     /// Whether another claim is worth it.
     pub(super) const fn changed(self) -> bool {
         matches!(self, Self::Resolved | Self::Moved | Self::Running)
+    }
+
+    /// Whether it was one of the questions that the options allow. The answer that was refused
+    /// before the attempt was watched is not.
+    pub(super) const fn counts(self, watched: bool) -> bool {
+        match self {
+            Self::Unknown => true,
+            Self::Running => watched,
+            _ => false,
+        }
     }
 }
 
@@ -126,7 +138,11 @@ impl<S: Store> Inquiry<S> {
             Ok(Err(_)) => Reconciled::Panicked,
             Err(_) => Reconciled::TimedOut,
         };
-        self.tell(&case, &news, Some(took))
+        let reply = self.tell(&case, &news, Some(took));
+        if reply.counts(self.watched) && caller.is_none() && self.is_last() {
+            self.tell(&case, &Reconciled::GaveUp, None);
+        }
+        reply
     }
 
     /// Tells the observer what a question led to.
@@ -152,10 +168,6 @@ impl<S: Store> Inquiry<S> {
         self.guard.tell(&seen(signal));
         self.guard
             .observed(|observer| observer.on_reconcile(case, news));
-        let asks_on = signal == Signal::StillUnknown || reply == Reply::Running;
-        if asks_on && self.caller.is_none() && self.is_last() {
-            self.tell(case, &Reconciled::GaveUp, None);
-        }
         reply
     }
 

@@ -53,6 +53,8 @@ struct Pending {
     fence: Fence,
     lease_until: Timestamp,
     asked: u32,
+    // Whether an answer was refused already because the attempt ran as far as the store knew.
+    watched: bool,
     // None: given up.
     due: Option<Instant>,
 }
@@ -141,9 +143,9 @@ impl<S: Store> Background<S> {
             self.next_look = Instant::now() + jittered(self.every);
             return Ok(Tally::default());
         };
-        let mut looked = Ok(None);
+        let mut looked = Ok(());
         if Instant::now() >= self.next_look {
-            looked = self.look(lapsed()).await;
+            looked = self.look().await;
             self.next_look = Instant::now() + jittered(self.every);
         }
         let resolved = self.ask_due(&reconciler).await;
@@ -160,9 +162,26 @@ impl<S: Store> Background<S> {
         }
     }
 
-    /// Brings what is pending up to what the store shows from there on, as far as it has that in
-    /// mind. Where to go on, unless that is all.
-    async fn look(&mut self, from: ListQuery) -> Result<Option<ListQuery>, StoreError> {
+    /// Brings what is pending up to what the store shows.
+    async fn look(&mut self) -> Result<(), StoreError> {
+        let (mut found, next) = self.find(lapsed()).await?;
+        if next.is_some() {
+            // Who was given up may lie beyond, and is not asked about anew.
+            let known = self.pending.iter().filter(|(_, known)| known.due.is_none());
+            for (digest, given_up) in known {
+                found.entry(*digest).or_insert(*given_up);
+            }
+        }
+        self.pending = found;
+        Ok(())
+    }
+
+    /// What the store shows from there on, as far as it has that in mind, and where to go on,
+    /// unless that is all.
+    async fn find(
+        &self,
+        from: ListQuery,
+    ) -> Result<(BTreeMap<IdentityDigest, Pending>, Option<ListQuery>), StoreError> {
         let mut found = BTreeMap::new();
         let mut next = Some(from);
         let mut waiting = 0;
@@ -192,8 +211,7 @@ impl<S: Store> Background<S> {
                 (after, _) => Some(ListQuery { after, ..query }),
             };
         }
-        self.pending = found;
-        Ok(next)
+        Ok((found, next))
     }
 
     /// How many were resolved.
@@ -208,6 +226,7 @@ impl<S: Store> Background<S> {
             digest: *digest,
             fence: pending.fence,
             lease_until: Some(pending.lease_until),
+            watched: pending.watched,
             caller: None,
             asked: pending.asked + 1,
         });
@@ -245,7 +264,8 @@ impl<S: Store> Background<S> {
     /// Asks about all that are pending until each is resolved or given up. How many were resolved.
     async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
         let mut resolved = self.ask_due(reconciler).await;
-        for _ in 1..self.options.attempts {
+        // One more than the questions that count: an attempt may have to be watched first.
+        for _ in 0..self.options.attempts {
             let due = self.pending.values().filter_map(|pending| pending.due);
             let Some(all_due) = due.max() else {
                 break;
@@ -261,10 +281,12 @@ impl<S: Store> Background<S> {
         if matches!(reply, Reply::Resolved | Reply::Moved) {
             self.pending.remove(digest);
         } else if let Some(pending) = self.pending.get_mut(digest) {
-            pending.asked += u32::from(reply != Reply::NotAsked);
+            pending.asked += u32::from(reply.counts(pending.watched));
             let mut pause = jittered(self.options.pause_after(pending.asked));
             if reply == Reply::Running {
-                // A store without a clock has to watch an attempt for a lease before it takes an answer.
+                // Renewed just now, which the record shows; or in a store without a clock, which
+                // has to watch an attempt for a lease before it takes an answer.
+                pending.watched = true;
                 pause = pause.max(lease);
             }
             let more = pending.asked < self.options.attempts;
@@ -291,6 +313,7 @@ impl Pending {
             fence: record.token.fence,
             lease_until: record.lease_until,
             asked: 0,
+            watched: false,
             due: Some(Instant::now()),
         }
     }
@@ -313,18 +336,15 @@ impl<S: Store> Guard<S> {
         };
         let options = self.shared.reconcile_options.clone();
         let mut job = Background::new(self.clone(), operations).with_options(options);
-        let mut all = Tally::default();
+        let mut resolved = 0;
         let mut next = Some(lapsed());
         while let Some(from) = next {
-            next = job.look(from).await?;
-            let resolved = job.ask_until_done(reconciler).await;
-            let tally = job.tally(resolved);
-            all.resolved += tally.resolved;
-            all.pending += tally.pending;
-            all.given_up += tally.given_up;
-            job.pending.clear();
+            let found;
+            (found, next) = job.find(from).await?;
+            job.pending.extend(found);
+            resolved += job.ask_until_done(reconciler).await;
         }
-        Ok(all)
+        Ok(job.tally(resolved))
     }
 }
 

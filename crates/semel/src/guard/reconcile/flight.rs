@@ -44,6 +44,7 @@ impl<S: Store> Guard<S> {
                         digest: *identity.digest(),
                         fence,
                         lease_until: None,
+                        watched: false,
                         caller: Some(asked.clone()),
                         asked: 1,
                     })
