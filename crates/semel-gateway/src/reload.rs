@@ -5,20 +5,19 @@
 //! file systems that tell nothing. A text is taken once it was the same twice, so that nobody's half of
 //! a file is; at SIGHUP at once.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use semel::store::OnLost;
-use semel::{Service, Store};
+use semel::Store;
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval_at};
 
 use crate::access::{Access, Gate};
-use crate::config::{Contents, Route, Sources};
+use crate::config::{Contents, Sources};
 use crate::metrics::Metrics;
+use crate::reconcile::Lost;
 use crate::routing::Table;
 use crate::stack::Stacks;
 
@@ -31,26 +30,26 @@ pub(crate) struct Reload<S> {
     start: Sources,
     stacks: Stacks<S>,
     table: Arc<ArcSwap<Table<S>>>,
-    services: watch::Sender<HashSet<Service>>,
+    lost: watch::Sender<Lost>,
     gate: Arc<Gate>,
     metrics: Arc<Metrics>,
 }
 
 impl<S: Store + Clone> Reload<S> {
-    /// With it come the services whose lost attempts are asked about.
+    /// With it comes what lost attempts are asked about.
     pub(crate) fn new(
         start: Sources,
         stacks: Stacks<S>,
         table: Arc<ArcSwap<Table<S>>>,
         gate: Arc<Gate>,
         metrics: Arc<Metrics>,
-    ) -> (Self, watch::Receiver<HashSet<Service>>) {
-        let (services, asked) = watch::channel(asked_about(&table.load().config.routes));
+    ) -> (Self, watch::Receiver<Lost>) {
+        let (lost, asked) = watch::channel(Lost::of(&table.load().config.routes));
         let reload = Self {
             start,
             stacks,
             table,
-            services,
+            lost,
             gate,
             metrics,
         };
@@ -99,7 +98,7 @@ impl<S: Store + Clone> Reload<S> {
         match table {
             Ok((table, access)) => {
                 let routes = &table.config.routes;
-                self.services.send_replace(asked_about(routes));
+                self.lost.send_replace(Lost::of(routes));
                 let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
                 self.gate.set(access);
                 self.table.store(Arc::new(table));
@@ -137,14 +136,6 @@ impl<T: Clone + PartialEq> Texts<T> {
             self.taken.clone()
         })
     }
-}
-
-/// The services whose lost attempts are asked about.
-fn asked_about(routes: &[Route]) -> HashSet<Service> {
-    let asks = |route: &&Route| route.protect && route.on_lost == OnLost::Reconcile;
-    let asked = routes.iter().filter(asks);
-    let services = asked.map(|route| route.service.clone().unwrap_or_default());
-    services.collect()
 }
 
 #[cfg(test)]

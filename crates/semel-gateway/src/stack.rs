@@ -7,7 +7,6 @@ use http::header::{HOST, HeaderName, InvalidHeaderValue};
 use semel::Store;
 use semel::guard::{Guard, Policy};
 use semel::secrets::Secrets;
-use semel::store::Retention;
 use semel_tower::{IdempotencyLayer, Mode};
 use tokio::sync::{Semaphore, mpsc};
 use tower::Layer as _;
@@ -233,10 +232,7 @@ pub(crate) fn layer_of<S: Store>(
 ) -> IdempotencyLayer<S> {
     let policy = Policy::default()
         .with_lease(route.lease)
-        .with_retention(Retention {
-            replay: route.ttl,
-            ..route.preset.retention()
-        })
+        .with_retention(route.retention())
         .with_on_lost(route.on_lost)
         .with_key_required(route.require_key)
         .with_wait(route.wait);

@@ -305,7 +305,7 @@ async fn gateway(
     let watching = tokio::spawn(Arc::clone(&health).watch(itself.clone()));
     let pools = stacks.pools();
     tokio::spawn(async move { pools.check().await });
-    let (reload, services) = Reload::new(
+    let (reload, lost) = Reload::new(
         sources,
         stacks,
         Arc::clone(&table),
@@ -316,7 +316,7 @@ async fn gateway(
     let reconciling = config.reconcile.clone().map(|settings| {
         let guard = layer.guard().clone();
         let metrics = Arc::clone(&metrics);
-        tokio::spawn(reconcile::run(guard, services, settings, metrics))
+        tokio::spawn(reconcile::run(guard, lost, settings, metrics))
     });
     let purger = Purger::new(store.clone());
     let purging = tokio::spawn(purger.run(move |purged| match purged {

@@ -23,7 +23,7 @@ use http::header::HeaderName;
 use http::uri::{PathAndQuery, Scheme};
 use ipnet::IpNet;
 use semel::Service;
-use semel::store::OnLost;
+use semel::store::{OnLost, Retention};
 use semel_tower::{Mode, NoteField, Preset, ScopeLimits};
 use tracing::Level;
 
@@ -182,6 +182,14 @@ impl Route {
     /// Whether something is verified of callers before the layer sees their requests.
     pub fn verifies(&self) -> bool {
         self.protect && !self.principal.is_empty()
+    }
+
+    /// How long an answer is replayed, and remembered after that.
+    pub fn retention(&self) -> Retention {
+        Retention {
+            replay: self.ttl,
+            ..self.preset.retention()
+        }
     }
 
     /// Whether the principal comes from what is verified.

@@ -17,15 +17,16 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use semel::guard::{
-    Answer, Answered, Background, Case, Guard, Observer, ReconcileOptions, Reconciled, Reconciler,
-    Seen,
+    Answer, Answered, Background, Case, Guard, Observer, Policy, ReconcileOptions, Reconciled,
+    Reconciler, Seen,
 };
-use semel::store::Fence;
-use semel::{IdentityDigest, Service, Store};
+use semel::store::{Fence, OnLost, Retention};
+use semel::{IdentityDigest, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::command::with_causes;
+use crate::config::Route;
 use crate::connector::Connector;
 use crate::events::Events;
 use crate::headers;
@@ -171,16 +172,52 @@ impl Reconciler for Endpoint {
     }
 }
 
-/// Resolves lost attempts of these services without a client's retry, for ever.
-pub async fn run<S: Store>(
+/// Which lost attempts are asked about without a client's retry, and how.
+#[derive(Debug)]
+pub(crate) struct Lost {
+    operations: Vec<Box<str>>,
+    /// With the longest lease and retention of their routes: a record does not say which route
+    /// claimed it.
+    policy: Policy,
+}
+
+impl Lost {
+    pub(crate) fn of(routes: &[Route]) -> Self {
+        let asks = |route: &&Route| route.protect && route.on_lost == OnLost::Reconcile;
+        let mut services = HashSet::new();
+        let (mut lease, mut retention) = (Duration::ZERO, Retention::new(Duration::ZERO));
+        for route in routes.iter().filter(asks) {
+            services.insert(route.service.clone().unwrap_or_default());
+            let Retention { replay, tombstone } = route.retention();
+            lease = lease.max(route.lease);
+            retention.replay = retention.replay.max(replay);
+            retention.tombstone = retention.tombstone.max(tombstone);
+        }
+        let names = services.iter().map(|service| service.operation(OPERATION));
+        Self {
+            operations: names.map(Box::from).collect(),
+            policy: Policy::default()
+                .with_lease(lease)
+                .with_retention(retention),
+        }
+    }
+}
+
+/// Resolves lost attempts without a client's retry, for ever.
+pub(crate) async fn run<S: Store>(
     guard: Guard<S>,
-    mut services: watch::Receiver<HashSet<Service>>,
+    mut lost: watch::Receiver<Lost>,
     settings: Settings,
     metrics: Arc<Metrics>,
 ) {
-    let mut background = Background::new(guard, operations(&mut services))
+    let mut background = Background::new(guard, [""; 0])
         .with_options(settings.in_background())
         .with_every(settings.every);
+    let now_about = |background: &mut Background<S>, lost: &Lost| {
+        background.set_policy(lost.policy);
+        background.set_operations(lost.operations.clone());
+    };
+    now_about(&mut background, &lost.borrow_and_update());
     loop {
         match background.turn().await {
             Ok(tally) => metrics.reconcile_left(tally),
@@ -188,19 +225,12 @@ pub async fn run<S: Store>(
         }
         let changed = tokio::select! {
             () = background.rest() => false,
-            Ok(()) = services.changed() => true,
+            Ok(()) = lost.changed() => true,
         };
         if changed {
-            background.set_operations(operations(&mut services));
+            now_about(&mut background, &lost.borrow_and_update());
         }
     }
-}
-
-/// What the requests to these services are claimed as.
-fn operations(services: &mut watch::Receiver<HashSet<Service>>) -> Vec<Box<str>> {
-    let services = services.borrow_and_update();
-    let names = services.iter().map(|service| service.operation(OPERATION));
-    names.map(Box::from).collect()
 }
 
 /// Counts and tells what happens, and logs what a question led to: by the record's digest, never by its key.

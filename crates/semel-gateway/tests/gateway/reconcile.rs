@@ -366,6 +366,32 @@ async fn unknown_requests_resolve_by_themselves() {
     assert!(!gateway.log().contains("secret"));
 }
 
+/// A record does not say which route claimed it: what happened is kept for the longest of their times.
+#[tokio::test]
+async fn what_happened_is_kept_for_the_longest_ttl() {
+    let upstream = Script::start(Reaction::Close).await;
+    let endpoint = Endpoint::open(Act::Status(StatusCode::SERVICE_UNAVAILABLE)).await;
+    let routes = "[[routes]]\npath = \"/mails\"\nttl = \"email\"\n[[routes]]\nttl = \"payment\"\n";
+    let settings = format!("every = \"100ms\"\npause = \"50ms\"\n{routes}");
+    let file = file(&endpoint, &settings);
+    let path = file.path().to_str().unwrap();
+    let gateway = Gateway::start(upstream.address, &["--config", path]);
+    order(gateway.address, KEY).await;
+    // Not the caller's own question.
+    eventually("questions", async || {
+        (endpoint.questions().len() >= 2).then_some(())
+    })
+    .await;
+    endpoint.act(Act::Say(happened()));
+    metric_becomes(&gateway, "semel_events_total{event=\"resolved\"}", 1).await;
+    let id = endpoint.questions()[0]["identity"].clone();
+    let record = format!("/api/v1/records/{}", id.as_str().unwrap());
+    let record: Value = serde_json::from_slice(&get(gateway.admin, &record).await.body).unwrap();
+    let time = |of: &str| humantime::parse_rfc3339(record[of].as_str().unwrap()).unwrap();
+    let kept = time("expires_at").duration_since(time("settled_at"));
+    assert_eq!(kept.unwrap(), Duration::from_hours(7 * 24), "{record}");
+}
+
 #[tokio::test]
 async fn it_gives_up_and_says_so() {
     let upstream = Script::start(Reaction::Close).await;

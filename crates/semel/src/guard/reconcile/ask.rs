@@ -9,7 +9,9 @@ use super::super::attempt::catch_panic;
 use super::super::{Asked, Guard, Seen, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
-use crate::store::{Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict};
+use crate::store::{
+    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict,
+};
 use crate::{Identity, IdentityDigest, Record, State, StoreError, StoreErrorKind, Timestamp};
 
 /// The most of a reconciler's own words that a record keeps, in characters.
@@ -78,6 +80,12 @@ impl<S: Store> Inquiry<S> {
         }
     }
 
+    /// The record, where it is open.
+    async fn open(&self) -> Result<Option<Entry>, StoreError> {
+        let found = self.guard.store().get(&self.digest).await?;
+        Ok(found.filter(|entry| self.is_open(&entry.record)))
+    }
+
     /// Whether the record is about that attempt still, and not settled. Whether its lease lapsed the
     /// store says when it is told the answer.
     fn is_open(&self, record: &Record) -> bool {
@@ -98,9 +106,9 @@ impl<S: Store> Inquiry<S> {
     /// Asks once, about the record as it is now.
     pub(super) async fn ask(&self) -> Reply {
         let guard = &self.guard;
-        let entry = match guard.store().get(&self.digest).await {
-            Ok(Some(entry)) if self.is_open(&entry.record) => entry,
-            Ok(_) => return Reply::Moved,
+        let entry = match self.open().await {
+            Ok(Some(entry)) => entry,
+            Ok(None) => return Reply::Moved,
             Err(_) => {
                 guard.tell(&Seen {
                     id: Some(&self.digest),
@@ -139,6 +147,10 @@ impl<S: Store> Inquiry<S> {
             Err(_) => Reconciled::TimedOut,
         };
         let reply = self.tell(&case, &news, Some(took));
+        if reply == Reply::Running && caller.is_none() && matches!(self.open().await, Ok(None)) {
+            // It came back.
+            return Reply::Moved;
+        }
         if reply.counts(self.watched) && caller.is_none() && self.is_last() {
             self.tell(&case, &Reconciled::GaveUp, None);
         }

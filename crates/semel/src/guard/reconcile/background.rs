@@ -9,14 +9,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::super::lease::later;
-use super::super::{Guard, Seen, Signal};
+use super::super::{Guard, Policy, Seen, Signal};
 use super::ask::{Inquiry, Reply};
 use super::{ReconcileOptions, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{Entry, Fence, ListQuery, Store};
 use crate::{IdentityDigest, Record, StateKind, StoreError, Timestamp};
 
-/// How many records it has in mind; the others' turn comes when these are done.
+/// How many records wait for an answer at the same time; the others' turn comes when these are done.
 const MOST_PENDING: usize = 10_000;
 /// How many questions are asked at the same time.
 const AT_ONCE: usize = 8;
@@ -67,13 +67,18 @@ pub struct Tally {
     pub resolved: usize,
     /// Records that wait for the next question.
     pub pending: usize,
-    /// Records that were asked about as often as is allowed, and that nobody has resolved since.
+    /// Records that were asked about as often as is allowed, and that nobody has resolved since. As
+    /// long as more than 10,000 wait, those that were resolved meanwhile are counted as well.
     pub given_up: usize,
 }
 
 impl<S: Store> Background<S> {
     /// For the records of these operations, which may share the store with others. Asks as
     /// [`ReconcileOptions::background`] says unless set, and looks for more every 30 s.
+    ///
+    /// A record does not say by which policy it was claimed: what happened is kept as the guard's
+    /// own policy says ([`Guard::with_policy`]). Give it the longest retention and lease of these
+    /// operations.
     ///
     /// Without a reconciler in the guard it does nothing.
     pub fn new<O: Into<Box<str>>>(
@@ -95,6 +100,11 @@ impl<S: Store> Background<S> {
     pub fn set_operations<O: Into<Box<str>>>(&mut self, operations: impl IntoIterator<Item = O>) {
         self.operations = operations.into_iter().map(Into::into).collect();
         self.next_look = Instant::now();
+    }
+
+    /// Goes by another policy from now on.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.guard = self.guard.with_policy(policy);
     }
 
     /// How often the reconciler is asked about one record, and how long it has for an answer.
@@ -165,29 +175,24 @@ impl<S: Store> Background<S> {
     /// Brings what is pending up to what the store shows.
     async fn look(&mut self) -> Result<(), StoreError> {
         let (mut found, next) = self.find(lapsed()).await?;
-        if next.is_some() {
-            // Who was given up may lie beyond, and is not asked about anew.
-            let known = self.pending.iter().filter(|(_, known)| known.due.is_none());
-            for (digest, given_up) in known {
-                found.entry(*digest).or_insert(*given_up);
-            }
+        if next.is_none() {
+            self.pending.clear();
         }
-        self.pending = found;
+        // What is known and lies beyond is not asked about anew.
+        self.pending.append(&mut found);
         Ok(())
     }
 
-    /// What the store shows from there on, as far as it has that in mind, and where to go on,
-    /// unless that is all.
+    /// What the store shows from there on, by the page until as much waits as may, and where to go
+    /// on, unless that is all.
     async fn find(
         &self,
         from: ListQuery,
     ) -> Result<(BTreeMap<IdentityDigest, Pending>, Option<ListQuery>), StoreError> {
         let mut found = BTreeMap::new();
         let mut next = Some(from);
-        let mut waiting = 0;
-        while waiting < MOST_PENDING
-            && let Some(query) = next.take()
-        {
+        let mut waiting = self.pending.values().filter(|p| p.due.is_some()).count();
+        while let Some(query) = next.take() {
             let page = match self.guard.store().list(&query).await {
                 Ok(page) => page,
                 Err(error) => {
@@ -199,10 +204,9 @@ impl<S: Store> Background<S> {
                 if self.operations.contains(&label.operation) {
                     let new = Pending::new(&record);
                     let known = self.pending.get(&label.digest).copied();
-                    let pending = known.filter(|known| known.is_of(&new)).unwrap_or(new);
-                    // What was given up is not to keep out what is new.
-                    waiting += usize::from(pending.due.is_some());
-                    found.insert(label.digest, pending);
+                    waiting += usize::from(known.is_none());
+                    let known = known.filter(|known| known.is_of(&new));
+                    found.insert(label.digest, known.unwrap_or(new));
                 }
             }
             next = match (page.next, query.state) {
@@ -210,6 +214,9 @@ impl<S: Store> Background<S> {
                 (None, _) => None,
                 (after, _) => Some(ListQuery { after, ..query }),
             };
+            if waiting >= MOST_PENDING {
+                break;
+            }
         }
         Ok((found, next))
     }
@@ -284,8 +291,8 @@ impl<S: Store> Background<S> {
             pending.asked += u32::from(reply.counts(pending.watched));
             let mut pause = jittered(self.options.pause_after(pending.asked));
             if reply == Reply::Running {
-                // Renewed just now, which the record shows; or in a store without a clock, which
-                // has to watch an attempt for a lease before it takes an answer.
+                // A store without a clock has to watch an attempt for a lease before it takes an
+                // answer.
                 pending.watched = true;
                 pause = pause.max(lease);
             }
@@ -322,7 +329,7 @@ impl Pending {
 impl<S: Store> Guard<S> {
     /// Asks the reconciler now about every lost attempt at these operations, as often as the
     /// guard's [`ReconcileOptions`] allow for each: for a job that runs now and then, where there is
-    /// no [`Background`].
+    /// no [`Background`]. The policy is the guard's own, as there.
     ///
     /// # Errors
     /// The store's, where it did not list its records. Nobody was asked about those; what was found

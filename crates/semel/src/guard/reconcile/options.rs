@@ -37,8 +37,8 @@ impl ReconcileOptions {
         }
     }
 
-    /// At most this many questions; 1 at least. In the background one more, where the store took
-    /// the attempt for running when the first answer came.
+    /// At most this many questions; 1 at least. In the background, or in a job, one more where the
+    /// store still took the attempt for running when the first finding came.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts.max(1);
