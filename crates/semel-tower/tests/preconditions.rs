@@ -408,23 +408,14 @@ impl VersionedStore for Contended {
         Ok(found)
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        self.notes.write_as(key, expected, value, writer).await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        self.notes.delete_as(key, expected, writer).await
+        self.notes.alter(key, expected, value, writer).await
     }
 }
 
@@ -477,18 +468,18 @@ impl VersionedStore for Lost {
         Err(StoreError::new(StoreErrorKind::NotApplied, "not reached"))
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         _: &NaturalKey,
         _: Expected,
-        _: Bytes,
+        value: Option<Bytes>,
         _: Nonce,
     ) -> Result<Version, WriteError> {
-        Err(StoreError::new(StoreErrorKind::Unknown, "lost").into())
-    }
-
-    async fn delete_as(&self, _: &NaturalKey, _: Expected, _: Nonce) -> Result<(), WriteError> {
-        Err(StoreError::new(StoreErrorKind::Capacity, "full").into())
+        let error = match value {
+            Some(_) => StoreError::new(StoreErrorKind::Unknown, "lost"),
+            None => StoreError::new(StoreErrorKind::Capacity, "full"),
+        };
+        Err(error.into())
     }
 }
 

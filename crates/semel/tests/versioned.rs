@@ -125,25 +125,15 @@ impl VersionedStore for Faulty {
         }))
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change::write(expected, writer);
-        self.apply(key, change, value).await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        let change = Change::delete(expected, writer);
-        self.apply(key, change, Bytes::new()).await.map(drop)
+        let change = Change::new(expected, writer, value.as_ref());
+        self.apply(key, change, value.unwrap_or_default()).await
     }
 }
 

@@ -36,43 +36,6 @@ const WRITTEN: &str = "written_us";
 const ROUNDS: usize = 4;
 
 impl DynamoDbStore {
-    async fn change(
-        &self,
-        key: &NaturalKey,
-        change: Change,
-        value: Option<Bytes>,
-    ) -> Result<Version, WriteError> {
-        let _under_way = self.gate.enter()?;
-        key.check()?;
-        if let Some(value) = &value {
-            check_value(value, MAX_OUTCOME)?;
-        }
-        let digest = IdentityDigest::from_bytes(*key.digest());
-        // The new version is known then, and a large value need not come back.
-        let returns = match change.expected {
-            Expected::Version(_) => ReturnValue::None,
-            Expected::Any | Expected::Absent => ReturnValue::UpdatedNew,
-        };
-        let mut resent = false;
-        for _ in 0..ROUNDS {
-            let update = self.update_for(key, &change, value.as_ref());
-            let written = self
-                .versioned
-                .update(&digest, update, returns.clone(), &mut resent)
-                .await?;
-            let found = match (written, change.expected) {
-                (Written::Yes(_), Expected::Version(version)) => return Ok(version.next()),
-                (Written::Yes(item), _) => return Ok(Version(Reader(&item).number(VERSION)?)),
-                (Written::No(found), _) => found,
-            };
-            let latest = found.map(|item| latest(&item)).transpose()?;
-            if let Some(answer) = answer(latest.as_ref(), &change, resent) {
-                return answer;
-            }
-        }
-        Err(WriteError::Store(super::steps::unsettled()))
-    }
-
     fn update_for(&self, key: &NaturalKey, change: &Change, value: Option<&Bytes>) -> Update {
         let mut update = Update::default();
         update.value("none", number(0));
@@ -136,24 +99,42 @@ impl VersionedStore for DynamoDbStore {
         }))
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change::write(expected, writer);
-        self.change(key, change, Some(value)).await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        let change = Change::delete(expected, writer);
-        self.change(key, change, None).await.map(drop)
+        let change = Change::new(expected, writer, value.as_ref());
+        let _under_way = self.gate.enter()?;
+        key.check()?;
+        if let Some(value) = &value {
+            check_value(value, MAX_OUTCOME)?;
+        }
+        let digest = IdentityDigest::from_bytes(*key.digest());
+        // The new version is known then, and a large value need not come back.
+        let returns = match change.expected {
+            Expected::Version(_) => ReturnValue::None,
+            Expected::Any | Expected::Absent => ReturnValue::UpdatedNew,
+        };
+        let mut resent = false;
+        for _ in 0..ROUNDS {
+            let update = self.update_for(key, &change, value.as_ref());
+            let written = self
+                .versioned
+                .update(&digest, update, returns.clone(), &mut resent)
+                .await?;
+            let found = match (written, change.expected) {
+                (Written::Yes(_), Expected::Version(version)) => return Ok(version.next()),
+                (Written::Yes(item), _) => return Ok(Version(Reader(&item).number(VERSION)?)),
+                (Written::No(found), _) => found,
+            };
+            let latest = found.map(|item| latest(&item)).transpose()?;
+            if let Some(answer) = answer(latest.as_ref(), &change, resent) {
+                return answer;
+            }
+        }
+        Err(WriteError::Store(super::steps::unsettled()))
     }
 }

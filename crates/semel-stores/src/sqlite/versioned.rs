@@ -43,11 +43,7 @@ impl Alteration {
         }
         Ok(Self {
             key: key.clone(),
-            change: Change {
-                expected,
-                writer,
-                deletes: value.is_none(),
-            },
+            change: Change::new(expected, writer, value.as_ref()),
             value,
         })
     }
@@ -181,27 +177,6 @@ impl<'c> Rows<'c> {
     }
 }
 
-impl SqliteStore {
-    async fn alter(&self, made: Result<Alteration, WriteError>) -> Result<Version, WriteError> {
-        let made = made?;
-        let expected = made.change.expected;
-        let done = self.submit(Work::Versioned(Box::new(made))).await?;
-        answer(expected, done)
-    }
-
-    async fn alter_in(
-        &self,
-        transaction: &mut SqliteTransaction,
-        key: &NaturalKey,
-        expected: Expected,
-        value: Option<Bytes>,
-    ) -> Result<Version, WriteError> {
-        let made = Alteration::new(key, expected, Nonce::random()?, value)?;
-        let done = self.in_transaction(transaction, move |on, course| made.run(on, course));
-        answer(expected, done.await?)
-    }
-}
-
 impl VersionedStore for SqliteStore {
     async fn read(&self, key: &NaturalKey) -> Result<Option<Versioned>, StoreError> {
         let digest = *key.digest();
@@ -209,25 +184,16 @@ impl VersionedStore for SqliteStore {
         Self::read(self, lookups, |done| Read::Versioned(digest, done)).await
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        self.alter(Alteration::new(key, expected, writer, Some(value)))
-            .await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        let deleted = self.alter(Alteration::new(key, expected, writer, None));
-        deleted.await.map(drop)
+        let made = Alteration::new(key, expected, writer, value)?;
+        let done = self.submit(Work::Versioned(Box::new(made))).await?;
+        answer(expected, done)
     }
 }
 
@@ -242,23 +208,15 @@ impl VersionedIn for SqliteStore {
             .await
     }
 
-    async fn write_in(
+    async fn alter_in(
         &self,
         transaction: &mut SqliteTransaction,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
     ) -> Result<Version, WriteError> {
-        self.alter_in(transaction, key, expected, Some(value)).await
-    }
-
-    async fn delete_in(
-        &self,
-        transaction: &mut SqliteTransaction,
-        key: &NaturalKey,
-        expected: Expected,
-    ) -> Result<(), WriteError> {
-        let deleted = self.alter_in(transaction, key, expected, None);
-        deleted.await.map(drop)
+        let made = Alteration::new(key, expected, Nonce::random()?, value)?;
+        let done = self.in_transaction(transaction, move |on, course| made.run(on, course));
+        answer(expected, done.await?)
     }
 }

@@ -41,16 +41,32 @@ impl MemoryVersioned {
             kept: Mutex::new(Kept::default()),
         }
     }
+}
 
-    fn apply(
+impl VersionedStore for MemoryVersioned {
+    async fn read(&self, key: &NaturalKey) -> Result<Option<Versioned>> {
+        let kept = self.kept.lock();
+        Ok(kept.rows.get(key.digest()).and_then(|(row, value)| {
+            let version = row.found()?;
+            let value = value.clone();
+            Some(Versioned { version, value })
+        }))
+    }
+
+    async fn alter(
         &self,
         key: &NaturalKey,
-        change: &Change,
-        value: &Bytes,
+        expected: Expected,
+        value: Option<Bytes>,
+        writer: Nonce,
     ) -> Result<Version, WriteError> {
+        key.check()?;
+        let change = Change::new(expected, writer, value.as_ref());
+        let value = value.unwrap_or_default();
+        check_value(&value, MAX_VALUE)?;
         let mut kept = self.kept.lock();
         let present = kept.rows.get(key.digest());
-        let version = match rule::decide(present.map(|(row, _)| row), change) {
+        let version = match rule::decide(present.map(|(row, _)| row), &change) {
             Decision::Write(version) => version,
             Decision::Done(version) => return Ok(version),
             Decision::Conflict(found) => {
@@ -76,44 +92,10 @@ impl MemoryVersioned {
             deleted: change.deletes,
         };
         // A copy: a small part of a large buffer would keep all of it.
-        let value = Bytes::copy_from_slice(value);
+        let value = Bytes::copy_from_slice(&value);
         kept.rows.insert(*key.digest(), (row, value));
         kept.bytes = bytes;
         Ok(version)
-    }
-}
-
-impl VersionedStore for MemoryVersioned {
-    async fn read(&self, key: &NaturalKey) -> Result<Option<Versioned>> {
-        let kept = self.kept.lock();
-        Ok(kept.rows.get(key.digest()).and_then(|(row, value)| {
-            let version = row.found()?;
-            let value = value.clone();
-            Some(Versioned { version, value })
-        }))
-    }
-
-    async fn write_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        value: Bytes,
-        writer: Nonce,
-    ) -> Result<Version, WriteError> {
-        key.check()?;
-        check_value(&value, MAX_VALUE)?;
-        let change = Change::write(expected, writer);
-        self.apply(key, &change, &value)
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        let change = Change::delete(expected, writer);
-        self.apply(key, &change, &Bytes::new()).map(drop)
     }
 }
 

@@ -121,7 +121,9 @@ pub trait VersionedStore: Send + Sync + 'static {
         expected: Expected,
         value: Bytes,
         writer: Nonce,
-    ) -> impl Future<Output = Result<Version, WriteError>> + Send;
+    ) -> impl Future<Output = Result<Version, WriteError>> + Send {
+        self.alter(key, expected, Some(value), writer)
+    }
 
     /// [`delete`](Self::delete) under a nonce of the caller's.
     ///
@@ -132,7 +134,22 @@ pub trait VersionedStore: Send + Sync + 'static {
         key: &NaturalKey,
         expected: Expected,
         writer: Nonce,
-    ) -> impl Future<Output = Result<(), WriteError>> + Send;
+    ) -> impl Future<Output = Result<(), WriteError>> + Send {
+        async move { self.alter(key, expected, None, writer).await.map(drop) }
+    }
+
+    /// What a store implements: [`write_as`](Self::write_as) with this value, or without one
+    /// [`delete_as`](Self::delete_as).
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write).
+    fn alter(
+        &self,
+        key: &NaturalKey,
+        expected: Expected,
+        value: Option<Bytes>,
+        writer: Nonce,
+    ) -> impl Future<Output = Result<Version, WriteError>> + Send;
 }
 
 /// The same inside a transaction of the store's: nothing counts before its commit.
@@ -164,7 +181,9 @@ pub trait VersionedIn: VersionedStore + Transactional {
         key: &NaturalKey,
         expected: Expected,
         value: Bytes,
-    ) -> impl Future<Output = Result<Version, WriteError>> + Send;
+    ) -> impl Future<Output = Result<Version, WriteError>> + Send {
+        self.alter_in(transaction, key, expected, Some(value))
+    }
 
     /// Deletes the record where it is as expected.
     ///
@@ -175,7 +194,25 @@ pub trait VersionedIn: VersionedStore + Transactional {
         transaction: &mut Self::Transaction,
         key: &NaturalKey,
         expected: Expected,
-    ) -> impl Future<Output = Result<(), WriteError>> + Send;
+    ) -> impl Future<Output = Result<(), WriteError>> + Send {
+        async move {
+            let deleted = self.alter_in(transaction, key, expected, None);
+            deleted.await.map(drop)
+        }
+    }
+
+    /// What a store implements: [`write_in`](Self::write_in) with this value, or without one
+    /// [`delete_in`](Self::delete_in).
+    ///
+    /// # Errors
+    /// Those of [`VersionedStore::write`]. Nothing was changed.
+    fn alter_in(
+        &self,
+        transaction: &mut Self::Transaction,
+        key: &NaturalKey,
+        expected: Expected,
+        value: Option<Bytes>,
+    ) -> impl Future<Output = Result<Version, WriteError>> + Send;
 }
 
 impl<S: VersionedStore> VersionedStore for Arc<S> {
@@ -183,23 +220,14 @@ impl<S: VersionedStore> VersionedStore for Arc<S> {
         S::read(self, key).await
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        S::write_as(self, key, expected, value, writer).await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        S::delete_as(self, key, expected, writer).await
+        S::alter(self, key, expected, value, writer).await
     }
 }
 
@@ -212,22 +240,13 @@ impl<S: VersionedIn> VersionedIn for Arc<S> {
         S::read_in(self, transaction, key).await
     }
 
-    async fn write_in(
+    async fn alter_in(
         &self,
         transaction: &mut Self::Transaction,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
     ) -> Result<Version, WriteError> {
-        S::write_in(self, transaction, key, expected, value).await
-    }
-
-    async fn delete_in(
-        &self,
-        transaction: &mut Self::Transaction,
-        key: &NaturalKey,
-        expected: Expected,
-    ) -> Result<(), WriteError> {
-        S::delete_in(self, transaction, key, expected).await
+        S::alter_in(self, transaction, key, expected, value).await
     }
 }

@@ -5,6 +5,8 @@
 //! versions never repeat, and whoever read a record before it was deleted and made anew finds another
 //! version (no ABA).
 
+use bytes::Bytes;
+
 use super::{Expected, Version, WriteError};
 use crate::store::Nonce;
 use crate::{StoreError, StoreErrorKind};
@@ -39,21 +41,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// One that writes the record.
-    pub const fn write(expected: Expected, writer: Nonce) -> Self {
+    /// One that writes the record, or without a value takes it away.
+    pub const fn new(expected: Expected, writer: Nonce, value: Option<&Bytes>) -> Self {
         Self {
             expected,
             writer,
-            deletes: false,
-        }
-    }
-
-    /// One that takes the record away.
-    pub const fn delete(expected: Expected, writer: Nonce) -> Self {
-        Self {
-            expected,
-            writer,
-            deletes: true,
+            deletes: value.is_none(),
         }
     }
 }

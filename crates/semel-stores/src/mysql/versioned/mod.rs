@@ -98,62 +98,6 @@ fn found(row: Option<&MySqlRow>) -> Result<Option<Versioned>> {
 }
 
 impl MysqlStore {
-    async fn change(
-        &self,
-        key: &NaturalKey,
-        change: Change,
-        value: Option<Bytes>,
-    ) -> Result<Version, WriteError> {
-        let _inside = self.gate.enter()?;
-        let (puts, sql) = write(self, key, &change, value.as_ref())?;
-        let packet = if puts {
-            format!("{sql};{}", self.table.was_put())
-        } else {
-            format!("{sql};{}", self.table.was_set(key))
-        };
-        let latest = |row: Option<&MySqlRow>| {
-            let latest = match (row, puts) {
-                (Some(row), true) => Some(after_put(Reader::new(row).value()?, &change)),
-                (row, _) => after_set(row, &change)?,
-            };
-            Ok(answer(latest.as_ref(), &change, false))
-        };
-        self.step(|_| packet.clone(), latest).await?
-    }
-
-    async fn change_in(
-        &self,
-        transaction: &mut MysqlTransaction,
-        key: &NaturalKey,
-        expected: Expected,
-        value: Option<Bytes>,
-    ) -> Result<Version, WriteError> {
-        let _inside = self.gate.enter()?;
-        let change = Change {
-            expected,
-            writer: Nonce::random()?,
-            deletes: value.is_none(),
-        };
-        let (puts, sql) = write(self, key, &change, value.as_ref())?;
-        self.pool.fits(&sql)?;
-        for _ in 0..TRIES {
-            let done = self.ask(transaction, sql.clone()).await;
-            let done = done.map_err(|failure| store_error(before(failure)))?;
-            let latest = if puts {
-                Some(after_put(done.last_insert_id(), &change))
-            } else if let (1.., Expected::Version(expected)) = (done.rows_affected(), expected) {
-                return Ok(expected.next());
-            } else {
-                let row = self.fetch(transaction, self.table.latest(key)).await?;
-                after_set(row.as_ref(), &change)?
-            };
-            if let Some(answer) = answer(latest.as_ref(), &change, false) {
-                return answer;
-            }
-        }
-        Err(WriteError::Store(error::restless()))
-    }
-
     async fn fetch(
         &self,
         transaction: &mut MysqlTransaction,
@@ -178,25 +122,29 @@ impl VersionedStore for MysqlStore {
         found(rows.first())
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change::write(expected, writer);
-        self.change(key, change, Some(value)).await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        let change = Change::delete(expected, writer);
-        self.change(key, change, None).await.map(drop)
+        let change = Change::new(expected, writer, value.as_ref());
+        let _inside = self.gate.enter()?;
+        let (puts, sql) = write(self, key, &change, value.as_ref())?;
+        let packet = if puts {
+            format!("{sql};{}", self.table.was_put())
+        } else {
+            format!("{sql};{}", self.table.was_set(key))
+        };
+        let latest = |row: Option<&MySqlRow>| {
+            let latest = match (row, puts) {
+                (Some(row), true) => Some(after_put(Reader::new(row).value()?, &change)),
+                (row, _) => after_set(row, &change)?,
+            };
+            Ok(answer(latest.as_ref(), &change, false))
+        };
+        self.step(|_| packet.clone(), latest).await?
     }
 }
 
@@ -213,24 +161,32 @@ impl VersionedIn for MysqlStore {
         found(row.as_ref())
     }
 
-    async fn write_in(
+    async fn alter_in(
         &self,
         transaction: &mut MysqlTransaction,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
     ) -> Result<Version, WriteError> {
-        self.change_in(transaction, key, expected, Some(value))
-            .await
-    }
-
-    async fn delete_in(
-        &self,
-        transaction: &mut MysqlTransaction,
-        key: &NaturalKey,
-        expected: Expected,
-    ) -> Result<(), WriteError> {
-        let done = self.change_in(transaction, key, expected, None).await;
-        done.map(drop)
+        let _inside = self.gate.enter()?;
+        let change = Change::new(expected, Nonce::random()?, value.as_ref());
+        let (puts, sql) = write(self, key, &change, value.as_ref())?;
+        self.pool.fits(&sql)?;
+        for _ in 0..TRIES {
+            let done = self.ask(transaction, sql.clone()).await;
+            let done = done.map_err(|failure| store_error(before(failure)))?;
+            let latest = if puts {
+                Some(after_put(done.last_insert_id(), &change))
+            } else if let (1.., Expected::Version(expected)) = (done.rows_affected(), expected) {
+                return Ok(expected.next());
+            } else {
+                let row = self.fetch(transaction, self.table.latest(key)).await?;
+                after_set(row.as_ref(), &change)?
+            };
+            if let Some(answer) = answer(latest.as_ref(), &change, false) {
+                return answer;
+            }
+        }
+        Err(WriteError::Store(error::restless()))
     }
 }

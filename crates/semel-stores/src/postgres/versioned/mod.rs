@@ -108,46 +108,6 @@ fn too_busy() -> StoreError {
 }
 
 impl PostgresStore {
-    async fn change(
-        &self,
-        key: &NaturalKey,
-        change: Change,
-        value: Option<Bytes>,
-    ) -> Result<Version, WriteError> {
-        let _step = self.gate.enter()?;
-        let step = write(key, &change, value)?;
-        let mut sent = Sent::default();
-        for _ in 0..TURNS {
-            let rows = self.pool.run(step.clone(), &mut sent).await?;
-            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, sent.in_doubt()) {
-                return answer;
-            }
-        }
-        Err(sent.error(too_busy()).into())
-    }
-
-    async fn change_in(
-        &self,
-        transaction: &mut PostgresTransaction,
-        key: &NaturalKey,
-        expected: Expected,
-        value: Option<Bytes>,
-    ) -> Result<Version, WriteError> {
-        let change = Change {
-            expected,
-            writer: Nonce::random()?,
-            deletes: value.is_none(),
-        };
-        let step = write(key, &change, value)?;
-        for _ in 0..TURNS {
-            let rows = self.run_in(transaction, &step).await?;
-            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, false) {
-                return answer;
-            }
-        }
-        Err(too_busy().into())
-    }
-
     async fn run_in(&self, transaction: &PostgresTransaction, step: &Step) -> Result<Vec<Row>> {
         let _step = self.gate.enter()?;
         let ran = transaction.run(&self.transactions.connector, step).await;
@@ -163,25 +123,24 @@ impl VersionedStore for PostgresStore {
         found(&rows)
     }
 
-    async fn write_as(
+    async fn alter(
         &self,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
         writer: Nonce,
     ) -> Result<Version, WriteError> {
-        let change = Change::write(expected, writer);
-        self.change(key, change, Some(value)).await
-    }
-
-    async fn delete_as(
-        &self,
-        key: &NaturalKey,
-        expected: Expected,
-        writer: Nonce,
-    ) -> Result<(), WriteError> {
-        let change = Change::delete(expected, writer);
-        self.change(key, change, None).await.map(drop)
+        let change = Change::new(expected, writer, value.as_ref());
+        let _step = self.gate.enter()?;
+        let step = write(key, &change, value)?;
+        let mut sent = Sent::default();
+        for _ in 0..TURNS {
+            let rows = self.pool.run(step.clone(), &mut sent).await?;
+            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, sent.in_doubt()) {
+                return answer;
+            }
+        }
+        Err(sent.error(too_busy()).into())
     }
 }
 
@@ -195,24 +154,21 @@ impl VersionedIn for PostgresStore {
         found(&self.run_in(transaction, &step).await?)
     }
 
-    async fn write_in(
+    async fn alter_in(
         &self,
         transaction: &mut PostgresTransaction,
         key: &NaturalKey,
         expected: Expected,
-        value: Bytes,
+        value: Option<Bytes>,
     ) -> Result<Version, WriteError> {
-        self.change_in(transaction, key, expected, Some(value))
-            .await
-    }
-
-    async fn delete_in(
-        &self,
-        transaction: &mut PostgresTransaction,
-        key: &NaturalKey,
-        expected: Expected,
-    ) -> Result<(), WriteError> {
-        let done = self.change_in(transaction, key, expected, None).await;
-        done.map(drop)
+        let change = Change::new(expected, Nonce::random()?, value.as_ref());
+        let step = write(key, &change, value)?;
+        for _ in 0..TURNS {
+            let rows = self.run_in(transaction, &step).await?;
+            if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, false) {
+                return answer;
+            }
+        }
+        Err(too_busy().into())
     }
 }
