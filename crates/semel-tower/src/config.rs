@@ -295,22 +295,19 @@ impl Config {
         }
     }
 
-    /// How long an answer is kept that says so itself, or of which the convention does.
+    /// How long an answer is kept that says so itself, or of which the convention does, where the policy
+    /// that it was claimed by says so long.
     pub(crate) fn retention(
         &self,
         stated: Option<Retention>,
         policy: Retention,
     ) -> Option<Retention> {
         let convention = self.convention();
-        let least = match convention.first_sent {
-            true => policy.replay.saturating_add(preset::AHEAD),
-            false => policy.replay,
-        };
         let is_bound = convention.is_declared || convention.first_sent;
         let chosen = stated.or(is_bound.then_some(policy))?;
         Some(match is_bound {
             true => Retention {
-                replay: chosen.replay.max(least),
+                replay: chosen.replay.max(policy.replay),
                 tombstone: chosen.tombstone.max(policy.tombstone),
             },
             false => chosen,

@@ -346,9 +346,11 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             asked = asked.transaction_offered();
         }
         echo.origin = config::origin(&parts.headers);
+        let mut policy = *guard.policy();
+        policy = policy.with_retention(config.preset.kept_for(policy.retention()));
         let run = Run {
             echo,
-            guard: guard.clone(),
+            guard: guard.with_policy(policy),
             config: Arc::clone(&config),
             transactions,
             identity,

@@ -1,10 +1,9 @@
 //! What changes something, or shows what is hidden.
 
-use std::time::Duration;
-
 use axum::Extension;
 use axum::extract::State;
 use http::{StatusCode, Uri};
+use semel::store::Retention;
 use semel::{IdentityDigest, Service};
 
 use super::{Answered, Api, Shared};
@@ -51,9 +50,10 @@ pub(super) async fn act(
     let Given(order) = order?;
     let actor = actor(&caller, &peer);
     finished(async move {
-        let ttl = api.default_ttl(&id, &action).await;
+        let retention = api.retention(&id, &action).await?;
         let operations = &api.operations;
-        let done = operations.act(&actor, &id, &action, order, ttl).await?;
+        let done = operations.act(&actor, &id, &action, order, retention);
+        let done = done.await?;
         let done = operations.done(done);
         Ok(Told(status(done.proposed), done))
     })
@@ -172,22 +172,24 @@ pub(crate) async fn finished<T: Send + 'static>(
 }
 
 impl Api {
-    /// As long as an answer of the record's service is replayed that comes by itself; of several routes,
+    /// As long as an answer of the record's service is kept that comes by itself; of several routes,
     /// the longest.
-    pub(crate) async fn default_ttl(&self, id: &IdentityDigest, action: &str) -> Duration {
+    ///
+    /// # Errors
+    /// There is no such record, or the store did not show it.
+    pub(crate) async fn retention(
+        &self,
+        id: &IdentityDigest,
+        action: &str,
+    ) -> Result<Retention, Refused> {
         if action != "resolve" {
-            return order::DEFAULT_TTL;
+            return Ok(order::OUTCOME_RETENTION);
         }
-        let service = match self.operations.find(id).await {
-            Ok(entry) => Service::split(&entry.label.operation).1.to_owned(),
-            Err(_) => String::new(),
-        };
+        let entry = self.operations.find(id).await?;
+        let service = Service::split(&entry.label.operation).1;
         let table = self.table.load();
-        let of_service = |route: &&Route| {
-            route.protect && route.service.clone().unwrap_or_default().name() == service
-        };
-        let routes = table.config.routes.iter().filter(of_service);
-        let longest = routes.map(|route| route.ttl).max();
-        longest.unwrap_or(order::DEFAULT_TTL)
+        let routes = table.config.routes.iter();
+        let routes = routes.filter(|route| route.enforces() && route.service().name() == service);
+        Ok(Route::longest(routes).unwrap_or(order::OUTCOME_RETENTION))
     }
 }

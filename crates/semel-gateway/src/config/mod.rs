@@ -192,6 +192,30 @@ impl Route {
         }
     }
 
+    /// The service whose records it makes.
+    pub fn service(&self) -> Service {
+        self.service.clone().unwrap_or_default()
+    }
+
+    /// Whether requests are claimed by way of it.
+    pub fn enforces(&self) -> bool {
+        self.protect && self.mode == Mode::Enforce
+    }
+
+    /// Whether requests to that service are.
+    pub fn claims_for(&self, service: &Service) -> bool {
+        self.enforces() && self.service() == *service
+    }
+
+    /// As long as any of these routes keeps an answer.
+    pub fn longest<'a>(routes: impl Iterator<Item = &'a Self>) -> Option<Retention> {
+        let kept = routes.map(|route| route.preset.kept_for(route.retention()));
+        kept.reduce(|one, other| Retention {
+            replay: one.replay.max(other.replay),
+            tombstone: one.tombstone.max(other.tombstone),
+        })
+    }
+
     /// Whether the principal comes from what is verified.
     pub fn names_caller(&self) -> bool {
         let names = |part: &Part| *part != Part::Auth || self.auth_names;

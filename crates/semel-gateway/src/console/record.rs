@@ -333,8 +333,9 @@ pub(super) async fn act(
                 Err(number) => Became::Entered(number),
             });
         }
-        let ttl = api.default_ttl(&id, &what).await;
-        let decided = api.operations.act(&actor, &id, &what, order, ttl).await?;
+        let retention = api.retention(&id, &what).await?;
+        let decided = api.operations.act(&actor, &id, &what, order, retention);
+        let decided = decided.await?;
         Ok(Became::Entered(decided.number))
     });
     let refused = match became.await {

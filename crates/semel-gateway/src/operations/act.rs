@@ -111,7 +111,7 @@ impl<S: Store + Clone> Operations<S> {
         id: &IdentityDigest,
         name: &str,
         order: Order,
-        default_ttl: Duration,
+        default: Retention,
     ) -> Result<Decided, Refused> {
         let proposal = order.proposal.clone();
         let same = Order {
@@ -119,7 +119,7 @@ impl<S: Store + Clone> Operations<S> {
             proposal: None,
             ..order.clone()
         };
-        let (fence, reason, action) = order.read(name, default_ttl)?;
+        let (fence, reason, action) = order.read(name, default)?;
         let intent = actor.intends(action.name(), &reason)?;
         let before = self.find(id).await?;
         let mut intent = intent.about(&before);

@@ -77,18 +77,14 @@ pub struct Lookup {
 }
 
 /// How long an answer is replayed that an operator gives, where nothing says otherwise.
-pub const DEFAULT_TTL: Duration = Duration::from_hours(24);
+pub const OUTCOME_RETENTION: Retention = Retention::ORDER;
 
 impl Order {
     /// The fence, and what is to be done.
     ///
     /// # Errors
     /// What is missing, or not right.
-    pub fn read(
-        self,
-        action: &str,
-        default_ttl: Duration,
-    ) -> Result<(u64, String, Action), Refused> {
+    pub fn read(self, action: &str, default: Retention) -> Result<(u64, String, Action), Refused> {
         let missing = "fence: say which attempt this is about: the record's `fence`, as you saw it";
         let fence = self.fence.ok_or_else(|| Refused::invalid(missing))?;
         let resolves = self.happened.is_some() || self.outcome.is_some();
@@ -100,7 +96,7 @@ impl Order {
             ("extend", Some(ttl)) if !resolves => Action::Extend(self::ttl(ttl)?),
             ("extend", _) => return Err(only("fence, reason and ttl")),
             ("resolve", ttl) => {
-                Action::Resolve(verdict(self.happened, self.outcome, ttl, default_ttl)?)
+                Action::Resolve(verdict(self.happened, self.outcome, ttl, default)?)
             }
             _ => {
                 let known = "release, resolve, extend, erase and reveal";
@@ -116,7 +112,7 @@ fn verdict(
     happened: Option<bool>,
     outcome: Option<Map<String, Value>>,
     ttl: Option<&str>,
-    default_ttl: Duration,
+    default: Retention,
 ) -> Result<Verdict, Refused> {
     match (happened, outcome) {
         (None, _) => Err(Refused::invalid("happened: say true or false")),
@@ -133,7 +129,10 @@ fn verdict(
             let ttl = ttl.map(self::ttl).transpose()?;
             Ok(Verdict::Happened {
                 outcome: self::outcome(&outcome)?,
-                retention: Retention::new(ttl.unwrap_or(default_ttl)),
+                retention: Retention {
+                    replay: ttl.unwrap_or(default.replay),
+                    ..default
+                },
             })
         }
     }
@@ -211,4 +210,30 @@ pub fn id(text: &str) -> Result<IdentityDigest, Refused> {
     IdentityDigest::from_hex(text).ok_or_else(|| {
         Refused::invalid("id: it is 64 hexadecimal digits, as in `Idempotency-Id` and in lists")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key that its convention calls expired for a time is not new again because an operator answered.
+    #[test]
+    fn a_given_answer_is_remembered_as_others_are() {
+        let hour = Duration::from_hours(1);
+        let default = Retention::new(hour).with_tombstone(2 * hour);
+        for (ttl, replay) in [(None, hour), (Some("3h"), 3 * hour)] {
+            let order = Order {
+                fence: Some(1),
+                happened: Some(true),
+                outcome: Some(Map::from_iter([("status".to_owned(), 201.into())])),
+                ttl: ttl.map(str::to_owned),
+                ..Order::default()
+            };
+            let (.., action) = order.read("resolve", default).unwrap();
+            let Action::Resolve(Verdict::Happened { retention, .. }) = action else {
+                panic!("{action:?}");
+            };
+            assert_eq!(retention, Retention { replay, ..default });
+        }
+    }
 }

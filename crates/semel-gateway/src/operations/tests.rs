@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::act::is_made;
-use super::order::{DEFAULT_TTL, Many, Order};
+use super::order::{Many, OUTCOME_RETENTION, Order};
 use super::*;
 use crate::audit::{Came, DEFAULT_RETENTION};
 
@@ -128,7 +128,9 @@ async fn what_is_erased_and_not_cleaned_is_not_known() {
     });
     let (id, fence) = order_placed(operations.store()).await;
     let (ada, order) = (by("ada"), because(fence));
-    let erased = operations.act(&ada, &id, "erase", order, DEFAULT_TTL).await;
+    let erased = operations
+        .act(&ada, &id, "erase", order, OUTCOME_RETENTION)
+        .await;
     let refused = erased.unwrap_err();
     assert!(refused.is(Code::ActionUnknown), "{refused}");
     assert!(
@@ -150,7 +152,7 @@ async fn of_an_answer_that_is_erased_nothing_is_promised() {
     assert_eq!(before.summary.meaning(), "its answer is replayed");
     assert_eq!(before.actions.len(), 3);
     let ada = by("ada");
-    let done = operations.act(&ada, &id, "erase", because(fence), DEFAULT_TTL);
+    let done = operations.act(&ada, &id, "erase", because(fence), OUTCOME_RETENTION);
     let after = operations.done(done.await.unwrap()).record;
     assert!(after.summary.meaning().contains("not replayed any more"));
     assert_eq!(after.actions, []);
@@ -160,7 +162,7 @@ async fn of_an_answer_that_is_erased_nothing_is_promised() {
     let ttl = Some("7d".to_owned());
     let extended = Order { ttl, ..again };
     let extended = operations
-        .act(&ada, &id, "extend", extended, DEFAULT_TTL)
+        .act(&ada, &id, "extend", extended, OUTCOME_RETENTION)
         .await;
     assert!(extended.unwrap_err().is(Code::WrongState));
 }
@@ -217,7 +219,7 @@ async fn a_proposal_is_found_among_many_entries() {
             ..because(fence)
         };
         operations
-            .act(actor, &id, "erase", order, DEFAULT_TTL)
+            .act(actor, &id, "erase", order, OUTCOME_RETENTION)
             .await
             .unwrap()
     };
@@ -308,7 +310,7 @@ async fn a_decision_is_known_as_made_whatever_was_claimed_since() {
     });
     let fence = lose(operations.store(), &order).await;
     let (ada, id) = (by("ada"), order.digest());
-    let done = operations.act(&ada, id, "release", because(fence), DEFAULT_TTL);
+    let done = operations.act(&ada, id, "release", because(fence), OUTCOME_RETENTION);
     assert_eq!(done.await.unwrap().entry.record.state, State::InFlight);
     let log = operations.log().page(None, 1).await.unwrap();
     assert_eq!(log.entries[0].result, Came::Done);
@@ -321,7 +323,7 @@ async fn a_decision_of_another_kind_is_not_taken_for_it() {
     let order = order_named("order-1");
     let fence = lose(operations.store(), &order).await;
     let (ada, id) = (by("ada"), order.digest());
-    let done = operations.act(&ada, id, "release", because(fence), DEFAULT_TTL);
+    let done = operations.act(&ada, id, "release", because(fence), OUTCOME_RETENTION);
     let record = done.await.unwrap().entry.record;
     let happened = Verdict::Happened {
         outcome: Outcome::success(b"placed"),

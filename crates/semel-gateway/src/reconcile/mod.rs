@@ -172,34 +172,25 @@ impl Reconciler for Endpoint {
     }
 }
 
-/// Which lost attempts are asked about without a client's retry, and how.
+/// Which operations' lost attempts are asked about without a client's retry, and how long their
+/// routes keep an answer: a record does not say which of them claimed it.
 #[derive(Debug)]
-pub(crate) struct Lost {
-    operations: Vec<Box<str>>,
-    /// With the longest lease and retention of their routes: a record does not say which route
-    /// claimed it.
-    policy: Policy,
-}
+pub(crate) struct Lost(Vec<(Box<str>, Policy)>);
 
 impl Lost {
     pub(crate) fn of(routes: &[Route]) -> Self {
-        let asks = |route: &&Route| route.protect && route.on_lost == OnLost::Reconcile;
-        let mut services = HashSet::new();
-        let (mut lease, mut retention) = (Duration::ZERO, Retention::new(Duration::ZERO));
-        for route in routes.iter().filter(asks) {
-            services.insert(route.service.clone().unwrap_or_default());
-            let Retention { replay, tombstone } = route.retention();
-            lease = lease.max(route.lease);
-            retention.replay = retention.replay.max(replay);
-            retention.tombstone = retention.tombstone.max(tombstone);
-        }
-        let names = services.iter().map(|service| service.operation(OPERATION));
-        Self {
-            operations: names.map(Box::from).collect(),
-            policy: Policy::default()
-                .with_lease(lease)
-                .with_retention(retention),
-        }
+        let asks = |route: &&Route| route.enforces() && route.on_lost == OnLost::Reconcile;
+        let services: HashSet<_> = routes.iter().filter(asks).map(Route::service).collect();
+        let policies = services.into_iter().map(|service| {
+            // Also routes that do not ask claim under this name.
+            let routes = routes.iter().filter(|route| route.claims_for(&service));
+            let lease = routes.clone().map(|route| route.lease).max();
+            let policy = Policy::default()
+                .with_lease(lease.unwrap_or_default())
+                .with_retention(Route::longest(routes).unwrap_or(Retention::PAYMENT));
+            (service.operation(OPERATION).into(), policy)
+        });
+        Self(policies.collect())
     }
 }
 
@@ -213,11 +204,7 @@ pub(crate) async fn run<S: Store>(
     let mut background = Background::new(guard, [""; 0])
         .with_options(settings.in_background())
         .with_every(settings.every);
-    let now_about = |background: &mut Background<S>, lost: &Lost| {
-        background.set_policy(lost.policy);
-        background.set_operations(lost.operations.clone());
-    };
-    now_about(&mut background, &lost.borrow_and_update());
+    background.set_operations(lost.borrow_and_update().0.clone());
     loop {
         match background.turn().await {
             Ok(tally) => metrics.reconcile_left(tally),
@@ -228,7 +215,7 @@ pub(crate) async fn run<S: Store>(
             Ok(()) = lost.changed() => true,
         };
         if changed {
-            now_about(&mut background, &lost.borrow_and_update());
+            background.set_operations(lost.borrow_and_update().0.clone());
         }
     }
 }

@@ -366,12 +366,13 @@ async fn unknown_requests_resolve_by_themselves() {
     assert!(!gateway.log().contains("secret"));
 }
 
-/// A record does not say which route claimed it: what happened is kept for the longest of their times.
+/// A record does not say which route claimed it: what happened is kept for the longest of their times,
+/// also of those that nobody is asked about.
 #[tokio::test]
 async fn what_happened_is_kept_for_the_longest_ttl() {
     let upstream = Script::start(Reaction::Close).await;
     let endpoint = Endpoint::open(Act::Status(StatusCode::SERVICE_UNAVAILABLE)).await;
-    let routes = "[[routes]]\npath = \"/mails\"\nttl = \"email\"\n[[routes]]\nttl = \"payment\"\n";
+    let routes = "[[routes]]\npath = \"/payments\"\nttl = \"payment\"\non-lost = \"hold\"\n[[routes]]\nttl = \"email\"\n";
     let settings = format!("every = \"100ms\"\npause = \"50ms\"\n{routes}");
     let file = file(&endpoint, &settings);
     let path = file.path().to_str().unwrap();

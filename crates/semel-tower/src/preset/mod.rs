@@ -26,7 +26,8 @@ use crate::policy::Disposition;
 
 pub use adcp::adcp_payload_hash;
 pub use dialect::Dialect;
-pub(crate) use first_sent::{AHEAD, FIRST_SENT, check as check_first_sent};
+use first_sent::AHEAD;
+pub(crate) use first_sent::{FIRST_SENT, check as check_first_sent};
 
 /// A published convention for idempotency keys: what
 /// [`IdempotencyLayer::preset`](crate::IdempotencyLayer::preset) sets. What each of them sets stands in
@@ -83,6 +84,20 @@ impl Preset {
     /// How long answers are replayed, and what comes after, unless set otherwise.
     pub const fn retention(self) -> Retention {
         self.convention().retention
+    }
+
+    /// How long an answer is kept that is to be replayed for so long. `oasis` takes requests that were
+    /// first sent by a clock that is ahead, and their answers outlast them.
+    #[must_use]
+    pub const fn kept_for(self, retention: Retention) -> Retention {
+        let ahead = match self.convention().first_sent {
+            true => AHEAD,
+            false => Duration::ZERO,
+        };
+        Retention {
+            replay: retention.replay.saturating_add(ahead),
+            ..retention
+        }
     }
 
     /// Whether a key is required unless set otherwise.

@@ -8,14 +8,16 @@ use axum::response::IntoResponse as _;
 use http::StatusCode;
 use semel::guard::{Finding, Guard, OnStoreError};
 use semel::store::{
-    ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _, StoreExt as _, Verdict,
+    ClaimRequest, Fenced, ListQuery, Nonce, OnLost, Resolution, Retention, Store as _,
+    StoreExt as _, Verdict,
 };
-use semel::{Outcome, OutcomeKind};
-use semel_tower::{Disposition, IdempotencyLayer};
+use semel::{Outcome, OutcomeKind, StateKind};
+use semel_tower::{Disposition, IdempotencyLayer, Preset};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::conventions::http_date;
 use crate::support::{Answer, App, Call, Memory, clocked, layer, layer_over, order_record, policy};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -325,6 +327,36 @@ async fn row_43_or_to_ask_a_reconciler() {
         (201, "order 7", true)
     );
     assert_eq!(app.execs(), 0);
+}
+
+/// With a convention that takes requests from clocks that are ahead, for as long as an answer that came by
+/// itself.
+#[tokio::test]
+async fn row_43_what_a_reconciler_knows_outlasts_its_requests() {
+    let store = Memory::default();
+    let guard = Guard::builder(Arc::clone(&store))
+        .policy(policy().with_on_lost(OnLost::Reconcile))
+        .reconciler(Arc::new(AskTheLedger))
+        .build();
+    let layer = IdempotencyLayer::new(guard).with_preset(Preset::Oasis);
+    let app = App::answering(layer, |_| {
+        axum::Extension(Disposition::Unknown).into_response()
+    });
+    let now = http_date(Duration::ZERO);
+    let send = || {
+        let call = Call::new(http::Method::POST, "/orders")
+            .header("repeatability-request-id", "order-4711")
+            .header("repeatability-first-sent", &now);
+        app.send(call)
+    };
+    send().await.assert_first(200);
+    let answer = send().await;
+    assert_eq!((answer.status, answer.text()), (201, "order 7"));
+    let page = store.list(&ListQuery::new(StateKind::Completed)).await;
+    let record = &page.unwrap().entries[0].record;
+    let kept = record.settled_at.unwrap().until(record.expires_at);
+    let ahead = Duration::from_mins(5);
+    assert_eq!(kept, policy().retention().replay + ahead);
 }
 
 /// Says what it was asked about, and nothing of what happened.

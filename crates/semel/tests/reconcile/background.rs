@@ -1,11 +1,12 @@
 //! Without a caller: lost attempts resolve by themselves.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use semel::guard::{Background, ReconcileOptions};
 use semel::record::Change;
-use semel::store::{Claim, ClaimRequest, Entry, Refusal, Result};
-use semel::{IdentityDigest, StateKind};
+use semel::store::{Claim, ClaimRequest, Entry, ListQuery, Page, Refusal, Result};
+use semel::{IdentityDigest, StateKind, StoreError, StoreErrorKind};
 
 use super::scripted::Scripted;
 use super::*;
@@ -233,7 +234,8 @@ async fn many_are_asked_a_few_at_a_time() {
         .reconciler(crowd.clone())
         .build();
     many_lost(guard.store(), 0..250).await;
-    let mut background = background(&guard).with_at_once(5);
+    let background = background(&guard).with_at_once(5);
+    let mut background = background.with_every(Duration::from_mins(2));
     assert_eq!(background.turn().await.unwrap().resolved, 250);
     assert_eq!(crowd.most.load(Ordering::SeqCst), 5);
 }
@@ -489,6 +491,7 @@ async fn a_job_ends_where_nobody_can_be_asked() {
     assert_eq!(script.asked().len(), 0);
 }
 
+/// Each keeps what happened for as long as its own policy says.
 #[tokio::test(start_paused = true)]
 async fn operations_may_come_and_go() {
     let (store, script) = (Memory::default(), Script::new([say(happened())]));
@@ -497,8 +500,74 @@ async fn operations_may_come_and_go() {
     let mut background = background(&guard);
     assert_eq!(background.turn().await.unwrap().resolved, 0);
     // At once, not when the next look is due.
-    background.set_operations(["refund"]);
+    background.set_operations([("refund", policy().with_retention(Retention::EVENT))]);
     assert_eq!(background.turn().await.unwrap().resolved, 1);
+    let refund = store.get(of_operation("refund").digest()).await.unwrap();
+    let Record {
+        settled_at,
+        expires_at,
+        ..
+    } = refund.unwrap().record;
+    assert_eq!(
+        settled_at.unwrap().until(expires_at),
+        Retention::EVENT.replay
+    );
+}
+
+/// A store that shows its records, and does not always list them.
+#[derive(Default)]
+struct Unlisted {
+    memory: Memory,
+    fails: Arc<AtomicBool>,
+}
+
+impl Store for Unlisted {
+    async fn list(&self, query: &ListQuery) -> Result<Page> {
+        match self.fails.load(Ordering::SeqCst) {
+            true => Err(StoreError::new(StoreErrorKind::NotApplied, "too slow")),
+            false => self.memory.list(query).await,
+        }
+    }
+
+    semel::delegate!(memory: claim, change, get, purge, wait, probe, close);
+}
+
+/// What waits for its next question is not asked about any more, however it is with the listing.
+#[tokio::test(start_paused = true)]
+async fn an_operation_that_goes_is_left_alone_at_once() {
+    let script = Script::new([say(Finding::StillUnknown), say(happened())]);
+    let store = Unlisted::default();
+    let fails = store.fails.clone();
+    let guard = Guard::builder(store)
+        .policy(policy())
+        .reconciler(script.clone())
+        .build();
+    lost(&guard, identity()).await;
+    let mut background = Background::new(guard, ["pay"]);
+    assert_eq!(background.turn().await.unwrap().pending, 1);
+    fails.store(true, Ordering::SeqCst);
+    background.set_operations([("refund", policy())]);
+    sleep(LEASE).await;
+    background.turn().await.unwrap_err();
+    assert_eq!(script.asked().len(), 1);
+}
+
+/// Others' lost attempts are looked for meanwhile, and other settings taken.
+#[tokio::test(start_paused = true)]
+async fn a_turn_ends_when_the_next_look_is_due() {
+    let act = Act::Late(Duration::from_secs(1), Finding::DidNotHappen);
+    let (store, script) = (Memory::default(), Script::new([act]));
+    let guard = guard(&store, &script);
+    many_lost(&store, 0..250).await;
+    let mut background = background(&guard).with_at_once(5);
+    let begun = Instant::now();
+    let first = background.turn().await.unwrap();
+    assert!(begun.elapsed() <= Duration::from_secs(31));
+    assert!(first.resolved < 200 && first.resolved + first.pending == 250);
+    assert!(background.turn().await.unwrap().resolved > 0);
+    // Some at least, however short the time is.
+    let mut hasty = Background::new(guard, ["pay"]).with_every(Duration::ZERO);
+    assert!(hasty.turn().await.unwrap().resolved > 0);
 }
 
 #[tokio::test(start_paused = true)]

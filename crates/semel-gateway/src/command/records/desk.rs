@@ -29,7 +29,7 @@ use crate::command::with_causes;
 use crate::config::values;
 use crate::connector::Connector;
 use crate::events::Live;
-use crate::operations::order::{self, DEFAULT_TTL, Lookup, Many, Order};
+use crate::operations::order::{self, Lookup, Many, OUTCOME_RETENTION, Order};
 use crate::operations::view::{Answer, Detail, Done, DoneMany, Overview, Page, StoreCondition};
 use crate::operations::{Actor, Filter, Operations, Position, of_store};
 use crate::refused::Refused;
@@ -233,7 +233,9 @@ impl Desk {
             }
             Self::Store(operations, actor) => {
                 let id = order::id(id)?;
-                let done = operations.act(actor, &id, action, order, DEFAULT_TTL).await;
+                let done = operations
+                    .act(actor, &id, action, order, OUTCOME_RETENTION)
+                    .await;
                 Ok(operations.done(done?))
             }
         }

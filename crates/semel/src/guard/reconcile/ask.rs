@@ -6,13 +6,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::attempt::catch_panic;
-use super::super::{Asked, Guard, Seen, Signal};
+use super::super::{Asked, Guard, Policy, Seen, Signal};
+use super::background::Operations;
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{
-    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict,
+    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Retention, Store, StoreExt as _, Verdict,
 };
-use crate::{Identity, IdentityDigest, Record, State, StoreError, StoreErrorKind, Timestamp};
+use crate::{Identity, IdentityDigest, State, StoreError, StoreErrorKind, Timestamp};
 
 /// The most of a reconciler's own words that a record keeps, in characters.
 const LONGEST_REASON: usize = 500;
@@ -25,14 +26,33 @@ pub(super) struct Inquiry<S> {
     pub(super) digest: IdentityDigest,
     /// The attempt that it is about.
     pub(super) fence: Fence,
-    /// Until when it had its lease when it was found in flight. One that renewed since is not lost.
-    pub(super) lease_until: Option<Timestamp>,
-    /// Whether an answer was refused before because the attempt ran as far as the store knew.
-    pub(super) watched: bool,
-    /// What the caller in line asked for; in the background nobody waits for it.
-    pub(super) caller: Option<Asked>,
+    pub(super) asker: Asker,
     /// From 1.
     pub(super) asked: u32,
+}
+
+/// On whose behalf a question is asked.
+pub(super) enum Asker {
+    /// A caller in line, of what it asked for.
+    Caller(Box<Asked>),
+    /// Nobody, who waits for the answer: the background, or a job.
+    Background {
+        /// Whose records it may decide about.
+        operations: Arc<Operations>,
+        /// Until when the attempt had its lease when it was found. One that renewed since is not lost.
+        lease_until: Timestamp,
+        /// Whether an answer was refused before because the attempt ran as far as the store knew.
+        watched: bool,
+    },
+}
+
+impl Asker {
+    const fn caller(&self) -> Option<&Asked> {
+        match self {
+            Self::Caller(asked) => Some(asked),
+            Self::Background { .. } => None,
+        }
+    }
 }
 
 /// What became of it.
@@ -80,23 +100,31 @@ impl<S: Store> Inquiry<S> {
         }
     }
 
-    /// The record, where it is open.
-    async fn open(&self) -> Result<Option<Entry>, StoreError> {
-        let found = self.guard.store().get(&self.digest).await?;
-        Ok(found.filter(|entry| self.is_open(&entry.record)))
-    }
-
-    /// Whether the record is about that attempt still, and not settled. Whether its lease lapsed the
-    /// store says when it is told the answer.
-    fn is_open(&self, record: &Record) -> bool {
-        record.token.fence == self.fence
+    /// The record, where it is about that attempt still, and not settled, with the policy that the
+    /// answer goes by. Whether its lease lapsed the store says when it is told the answer.
+    async fn open(&self) -> Result<Option<(Entry, Policy)>, StoreError> {
+        let Some(entry) = self.guard.store().get(&self.digest).await? else {
+            return Ok(None);
+        };
+        let record = &entry.record;
+        let (policy, renewed) = match &self.asker {
+            Asker::Caller(_) => (Some(self.guard.policy), false),
+            Asker::Background {
+                operations,
+                lease_until,
+                ..
+            } => (
+                operations.get(&entry.label.operation).copied(),
+                record.lease_until != *lease_until,
+            ),
+        };
+        let is_open = record.token.fence == self.fence
             && match record.state {
-                State::InFlight => self
-                    .lease_until
-                    .is_none_or(|until| record.lease_until == until),
+                State::InFlight => !renewed,
                 State::Unknown => true,
                 _ => false,
-            }
+            };
+        Ok(policy.filter(|_| is_open).map(|policy| (entry, policy)))
     }
 
     const fn is_last(&self) -> bool {
@@ -106,8 +134,8 @@ impl<S: Store> Inquiry<S> {
     /// Asks once, about the record as it is now.
     pub(super) async fn ask(&self) -> Reply {
         let guard = &self.guard;
-        let entry = match self.open().await {
-            Ok(Some(entry)) => entry,
+        let (entry, policy) = match self.open().await {
+            Ok(Some(open)) => open,
             Ok(None) => return Reply::Moved,
             Err(_) => {
                 guard.tell(&Seen {
@@ -118,7 +146,7 @@ impl<S: Store> Inquiry<S> {
                 return Reply::NotAsked;
             }
         };
-        let caller = self.caller.as_ref();
+        let caller = self.asker.caller();
         let case = Case {
             key: caller.and_then(Asked::identity).map(Identity::key),
             about: caller.and_then(|asked| asked.about.as_deref()),
@@ -132,7 +160,7 @@ impl<S: Store> Inquiry<S> {
         let answered = timeout(self.options.timeout, asking).await;
         let took = since.elapsed();
         let news = match answered {
-            Ok(Ok(Ok(answer))) => match self.resolve(&case, answer).await {
+            Ok(Ok(Ok(answer))) => match self.resolve(&case, answer, policy.retention).await {
                 Ok(news) => news,
                 Err(error) => {
                     refused = error;
@@ -147,11 +175,14 @@ impl<S: Store> Inquiry<S> {
             Err(_) => Reconciled::TimedOut,
         };
         let reply = self.tell(&case, &news, Some(took));
-        if reply == Reply::Running && caller.is_none() && matches!(self.open().await, Ok(None)) {
+        let Asker::Background { watched, .. } = self.asker else {
+            return reply;
+        };
+        if reply == Reply::Running && matches!(self.open().await, Ok(None)) {
             // It came back.
             return Reply::Moved;
         }
-        if reply.counts(self.watched) && caller.is_none() && self.is_last() {
+        if reply.counts(watched) && self.is_last() {
             self.tell(&case, &Reconciled::GaveUp, None);
         }
         reply
@@ -189,10 +220,10 @@ impl<S: Store> Inquiry<S> {
         &self,
         case: &Case<'_>,
         answer: Answer,
+        retention: Retention,
     ) -> Result<Reconciled<'static>, StoreError> {
         let (said, news, verdict) = match answer.finding {
             Finding::Happened(outcome) => {
-                let retention = self.guard.policy.retention;
                 let verdict = Verdict::Happened { outcome, retention };
                 ("that it happened", Reconciled::Happened, verdict)
             }
@@ -202,9 +233,9 @@ impl<S: Store> Inquiry<S> {
             }
             Finding::StillUnknown => return Ok(Reconciled::StillUnknown),
         };
-        let place = match self.caller {
-            None => "in the background",
-            Some(_) => "in line",
+        let place = match self.asker {
+            Asker::Background { .. } => "in the background",
+            Asker::Caller(_) => "in line",
         };
         let asked = self.asked;
         let mut reason = format!("the reconciler said {said} (question {asked}, {place})");

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::super::lease::later;
 use super::super::{Guard, Policy, Seen, Signal};
-use super::ask::{Inquiry, Reply};
+use super::ask::{Asker, Inquiry, Reply};
 use super::{ReconcileOptions, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{Entry, Fence, ListQuery, Store};
@@ -39,7 +39,7 @@ const AT_ONCE: usize = 8;
 /// ```
 pub struct Background<S> {
     guard: Guard<S>,
-    operations: Box<[Box<str>]>,
+    operations: Arc<Operations>,
     options: ReconcileOptions,
     every: Duration,
     at_once: usize,
@@ -47,11 +47,16 @@ pub struct Background<S> {
     next_look: Instant,
 }
 
+/// What a record's operation goes by: it does not say itself by which policy it was claimed.
+pub(super) type Operations = BTreeMap<Box<str>, Policy>;
+
 /// A record that waits for an answer.
 #[derive(Clone, Copy)]
 struct Pending {
     fence: Fence,
     lease_until: Timestamp,
+    // As long as attempts at its operation have.
+    lease: Duration,
     asked: u32,
     // Whether an answer was refused already because the attempt ran as far as the store knew.
     watched: bool,
@@ -76,9 +81,9 @@ impl<S: Store> Background<S> {
     /// For the records of these operations, which may share the store with others. Asks as
     /// [`ReconcileOptions::background`] says unless set, and looks for more every 30 s.
     ///
-    /// A record does not say by which policy it was claimed: what happened is kept as the guard's
-    /// own policy says ([`Guard::with_policy`]). Give it the longest retention and lease of these
-    /// operations.
+    /// A record does not say by which policy it was claimed. What happened is kept as the guard's own
+    /// policy says: give it the longest retention and lease of these operations
+    /// ([`Guard::with_policy`]), or each its own ([`set_operations`](Self::set_operations)).
     ///
     /// Without a reconciler in the guard it does nothing.
     pub fn new<O: Into<Box<str>>>(
@@ -86,8 +91,8 @@ impl<S: Store> Background<S> {
         operations: impl IntoIterator<Item = O>,
     ) -> Self {
         Self {
+            operations: alike(&guard, operations),
             guard,
-            operations: operations.into_iter().map(Into::into).collect(),
             options: ReconcileOptions::background(),
             every: Duration::from_secs(30),
             at_once: AT_ONCE,
@@ -96,15 +101,16 @@ impl<S: Store> Background<S> {
         }
     }
 
-    /// Takes other operations from now on, and looks for their lost attempts in the next turn.
-    pub fn set_operations<O: Into<Box<str>>>(&mut self, operations: impl IntoIterator<Item = O>) {
-        self.operations = operations.into_iter().map(Into::into).collect();
+    /// Takes other operations from now on, each with the policy by which its attempts are claimed:
+    /// retention and lease count. Looks for their lost attempts in the next turn.
+    pub fn set_operations<O: Into<Box<str>>>(
+        &mut self,
+        operations: impl IntoIterator<Item = (O, Policy)>,
+    ) {
+        let operations = operations.into_iter();
+        let operations = operations.map(|(name, policy)| (name.into(), policy));
+        self.operations = Arc::new(operations.collect());
         self.next_look = Instant::now();
-    }
-
-    /// Goes by another policy from now on.
-    pub fn set_policy(&mut self, policy: Policy) {
-        self.guard = self.guard.with_policy(policy);
     }
 
     /// How often the reconciler is asked about one record, and how long it has for an answer.
@@ -158,7 +164,7 @@ impl<S: Store> Background<S> {
             looked = self.look().await;
             self.next_look = Instant::now() + jittered(self.every);
         }
-        let resolved = self.ask_due(&reconciler).await;
+        let resolved = self.ask_due(&reconciler, Some(self.next_look)).await;
         looked?;
         Ok(self.tally(resolved))
     }
@@ -201,8 +207,8 @@ impl<S: Store> Background<S> {
                 }
             };
             for Entry { label, record } in page.entries {
-                if self.operations.contains(&label.operation) {
-                    let new = Pending::new(&record);
+                if let Some(policy) = self.operations.get(&label.operation) {
+                    let new = Pending::new(&record, policy);
                     let known = self.pending.get(&label.digest).copied();
                     waiting += usize::from(known.is_none());
                     let known = known.filter(|known| known.is_of(&new));
@@ -221,29 +227,24 @@ impl<S: Store> Background<S> {
         Ok((found, next))
     }
 
+    /// Asks about those that are due; about some at least, then until it is time for something else.
     /// How many were resolved.
-    async fn ask_due(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
+    async fn ask_due(&mut self, reconciler: &Arc<dyn Reconciler>, until: Option<Instant>) -> usize {
         let now = Instant::now();
         let due = self.pending.iter();
         let due = due.filter(|(_, pending)| pending.due.is_some_and(|due| due <= now));
-        let mut inquiries = due.map(|(digest, pending)| Inquiry {
-            guard: self.guard.clone(),
-            reconciler: Arc::clone(reconciler),
-            options: self.options.clone(),
-            digest: *digest,
-            fence: pending.fence,
-            lease_until: Some(pending.lease_until),
-            watched: pending.watched,
-            caller: None,
-            asked: pending.asked + 1,
-        });
+        let due: Vec<_> = due.map(|(digest, pending)| (*digest, *pending)).collect();
+        let mut due = due.into_iter();
         // All end with this future: nobody is asked whose answer nobody takes.
         let mut asking = JoinSet::new();
-        let mut replies = Vec::new();
+        let (mut begun, mut resolved) = (0, 0);
         loop {
             while asking.len() < self.at_once
-                && let Some(inquiry) = inquiries.next()
+                && (begun < self.at_once || until.is_none_or(|until| Instant::now() < until))
+                && let Some((digest, pending)) = due.next()
             {
+                begun += 1;
+                let inquiry = self.inquiry(reconciler, digest, &pending);
                 asking.spawn(async move {
                     // Who asks in line has the whole key.
                     let reply = match inquiry.guard.is_asking(&inquiry.digest, inquiry.fence) {
@@ -254,23 +255,41 @@ impl<S: Store> Background<S> {
                 });
             }
             match asking.join_next().await {
+                Some(Ok((digest, reply))) => {
+                    resolved += usize::from(reply == Reply::Resolved);
+                    self.note(&digest, reply);
+                }
                 // An observer's panic counts as no answer.
-                Some(reply) => replies.extend(reply),
-                None => break,
+                Some(Err(_)) => {}
+                None => return resolved,
             }
         }
-        for (digest, reply) in &replies {
-            self.note(digest, *reply);
+    }
+
+    fn inquiry(
+        &self,
+        reconciler: &Arc<dyn Reconciler>,
+        digest: IdentityDigest,
+        pending: &Pending,
+    ) -> Inquiry<S> {
+        Inquiry {
+            guard: self.guard.clone(),
+            reconciler: Arc::clone(reconciler),
+            options: self.options.clone(),
+            digest,
+            fence: pending.fence,
+            asker: Asker::Background {
+                operations: Arc::clone(&self.operations),
+                lease_until: pending.lease_until,
+                watched: pending.watched,
+            },
+            asked: pending.asked + 1,
         }
-        let resolved = replies
-            .iter()
-            .filter(|(_, reply)| *reply == Reply::Resolved);
-        resolved.count()
     }
 
     /// Asks about all that are pending until each is resolved or given up. How many were resolved.
     async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
-        let mut resolved = self.ask_due(reconciler).await;
+        let mut resolved = self.ask_due(reconciler, None).await;
         // One more than the questions that count: an attempt may have to be watched first.
         for _ in 0..self.options.attempts {
             let due = self.pending.values().filter_map(|pending| pending.due);
@@ -278,13 +297,12 @@ impl<S: Store> Background<S> {
                 break;
             };
             sleep_until(all_due).await;
-            resolved += self.ask_due(reconciler).await;
+            resolved += self.ask_due(reconciler, None).await;
         }
         resolved
     }
 
     fn note(&mut self, digest: &IdentityDigest, reply: Reply) {
-        let lease = self.guard.policy.lease;
         if matches!(reply, Reply::Resolved | Reply::Moved) {
             self.pending.remove(digest);
         } else if let Some(pending) = self.pending.get_mut(digest) {
@@ -294,12 +312,21 @@ impl<S: Store> Background<S> {
                 // A store without a clock has to watch an attempt for a lease before it takes an
                 // answer.
                 pending.watched = true;
-                pause = pause.max(lease);
+                pause = pause.max(pending.lease);
             }
             let more = pending.asked < self.options.attempts;
             pending.due = more.then(|| later(Instant::now(), pause));
         }
     }
+}
+
+/// All by the guard's policy.
+fn alike<S, O: Into<Box<str>>>(
+    guard: &Guard<S>,
+    operations: impl IntoIterator<Item = O>,
+) -> Arc<Operations> {
+    let operations = operations.into_iter();
+    Arc::new(operations.map(|name| (name.into(), guard.policy)).collect())
 }
 
 /// The records in flight past their lease. Those that are unknown are next: one may become so meanwhile.
@@ -315,10 +342,11 @@ impl Pending {
         (self.fence, self.lease_until) == (now.fence, now.lease_until)
     }
 
-    fn new(record: &Record) -> Self {
+    fn new(record: &Record, policy: &Policy) -> Self {
         Self {
             fence: record.token.fence,
             lease_until: record.lease_until,
+            lease: policy.lease,
             asked: 0,
             watched: false,
             due: Some(Instant::now()),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::super::{Asked, Guard};
-use super::ask::Inquiry;
+use super::ask::{Asker, Inquiry};
 use crate::store::{Fence, Store};
 use crate::sync::{Mutex, Watched};
 use crate::{Identity, IdentityDigest};
@@ -43,9 +43,7 @@ impl<S: Store> Guard<S> {
                         options: self.shared.reconcile_options.clone(),
                         digest: *identity.digest(),
                         fence,
-                        lease_until: None,
-                        watched: false,
-                        caller: Some(asked.clone()),
+                        asker: Asker::Caller(Box::new(asked.clone())),
                         asked: 1,
                     })
                 })
