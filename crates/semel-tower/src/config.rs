@@ -295,8 +295,8 @@ impl Config {
         }
     }
 
-    /// How long an answer is kept that says so itself, or of which the convention does, where the policy
-    /// that it was claimed by says so long.
+    /// How long an answer is kept that says so itself: where a convention has declared it, no shorter
+    /// than the policy says.
     pub(crate) fn retention(
         &self,
         stated: Option<Retention>,
@@ -304,13 +304,12 @@ impl Config {
     ) -> Option<Retention> {
         let convention = self.convention();
         let is_bound = convention.is_declared || convention.first_sent;
-        let chosen = stated.or(is_bound.then_some(policy))?;
-        Some(match is_bound {
+        stated.map(|stated| match is_bound {
             true => Retention {
-                replay: chosen.replay.max(policy.replay),
-                tombstone: chosen.tombstone.max(policy.tombstone),
+                replay: stated.replay.max(policy.replay),
+                tombstone: stated.tombstone.max(policy.tombstone),
             },
-            false => chosen,
+            false => stated,
         })
     }
 

@@ -189,7 +189,7 @@ impl Api {
         let service = Service::split(&entry.label.operation).1;
         let table = self.table.load();
         let routes = table.config.routes.iter();
-        let routes = routes.filter(|route| route.enforces() && route.service().name() == service);
+        let routes = routes.filter(|route| route.protect && route.service().name() == service);
         Ok(Route::longest(routes).unwrap_or(order::OUTCOME_RETENTION))
     }
 }

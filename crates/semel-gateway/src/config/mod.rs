@@ -197,16 +197,6 @@ impl Route {
         self.service.clone().unwrap_or_default()
     }
 
-    /// Whether requests are claimed by way of it.
-    pub fn enforces(&self) -> bool {
-        self.protect && self.mode == Mode::Enforce
-    }
-
-    /// Whether requests to that service are.
-    pub fn claims_for(&self, service: &Service) -> bool {
-        self.enforces() && self.service() == *service
-    }
-
     /// As long as any of these routes keeps an answer.
     pub fn longest<'a>(routes: impl Iterator<Item = &'a Self>) -> Option<Retention> {
         let kept = routes.map(|route| route.preset.kept_for(route.retention()));

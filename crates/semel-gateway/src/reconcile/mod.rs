@@ -20,7 +20,7 @@ use semel::guard::{
     Answer, Answered, Background, Case, Guard, Observer, Policy, ReconcileOptions, Reconciled,
     Reconciler, Seen,
 };
-use semel::store::{Fence, OnLost, Retention};
+use semel::store::{Fence, OnLost};
 use semel::{IdentityDigest, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -179,16 +179,20 @@ pub(crate) struct Lost(Vec<(Box<str>, Policy)>);
 
 impl Lost {
     pub(crate) fn of(routes: &[Route]) -> Self {
-        let asks = |route: &&Route| route.enforces() && route.on_lost == OnLost::Reconcile;
-        let services: HashSet<_> = routes.iter().filter(asks).map(Route::service).collect();
-        let policies = services.into_iter().map(|service| {
-            // Also routes that do not ask claim under this name.
-            let routes = routes.iter().filter(|route| route.claims_for(&service));
-            let lease = routes.clone().map(|route| route.lease).max();
+        let protecting = routes.iter().filter(|route| route.protect);
+        let asking = protecting
+            .clone()
+            .filter(|route| route.on_lost == OnLost::Reconcile);
+        let services: HashSet<_> = asking.map(Route::service).collect();
+        let policies = services.into_iter().filter_map(|service| {
+            // Also routes that do not ask claim under this name, or did.
+            let routes = protecting
+                .clone()
+                .filter(|route| route.service() == service);
             let policy = Policy::default()
-                .with_lease(lease.unwrap_or_default())
-                .with_retention(Route::longest(routes).unwrap_or(Retention::PAYMENT));
-            (service.operation(OPERATION).into(), policy)
+                .with_lease(routes.clone().map(|route| route.lease).max()?)
+                .with_retention(Route::longest(routes)?);
+            Some((service.operation(OPERATION).into(), policy))
         });
         Self(policies.collect())
     }
@@ -211,8 +215,9 @@ pub(crate) async fn run<S: Store>(
             Err(error) => tracing::warn!("reconcile: the lost attempts cannot be listed: {error}"),
         }
         let changed = tokio::select! {
-            () = background.rest() => false,
+            biased;
             Ok(()) = lost.changed() => true,
+            () = background.rest() => false,
         };
         if changed {
             background.set_operations(lost.borrow_and_update().0.clone());

@@ -367,7 +367,7 @@ async fn unknown_requests_resolve_by_themselves() {
 }
 
 /// A record does not say which route claimed it: what happened is kept for the longest of their times,
-/// also of those that nobody is asked about.
+/// also of those that hold.
 #[tokio::test]
 async fn what_happened_is_kept_for_the_longest_ttl() {
     let upstream = Script::start(Reaction::Close).await;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
+use super::super::attempt::catch_panic;
 use super::super::lease::later;
 use super::super::{Guard, Policy, Seen, Signal};
 use super::ask::{Asker, Inquiry, Reply};
@@ -233,7 +234,9 @@ impl<S: Store> Background<S> {
         let now = Instant::now();
         let due = self.pending.iter();
         let due = due.filter(|(_, pending)| pending.due.is_some_and(|due| due <= now));
-        let due: Vec<_> = due.map(|(digest, pending)| (*digest, *pending)).collect();
+        let mut due: Vec<_> = due.map(|(digest, pending)| (*digest, *pending)).collect();
+        // Who waited longest is first: a turn may end before all were asked about.
+        due.sort_by_key(|(_, pending)| pending.due);
         let mut due = due.into_iter();
         // All end with this future: nobody is asked whose answer nobody takes.
         let mut asking = JoinSet::new();
@@ -247,11 +250,11 @@ impl<S: Store> Background<S> {
                 let inquiry = self.inquiry(reconciler, digest, &pending);
                 asking.spawn(async move {
                     // Who asks in line has the whole key.
-                    let reply = match inquiry.guard.is_asking(&inquiry.digest, inquiry.fence) {
-                        true => Reply::NotAsked,
-                        false => inquiry.ask().await,
+                    let reply = match inquiry.guard.is_asking(&digest, inquiry.fence) {
+                        true => Ok(Reply::NotAsked),
+                        false => catch_panic(inquiry.ask()).await,
                     };
-                    (inquiry.digest, reply)
+                    (digest, reply.unwrap_or(Reply::NotAsked))
                 });
             }
             match asking.join_next().await {
@@ -259,7 +262,7 @@ impl<S: Store> Background<S> {
                     resolved += usize::from(reply == Reply::Resolved);
                     self.note(&digest, reply);
                 }
-                // An observer's panic counts as no answer.
+                // They catch what panics, and nobody aborts them.
                 Some(Err(_)) => {}
                 None => return resolved,
             }
