@@ -328,24 +328,27 @@ async fn an_endpoint_that_is_not_there_leaves_it_unknown() {
     );
 }
 
-/// No client asks again: the gateway finds out by itself.
-#[tokio::test]
-async fn unknown_requests_resolve_by_themselves() {
+/// A lost order of which the gateway finds out, without a client's retry, that it happened; in vain at
+/// first.
+async fn resolved_by_itself(settings: &str) -> (Script, Endpoint, Gateway) {
     let upstream = Script::start(Reaction::Close).await;
     let endpoint = Endpoint::open(Act::Status(StatusCode::SERVICE_UNAVAILABLE)).await;
-    let headers = "[reconcile.headers]\nauthorization = \"Bearer secret\"\n";
-    let settings = format!("every = \"100ms\"\npause = \"50ms\"\n{headers}");
+    let settings = format!("every = \"100ms\"\npause = \"50ms\"\n{settings}");
     let file = file(&endpoint, &settings);
     let path = file.path().to_str().unwrap();
     let gateway = Gateway::start(upstream.address, &["--config", path]);
     order(gateway.address, KEY).await;
-    // Asked in vain at first.
-    eventually("questions", async || {
-        (endpoint.questions().len() >= 2).then_some(())
-    })
-    .await;
+    let asked_twice = async || (endpoint.questions().len() >= 2).then_some(());
+    eventually("questions", asked_twice).await;
     endpoint.act(Act::Say(happened()));
     metric_becomes(&gateway, "semel_events_total{event=\"resolved\"}", 1).await;
+    (upstream, endpoint, gateway)
+}
+
+#[tokio::test]
+async fn unknown_requests_resolve_by_themselves() {
+    let headers = "[reconcile.headers]\nauthorization = \"Bearer secret\"\n";
+    let (upstream, endpoint, gateway) = resolved_by_itself(headers).await;
     metric_becomes(&gateway, "semel_reconcile_pending", 0).await;
     let questions = endpoint.questions();
     assert_eq!(questions[0].get("key"), None);
@@ -370,21 +373,8 @@ async fn unknown_requests_resolve_by_themselves() {
 /// also of those that hold.
 #[tokio::test]
 async fn what_happened_is_kept_for_the_longest_ttl() {
-    let upstream = Script::start(Reaction::Close).await;
-    let endpoint = Endpoint::open(Act::Status(StatusCode::SERVICE_UNAVAILABLE)).await;
     let routes = "[[routes]]\npath = \"/payments\"\nttl = \"payment\"\non-lost = \"hold\"\n[[routes]]\nttl = \"email\"\n";
-    let settings = format!("every = \"100ms\"\npause = \"50ms\"\n{routes}");
-    let file = file(&endpoint, &settings);
-    let path = file.path().to_str().unwrap();
-    let gateway = Gateway::start(upstream.address, &["--config", path]);
-    order(gateway.address, KEY).await;
-    // Not the caller's own question.
-    eventually("questions", async || {
-        (endpoint.questions().len() >= 2).then_some(())
-    })
-    .await;
-    endpoint.act(Act::Say(happened()));
-    metric_becomes(&gateway, "semel_events_total{event=\"resolved\"}", 1).await;
+    let (_, endpoint, gateway) = resolved_by_itself(routes).await;
     let id = endpoint.questions()[0]["identity"].clone();
     let record = format!("/api/v1/records/{}", id.as_str().unwrap());
     let record: Value = serde_json::from_slice(&get(gateway.admin, &record).await.body).unwrap();

@@ -358,12 +358,12 @@ struct Watching {
     needed: Duration,
 }
 
-impl Default for Watching {
-    fn default() -> Self {
+impl Watching {
+    fn new(needed: Duration) -> Self {
         Self {
             memory: Memory::default(),
             since: Mutex::default(),
-            needed: LEASE,
+            needed,
         }
     }
 }
@@ -391,10 +391,7 @@ impl Store for Watching {
 async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
     for as_a_job in [true, false] {
         let script = Script::new([say(Finding::DidNotHappen)]);
-        let guard = Guard::builder(Watching::default())
-            .policy(policy())
-            .reconciler(script.clone())
-            .observer(script.clone())
+        let guard = builder(Watching::new(LEASE), &script)
             .reconcile_options(once())
             .build();
         lost(&guard, identity()).await;
@@ -421,16 +418,8 @@ async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_runs_for_ever_is_given_up() {
     let script = Script::new([say(Finding::DidNotHappen)]);
-    let store = Watching {
-        needed: Duration::MAX,
-        ..Watching::default()
-    };
-    let guard = Guard::builder(store)
-        .policy(policy())
-        .reconciler(script.clone())
-        .observer(script.clone())
-        .reconcile_options(once())
-        .build();
+    let store = Watching::new(Duration::MAX);
+    let guard = builder(store, &script).reconcile_options(once()).build();
     lost(&guard, identity()).await;
     let tally = guard.reconcile_all(["pay"]).await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (0, 1));
@@ -444,19 +433,11 @@ async fn an_attempt_that_runs_for_ever_is_given_up() {
 async fn an_attempt_that_comes_back_is_left_alone() {
     let refused = "1 Refused(Running)";
     for (after, news) in [(1, &[refused][..]), (LEASE.as_secs() + 3, &[refused; 2])] {
-        let store = Watching {
-            needed: Duration::MAX,
-            ..Watching::default()
-        };
+        let store = Watching::new(Duration::MAX);
         let memory = store.memory.clone();
         let act = Act::Late(Duration::from_secs(2), Finding::DidNotHappen);
         let script = Script::new([act]);
-        let guard = Guard::builder(store)
-            .policy(policy())
-            .reconciler(script.clone())
-            .observer(script.clone())
-            .reconcile_options(once())
-            .build();
+        let guard = builder(store, &script).reconcile_options(once()).build();
         lost(&guard, identity()).await;
         let comes_back = async {
             sleep(Duration::from_secs(after)).await;
@@ -482,10 +463,7 @@ async fn a_job_ends_where_nobody_can_be_asked() {
     let script = Script::new([say(happened())]);
     let store = Scripted::new(&[]);
     store.blind.store(true, Ordering::SeqCst);
-    let guard = Guard::builder(store)
-        .policy(policy())
-        .reconciler(script.clone())
-        .build();
+    let guard = builder(store, &script).build();
     lost(&guard, identity()).await;
     let tally = guard.reconcile_all(["pay"]).await.unwrap();
     assert_eq!((tally.resolved, tally.pending), (0, 1));
@@ -539,10 +517,7 @@ async fn an_operation_that_goes_is_left_alone_at_once() {
     let script = Script::new([say(Finding::StillUnknown), say(happened())]);
     let store = Unlisted::default();
     let fails = store.fails.clone();
-    let guard = Guard::builder(store)
-        .policy(policy())
-        .reconciler(script.clone())
-        .build();
+    let guard = builder(store, &script).build();
     lost(&guard, identity()).await;
     let mut background = Background::new(guard, ["pay"]);
     assert_eq!(background.turn().await.unwrap().pending, 1);

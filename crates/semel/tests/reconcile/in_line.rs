@@ -104,7 +104,9 @@ async fn what_fails_first_may_answer_then() {
     let options = ReconcileOptions::in_line()
         .with_timeout(Duration::from_secs(1))
         .with_by("ledger of the bank");
-    let guard = builder(&store, &script).reconcile_options(options).build();
+    let guard = builder(store.clone(), &script)
+        .reconcile_options(options)
+        .build();
     lost(&guard, identity()).await;
     assert_eq!(pay(&guard).await.unwrap(), replayed());
     let audit = audit(&record(&store).await);
@@ -351,7 +353,7 @@ fn a_question_that_breaks_off_leaves_nobody_waiting() {
 async fn nobody_is_asked_under_hold_and_retry() {
     for on_lost in [OnLost::Hold, OnLost::Retry] {
         let (store, script) = (Memory::default(), Script::new([say(happened())]));
-        let guard = builder(&store, &script)
+        let guard = builder(store.clone(), &script)
             .policy(policy().with_on_lost(on_lost))
             .build();
         lost(&guard, identity()).await;

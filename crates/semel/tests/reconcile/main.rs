@@ -145,11 +145,11 @@ fn policy() -> Policy {
 }
 
 fn guard(store: &Memory, script: &Arc<Script>) -> Guard<Memory> {
-    builder(store, script).build()
+    builder(Arc::clone(store), script).build()
 }
 
-fn builder(store: &Memory, script: &Arc<Script>) -> GuardBuilder<Memory> {
-    Guard::builder(Arc::clone(store))
+fn builder<S: Store>(store: S, script: &Arc<Script>) -> GuardBuilder<S> {
+    Guard::builder(store)
         .policy(policy())
         .observer(script.clone())
         .reconciler(script.clone())
