@@ -163,7 +163,7 @@ impl<S: Store + Clone> Stacks<S> {
         let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
         let handlers = counting.iter().map(|(route, layer)| {
             let rules = Arc::new(Rules::new(&config, route));
-            let service = route.service.clone().unwrap_or_default();
+            let service = route.service();
             let operation = match route.protect {
                 true => service.operation(OPERATION),
                 false => "".into(),
@@ -245,7 +245,7 @@ pub(crate) fn layer_of<S: Store>(
         .with_max_response_body(route.max_body)
         // Who is let in without is said by what verifies.
         .with_principal_required(route.require_principal || route.names_caller())
-        .with_service(route.service.clone().unwrap_or_default())
+        .with_service(route.service())
         .with_note(route.note.iter().cloned());
     let layer = scoped(layer, route);
     route

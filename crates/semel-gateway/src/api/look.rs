@@ -192,7 +192,7 @@ pub(crate) fn of_route(route: &Route) -> RoutePolicy {
         Mode::Observe => "observe",
         _ => "enforce",
     };
-    let service = route.service.clone().unwrap_or_default();
+    let service = route.service();
     RoutePolicy {
         service: Some(service.name().to_owned()),
         mode: Some(mode.to_owned()),
