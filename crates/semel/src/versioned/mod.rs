@@ -139,7 +139,7 @@ pub trait VersionedStore: Send + Sync + 'static {
     }
 
     /// What a store implements: [`write_as`](Self::write_as) with this value, or without one
-    /// [`delete_as`](Self::delete_as).
+    /// [`delete_as`](Self::delete_as). Every change goes through it, also that of a wrapped store.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).
