@@ -173,7 +173,7 @@ impl Reconciler for Endpoint {
 }
 
 /// Which operations' lost attempts are asked about without a client's retry, and how long their
-/// routes keep an answer: a record does not say which of them claimed it.
+/// routes keep an answer: a record need not say which of them claimed it.
 #[derive(Debug)]
 pub(crate) struct Lost(Vec<(Box<str>, Policy)>);
 

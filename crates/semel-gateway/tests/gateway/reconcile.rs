@@ -369,7 +369,7 @@ async fn unknown_requests_resolve_by_themselves() {
     assert!(!gateway.log().contains("secret"));
 }
 
-/// A record does not say which route claimed it: what happened is kept for the longest of their times,
+/// A record need not say which route claimed it: what happened is kept for the longest of their times,
 /// also of those that hold.
 #[tokio::test]
 async fn what_happened_is_kept_for_the_longest_ttl() {

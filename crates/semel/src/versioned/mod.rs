@@ -139,7 +139,9 @@ pub trait VersionedStore: Send + Sync + 'static {
     }
 
     /// What a store implements: [`write_as`](Self::write_as) with this value, or without one
-    /// [`delete_as`](Self::delete_as). Every change goes through it, also that of a wrapped store.
+    /// [`delete_as`](Self::delete_as).
+    ///
+    /// The methods above are made of it, and a store in an `Arc` is changed through it alone.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).

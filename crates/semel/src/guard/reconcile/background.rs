@@ -151,7 +151,8 @@ impl<S: Store> Background<S> {
         sleep_until(due.fold(self.next_look, Instant::min)).await;
     }
 
-    /// Looks for lost attempts, if it is time to, and asks about those that are due, each once.
+    /// Looks for lost attempts, if it is time to, and asks about those that are due, each once at most:
+    /// a few at least, then until it is time to look again. The others are first in the next turn.
     ///
     /// # Errors
     /// The store's, where it did not list its records. What was found before is asked about.
