@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use http::header::{HOST, HeaderName, InvalidHeaderValue};
 use semel::Store;
-use semel::guard::{Guard, Policy};
+use semel::guard::Guard;
 use semel::secrets::Secrets;
 use semel_tower::{IdempotencyLayer, Mode};
 use tokio::sync::{Semaphore, mpsc};
@@ -230,16 +230,10 @@ pub(crate) fn layer_of<S: Store>(
     route: &Route,
     layer: &IdempotencyLayer<S>,
 ) -> IdempotencyLayer<S> {
-    let policy = Policy::default()
-        .with_lease(route.lease)
-        .with_retention(route.retention())
-        .with_on_lost(route.on_lost)
-        .with_key_required(route.require_key)
-        .with_wait(route.wait);
     let layer = layer
         .clone()
         .with_preset(route.preset)
-        .with_policy(policy)
+        .with_policy(route.policy())
         .with_mode(if route.protect { route.mode } else { Mode::Off })
         .with_max_request_body(route.max_body)
         .with_max_response_body(route.max_body)

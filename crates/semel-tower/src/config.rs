@@ -11,7 +11,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, 
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, response};
 use http_body::Body as HttpBody;
-use semel::guard::Asked;
+use semel::guard::{Asked, Policy};
 use semel::secrets::Secrets;
 use semel::store::Retention;
 use semel::{Clock as _, Fingerprint, Identity, Key, KeyRule, Note, Outcome, Scope, SystemClock};
@@ -199,6 +199,11 @@ impl Config {
             return Err(self.too_large());
         }
         Ok(scope)
+    }
+
+    /// The policy of attempts on a guard with that of `guard`.
+    pub(crate) fn policy(&self, guard: &Policy) -> Policy {
+        guard.with_retention(self.preset.kept_for(guard.retention()))
     }
 
     pub(crate) fn identity(&self, parts: &Parts, scope: Scope, key: Key) -> Identity {

@@ -131,6 +131,11 @@ impl<S: Store> IdempotencyLayer<S> {
             .with_principal_required(true)
     }
 
+    /// The policy of its attempts: the guard's, with what the preset says of it.
+    pub fn policy(&self) -> Policy {
+        self.config.policy(self.guard.policy())
+    }
+
     /// The guard that runs the attempts.
     pub const fn guard(&self) -> &Guard<S> {
         &self.guard

@@ -346,11 +346,9 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             asked = asked.transaction_offered();
         }
         echo.origin = config::origin(&parts.headers);
-        let mut policy = *guard.policy();
-        policy = policy.with_retention(config.preset.kept_for(policy.retention()));
         let run = Run {
             echo,
-            guard: guard.with_policy(policy),
+            guard: guard.with_policy(config.policy(guard.policy())),
             config: Arc::clone(&config),
             transactions,
             identity,

@@ -58,7 +58,7 @@ fn reconciling<S: Store + Clone>(store: S, bank: Bank) -> Guard<S> {
         .policy(Policy::default().with_on_lost(OnLost::Reconcile))
         .reconciler(Arc::new(AskTheBank { bank }))
         .build();
-    tokio::spawn(Background::new(guard.clone(), ["pay"]).run());
+    tokio::spawn(Background::new(guard.clone(), [("pay", *guard.policy())]).run());
     guard
 }
 

@@ -80,7 +80,7 @@ async fn obey(settings: Settings) -> Result<()> {
         .reconciler(books)
         .build();
     if settings.policy == OnLost::Reconcile {
-        let background = Background::new(guard.clone(), [OPERATION])
+        let background = Background::new(guard.clone(), [(OPERATION, policy)])
             .with_options(ReconcileOptions::background().with_by("books"))
             .with_every(Duration::from_millis(200));
         tokio::spawn(background.run());

@@ -654,7 +654,10 @@ fn start(server: &Arc<Server>, shop: &Arc<Shop>, process: &Arc<Process>) -> Runn
         tokio::spawn(purger.run(|_| ()));
     }
     if setup.on_lost == OnLost::Reconcile {
-        let background = Background::new(guard.clone(), [OPERATION, "event"]);
+        let background = Background::new(
+            guard.clone(),
+            [OPERATION, "event"].map(|name| (name, policy)),
+        );
         tokio::spawn(background.with_every(setup.lease * 3).run());
     }
     Running { guard, inbox }

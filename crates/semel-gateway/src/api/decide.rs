@@ -3,8 +3,8 @@
 use axum::Extension;
 use axum::extract::State;
 use http::{StatusCode, Uri};
+use semel::IdentityDigest;
 use semel::store::Retention;
-use semel::{IdentityDigest, Service};
 
 use super::{Answered, Api, Shared};
 use crate::access::{Caller, Role};
@@ -172,8 +172,8 @@ pub(crate) async fn finished<T: Send + 'static>(
 }
 
 impl Api {
-    /// As long as an answer of the record's service is kept that comes by itself; of several routes,
-    /// the longest.
+    /// As long as an answer is kept that comes by itself to a record of this operation; of several
+    /// routes, the longest.
     ///
     /// # Errors
     /// There is no such record, or the store did not show it.
@@ -186,10 +186,8 @@ impl Api {
             return Ok(order::OUTCOME_RETENTION);
         }
         let entry = self.operations.find(id).await?;
-        let service = Service::split(&entry.label.operation).1;
-        let table = self.table.load();
-        let routes = table.config.routes.iter();
-        let routes = routes.filter(|route| route.protect && route.service().name() == service);
-        Ok(Route::longest(routes).unwrap_or(order::OUTCOME_RETENTION))
+        let routes = &self.table.load().config.routes;
+        let policy = Route::longest(routes, &entry.label.operation);
+        Ok(policy.map_or(order::OUTCOME_RETENTION, |policy| policy.retention()))
     }
 }

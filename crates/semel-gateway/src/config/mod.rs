@@ -23,6 +23,7 @@ use http::header::HeaderName;
 use http::uri::{PathAndQuery, Scheme};
 use ipnet::IpNet;
 use semel::Service;
+use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
 use semel_tower::{Mode, NoteField, Preset, ScopeLimits};
 use tracing::Level;
@@ -30,7 +31,7 @@ use tracing::Level;
 use crate::access::Token;
 use crate::at_rest::AtRest;
 use crate::principal::{Auth, Jwt, Part, Source};
-use crate::reconcile::Settings;
+use crate::reconcile::{self, Settings};
 use crate::routing::Matches;
 use crate::tls::PemFile;
 use crate::tls::server::Files;
@@ -197,13 +198,31 @@ impl Route {
         self.service.clone().unwrap_or_default()
     }
 
-    /// As long as any of these routes keeps an answer.
-    pub fn longest<'a>(routes: impl Iterator<Item = &'a Self>) -> Option<Retention> {
-        let kept = routes.map(|route| route.preset.kept_for(route.retention()));
-        kept.reduce(|one, other| Retention {
-            replay: one.replay.max(other.replay),
-            tombstone: one.tombstone.max(other.tombstone),
-        })
+    /// What its requests are claimed as in the store.
+    pub fn operation(&self) -> String {
+        self.service().operation(reconcile::OPERATION).into_owned()
+    }
+
+    /// How its requests are attempted.
+    pub fn policy(&self) -> Policy {
+        Policy::default()
+            .with_lease(self.lease)
+            .with_retention(self.retention())
+            .with_on_lost(self.on_lost)
+            .with_key_required(self.require_key)
+            .with_wait(self.wait)
+    }
+
+    /// By what a record of this operation goes, where a route claims under it: a record need not say
+    /// which one did, so it is the longest lease and retention of all.
+    pub fn longest(routes: &[Self], operation: &str) -> Option<Policy> {
+        let routes = routes.iter();
+        let routes = routes.filter(|route| route.protect && route.operation() == operation);
+        let policies = routes.map(|route| {
+            let kept = route.preset.kept_for(route.retention());
+            route.policy().with_retention(kept)
+        });
+        policies.reduce(Policy::or_longer)
     }
 
     /// Whether the principal comes from what is verified.

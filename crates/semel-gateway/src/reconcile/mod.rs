@@ -172,27 +172,19 @@ impl Reconciler for Endpoint {
     }
 }
 
-/// Which operations' lost attempts are asked about without a client's retry, and how long their
-/// routes keep an answer: a record need not say which of them claimed it.
+/// Which operations' lost attempts are asked about without a client's retry, and by what they go.
 #[derive(Debug)]
-pub(crate) struct Lost(Vec<(Box<str>, Policy)>);
+pub(crate) struct Lost(Vec<(String, Policy)>);
 
 impl Lost {
     pub(crate) fn of(routes: &[Route]) -> Self {
-        let protecting = routes.iter().filter(|route| route.protect);
-        let asking = protecting
-            .clone()
-            .filter(|route| route.on_lost == OnLost::Reconcile);
-        let services: HashSet<_> = asking.map(Route::service).collect();
-        let policies = services.into_iter().filter_map(|service| {
+        let asking = |route: &&Route| route.protect && route.on_lost == OnLost::Reconcile;
+        let operations = routes.iter().filter(asking).map(Route::operation);
+        let operations: HashSet<_> = operations.collect();
+        let policies = operations.into_iter().filter_map(|operation| {
             // Also routes that do not ask claim under this name, or did.
-            let routes = protecting
-                .clone()
-                .filter(|route| route.service() == service);
-            let policy = Policy::default()
-                .with_lease(routes.clone().map(|route| route.lease).max()?)
-                .with_retention(Route::longest(routes)?);
-            Some((service.operation(OPERATION).into(), policy))
+            let policy = Route::longest(routes, &operation)?;
+            Some((operation, policy))
         });
         Self(policies.collect())
     }
@@ -205,22 +197,18 @@ pub(crate) async fn run<S: Store>(
     settings: Settings,
     metrics: Arc<Metrics>,
 ) {
-    let mut background = Background::new(guard, [""; 0])
+    let mut background = Background::new(guard, lost.borrow_and_update().0.clone())
         .with_options(settings.in_background())
         .with_every(settings.every);
-    background.set_operations(lost.borrow_and_update().0.clone());
     loop {
         match background.turn().await {
             Ok(tally) => metrics.reconcile_left(tally),
             Err(error) => tracing::warn!("reconcile: the lost attempts cannot be listed: {error}"),
         }
-        let changed = tokio::select! {
+        tokio::select! {
             biased;
-            Ok(()) = lost.changed() => true,
-            () = background.rest() => false,
-        };
-        if changed {
-            background.set_operations(lost.borrow_and_update().0.clone());
+            Ok(()) = lost.changed() => background.set_operations(lost.borrow_and_update().0.clone()),
+            () = background.rest() => {}
         }
     }
 }
@@ -290,5 +278,65 @@ impl Observer for Watching {
             }
             _ => tracing::info!(%identity, %fence, question, answer, "reconcile"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ArgMatches;
+    use semel::store::Retention;
+
+    use super::*;
+    use crate::config::Sources;
+
+    fn lost(settings: &str) -> Vec<(String, Policy)> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), settings).unwrap();
+        let path = |name: &str| (name == "SEMEL_CONFIG").then(|| file.path().into());
+        let sources = Sources::collect(&ArgMatches::default(), path);
+        Lost::of(&sources.config().unwrap().routes).0
+    }
+
+    /// Of its service's protecting routes, also of those that hold: each may have claimed a record.
+    #[test]
+    fn what_is_lost_goes_by_the_longest_of_each() {
+        let asks = r#"
+            upstream = "http://127.0.0.1:9"
+            reconciler = "http://127.0.0.1:9/ask"
+            on-lost = "reconcile"
+            ttl = "1h"
+            "#;
+        let hour = Policy::default().with_on_lost(OnLost::Reconcile);
+        let hour = hour.with_retention(Retention::new(Duration::from_hours(1)));
+        assert_eq!(lost(asks), [("http".to_owned(), hour)]);
+        let more = r#"
+            [[routes]]
+            path = "/signed"
+            preset = "oasis"
+            ttl = "25h"
+            on-lost = "hold"
+            [[routes]]
+            path = "/agents"
+            preset = "adcp"
+            ttl = "2h"
+            lease = "2m"
+            [[routes]]
+            path = "/others"
+            service = "others"
+            ttl = "payment"
+            on-lost = "hold"
+            [[routes]]
+            path = "/open"
+            protect = false
+            "#;
+        let lost = lost(&format!("{asks}{more}"));
+        let [(name, policy)] = &*lost else {
+            panic!("{lost:?}")
+        };
+        // `oasis` keeps its answers for as long as a clock may be ahead.
+        let replay = Duration::from_hours(25) + Duration::from_mins(5);
+        let kept = Retention::new(replay).with_tombstone(Duration::from_hours(24 * 7));
+        assert_eq!((&**name, policy.retention()), ("http", kept));
+        assert_eq!(policy.with_lease(Duration::from_mins(2)), *policy);
     }
 }

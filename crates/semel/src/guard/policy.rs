@@ -139,6 +139,17 @@ impl Policy {
         self
     }
 
+    /// This policy, with the lease and the retention of the other where those are longer: for records of
+    /// which nobody knows by which of the two they were claimed.
+    #[must_use]
+    pub fn or_longer(mut self, other: Self) -> Self {
+        self.lease = self.lease.max(other.lease);
+        let (kept, other) = (&mut self.retention, other.retention);
+        kept.replay = kept.replay.max(other.replay);
+        kept.tombstone = kept.tombstone.max(other.tombstone);
+        self
+    }
+
     /// How long an outcome is replayed whose work chose so: not shorter than the lease, so that those who
     /// wait for it are answered.
     pub(crate) fn kept_for(&self, chosen: Option<Retention>) -> Retention {

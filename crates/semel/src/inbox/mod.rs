@@ -91,6 +91,11 @@ impl<S: Store> Inbox<S> {
         self
     }
 
+    /// How events are held.
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// After how many failed attempts an event is set aside: 5 unless set, 1 at least and 1000 at
     /// most. Nothing is set aside without [`with_dead_letters`](Self::with_dead_letters).
     #[must_use]

@@ -265,15 +265,23 @@ impl Operation {
             Some(identity) => Asked::new(identity, fingerprint),
             None => Asked::unkeyed(fingerprint),
         };
-        asked.overrides = self.overrides;
+        asked.overrides = self.overrides();
+        Ok(asked)
+    }
+
+    /// The policy of its calls on a guard with that of `guard`.
+    pub fn policy(&self, guard: &Policy) -> Policy {
+        self.overrides().over(*guard)
+    }
+
+    fn overrides(&self) -> Overrides {
+        let mut overrides = self.overrides;
         match self.window {
             Window::None => {}
-            Window::Rolling(window) => {
-                asked.overrides.retention = Some(Retention::new(window));
-            }
-            Window::Aligned(every) => asked.overrides.replay_at_least = every.kept(),
+            Window::Rolling(window) => overrides.retention = Some(Retention::new(window)),
+            Window::Aligned(every) => overrides.replay_at_least = every.kept(),
         }
-        Ok(asked)
+        overrides
     }
 
     fn identity(&self, call: &Call) -> Result<Option<Identity>, CallError> {

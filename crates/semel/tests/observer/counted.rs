@@ -37,7 +37,10 @@ async fn a_little_of_everything(handle: &PrometheusHandle) -> String {
     let other = Identity::new(Scope::anonymous(), "refund", Key::new(KEY).unwrap());
     let lost = held(&guard, Asked::new(other, Fingerprint::of(b""))).await;
     applied(lost.mark_unknown().await);
-    guard.reconcile_all(["refund"]).await.unwrap();
+    guard
+        .reconcile_all([("refund", Policy::default())])
+        .await
+        .unwrap();
     Metrics::gauges(&guard);
     handle.render()
 }

@@ -359,7 +359,7 @@ async fn questions(watch: &Arc<Watch>) {
     let findings = [None, Some(Finding::StillUnknown), happened];
     let guard = scripted(watch, &findings);
     let options = ReconcileOptions::background().with_attempts(2);
-    let mut background = Background::new(guard.clone(), ["pay"])
+    let mut background = Background::new(guard.clone(), [("pay", policy())])
         .with_options(options)
         .with_every(SECOND);
     applied(held(&guard, asked()).await.mark_unknown().await);
@@ -394,7 +394,10 @@ async fn questions(watch: &Arc<Watch>) {
         .observer(watch.clone())
         .reconciler(Arc::new(script))
         .build();
-    let (one, two) = tokio::join!(one.reconcile_all(["pay"]), two.reconcile_all(["pay"]));
+    let (one, two) = tokio::join!(
+        one.reconcile_all([("pay", policy())]),
+        two.reconcile_all([("pay", policy())])
+    );
     assert_eq!(one.unwrap().resolved + two.unwrap().resolved, 1);
     let signals = watch.signals();
     assert!(signals.contains(&Signal::Resolved), "{signals:?}");
@@ -444,7 +447,7 @@ async fn a_pair_is_an_observer() {
         .reconciler(Arc::new(script))
         .build();
     applied(held(&guard, asked()).await.mark_unknown().await);
-    guard.reconcile_all(["pay"]).await.unwrap();
+    guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!(one.told(), two.told());
     assert_eq!(one.all.lock().unwrap().len(), 4);
     for news in [news_of_one, news_of_two] {

@@ -152,7 +152,7 @@ async fn what_somebody_should_look_at_is_a_warning() {
             sleep(SECOND).await;
             guard.store().down.store(goes_away, SeqCst);
         };
-        let (asked, ()) = tokio::join!(asking.reconcile_all(["pay"]), away);
+        let (asked, ()) = tokio::join!(asking.reconcile_all([("pay", Policy::default())]), away);
         asked.unwrap();
         let written = lines.take();
         for (level, what, why) in [

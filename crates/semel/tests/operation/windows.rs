@@ -103,8 +103,11 @@ async fn an_attempt_that_runs_across_the_boundary_keeps_its_retry_off() {
 async fn an_aligned_answer_is_kept_for_two_windows_at_least() {
     let policy = |retention| {
         let op = Operation::new("bonus", [], KeyFrom::Scope).with_retention(retention);
-        let asked = op.aligned(Aligned::DAYS).asked(&call().made_at(START));
-        asked.unwrap().policy(&Policy::default()).retention()
+        let op = op.aligned(Aligned::DAYS);
+        let asked = op.asked(&call().made_at(START)).unwrap();
+        let policy = op.policy(&Policy::default());
+        assert_eq!(asked.policy(&Policy::default()), policy);
+        policy.retention()
     };
     assert_eq!(policy(Retention::API).replay, 2 * DAY);
     let longer = Retention::PAYMENT.with_tombstone(DAY);

@@ -13,7 +13,7 @@ use super::scripted::Scripted;
 use super::*;
 
 fn background(guard: &Guard<Memory>) -> Background<Memory> {
-    Background::new(guard.clone(), ["pay"])
+    Background::new(guard.clone(), [("pay", policy())])
 }
 
 fn once() -> ReconcileOptions {
@@ -314,7 +314,7 @@ async fn a_job_goes_through_very_many_once() {
         .reconcile_options(once())
         .build();
     many_lost(&store, 0..LOST).await;
-    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (0, LOST as usize));
     assert_eq!(retried.asked.load(Ordering::SeqCst), LOST);
 }
@@ -327,7 +327,10 @@ async fn all_at_once_for_a_job() {
     lost(&guard, identity()).await;
     lost(&guard, of_operation("refund")).await;
     lost(&guard, of_operation("other")).await;
-    let tally = guard.reconcile_all(["pay", "refund"]).await.unwrap();
+    let tally = guard
+        .reconcile_all(["pay", "refund"].map(|name| (name, policy())))
+        .await
+        .unwrap();
     assert_eq!((tally.resolved, tally.given_up), (2, 0));
     assert_eq!(script.asked().len(), 3);
     let Entry { record, .. } = store
@@ -337,7 +340,14 @@ async fn all_at_once_for_a_job() {
         .unwrap();
     assert_eq!(record.state.kind(), StateKind::InFlight);
     // Nothing left to do.
-    assert_eq!(guard.reconcile_all(["pay"]).await.unwrap().resolved, 0);
+    assert_eq!(
+        guard
+            .reconcile_all([("pay", policy())])
+            .await
+            .unwrap()
+            .resolved,
+        0
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -345,7 +355,7 @@ async fn a_job_gives_up_within_its_bound() {
     let (store, script) = (Memory::default(), Script::new([Act::Hang]));
     let guard = guard(&store, &script);
     lost(&guard, identity()).await;
-    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!((tally.resolved, tally.given_up), (0, 1));
     assert_eq!(script.asked().len(), 3);
     assert_eq!(script.count(Signal::ReconcileGaveUp), 1);
@@ -397,9 +407,16 @@ async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
         lost(&guard, identity()).await;
         let begun = Instant::now();
         if as_a_job {
-            assert_eq!(guard.reconcile_all(["pay"]).await.unwrap().resolved, 1);
+            assert_eq!(
+                guard
+                    .reconcile_all([("pay", policy())])
+                    .await
+                    .unwrap()
+                    .resolved,
+                1
+            );
         } else {
-            let mut background = Background::new(guard, ["pay"]).with_options(once());
+            let mut background = Background::new(guard, [("pay", policy())]).with_options(once());
             assert_eq!(background.turn().await.unwrap().pending, 1);
             // A look at the store meanwhile forgets nothing.
             let mut turns = 0;
@@ -421,7 +438,7 @@ async fn an_attempt_that_runs_for_ever_is_given_up() {
     let store = Watching::new(Duration::MAX);
     let guard = builder(store, &script).reconcile_options(once()).build();
     lost(&guard, identity()).await;
-    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (0, 1));
     let refused = "1 Refused(Running)";
     assert_eq!(script.news(), [refused, refused, "1 GaveUp"]);
@@ -447,7 +464,7 @@ async fn an_attempt_that_comes_back_is_left_alone() {
         };
         let began = Instant::now();
         let job = async {
-            let tally = guard.reconcile_all(["pay"]).await.unwrap();
+            let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
             (tally, began.elapsed())
         };
         let ((tally, took), ()) = tokio::join!(job, comes_back);
@@ -465,7 +482,7 @@ async fn a_job_ends_where_nobody_can_be_asked() {
     store.blind.store(true, Ordering::SeqCst);
     let guard = builder(store, &script).build();
     lost(&guard, identity()).await;
-    let tally = guard.reconcile_all(["pay"]).await.unwrap();
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!((tally.resolved, tally.pending), (0, 1));
     assert_eq!(script.asked().len(), 0);
 }
@@ -478,19 +495,18 @@ async fn operations_may_come_and_go() {
     lost(&guard, of_operation("refund")).await;
     let mut background = background(&guard);
     assert_eq!(background.turn().await.unwrap().resolved, 0);
-    // At once, not when the next look is due.
-    background.set_operations([("refund", policy().with_retention(Retention::EVENT))]);
+    // At once, not when the next look is due. What is named twice goes by the longest.
+    let longest = Retention::EVENT.with_tombstone(LEASE);
+    let events = policy().with_retention(Retention::EVENT);
+    let remembered = policy().with_retention(Retention::new(LEASE).with_tombstone(LEASE));
+    background.set_operations([("refund", events), ("refund", remembered)]);
     assert_eq!(background.turn().await.unwrap().resolved, 1);
     let refund = store.get(of_operation("refund").digest()).await.unwrap();
-    let Record {
-        settled_at,
-        expires_at,
-        ..
-    } = refund.unwrap().record;
-    assert_eq!(
-        settled_at.unwrap().until(expires_at),
-        Retention::EVENT.replay
-    );
+    let refund = refund.unwrap().record;
+    let kept =
+        [refund.expires_at, refund.purge_at].map(|end| refund.settled_at.unwrap().until(end));
+    let forgotten = longest.replay + longest.tombstone;
+    assert_eq!(kept, [longest.replay, forgotten]);
 }
 
 /// A store that shows its records, and does not always list them.
@@ -519,7 +535,7 @@ async fn an_operation_that_goes_is_left_alone_at_once() {
     let fails = store.fails.clone();
     let guard = builder(store, &script).build();
     lost(&guard, identity()).await;
-    let mut background = Background::new(guard, ["pay"]);
+    let mut background = Background::new(guard, [("pay", policy())]);
     assert_eq!(background.turn().await.unwrap().pending, 1);
     fails.store(true, Ordering::SeqCst);
     background.set_operations([("refund", policy())]);
@@ -546,7 +562,7 @@ async fn a_turn_ends_when_the_next_look_is_due() {
     let first: HashSet<_> = script.asked()[..300].iter().map(|q| q.fence).collect();
     assert_eq!(first.len(), 300);
     // Some at least, however short the time is.
-    let mut hasty = Background::new(guard, ["pay"]).with_every(Duration::ZERO);
+    let mut hasty = Background::new(guard, [("pay", policy())]).with_every(Duration::ZERO);
     let asked = script.asked().len();
     hasty.turn().await.unwrap();
     assert!(script.asked().len() > asked);

@@ -139,13 +139,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .reconciler(Arc::new(provider.clone()))
         .build();
     guard.spawn_purger();
-    let finishing = tokio::spawn(Background::new(guard.clone(), ["payment"]).run());
     let once = IdempotencyLayer::new(guard.clone())
         .with_operation("payment")
         .with_principal_header("x-account") // set by the service outside that authenticates
         .with_principal_required(true)
         .with_disposition(UNWRITTEN.0, Disposition::Unknown)
         .with_transactions(TransactOptions::default());
+    let finishing = Background::new(guard.clone(), [("payment", once.policy())]);
+    let finishing = tokio::spawn(finishing.run());
 
     // The time-out is outside the layer: the attempt finishes, and the retry gets its answer.
     let (status, patience) = (StatusCode::GATEWAY_TIMEOUT, Duration::from_secs(10));

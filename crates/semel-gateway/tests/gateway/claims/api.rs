@@ -13,14 +13,14 @@ use crate::support::{Answer, get, send};
 
 /// A client, with a token where it has one.
 #[derive(Clone)]
-pub(super) struct Api {
-    pub(super) address: SocketAddr,
-    pub(super) token: Option<String>,
-    pub(super) document: Arc<Value>,
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    pub(crate) token: Option<String>,
+    pub(crate) document: Arc<Value>,
 }
 
 impl Api {
-    pub(super) async fn of(address: SocketAddr) -> Self {
+    pub(crate) async fn of(address: SocketAddr) -> Self {
         let answer = get(address, "/openapi.json").await;
         assert_eq!(answer.status, 200);
         Self {
@@ -30,7 +30,7 @@ impl Api {
         }
     }
 
-    pub(super) fn with_token(&self, token: &str) -> Self {
+    pub(crate) fn with_token(&self, token: &str) -> Self {
         let token = Some(token.to_owned());
         Self {
             token,
@@ -38,7 +38,7 @@ impl Api {
         }
     }
 
-    pub(super) async fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
         let request = Request::builder()
             .method(method)
             .uri(format!("http://{}{path}", self.address))
@@ -59,7 +59,7 @@ impl Api {
     }
 
     /// A claim of this key in the operation `job`, with more members.
-    pub(super) async fn claim(&self, key: &str, more: Value) -> Answer {
+    pub(crate) async fn claim(&self, key: &str, more: Value) -> Answer {
         let mut body = json!({"operation": "job", "key": key});
         for (name, value) in more.as_object().unwrap() {
             body[name] = value.clone();
@@ -67,7 +67,7 @@ impl Api {
         self.ask("POST", "/v1/claims", &body.to_string()).await
     }
 
-    pub(super) async fn acquire(&self, key: &str, more: Value) -> Held {
+    pub(crate) async fn acquire(&self, key: &str, more: Value) -> Held {
         let answer = self.claim(key, more).await;
         assert_eq!(answer.status, 201, "{}", answer.text());
         Held {
@@ -76,7 +76,7 @@ impl Api {
         }
     }
 
-    pub(super) async fn show(&self, id: &str) -> Value {
+    pub(crate) async fn show(&self, id: &str) -> Value {
         let answer = self.ask("GET", &format!("/v1/claims/{id}"), "").await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         said(&answer)
@@ -85,21 +85,21 @@ impl Api {
 
 /// A claim that was acquired.
 #[derive(Clone)]
-pub(super) struct Held {
-    pub(super) api: Api,
-    pub(super) said: Value,
+pub(crate) struct Held {
+    pub(crate) api: Api,
+    pub(crate) said: Value,
 }
 
 impl Held {
-    pub(super) fn id(&self) -> &str {
+    pub(crate) fn id(&self) -> &str {
         self.said["id"].as_str().unwrap()
     }
 
-    pub(super) fn token(&self) -> &str {
+    pub(crate) fn token(&self) -> &str {
         self.said["token"].as_str().unwrap()
     }
 
-    pub(super) async fn tell(&self, endpoint: &str, more: Value) -> Answer {
+    pub(crate) async fn tell(&self, endpoint: &str, more: Value) -> Answer {
         let mut body = json!({"token": self.token()});
         for (name, value) in more.as_object().unwrap() {
             body[name] = value.clone();
@@ -109,13 +109,13 @@ impl Held {
     }
 
     /// Tells, and is told that it was done.
-    pub(super) async fn told(&self, endpoint: &str, more: Value) -> Value {
+    pub(crate) async fn told(&self, endpoint: &str, more: Value) -> Value {
         let answer = self.tell(endpoint, more).await;
         assert_eq!(answer.status, 200, "{endpoint}: {}", answer.text());
         said(&answer)
     }
 }
 
-pub(super) fn said(answer: &Answer) -> Value {
+pub(crate) fn said(answer: &Answer) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }

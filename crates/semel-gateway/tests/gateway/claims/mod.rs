@@ -1,6 +1,6 @@
 //! The claim API.
 
-mod api;
+pub(crate) mod api;
 mod described;
 mod rights;
 #[cfg(feature = "sqlite")]

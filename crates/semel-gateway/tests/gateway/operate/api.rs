@@ -1,12 +1,14 @@
 //! The admin API.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use axum::http::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::{PLACED, lose, post, read};
+use crate::claims::api::Api;
 use crate::support::{Gateway, Reaction, Script, eventually, get, order, request, send};
 
 #[tokio::test]
@@ -192,6 +194,34 @@ async fn what_happened_is_replayed_and_what_did_not_runs() {
         (ran.status.as_u16(), ran.text(), ran.is_replay()),
         (201, "placed", false)
     );
+}
+
+/// Where an order says no `ttl`: as long as an answer that comes by itself. Routes say nothing of what the
+/// claim API claims.
+#[tokio::test]
+async fn an_answer_is_kept_for_as_long_as_others() {
+    let upstream = Script::start(PLACED).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let orders = "[[routes]]\npath = \"/orders\"\nttl = \"email\"\n";
+    std::fs::write(file.path(), orders).unwrap();
+    let flags = ["--ttl", "api", "--config", file.path().to_str().unwrap()];
+    let gateway = Gateway::start(upstream.address, &flags);
+    let api = Api::of(gateway.admin).await;
+    let claimed = api.acquire("k", json!({})).await;
+    claimed.told("unknown", json!({})).await;
+    let lost = lose(&upstream, &gateway, "order-4711").await;
+    for (id, hours) in [(&*lost, 1), (claimed.id(), 24)] {
+        let fence = read(&gateway, &format!("records/{id}")).await["fence"].clone();
+        let happened = json!({
+            "fence": fence, "reason": "seen", "happened": true, "outcome": {"kind": "success"},
+        });
+        let done = post(&gateway, &format!("records/{id}/resolve"), &happened).await;
+        assert_eq!(done.status, 200, "{}", done.text());
+        let record = read(&gateway, &format!("records/{id}")).await;
+        let time = |of: &str| humantime::parse_rfc3339(record[of].as_str().unwrap()).unwrap();
+        let kept = time("expires_at").duration_since(time("settled_at"));
+        assert_eq!(kept.unwrap(), Duration::from_hours(hours), "{record}");
+    }
 }
 
 #[tokio::test]

@@ -33,7 +33,9 @@ const AT_ONCE: usize = 8;
 /// ```no_run
 /// # async fn start(guard: semel::guard::Guard<semel::memory::MemoryStore>) {
 /// use semel::guard::Background;
-/// let reconciling = tokio::spawn(Background::new(guard, ["pay", "refund"]).run());
+/// let policy = *guard.policy();
+/// let operations = [("pay", policy), ("refund", policy)];
+/// let reconciling = tokio::spawn(Background::new(guard, operations).run());
 /// // At the end of the program:
 /// reconciling.abort();
 /// # }
@@ -82,18 +84,20 @@ impl<S: Store> Background<S> {
     /// For the records of these operations, which may share the store with others. Asks as
     /// [`ReconcileOptions::background`] says unless set, and looks for more every 30 s.
     ///
-    /// A record does not say by which policy it was claimed. What happened is kept as the guard's own
-    /// policy says: give it the longest retention and lease of these operations
-    /// ([`Guard::with_policy`]), or each its own ([`set_operations`](Self::set_operations)).
+    /// A record does not say by which policy it was claimed. Its retention decides how long what
+    /// happened is kept: give each operation the policy of its attempts. That is the guard's, an
+    /// [`Operation`](crate::operation::Operation::policy)'s, an
+    /// [`Inbox`](crate::inbox::Inbox::policy)'s, or a layer's. An operation that is named more than
+    /// once goes by the longest of each.
     ///
     /// Without a reconciler in the guard it does nothing.
     pub fn new<O: Into<Box<str>>>(
         guard: Guard<S>,
-        operations: impl IntoIterator<Item = O>,
+        operations: impl IntoIterator<Item = (O, Policy)>,
     ) -> Self {
         Self {
-            operations: alike(&guard, operations),
             guard,
+            operations: Arc::new(named(operations)),
             options: ReconcileOptions::background(),
             every: Duration::from_secs(30),
             at_once: AT_ONCE,
@@ -102,15 +106,13 @@ impl<S: Store> Background<S> {
         }
     }
 
-    /// Takes other operations from now on, each with the policy by which its attempts are claimed:
-    /// retention and lease count. Looks for their lost attempts in the next turn.
+    /// Takes other operations from now on, as [`new`](Self::new) does. Looks for their lost attempts
+    /// in the next turn.
     pub fn set_operations<O: Into<Box<str>>>(
         &mut self,
         operations: impl IntoIterator<Item = (O, Policy)>,
     ) {
-        let operations = operations.into_iter();
-        let operations = operations.map(|(name, policy)| (name.into(), policy));
-        self.operations = Arc::new(operations.collect());
+        self.operations = Arc::new(named(operations));
         self.next_look = Instant::now();
     }
 
@@ -324,13 +326,13 @@ impl<S: Store> Background<S> {
     }
 }
 
-/// All by the guard's policy.
-fn alike<S, O: Into<Box<str>>>(
-    guard: &Guard<S>,
-    operations: impl IntoIterator<Item = O>,
-) -> Arc<Operations> {
-    let operations = operations.into_iter();
-    Arc::new(operations.map(|name| (name.into(), guard.policy)).collect())
+fn named<O: Into<Box<str>>>(operations: impl IntoIterator<Item = (O, Policy)>) -> Operations {
+    let mut named = Operations::new();
+    for (name, policy) in operations {
+        let longest = named.entry(name.into()).or_insert(policy);
+        *longest = longest.or_longer(policy);
+    }
+    named
 }
 
 /// The records in flight past their lease. Those that are unknown are next: one may become so meanwhile.
@@ -361,14 +363,14 @@ impl Pending {
 impl<S: Store> Guard<S> {
     /// Asks the reconciler now about every lost attempt at these operations, as often as the
     /// guard's [`ReconcileOptions`] allow for each: for a job that runs now and then, where there is
-    /// no [`Background`]. The policy is the guard's own, as there.
+    /// no [`Background`]. Operations and policies are as [there](Background::new).
     ///
     /// # Errors
     /// The store's, where it did not list its records. Nobody was asked about those; what was found
     /// before may be resolved.
     pub async fn reconcile_all<O: Into<Box<str>>>(
         &self,
-        operations: impl IntoIterator<Item = O>,
+        operations: impl IntoIterator<Item = (O, Policy)>,
     ) -> Result<Tally, StoreError> {
         let Some(reconciler) = &self.shared.reconciler else {
             return Ok(Tally::default());
