@@ -9,7 +9,6 @@ use semel::record::Change;
 use semel::store::{Claim, ClaimRequest, Entry, ListQuery, Page, Refusal, Result};
 use semel::{IdentityDigest, StateKind, StoreError, StoreErrorKind};
 
-use super::scripted::Scripted;
 use super::*;
 
 fn background(guard: &Guard<Memory>) -> Background<Memory> {
@@ -366,6 +365,8 @@ struct Watching {
     memory: Memory,
     since: Mutex<Option<Instant>>,
     needed: Duration,
+    // The clock of who claimed went back before it renewed.
+    is_skewed: bool,
 }
 
 impl Watching {
@@ -374,6 +375,7 @@ impl Watching {
             memory: Memory::default(),
             since: Mutex::default(),
             needed,
+            is_skewed: false,
         }
     }
 }
@@ -393,7 +395,39 @@ impl Store for Watching {
         self.memory.change(identity, change).await
     }
 
-    semel::delegate!(memory: get, list, purge, wait, probe, close);
+    async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        let mut entry = self.memory.get(identity).await?;
+        if let Some(Entry { record, .. }) = entry.as_mut().filter(|_| self.is_skewed) {
+            record.claimed_at = record.lease_until;
+        }
+        Ok(entry)
+    }
+
+    semel::delegate!(memory: list, purge, wait, probe, close);
+}
+
+/// Others at its operation have a longer lease, and its own is not in the record.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_is_watched_for_its_own_lease() {
+    let long = policy().with_lease(Duration::from_hours(24));
+    for (is_skewed, questions) in [(false, 2), (true, 12)] {
+        let script = Script::new([say(Finding::DidNotHappen)]);
+        let store = Watching {
+            is_skewed,
+            ..Watching::new(LEASE)
+        };
+        let guard = builder(store, &script).build();
+        lost(&guard, identity()).await;
+        let begun = Instant::now();
+        let operations = [("pay", policy()), ("pay", long)];
+        let mut background = Background::new(guard, operations).with_options(once());
+        while background.turn().await.unwrap().resolved == 0 {
+            background.rest().await;
+        }
+        assert!(begun.elapsed() < 2 * LEASE, "{:?}", begun.elapsed());
+        // Where clocks say nothing it is asked in vain, less and less often.
+        assert!(script.news().len() <= questions, "{:?}", script.news());
+    }
 }
 
 /// The answer that came too early is no question.
@@ -472,19 +506,6 @@ async fn an_attempt_that_comes_back_is_left_alone() {
         assert_eq!(script.news(), news);
         assert!(took < Duration::from_secs(after + 2), "{took:?}");
     }
-}
-
-/// A store that lists its records, and shows none of them.
-#[tokio::test(start_paused = true)]
-async fn a_job_ends_where_nobody_can_be_asked() {
-    let script = Script::new([say(happened())]);
-    let store = Scripted::new(&[]);
-    store.blind.store(true, Ordering::SeqCst);
-    let guard = builder(store, &script).build();
-    lost(&guard, identity()).await;
-    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
-    assert_eq!((tally.resolved, tally.pending), (0, 1));
-    assert_eq!(script.asked().len(), 0);
 }
 
 /// Each keeps what happened for as long as its own policy says.
@@ -576,4 +597,114 @@ async fn without_a_reconciler_it_rests() {
     let begun = Instant::now();
     background.rest().await;
     assert!(begun.elapsed() >= Duration::from_secs(15));
+}
+
+/// A store that shows its records, and cannot be told what became of them until then.
+struct Deaf {
+    memory: Memory,
+    until: Instant,
+    panics: bool,
+}
+
+impl Store for Deaf {
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        match change {
+            Change::Resolve(_) if self.panics => panic!("on purpose"),
+            Change::Resolve(_) if Instant::now() < self.until => Err(StoreError::new(
+                StoreErrorKind::Capacity,
+                "the disk is full",
+            )),
+            _ => self.memory.change(identity, change).await,
+        }
+    }
+
+    semel::delegate!(memory: claim, get, list, purge, wait, probe, close);
+}
+
+/// R14: what is known is not given up because the store could not be told of it.
+#[tokio::test(start_paused = true)]
+async fn what_is_known_waits_for_the_store() {
+    for attempts in [1, 3] {
+        let script = Script::new([say(happened())]);
+        let store = Deaf {
+            memory: Memory::default(),
+            until: Instant::now() + Duration::from_hours(2),
+            panics: false,
+        };
+        let memory = store.memory.clone();
+        let guard = builder(store, &script).build();
+        lost(&guard, identity()).await;
+        let options = ReconcileOptions::background().with_attempts(attempts);
+        let background = Background::new(guard, [("pay", policy())]).with_options(options);
+        let reconciling = tokio::spawn(background.run());
+        sleep(Duration::from_hours(2)).await;
+        assert_eq!(script.count(Signal::ReconcileGaveUp), 0);
+        sleep(Duration::from_mins(5)).await;
+        assert_eq!(record(&memory).await.state.kind(), StateKind::Completed);
+        reconciling.abort();
+    }
+}
+
+/// It is asked about as often as may be, and an operator is called.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_is_not_told_for_ever() {
+    let script = Script::new([say(happened())]);
+    let store = Deaf {
+        memory: Memory::default(),
+        until: Instant::now(),
+        panics: true,
+    };
+    let guard = builder(store, &script).build();
+    lost(&guard, identity()).await;
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
+    assert_eq!((tally.pending, tally.given_up), (0, 1));
+    let panicked = [1, 2, 3].map(|question| format!("{question} Panicked"));
+    assert_eq!(script.news()[..3], panicked);
+    assert_eq!(script.news()[3..], ["3 GaveUp"]);
+}
+
+/// However many wait at those that go.
+#[tokio::test(start_paused = true)]
+async fn operations_that_go_make_room_for_others() {
+    let (store, script) = (Memory::default(), Script::new([say(Finding::StillUnknown)]));
+    let guard = guard(&store, &script);
+    many_lost(&store, 0..10_000).await;
+    lost(&guard, of_operation("refund")).await;
+    let mut background = background(&guard);
+    assert_eq!(background.turn().await.unwrap().pending, 10_000);
+    background.set_operations([("refund", policy())]);
+    assert_eq!(background.turn().await.unwrap().pending, 1);
+    assert_eq!(script.asked().last().unwrap().operation, "refund");
+}
+
+/// A job asks nobody again about what it had its turn with, and reads no record again.
+#[tokio::test(start_paused = true)]
+async fn a_job_has_each_once_where_nobody_can_be_asked() {
+    const LOST: u32 = 21_000;
+    let script = Script::new([say(happened())]);
+    let store = Unread::default();
+    let reads = store.reads.clone();
+    let guard = builder(store, &script).reconcile_options(once()).build();
+    many_lost(&guard.store().memory, 0..LOST).await;
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
+    assert_eq!((tally.pending, tally.given_up), (LOST as usize, 0));
+    // Each has two turns: one where it has to be watched first.
+    assert_eq!(reads.load(Ordering::SeqCst), 2 * LOST);
+    assert_eq!(script.asked(), []);
+}
+
+/// A store that lists its records, and shows none of them.
+#[derive(Default)]
+struct Unread {
+    memory: Memory,
+    reads: Arc<AtomicU32>,
+}
+
+impl Store for Unread {
+    async fn get(&self, _: &IdentityDigest) -> Result<Option<Entry>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        Err(StoreError::new(StoreErrorKind::NotApplied, "too slow"))
+    }
+
+    semel::delegate!(memory: claim, change, list, purge, wait, probe, close);
 }

@@ -41,8 +41,8 @@ pub(super) enum Asker {
         operations: Arc<Operations>,
         /// Until when the attempt had its lease when it was found. One that renewed since is not lost.
         lease_until: Timestamp,
-        /// Whether an answer was refused before because the attempt ran as far as the store knew.
-        watched: bool,
+        /// Since when the store has watched it, where it took the attempt for running.
+        watched: Option<Instant>,
     },
 }
 
@@ -62,10 +62,13 @@ pub(super) enum Reply {
     Resolved,
     /// The record had moved on by itself.
     Moved,
-    /// Asked, and the attempt runs, as far as the store knows: it may have to watch it for longer.
-    Running,
-    /// Asked, and it is still unknown.
+    /// Asked, and the attempt runs, as far as the store knows: one without a clock has to watch it for
+    /// as long as its lease is, at most this.
+    Running(Duration),
+    /// Asked, and it is still unknown: one of the questions that the options allow.
     Unknown,
+    /// Asked, and the store could not be told.
+    Untold,
     /// Nobody was asked: the store did not show the record, or a caller in line asks.
     NotAsked,
 }
@@ -73,17 +76,7 @@ pub(super) enum Reply {
 impl Reply {
     /// Whether another claim is worth it.
     pub(super) const fn changed(self) -> bool {
-        matches!(self, Self::Resolved | Self::Moved | Self::Running)
-    }
-
-    /// Whether it was one of the questions that the options allow. The answer that was refused
-    /// before the attempt was watched is not.
-    pub(super) const fn counts(self, watched: bool) -> bool {
-        match self {
-            Self::Unknown => true,
-            Self::Running => watched,
-            _ => false,
-        }
+        matches!(self, Self::Resolved | Self::Moved | Self::Running(_))
     }
 }
 
@@ -114,7 +107,7 @@ impl<S: Store> Inquiry<S> {
                 lease_until,
                 ..
             } => (
-                operations.get(&entry.label.operation).copied(),
+                operations.get(&*entry.label.operation).copied(),
                 record.lease_until != *lease_until,
             ),
         };
@@ -160,13 +153,17 @@ impl<S: Store> Inquiry<S> {
         let answered = timeout(self.options.timeout, asking).await;
         let took = since.elapsed();
         let news = match answered {
-            Ok(Ok(Ok(answer))) => match self.resolve(&case, answer, policy.retention).await {
-                Ok(news) => news,
-                Err(error) => {
-                    refused = error;
-                    Reconciled::Store(&refused)
+            Ok(Ok(Ok(answer))) => {
+                let resolved = self.resolve(&case, answer, policy.retention);
+                match catch_panic(resolved).await {
+                    Ok(Ok(news)) => news,
+                    Ok(Err(error)) => {
+                        refused = error;
+                        Reconciled::Store(&refused)
+                    }
+                    Err(_) => Reconciled::Panicked,
                 }
-            },
+            }
             Ok(Ok(Err(error))) => {
                 failure = error;
                 Reconciled::Failed(&*failure)
@@ -174,15 +171,25 @@ impl<S: Store> Inquiry<S> {
             Ok(Err(_)) => Reconciled::Panicked,
             Err(_) => Reconciled::TimedOut,
         };
-        let reply = self.tell(&case, &news, Some(took));
+        let mut reply = self.tell(&case, &news, Some(took));
         let Asker::Background { watched, .. } = self.asker else {
             return reply;
         };
-        if reply == Reply::Running && matches!(self.open().await, Ok(None)) {
-            // It came back.
-            return Reply::Moved;
+        if let Reply::Running(lease) = &mut reply {
+            if matches!(self.open().await, Ok(None)) {
+                // It came back.
+                return Reply::Moved;
+            }
+            // The record does not say how long its lease is. It was claimed with it, or renewed later.
+            let record = &entry.record;
+            *lease = policy
+                .lease
+                .min(record.claimed_at.until(record.lease_until));
+            if watched.is_some_and(|since| since.elapsed() >= policy.lease) {
+                reply = Reply::Unknown;
+            }
         }
-        if reply.counts(watched) && self.is_last() {
+        if reply == Reply::Unknown && self.is_last() {
             self.tell(&case, &Reconciled::GaveUp, None);
         }
         reply
@@ -196,12 +203,17 @@ impl<S: Store> Inquiry<S> {
         };
         let (signal, reply) = match news {
             Reconciled::Happened | Reconciled::DidNotHappen => (Signal::Resolved, Reply::Resolved),
-            Reconciled::Refused(Refusal::Running) => (Signal::ResolveRefused, Reply::Running),
+            Reconciled::Refused(Refusal::Running) => {
+                (Signal::ResolveRefused, Reply::Running(Duration::ZERO))
+            }
             // An attempt took over, or completed, or somebody else resolved it.
             Reconciled::Refused(_) => (Signal::ResolveRefused, Reply::Moved),
             Reconciled::Failed(_) | Reconciled::Panicked | Reconciled::TimedOut => {
                 self.guard.tell(&seen(Signal::ReconcilerFailed));
                 (Signal::StillUnknown, Reply::Unknown)
+            }
+            Reconciled::Store(error) if error.is_retryable() => {
+                (Signal::StillUnknown, Reply::Untold)
             }
             Reconciled::StillUnknown | Reconciled::Store(_) => {
                 (Signal::StillUnknown, Reply::Unknown)

@@ -51,19 +51,18 @@ pub struct Background<S> {
 }
 
 /// What a record's operation goes by: it does not say itself by which policy it was claimed.
-pub(super) type Operations = BTreeMap<Box<str>, Policy>;
+pub(super) type Operations = BTreeMap<Arc<str>, Policy>;
 
 /// A record that waits for an answer.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Pending {
+    operation: Arc<str>,
     fence: Fence,
     lease_until: Timestamp,
-    // As long as attempts at its operation have.
-    lease: Duration,
     asked: u32,
-    // Whether an answer was refused already because the attempt ran as far as the store knew.
-    watched: bool,
-    // None: given up.
+    // Since when the store has watched it, where it took the attempt for running.
+    watched: Option<Instant>,
+    // None: nobody is asked any more.
     due: Option<Instant>,
 }
 
@@ -91,7 +90,7 @@ impl<S: Store> Background<S> {
     /// once goes by the longest of each.
     ///
     /// Without a reconciler in the guard it does nothing.
-    pub fn new<O: Into<Box<str>>>(
+    pub fn new<O: Into<Arc<str>>>(
         guard: Guard<S>,
         operations: impl IntoIterator<Item = (O, Policy)>,
     ) -> Self {
@@ -108,11 +107,14 @@ impl<S: Store> Background<S> {
 
     /// Takes other operations from now on, as [`new`](Self::new) does. Looks for their lost attempts
     /// in the next turn.
-    pub fn set_operations<O: Into<Box<str>>>(
+    pub fn set_operations<O: Into<Arc<str>>>(
         &mut self,
         operations: impl IntoIterator<Item = (O, Policy)>,
     ) {
-        self.operations = Arc::new(named(operations));
+        let operations = named(operations);
+        self.pending
+            .retain(|_, pending| operations.contains_key(&pending.operation));
+        self.operations = Arc::new(operations);
         self.next_look = Instant::now();
     }
 
@@ -174,7 +176,8 @@ impl<S: Store> Background<S> {
     }
 
     fn tally(&self, resolved: usize) -> Tally {
-        let given_up = self.pending.values().filter(|p| p.due.is_none()).count();
+        let asked_enough = |pending: &&Pending| pending.asked >= self.options.attempts;
+        let given_up = self.pending.values().filter(asked_enough).count();
         Tally {
             resolved,
             pending: self.pending.len() - given_up,
@@ -211,11 +214,11 @@ impl<S: Store> Background<S> {
                 }
             };
             for Entry { label, record } in page.entries {
-                if let Some(policy) = self.operations.get(&label.operation) {
-                    let new = Pending::new(&record, policy);
-                    let known = self.pending.get(&label.digest).copied();
+                if let Some((operation, _)) = self.operations.get_key_value(&*label.operation) {
+                    let new = Pending::new(operation, &record);
+                    let known = self.pending.get(&label.digest);
                     waiting += usize::from(known.is_none());
-                    let known = known.filter(|known| known.is_of(&new));
+                    let known = known.filter(|known| known.is_of(&new)).cloned();
                     found.insert(label.digest, known.unwrap_or(new));
                 }
             }
@@ -237,9 +240,11 @@ impl<S: Store> Background<S> {
         let now = Instant::now();
         let due = self.pending.iter();
         let due = due.filter(|(_, pending)| pending.due.is_some_and(|due| due <= now));
-        let mut due: Vec<_> = due.map(|(digest, pending)| (*digest, *pending)).collect();
+        let mut due: Vec<_> = due
+            .map(|(digest, pending)| (pending.due, *digest))
+            .collect();
         // Who waited longest is first: a turn may end before all were asked about.
-        due.sort_by_key(|(_, pending)| pending.due);
+        due.sort();
         let mut due = due.into_iter();
         // All end with this future: nobody is asked whose answer nobody takes.
         let mut asking = JoinSet::new();
@@ -247,10 +252,11 @@ impl<S: Store> Background<S> {
         loop {
             while asking.len() < self.at_once
                 && (begun < self.at_once || until.is_none_or(|until| Instant::now() < until))
-                && let Some((digest, pending)) = due.next()
+                && let Some((_, digest)) = due.next()
+                && let Some(pending) = self.pending.get(&digest)
             {
                 begun += 1;
-                let inquiry = self.inquiry(reconciler, digest, &pending);
+                let inquiry = self.inquiry(reconciler, digest, pending);
                 asking.spawn(async move {
                     // Who asks in line has the whole key.
                     let reply = match inquiry.guard.is_asking(&digest, inquiry.fence) {
@@ -295,9 +301,9 @@ impl<S: Store> Background<S> {
 
     /// Asks about all that are pending until each is resolved or given up. How many were resolved.
     async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
-        let mut resolved = self.ask_due(reconciler, None).await;
+        let mut resolved = 0;
         // One more than the questions that count: an attempt may have to be watched first.
-        for _ in 0..self.options.attempts {
+        for _ in 0..=self.options.attempts {
             let due = self.pending.values().filter_map(|pending| pending.due);
             let Some(all_due) = due.max() else {
                 break;
@@ -312,21 +318,24 @@ impl<S: Store> Background<S> {
         if matches!(reply, Reply::Resolved | Reply::Moved) {
             self.pending.remove(digest);
         } else if let Some(pending) = self.pending.get_mut(digest) {
-            pending.asked += u32::from(reply.counts(pending.watched));
-            let mut pause = jittered(self.options.pause_after(pending.asked));
-            if reply == Reply::Running {
-                // A store without a clock has to watch an attempt for a lease before it takes an
-                // answer.
-                pending.watched = true;
-                pause = pause.max(pending.lease);
+            let (now, most) = (Instant::now(), self.options.attempts);
+            match reply {
+                Reply::Unknown => pending.asked += 1,
+                // What is known is not given up because the store could not be told of it (R14).
+                Reply::Untold => pending.asked = (pending.asked + 1).min(most - 1),
+                _ => {}
             }
-            let more = pending.asked < self.options.attempts;
-            pending.due = more.then(|| later(Instant::now(), pause));
+            let mut pause = jittered(self.options.pause_after(pending.asked));
+            if let Reply::Running(lease) = reply {
+                let watched = now.duration_since(*pending.watched.get_or_insert(now));
+                pause = pause.max(lease).max(watched);
+            }
+            pending.due = (pending.asked < most).then(|| later(now, pause));
         }
     }
 }
 
-fn named<O: Into<Box<str>>>(operations: impl IntoIterator<Item = (O, Policy)>) -> Operations {
+fn named<O: Into<Arc<str>>>(operations: impl IntoIterator<Item = (O, Policy)>) -> Operations {
     let mut named = Operations::new();
     for (name, policy) in operations {
         let longest = named.entry(name.into()).or_insert(policy);
@@ -348,13 +357,13 @@ impl Pending {
         (self.fence, self.lease_until) == (now.fence, now.lease_until)
     }
 
-    fn new(record: &Record, policy: &Policy) -> Self {
+    fn new(operation: &Arc<str>, record: &Record) -> Self {
         Self {
+            operation: Arc::clone(operation),
             fence: record.token.fence,
             lease_until: record.lease_until,
-            lease: policy.lease,
             asked: 0,
-            watched: false,
+            watched: None,
             due: Some(Instant::now()),
         }
     }
@@ -368,7 +377,7 @@ impl<S: Store> Guard<S> {
     /// # Errors
     /// The store's, where it did not list its records. Nobody was asked about those; what was found
     /// before may be resolved.
-    pub async fn reconcile_all<O: Into<Box<str>>>(
+    pub async fn reconcile_all<O: Into<Arc<str>>>(
         &self,
         operations: impl IntoIterator<Item = (O, Policy)>,
     ) -> Result<Tally, StoreError> {
@@ -384,6 +393,8 @@ impl<S: Store> Guard<S> {
             (found, next) = job.find(from).await?;
             job.pending.extend(found);
             resolved += job.ask_until_done(reconciler).await;
+            // What is left had its turn.
+            job.pending.values_mut().for_each(|left| left.due = None);
         }
         Ok(job.tally(resolved))
     }
