@@ -198,7 +198,7 @@ impl Route {
         self.service.clone().unwrap_or_default()
     }
 
-    /// What its requests are claimed as in the store.
+    /// What its requests are claimed as in the store, unless it only observes.
     pub fn operation(&self) -> String {
         self.service().operation(reconcile::OPERATION).into_owned()
     }

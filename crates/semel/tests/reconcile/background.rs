@@ -410,19 +410,29 @@ impl Store for Watching {
 #[tokio::test(start_paused = true)]
 async fn an_attempt_is_watched_for_its_own_lease() {
     let long = policy().with_lease(Duration::from_hours(24));
-    for (is_skewed, questions) in [(false, 2), (true, 12)] {
+    for (as_a_job, is_skewed, questions) in [
+        (false, false, 2),
+        (false, true, 12),
+        (true, false, 2),
+        (true, true, 12),
+    ] {
         let script = Script::new([say(Finding::DidNotHappen)]);
         let store = Watching {
             is_skewed,
             ..Watching::new(LEASE)
         };
-        let guard = builder(store, &script).build();
+        let guard = builder(store, &script).reconcile_options(once()).build();
         lost(&guard, identity()).await;
         let begun = Instant::now();
         let operations = [("pay", policy()), ("pay", long)];
-        let mut background = Background::new(guard, operations).with_options(once());
-        while background.turn().await.unwrap().resolved == 0 {
-            background.rest().await;
+        if as_a_job {
+            let done = guard.reconcile_all(operations).await;
+            assert_eq!(done.unwrap().resolved, 1);
+        } else {
+            let mut background = Background::new(guard, operations).with_options(once());
+            while background.turn().await.unwrap().resolved == 0 {
+                background.rest().await;
+            }
         }
         assert!(begun.elapsed() < 2 * LEASE, "{:?}", begun.elapsed());
         // Where clocks say nothing it is asked in vain, less and less often.
@@ -463,6 +473,33 @@ async fn an_attempt_that_has_to_be_watched_first_is_asked_about_again() {
         assert_eq!(script.news(), ["1 Refused(Running)", "1 DidNotHappen"]);
         assert!(begun.elapsed() < 2 * LEASE);
     }
+}
+
+/// It was claimed by a policy that nobody has any more.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_may_be_watched_for_longer_than_a_lease_is_now() {
+    let script = Script::new([say(Finding::DidNotHappen)]);
+    let guard = builder(Watching::new(LEASE), &script).build();
+    lost(&guard, identity()).await;
+    let operations = [("pay", policy().with_lease(LEASE / 2))];
+    assert_eq!(guard.reconcile_all(operations).await.unwrap().resolved, 1);
+    let refused = "1 Refused(Running)";
+    assert_eq!(script.news(), [refused, refused, "2 DidNotHappen"]);
+}
+
+/// Nor is it longer and longer between its questions.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_runs_for_long_is_given_up_in_time() {
+    let script = Script::new([say(Finding::DidNotHappen)]);
+    let options = ReconcileOptions::in_line().with_attempts(20);
+    let guard = builder(Watching::new(Duration::MAX), &script).reconcile_options(options);
+    let guard = guard.build();
+    lost(&guard, identity()).await;
+    let begun = Instant::now();
+    let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
+    assert_eq!((tally.pending, tally.given_up), (0, 1));
+    assert_eq!(script.asked().len(), 21);
+    assert!(begun.elapsed() <= 21 * LEASE, "{:?}", begun.elapsed());
 }
 
 /// Once, that is: a store that takes no answer after a lease is not asked for ever.
@@ -603,34 +640,43 @@ async fn without_a_reconciler_it_rests() {
 struct Deaf {
     memory: Memory,
     until: Instant,
-    panics: bool,
+    how: How,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Refuses,
+    Panics,
 }
 
 impl Store for Deaf {
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
-        match change {
-            Change::Resolve(_) if self.panics => panic!("on purpose"),
-            Change::Resolve(_) if Instant::now() < self.until => Err(StoreError::new(
-                StoreErrorKind::Capacity,
-                "the disk is full",
-            )),
-            _ => self.memory.change(identity, change).await,
+        let hears = !matches!(change, Change::Resolve(_)) || Instant::now() >= self.until;
+        match self.how {
+            _ if hears => self.memory.change(identity, change).await,
+            How::Panics => panic!("on purpose"),
+            How::Refuses => Err(StoreError::new(StoreErrorKind::Capacity, "full")),
         }
     }
 
     semel::delegate!(memory: claim, get, list, purge, wait, probe, close);
 }
 
-/// R14: what is known is not given up because the store could not be told of it.
+/// Cannot be told for two hours.
+fn deaf(how: How) -> Deaf {
+    Deaf {
+        memory: Memory::default(),
+        until: Instant::now() + Duration::from_hours(2),
+        how,
+    }
+}
+
+/// R14: what is known is not given up because the store cannot be told of it.
 #[tokio::test(start_paused = true)]
-async fn what_is_known_waits_for_the_store() {
+async fn a_store_that_cannot_be_told_is_told_when_it_can() {
     for attempts in [1, 3] {
         let script = Script::new([say(happened())]);
-        let store = Deaf {
-            memory: Memory::default(),
-            until: Instant::now() + Duration::from_hours(2),
-            panics: false,
-        };
+        let store = deaf(How::Refuses);
         let memory = store.memory.clone();
         let guard = builder(store, &script).build();
         lost(&guard, identity()).await;
@@ -638,8 +684,13 @@ async fn what_is_known_waits_for_the_store() {
         let background = Background::new(guard, [("pay", policy())]).with_options(options);
         let reconciling = tokio::spawn(background.run());
         sleep(Duration::from_hours(2)).await;
-        assert_eq!(script.count(Signal::ReconcileGaveUp), 0);
-        sleep(Duration::from_mins(5)).await;
+        let news = script.news();
+        let untold = |news: &String| news.starts_with("1 Store(");
+        assert!(news.iter().all(untold), "{news:?}");
+        // Less and less often.
+        assert!((20..60).contains(&news.len()), "{}", news.len());
+        sleep(Duration::from_mins(6)).await;
+        assert_eq!(script.news().last().unwrap(), "1 Happened");
         assert_eq!(record(&memory).await.state.kind(), StateKind::Completed);
         reconciling.abort();
     }
@@ -649,18 +700,14 @@ async fn what_is_known_waits_for_the_store() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_panics_is_not_told_for_ever() {
     let script = Script::new([say(happened())]);
-    let store = Deaf {
-        memory: Memory::default(),
-        until: Instant::now(),
-        panics: true,
-    };
-    let guard = builder(store, &script).build();
+    let guard = builder(deaf(How::Panics), &script).build();
     lost(&guard, identity()).await;
     let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (0, 1));
-    let panicked = [1, 2, 3].map(|question| format!("{question} Panicked"));
-    assert_eq!(script.news()[..3], panicked);
-    assert_eq!(script.news()[3..], ["3 GaveUp"]);
+    let news = script.news();
+    let panicked = news[2].starts_with("3 Store(") && news[2].contains("panicked");
+    assert!(panicked, "{news:?}");
+    assert_eq!(news[3..], ["3 GaveUp"]);
 }
 
 /// However many wait at those that go.
@@ -688,8 +735,7 @@ async fn a_job_has_each_once_where_nobody_can_be_asked() {
     many_lost(&guard.store().memory, 0..LOST).await;
     let tally = guard.reconcile_all([("pay", policy())]).await.unwrap();
     assert_eq!((tally.pending, tally.given_up), (LOST as usize, 0));
-    // Each has two turns: one where it has to be watched first.
-    assert_eq!(reads.load(Ordering::SeqCst), 2 * LOST);
+    assert_eq!(reads.load(Ordering::SeqCst), LOST);
     assert_eq!(script.asked(), []);
 }
 

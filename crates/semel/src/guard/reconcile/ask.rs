@@ -6,12 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::attempt::catch_panic;
-use super::super::{Asked, Guard, Policy, Seen, Signal};
-use super::background::Operations;
+use super::super::{Asked, Guard, Seen, Signal};
 use super::{Answer, Case, Finding, ReconcileOptions, Reconciled, Reconciler};
 use crate::backoff::jittered;
 use crate::store::{
-    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Retention, Store, StoreExt as _, Verdict,
+    Entry, Fence, Fenced, Nonce, Refusal, Resolution, Store, StoreExt as _, Verdict,
 };
 use crate::{Identity, IdentityDigest, State, StoreError, StoreErrorKind, Timestamp};
 
@@ -20,6 +19,7 @@ const LONGEST_REASON: usize = 500;
 
 /// A question about one attempt, and all that asking it needs.
 pub(super) struct Inquiry<S> {
+    /// With the policy of the operation.
     pub(super) guard: Guard<S>,
     pub(super) reconciler: Arc<dyn Reconciler>,
     pub(super) options: ReconcileOptions,
@@ -37,8 +37,6 @@ pub(super) enum Asker {
     Caller(Box<Asked>),
     /// Nobody, who waits for the answer: the background, or a job.
     Background {
-        /// Whose records it may decide about.
-        operations: Arc<Operations>,
         /// Until when the attempt had its lease when it was found. One that renewed since is not lost.
         lease_until: Timestamp,
         /// Since when the store has watched it, where it took the attempt for running.
@@ -62,10 +60,12 @@ pub(super) enum Reply {
     Resolved,
     /// The record had moved on by itself.
     Moved,
-    /// Asked, and the attempt runs, as far as the store knows: one without a clock has to watch it for
-    /// as long as its lease is, at most this.
-    Running(Duration),
-    /// Asked, and it is still unknown: one of the questions that the options allow.
+    /// Asked, and the attempt runs, as far as the store knows: it may have to watch it for longer.
+    Running {
+        /// Whether it has watched it for as long as a lease of its operation is.
+        for_long: bool,
+    },
+    /// Asked, and it is still unknown.
     Unknown,
     /// Asked, and the store could not be told.
     Untold,
@@ -75,8 +75,13 @@ pub(super) enum Reply {
 
 impl Reply {
     /// Whether another claim is worth it.
-    pub(super) const fn changed(self) -> bool {
-        matches!(self, Self::Resolved | Self::Moved | Self::Running(_))
+    const fn changed(self) -> bool {
+        matches!(self, Self::Resolved | Self::Moved | Self::Running { .. })
+    }
+
+    /// Whether it was one of the questions that the options allow.
+    pub(super) const fn counts(self) -> bool {
+        matches!(self, Self::Unknown | Self::Running { for_long: true })
     }
 }
 
@@ -93,31 +98,22 @@ impl<S: Store> Inquiry<S> {
         }
     }
 
-    /// The record, where it is about that attempt still, and not settled, with the policy that the
-    /// answer goes by. Whether its lease lapsed the store says when it is told the answer.
-    async fn open(&self) -> Result<Option<(Entry, Policy)>, StoreError> {
-        let Some(entry) = self.guard.store().get(&self.digest).await? else {
-            return Ok(None);
-        };
-        let record = &entry.record;
-        let (policy, renewed) = match &self.asker {
-            Asker::Caller(_) => (Some(self.guard.policy), false),
-            Asker::Background {
-                operations,
-                lease_until,
-                ..
-            } => (
-                operations.get(&*entry.label.operation).copied(),
-                record.lease_until != *lease_until,
-            ),
-        };
-        let is_open = record.token.fence == self.fence
-            && match record.state {
-                State::InFlight => !renewed,
-                State::Unknown => true,
-                _ => false,
+    /// The record, where it is about that attempt still, and not settled. Whether its lease lapsed the
+    /// store says when it is told the answer.
+    async fn open(&self) -> Result<Option<Entry>, StoreError> {
+        let entry = self.guard.store().get(&self.digest).await?;
+        Ok(entry.filter(|Entry { record, .. }| {
+            let renewed = match self.asker {
+                Asker::Caller(_) => false,
+                Asker::Background { lease_until, .. } => record.lease_until != lease_until,
             };
-        Ok(policy.filter(|_| is_open).map(|policy| (entry, policy)))
+            record.token.fence == self.fence
+                && match record.state {
+                    State::InFlight => !renewed,
+                    State::Unknown => true,
+                    _ => false,
+                }
+        }))
     }
 
     const fn is_last(&self) -> bool {
@@ -126,12 +122,11 @@ impl<S: Store> Inquiry<S> {
 
     /// Asks once, about the record as it is now.
     pub(super) async fn ask(&self) -> Reply {
-        let guard = &self.guard;
-        let (entry, policy) = match self.open().await {
-            Ok(Some(open)) => open,
+        let entry = match self.open().await {
+            Ok(Some(entry)) => entry,
             Ok(None) => return Reply::Moved,
             Err(_) => {
-                guard.tell(&Seen {
+                self.guard.tell(&Seen {
                     id: Some(&self.digest),
                     fence: Some(self.fence),
                     ..Seen::new(Signal::StoreError)
@@ -146,53 +141,62 @@ impl<S: Store> Inquiry<S> {
             asked: self.asked,
             ..Case::of(&entry)
         };
-        guard.tell(&Seen::of_case(&case, Signal::ReconcileAsked));
-        let since = Instant::now();
-        let asking = catch_panic(async { self.reconciler.reconcile(&case).await });
-        let (failure, refused);
-        let answered = timeout(self.options.timeout, asking).await;
-        let took = since.elapsed();
-        let news = match answered {
-            Ok(Ok(Ok(answer))) => {
-                let resolved = self.resolve(&case, answer, policy.retention);
-                match catch_panic(resolved).await {
-                    Ok(Ok(news)) => news,
-                    Ok(Err(error)) => {
-                        refused = error;
-                        Reconciled::Store(&refused)
-                    }
-                    Err(_) => Reconciled::Panicked,
-                }
-            }
-            Ok(Ok(Err(error))) => {
-                failure = error;
-                Reconciled::Failed(&*failure)
-            }
-            Ok(Err(_)) => Reconciled::Panicked,
-            Err(_) => Reconciled::TimedOut,
+        let reply = match self.find_out(&case).await {
+            Ok((resolution, took)) => self.record(&case, resolution, took).await,
+            Err(reply) => reply,
         };
-        let mut reply = self.tell(&case, &news, Some(took));
-        let Asker::Background { watched, .. } = self.asker else {
-            return reply;
-        };
-        if let Reply::Running(lease) = &mut reply {
-            if matches!(self.open().await, Ok(None)) {
-                // It came back.
-                return Reply::Moved;
-            }
-            // The record does not say how long its lease is. It was claimed with it, or renewed later.
-            let record = &entry.record;
-            *lease = policy
-                .lease
-                .min(record.claimed_at.until(record.lease_until));
-            if watched.is_some_and(|since| since.elapsed() >= policy.lease) {
-                reply = Reply::Unknown;
-            }
-        }
-        if reply == Reply::Unknown && self.is_last() {
+        if caller.is_none() && reply.counts() && self.is_last() {
             self.tell(&case, &Reconciled::GaveUp, None);
         }
         reply
+    }
+
+    /// What the reconciler says, as the store will be told it, and how long it took.
+    async fn find_out(&self, case: &Case<'_>) -> Result<(Resolution, Duration), Reply> {
+        self.guard
+            .tell(&Seen::of_case(case, Signal::ReconcileAsked));
+        let since = Instant::now();
+        let asking = catch_panic(async { self.reconciler.reconcile(case).await });
+        let answered = timeout(self.options.timeout, asking).await;
+        let took = since.elapsed();
+        let tell = |news| self.tell(case, &news, Some(took));
+        Err(match answered {
+            Ok(Ok(Ok(answer))) => match self.resolution(answer) {
+                Ok(Some(resolution)) => return Ok((resolution, took)),
+                Ok(None) => tell(Reconciled::StillUnknown),
+                Err(error) => tell(Reconciled::Store(&error)),
+            },
+            Ok(Ok(Err(error))) => tell(Reconciled::Failed(&*error)),
+            Ok(Err(_)) => tell(Reconciled::Panicked),
+            Err(_) => tell(Reconciled::TimedOut),
+        })
+    }
+
+    /// Records it. The store decides whether the record is still as it was when the question was asked.
+    async fn record(&self, case: &Case<'_>, mut known: Resolution, took: Duration) -> Reply {
+        let told = catch_panic(self.resolve(case, &mut known)).await;
+        let told = told.unwrap_or_else(|_| {
+            let why = "the store panicked when it was told";
+            Err(StoreError::new(StoreErrorKind::Corrupt, why))
+        });
+        let news = match (&told, &known.verdict) {
+            (Ok(Fenced::Refused(refusal)), _) => Reconciled::Refused(*refusal),
+            (Ok(Fenced::Applied), Verdict::DidNotHappen) => Reconciled::DidNotHappen,
+            (Ok(Fenced::Applied), _) => Reconciled::Happened,
+            (Err(error), _) => Reconciled::Store(error),
+        };
+        match (self.tell(case, &news, Some(took)), &self.asker) {
+            (Reply::Running { .. }, Asker::Background { watched, .. }) => {
+                if matches!(self.open().await, Ok(None)) {
+                    // It came back.
+                    return Reply::Moved;
+                }
+                let lease = self.guard.policy.lease;
+                let for_long = watched.is_some_and(|since| since.elapsed() >= lease);
+                Reply::Running { for_long }
+            }
+            (reply, _) => reply,
+        }
     }
 
     /// Tells the observer what a question led to.
@@ -204,7 +208,7 @@ impl<S: Store> Inquiry<S> {
         let (signal, reply) = match news {
             Reconciled::Happened | Reconciled::DidNotHappen => (Signal::Resolved, Reply::Resolved),
             Reconciled::Refused(Refusal::Running) => {
-                (Signal::ResolveRefused, Reply::Running(Duration::ZERO))
+                (Signal::ResolveRefused, Reply::Running { for_long: false })
             }
             // An attempt took over, or completed, or somebody else resolved it.
             Reconciled::Refused(_) => (Signal::ResolveRefused, Reply::Moved),
@@ -226,24 +230,15 @@ impl<S: Store> Inquiry<S> {
         reply
     }
 
-    /// Records an answer. The store decides whether the record is still as it was when the question
-    /// was asked. A lost answer is asked for again under the same nonce.
-    async fn resolve(
-        &self,
-        case: &Case<'_>,
-        answer: Answer,
-        retention: Retention,
-    ) -> Result<Reconciled<'static>, StoreError> {
-        let (said, news, verdict) = match answer.finding {
+    /// What the store is told of this finding, if it says something.
+    fn resolution(&self, answer: Answer) -> Result<Option<Resolution>, StoreError> {
+        let (said, verdict) = match answer.finding {
             Finding::Happened(outcome) => {
-                let verdict = Verdict::Happened { outcome, retention };
-                ("that it happened", Reconciled::Happened, verdict)
+                let retention = self.guard.policy.retention;
+                ("that it happened", Verdict::Happened { outcome, retention })
             }
-            Finding::DidNotHappen => {
-                let news = Reconciled::DidNotHappen;
-                ("that it did not happen", news, Verdict::DidNotHappen)
-            }
-            Finding::StillUnknown => return Ok(Reconciled::StillUnknown),
+            Finding::DidNotHappen => ("that it did not happen", Verdict::DidNotHappen),
+            Finding::StillUnknown => return Ok(None),
         };
         let place = match self.asker {
             Asker::Background { .. } => "in the background",
@@ -255,29 +250,36 @@ impl<S: Store> Inquiry<S> {
             reason.push_str(": ");
             reason.extend(own.chars().take(LONGEST_REASON));
         }
-        let mut resolution = Resolution {
+        Ok(Some(Resolution {
             verdict,
             by: (*self.options.by).into(),
             reason: reason.into(),
             fence: self.fence,
             nonce: Nonce::random()?,
-        };
+        }))
+    }
+
+    /// Tells the store, and where its answer is lost again, under the same nonce.
+    async fn resolve(
+        &self,
+        case: &Case<'_>,
+        resolution: &mut Resolution,
+    ) -> Result<Fenced, StoreError> {
         let (guard, store) = (&self.guard, self.guard.store());
         let signal = |signal| guard.tell(&Seen::of_case(case, signal));
-        let mut done = guard
-            .insist(signal, || store.resolve(&self.digest, &resolution))
+        let done = guard
+            .insist(signal, || store.resolve(&self.digest, resolution))
             .await;
-        if let (Err(error), Verdict::Happened { outcome, .. }) = (&done, &mut resolution.verdict)
-            && error.kind() == StoreErrorKind::TooLarge
-        {
-            *outcome = outcome.to_omitted();
-            done = guard
-                .insist(signal, || store.resolve(&self.digest, &resolution))
-                .await;
+        let (Err(error), Verdict::Happened { outcome, .. }) = (&done, &mut resolution.verdict)
+        else {
+            return done;
+        };
+        if error.kind() != StoreErrorKind::TooLarge {
+            return done;
         }
-        Ok(match done? {
-            Fenced::Applied => news,
-            Fenced::Refused(refusal) => Reconciled::Refused(refusal),
-        })
+        *outcome = outcome.to_omitted();
+        guard
+            .insist(signal, || store.resolve(&self.digest, resolution))
+            .await
     }
 }

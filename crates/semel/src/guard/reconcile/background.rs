@@ -42,7 +42,7 @@ const AT_ONCE: usize = 8;
 /// ```
 pub struct Background<S> {
     guard: Guard<S>,
-    operations: Arc<Operations>,
+    operations: Operations,
     options: ReconcileOptions,
     every: Duration,
     at_once: usize,
@@ -51,15 +51,21 @@ pub struct Background<S> {
 }
 
 /// What a record's operation goes by: it does not say itself by which policy it was claimed.
-pub(super) type Operations = BTreeMap<Arc<str>, Policy>;
+type Operations = BTreeMap<Arc<str>, Policy>;
 
 /// A record that waits for an answer.
 #[derive(Clone)]
 struct Pending {
     operation: Arc<str>,
+    policy: Policy,
     fence: Fence,
     lease_until: Timestamp,
+    // As long as its lease can be: it was claimed with it, or renewed later.
+    lease: Duration,
+    // The questions that count.
     asked: u32,
+    // Those, and the turns in which nobody could be asked, or the store not be told.
+    turns: u32,
     // Since when the store has watched it, where it took the attempt for running.
     watched: Option<Instant>,
     // None: nobody is asked any more.
@@ -72,7 +78,8 @@ struct Pending {
 pub struct Tally {
     /// Records resolved in this turn.
     pub resolved: usize,
-    /// Records that wait for the next question.
+    /// Records that wait for the next question; after a job, those that are for the next one, because
+    /// the store failed or a caller in line asks.
     pub pending: usize,
     /// Records that were asked about as often as is allowed, and that nobody has resolved since. As
     /// long as more than 10,000 wait, those that were resolved meanwhile are counted as well.
@@ -96,7 +103,7 @@ impl<S: Store> Background<S> {
     ) -> Self {
         Self {
             guard,
-            operations: Arc::new(named(operations)),
+            operations: named(operations),
             options: ReconcileOptions::background(),
             every: Duration::from_secs(30),
             at_once: AT_ONCE,
@@ -111,10 +118,14 @@ impl<S: Store> Background<S> {
         &mut self,
         operations: impl IntoIterator<Item = (O, Policy)>,
     ) {
-        let operations = named(operations);
-        self.pending
-            .retain(|_, pending| operations.contains_key(&pending.operation));
-        self.operations = Arc::new(operations);
+        self.operations = named(operations);
+        self.pending.retain(|_, pending| {
+            let policy = self.operations.get(&pending.operation);
+            policy.is_some_and(|policy| {
+                pending.policy = *policy;
+                true
+            })
+        });
         self.next_look = Instant::now();
     }
 
@@ -214,7 +225,7 @@ impl<S: Store> Background<S> {
                 }
             };
             for Entry { label, record } in page.entries {
-                if let Some((operation, _)) = self.operations.get_key_value(&*label.operation) {
+                if let Some(operation) = self.operations.get_key_value(&*label.operation) {
                     let new = Pending::new(operation, &record);
                     let known = self.pending.get(&label.digest);
                     waiting += usize::from(known.is_none());
@@ -241,10 +252,10 @@ impl<S: Store> Background<S> {
         let due = self.pending.iter();
         let due = due.filter(|(_, pending)| pending.due.is_some_and(|due| due <= now));
         let mut due: Vec<_> = due
-            .map(|(digest, pending)| (pending.due, *digest))
+            .map(|(digest, pending)| (*digest, pending.clone()))
             .collect();
         // Who waited longest is first: a turn may end before all were asked about.
-        due.sort();
+        due.sort_by_key(|(_, pending)| pending.due);
         let mut due = due.into_iter();
         // All end with this future: nobody is asked whose answer nobody takes.
         let mut asking = JoinSet::new();
@@ -252,11 +263,10 @@ impl<S: Store> Background<S> {
         loop {
             while asking.len() < self.at_once
                 && (begun < self.at_once || until.is_none_or(|until| Instant::now() < until))
-                && let Some((_, digest)) = due.next()
-                && let Some(pending) = self.pending.get(&digest)
+                && let Some((digest, pending)) = due.next()
             {
                 begun += 1;
-                let inquiry = self.inquiry(reconciler, digest, pending);
+                let inquiry = self.inquiry(reconciler, digest, &pending);
                 asking.spawn(async move {
                     // Who asks in line has the whole key.
                     let reply = match inquiry.guard.is_asking(&digest, inquiry.fence) {
@@ -285,13 +295,12 @@ impl<S: Store> Background<S> {
         pending: &Pending,
     ) -> Inquiry<S> {
         Inquiry {
-            guard: self.guard.clone(),
+            guard: self.guard.with_policy(pending.policy),
             reconciler: Arc::clone(reconciler),
             options: self.options.clone(),
             digest,
             fence: pending.fence,
             asker: Asker::Background {
-                operations: Arc::clone(&self.operations),
                 lease_until: pending.lease_until,
                 watched: pending.watched,
             },
@@ -302,35 +311,39 @@ impl<S: Store> Background<S> {
     /// Asks about all that are pending until each is resolved or given up. How many were resolved.
     async fn ask_until_done(&mut self, reconciler: &Arc<dyn Reconciler>) -> usize {
         let mut resolved = 0;
-        // One more than the questions that count: an attempt may have to be watched first.
-        for _ in 0..=self.options.attempts {
+        loop {
             let due = self.pending.values().filter_map(|pending| pending.due);
             let Some(all_due) = due.max() else {
-                break;
+                return resolved;
             };
             sleep_until(all_due).await;
             resolved += self.ask_due(reconciler, None).await;
+            let turns = self.options.attempts;
+            let had_its_turns = |pending: &&mut Pending| pending.turns >= turns;
+            let left = self.pending.values_mut().filter(had_its_turns);
+            left.for_each(|pending| pending.due = None);
         }
-        resolved
     }
 
     fn note(&mut self, digest: &IdentityDigest, reply: Reply) {
         if matches!(reply, Reply::Resolved | Reply::Moved) {
             self.pending.remove(digest);
         } else if let Some(pending) = self.pending.get_mut(digest) {
-            let (now, most) = (Instant::now(), self.options.attempts);
-            match reply {
-                Reply::Unknown => pending.asked += 1,
-                // What is known is not given up because the store could not be told of it (R14).
-                Reply::Untold => pending.asked = (pending.asked + 1).min(most - 1),
-                _ => {}
-            }
-            let mut pause = jittered(self.options.pause_after(pending.asked));
-            if let Reply::Running(lease) = reply {
+            let now = Instant::now();
+            pending.asked += u32::from(reply.counts());
+            // What is known is not given up because the store cannot be told of it (R14).
+            pending.turns += u32::from(reply != Reply::Running { for_long: false });
+            let mut pause = jittered(self.options.pause_after(pending.turns));
+            if let Reply::Running { for_long } = reply {
+                pause = pause.max(pending.lease);
                 let watched = now.duration_since(*pending.watched.get_or_insert(now));
-                pause = pause.max(lease).max(watched);
+                if !for_long {
+                    // Its clock may have stepped, so that this was not its lease.
+                    pause = pause.max(watched);
+                }
             }
-            pending.due = (pending.asked < most).then(|| later(now, pause));
+            let more = pending.asked < self.options.attempts;
+            pending.due = more.then(|| later(now, pause));
         }
     }
 }
@@ -357,12 +370,17 @@ impl Pending {
         (self.fence, self.lease_until) == (now.fence, now.lease_until)
     }
 
-    fn new(operation: &Arc<str>, record: &Record) -> Self {
+    fn new((operation, policy): (&Arc<str>, &Policy), record: &Record) -> Self {
         Self {
             operation: Arc::clone(operation),
+            policy: *policy,
             fence: record.token.fence,
             lease_until: record.lease_until,
+            lease: policy
+                .lease
+                .min(record.claimed_at.until(record.lease_until)),
             asked: 0,
+            turns: 0,
             watched: None,
             due: Some(Instant::now()),
         }
@@ -393,8 +411,6 @@ impl<S: Store> Guard<S> {
             (found, next) = job.find(from).await?;
             job.pending.extend(found);
             resolved += job.ask_until_done(reconciler).await;
-            // What is left had its turn.
-            job.pending.values_mut().for_each(|left| left.due = None);
         }
         Ok(job.tally(resolved))
     }

@@ -130,7 +130,7 @@ pub enum Reconciled<'a> {
     StillUnknown,
     /// The reconciler failed.
     Failed(&'a (dyn StdError + Send + Sync + 'static)),
-    /// The reconciler panicked, or the store that was told its answer.
+    /// The reconciler panicked.
     Panicked,
     /// The reconciler did not answer in time.
     TimedOut,

@@ -37,8 +37,8 @@ impl ReconcileOptions {
         }
     }
 
-    /// At most this many questions; 1 at least. In the background, or in a job, one more where the
-    /// store still took the attempt for running when the first finding came.
+    /// At most this many questions; 1 at least. In the background, or in a job, more where the store
+    /// takes the attempt for running: those that come before it can have watched it for a lease.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts.max(1);
