@@ -63,6 +63,8 @@ impl Postgres {
             format!("unix_socket_directories={data}"),
             "max_connections=300".into(),
             "shared_buffers=64MB".into(),
+            // In its folder, which goes with it: what lies elsewhere a killed server leaves behind.
+            "dynamic_shared_memory_type=mmap".into(),
         ];
         let all = own.into_iter().chain(settings.iter().map(|&s| s.into()));
         let node = Node::new("postgres", program("postgres")?, port, folder.path())
@@ -73,8 +75,9 @@ impl Postgres {
                 program("pg_isready")?,
                 ready.map(String::from).into(),
             ));
-        node.start()?;
-        Ok(Self { node, folder })
+        let server = Self { node, folder };
+        server.node.start()?;
+        Ok(server)
     }
 
     /// As `pg_ctl restart -m immediate`: connections are cut at once, and the log is recovered.
@@ -111,6 +114,14 @@ impl Server for Postgres {
 
     fn nodes(&self) -> Vec<&Node> {
         vec![&self.node]
+    }
+}
+
+/// A killed one leaves a segment of shared memory in the kernel, which has room for some thousands.
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.node.resume();
+        self.node.end(Signal::QUIT);
     }
 }
 
