@@ -683,13 +683,13 @@ async fn a_store_that_cannot_be_told_is_told_when_it_can() {
         let options = ReconcileOptions::background().with_attempts(attempts);
         let background = Background::new(guard, [("pay", policy())]).with_options(options);
         let reconciling = tokio::spawn(background.run());
-        sleep(Duration::from_hours(2)).await;
+        sleep(Duration::from_mins(119)).await;
         let news = script.news();
         let untold = |news: &String| news.starts_with("1 Store(");
         assert!(news.iter().all(untold), "{news:?}");
         // Less and less often.
         assert!((20..60).contains(&news.len()), "{}", news.len());
-        sleep(Duration::from_mins(6)).await;
+        sleep(Duration::from_mins(7)).await;
         assert_eq!(script.news().last().unwrap(), "1 Happened");
         assert_eq!(record(&memory).await.state.kind(), StateKind::Completed);
         reconciling.abort();
@@ -753,4 +753,33 @@ impl Store for Unread {
     }
 
     semel::delegate!(memory: claim, change, list, purge, wait, probe, close);
+}
+
+/// While one has to be watched for a lease, the others are asked about.
+#[tokio::test(start_paused = true)]
+async fn a_job_waits_for_none_longer_than_for_its_next_question() {
+    let script = Script::new([say(Finding::StillUnknown), say(happened())]);
+    let guard = builder(Watching::new(LEASE), &script).build();
+    lost(&guard, identity()).await;
+    lost(&guard, of_operation("refund")).await;
+    let operations = ["pay", "refund"].map(|name| (name, policy()));
+    assert_eq!(guard.reconcile_all(operations).await.unwrap().resolved, 2);
+    let times = script.times.lock().unwrap().clone();
+    assert!(times[2] - times[0] < Duration::from_secs(1), "{times:?}");
+}
+
+/// No operator is called for what somebody else resolved during the last question.
+#[tokio::test(start_paused = true)]
+async fn what_is_resolved_meanwhile_is_not_given_up() {
+    let (store, script) = (Memory::default(), Script::new([Act::Hang]));
+    let guard = builder(store.clone(), &script).reconcile_options(once());
+    let guard = guard.build();
+    lost(&guard, identity()).await;
+    let looks = async {
+        sleep(Duration::from_secs(1)).await;
+        resolve(&store, semel::store::Verdict::DidNotHappen).await;
+    };
+    let (tally, ()) = tokio::join!(guard.reconcile_all([("pay", policy())]), looks);
+    assert_eq!(tally.unwrap(), semel::guard::Tally::default());
+    assert_eq!(script.news(), ["1 TimedOut"]);
 }

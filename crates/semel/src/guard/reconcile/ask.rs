@@ -69,7 +69,7 @@ pub(super) enum Reply {
     Unknown,
     /// Asked, and the store could not be told.
     Untold,
-    /// Nobody was asked: the store did not show the record, or a caller in line asks.
+    /// Nobody was asked: the store did not show the record, or a caller in line asks. Or it panicked.
     NotAsked,
 }
 
@@ -146,6 +146,10 @@ impl<S: Store> Inquiry<S> {
             Err(reply) => reply,
         };
         if caller.is_none() && reply.counts() && self.is_last() {
+            if matches!(self.open().await, Ok(None)) {
+                // Somebody else resolved it meanwhile: no operator has to look.
+                return Reply::Moved;
+            }
             self.tell(&case, &Reconciled::GaveUp, None);
         }
         reply

@@ -19,6 +19,8 @@ use crate::{IdentityDigest, Record, StateKind, StoreError, Timestamp};
 
 /// How many records wait for an answer at the same time; the others' turn comes when these are done.
 const MOST_PENDING: usize = 10_000;
+/// For how long a job waits for others to be due.
+const TOGETHER: Duration = Duration::from_millis(100);
 /// How many questions are asked at the same time.
 const AT_ONCE: usize = 8;
 
@@ -81,8 +83,9 @@ pub struct Tally {
     /// Records that wait for the next question; after a job, those that are for the next one, because
     /// the store failed or a caller in line asks.
     pub pending: usize,
-    /// Records that were asked about as often as is allowed, and that nobody has resolved since. As
-    /// long as more than 10,000 wait, those that were resolved meanwhile are counted as well.
+    /// Records that were asked about as often as is allowed, and that nobody had resolved when the
+    /// store was last looked at. As long as more than 10,000 wait, those that were resolved since are
+    /// counted as well.
     pub given_up: usize,
 }
 
@@ -313,10 +316,11 @@ impl<S: Store> Background<S> {
         let mut resolved = 0;
         loop {
             let due = self.pending.values().filter_map(|pending| pending.due);
-            let Some(all_due) = due.max() else {
+            let Some(first_due) = due.min() else {
                 return resolved;
             };
-            sleep_until(all_due).await;
+            // Those that are due soon after are asked about with it.
+            sleep_until(first_due + TOGETHER).await;
             resolved += self.ask_due(reconciler, None).await;
             let turns = self.options.attempts;
             let had_its_turns = |pending: &&mut Pending| pending.turns >= turns;

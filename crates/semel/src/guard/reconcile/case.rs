@@ -37,7 +37,7 @@ pub struct Case<'a> {
     /// The steps that it, and attempts before it, finished.
     pub progress: &'a Progress,
     /// Which question this is, from 1: of the callers in line at this moment, or of the background
-    /// since it found the record. The number comes again where an answer was too early to be taken.
+    /// since it found the record. The number comes again where the store did not take an answer.
     pub asked: u32,
 }
 

@@ -134,7 +134,7 @@ pub enum Reconciled<'a> {
     Panicked,
     /// The reconciler did not answer in time.
     TimedOut,
-    /// The store could not be asked, or did not take the answer.
+    /// The store could not be told the answer.
     Store(&'a StoreError),
     /// It was asked as often as it may be in the background: an operator has to look.
     GaveUp,

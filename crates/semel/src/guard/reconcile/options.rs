@@ -38,7 +38,8 @@ impl ReconcileOptions {
     }
 
     /// At most this many questions; 1 at least. In the background, or in a job, more where the store
-    /// takes the attempt for running: those that come before it can have watched it for a lease.
+    /// takes the attempt for running, before it can have watched it for a lease, and where it is away
+    /// or full and cannot be told the answer.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts.max(1);
