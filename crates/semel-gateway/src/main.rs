@@ -2,7 +2,11 @@
 
 use std::process::ExitCode;
 
+use mimalloc::MiMalloc;
 use semel_gateway::command;
+
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     // Whatever a store's engine makes is for its owner only: answers and parts of keys are in it.
