@@ -24,7 +24,8 @@ pub struct Body(Kind);
 #[derive(Debug)]
 enum Kind {
     Whole(Full<Bytes>),
-    Stream(Stream),
+    // Boxed: a body is moved some thirty times on its way.
+    Stream(Box<Stream>),
 }
 
 /// A body that comes from elsewhere, whose sender may not be silent for longer than a limit.
@@ -73,7 +74,7 @@ impl Body {
         if body.is_end_stream() {
             return Self::from(Bytes::new());
         }
-        Self(Kind::Stream(Stream {
+        Self(Kind::Stream(Box::new(Stream {
             body,
             is_http2: version == Version::HTTP_2,
             limit,
@@ -83,7 +84,7 @@ impl Body {
             rules: None,
             room: None,
             connection: None,
-        }))
+        })))
     }
 
     /// The body of an answer, with the connection that it comes from.

@@ -10,7 +10,11 @@ use super::{FENCE, ID, KEEP_ALIVE, KEY, PROXY_CONNECTION};
 
 /// The names that services trust because the gateway stands in front of them.
 #[derive(Debug)]
-pub(super) struct Reserved(Vec<HeaderName>);
+pub(super) struct Reserved {
+    names: Vec<HeaderName>,
+    /// A bit for each length that one of them has: most fields of a request have another.
+    lengths: u64,
+}
 
 impl Reserved {
     /// The gateway's own, and those that a scope is made of.
@@ -25,15 +29,24 @@ impl Reserved {
             FORWARDED_PORT,
             FORWARDED_PROTO,
         ];
-        Self(ours.into_iter().chain(scope.iter().cloned()).collect())
+        let names: Vec<HeaderName> = ours.into_iter().chain(scope.iter().cloned()).collect();
+        let bits = names.iter().map(|name| bit(name.as_str()));
+        Self {
+            lengths: bits.fold(0, |all, bit| all | bit),
+            names,
+        }
     }
 
     /// Removes fields that a service could take for one of these: CGI and what follows it (WSGI,
     /// Rack, PHP) read `Idempotency_Fence` and `Idempotency-Fence` as the same variable, and some of
     /// them any other sign as well.
     pub(super) fn remove_twins(&self, headers: &mut HeaderMap) {
-        let twins = |name: &&HeaderName| self.0.iter().any(|ours| are_twins(name, ours));
-        remove_all(headers, twins);
+        remove_all(headers, |name| self.has_twin(name));
+    }
+
+    fn has_twin(&self, name: &HeaderName) -> bool {
+        self.lengths & bit(name.as_str()) != 0
+            && self.names.iter().any(|ours| are_twins(name, ours))
     }
 
     /// Removes what has no place behind a body: these names, their twins, and fields of one
@@ -49,11 +62,7 @@ impl Reserved {
             UPGRADE,
         ];
         remove_all(trailers, |name| {
-            hop_by_hop.contains(name)
-                || self
-                    .0
-                    .iter()
-                    .any(|ours| *name == ours || are_twins(name, ours))
+            hop_by_hop.contains(name) || self.names.contains(name) || self.has_twin(name)
         });
     }
 }
@@ -63,6 +72,11 @@ fn remove_all(headers: &mut HeaderMap, unwanted: impl Fn(&&HeaderName) -> bool) 
     for name in names {
         headers.remove(name);
     }
+}
+
+/// Of a name's length. Longer ones share bits.
+const fn bit(name: &str) -> u64 {
+    1 << (name.len() % 64)
 }
 
 fn are_twins(name: &HeaderName, ours: &HeaderName) -> bool {
