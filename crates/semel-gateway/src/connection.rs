@@ -1,12 +1,12 @@
-//! How a connection is used: which HTTP it speaks, and whether a request is under way.
+//! How a connection is used: whether a request is under way.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::{Request, Response, Version};
+use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, sleep_until};
 use tower_service::Service;
@@ -15,8 +15,8 @@ use tower_service::Service;
 #[derive(Debug)]
 pub(crate) struct Usage {
     since: Instant,
-    /// Of the first request.
-    version: OnceLock<Version>,
+    /// Whether there was a request.
+    has_begun: AtomicBool,
     under_way: AtomicUsize,
     /// When the last answer ended, in milliseconds after `since`.
     rests: AtomicU64,
@@ -27,28 +27,25 @@ impl Usage {
     pub(crate) fn new() -> Self {
         Self {
             since: Instant::now(),
-            version: OnceLock::new(),
+            has_begun: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
             rests: AtomicU64::new(0),
         }
     }
 
-    /// Returns if no request came within `limit`. hyper has no timer for what comes before the version
-    /// of HTTP is known.
-    pub(crate) async fn silence(&self, limit: Duration) {
-        sleep_until(self.since + limit).await;
-        if self.version.get().is_some() {
-            std::future::pending::<()>().await;
-        }
+    /// Whether there was a request.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Returns once no request of HTTP/2 was under way for `limit`. hyper has a timer for HTTP/1 only.
+    /// Returns once no request was under way for `limit`. It looks now and then: a timer for each request
+    /// would have to be set and removed each time.
     pub(crate) async fn idleness(&self, limit: Duration) {
         let mut check = self.since + limit;
         loop {
             sleep_until(check).await;
             let now = Instant::now();
-            check = if self.is_idle() {
+            check = if self.under_way.load(Ordering::Acquire) == 0 {
                 self.rests() + limit
             } else {
                 now + limit
@@ -57,11 +54,6 @@ impl Usage {
                 return;
             }
         }
-    }
-
-    fn is_idle(&self) -> bool {
-        let version = self.version.get();
-        version == Some(&Version::HTTP_2) && self.under_way.load(Ordering::Acquire) == 0
     }
 
     fn rests(&self) -> Instant {
@@ -95,7 +87,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let under_way = UnderWay::begin(&self.usage, request.version());
+        let under_way = UnderWay::begin(&self.usage);
         InUse {
             inner: self.inner.call(request),
             under_way: Some(under_way),
@@ -108,9 +100,9 @@ where
 struct UnderWay(Arc<Usage>);
 
 impl UnderWay {
-    fn begin(usage: &Arc<Usage>, version: Version) -> Self {
+    fn begin(usage: &Arc<Usage>) -> Self {
         usage.under_way.fetch_add(1, Ordering::AcqRel);
-        usage.version.get_or_init(|| version);
+        usage.has_begun.store(true, Ordering::Relaxed);
         Self(Arc::clone(usage))
     }
 }
@@ -180,11 +172,11 @@ mod tests {
         timeout(LIMIT * 5, usage.idleness(LIMIT)).await.is_ok()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn idle_is_who_has_no_request_under_way() {
         let usage = Arc::new(Usage::new());
-        let first = UnderWay::begin(&usage, Version::HTTP_2);
-        let second = UnderWay::begin(&usage, Version::HTTP_2);
+        let first = UnderWay::begin(&usage);
+        let second = UnderWay::begin(&usage);
         assert!(!is_told(&usage).await);
         drop(first);
         assert!(!is_told(&usage).await);
@@ -195,10 +187,10 @@ mod tests {
         assert!(since.elapsed() + Duration::from_millis(1) >= LIMIT);
     }
 
-    #[tokio::test]
-    async fn http1_has_a_timer_of_its_own() {
-        let usage = Arc::new(Usage::new());
-        drop(UnderWay::begin(&usage, Version::HTTP_11));
-        assert!(!is_told(&usage).await);
+    #[tokio::test(start_paused = true)]
+    async fn idle_is_who_never_asked() {
+        let usage = Usage::new();
+        assert!(is_told(&usage).await);
+        assert!(!usage.has_begun());
     }
 }

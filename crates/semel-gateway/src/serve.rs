@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use hyper::body::Incoming;
@@ -33,8 +34,8 @@ use crate::tls::server::Acceptor;
 use crate::tls::stream::Stream;
 use crate::upgrade::Held;
 
-/// How long a client may take for a request's header, and be idle between two requests.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may be open without a request under way: the time for a request's header is within it.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// When a system asks a peer that sends nothing whether it is there, and how often then.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 const PROBE_EVERY: Duration = Duration::from_secs(15);
@@ -56,14 +57,14 @@ const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 pub struct Bounds {
     /// How many may be open. Others wait for one to end.
     pub at_once: usize,
-    /// How long one of HTTP/2 may be open without a request under way.
+    /// How long one may be open without a request under way.
     pub idle: Duration,
 }
 
 impl Bounds {
     /// As many at once, and 30 s.
     pub const fn of(at_once: usize) -> Self {
-        let idle = HEAD_TIMEOUT;
+        let idle = IDLE_TIMEOUT;
         Self { at_once, idle }
     }
 }
@@ -126,8 +127,8 @@ pub async fn run<S, B>(
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        // Its timer would be set and removed for every request: see `Ends`.
+        .header_read_timeout(None)
         .max_buf_size(MAX_HEAD);
     builder
         .http2()
@@ -183,16 +184,21 @@ pub async fn run<S, B>(
                 }
                 request
             });
-            let service = TowerToHyperService::new(Used::new(service, usage));
+            let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
             let io = TokioIo::new(stream);
             let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
             let ended = loop {
                 tokio::select! {
                     biased;
                     ended = connection.as_mut() => break ended,
-                    end = ends.next() => match end {
-                        End::Soon => connection.as_mut().graceful_shutdown(),
-                        End::Now => return tracing::debug!("connection: no request in time"),
+                    end = ends.next() => {
+                        // A request of HTTP/2 that was just read begins in a task of its own.
+                        tokio::task::yield_now().await;
+                        // Before its first request hyper does not take a connection for an idle one.
+                        if end == End::Idle && !usage.has_begun() {
+                            return tracing::debug!("connection: no request in time");
+                        }
+                        connection.as_mut().graceful_shutdown();
                     }
                 }
             };
@@ -206,12 +212,13 @@ pub async fn run<S, B>(
     stop.closed().await;
 }
 
-/// How a connection is to end.
+/// Why a connection is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// After the requests under way.
-    Soon,
-    Now,
+    /// The gateway does.
+    Stop,
+    /// No request was under way for too long.
+    Idle,
 }
 
 /// What ends a connection, watched by a task of its own: a connection that is busy looks at one word,
@@ -222,21 +229,16 @@ impl Ends {
     fn watch(usage: Arc<Usage>, mut stopping: watch::Receiver<()>, idle: Duration) -> Self {
         let (told, ends) = mpsc::channel(2);
         tokio::spawn(async move {
-            let soon = async {
-                tokio::select! {
-                    _ = stopping.changed() => {}
-                    () = usage.idleness(idle) => {}
-                }
-                told.send(End::Soon).await.ok();
-                std::future::pending::<()>().await;
+            let stops = async {
+                stopping.changed().await.ok();
+                told.send(End::Stop).await.ok();
             };
-            let now = async {
-                usage.silence(HEAD_TIMEOUT).await;
-                told.send(End::Now).await.ok();
+            let idles = async {
+                usage.idleness(idle).await;
+                told.send(End::Idle).await.ok();
             };
             tokio::select! {
-                () = soon => {}
-                () = now => {}
+                _ = join(stops, idles) => {}
                 () = told.closed() => {}
             }
         });
@@ -343,12 +345,15 @@ fn is_of_connection(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use http_body_util::{BodyExt as _, Empty, Full};
-    use hyper::client::conn::{http1, http2};
+    use http_body_util::{BodyExt as _, Channel, Empty};
+    use hyper::client::conn::http2;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::sleep;
 
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);
+    const IDLE: Duration = Duration::from_millis(300);
 
     async fn bound() -> (TcpListener, std::net::SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -371,41 +376,88 @@ mod tests {
         sender
     }
 
-    #[tokio::test]
-    async fn idle_connections_of_http2_leave_their_room() {
+    /// Everybody who holds a connection without a request under way, for ever.
+    async fn hold(address: std::net::SocketAddr) -> Vec<Box<dyn std::any::Any>> {
+        let mut asked = open_http2(address).await;
+        let answer = asked.send_request(get()).await.unwrap();
+        assert_eq!(answer.collect().await.unwrap().to_bytes(), "done");
+        let mut held: Vec<Box<dyn std::any::Any>> =
+            vec![Box::new(asked), Box::new(open_http2(address).await)];
+        let whole = "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        for (sent, answers) in [("", 0), ("GET / HT", 0), (whole, 1), (whole, 1)] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(sent.as_bytes()).await.unwrap();
+            let mut read = Vec::new();
+            while answers > 0 && !read.ends_with(b"0\r\n\r\n") {
+                assert!(stream.read_buf(&mut read).await.unwrap() > 0);
+            }
+            held.push(Box::new(stream));
+        }
+        let begun = held
+            .last_mut()
+            .and_then(|it| it.downcast_mut::<TcpStream>());
+        begun
+            .unwrap()
+            .write_all(b"GET / HTTP/1.1\r\nho")
+            .await
+            .unwrap();
+        held
+    }
+
+    /// Serves at most six connections; reads each request, and answers `done` in two pieces. `/slowly` takes longer
+    /// than a connection may be idle, for the answer and within it.
+    async fn served() -> std::net::SocketAddr {
         let (listener, address) = bound().await;
-        let service = tower::service_fn(|_: Request<Incoming>| async {
-            Ok(Response::new(Full::<Bytes>::from("done")))
+        let service = tower::service_fn(|request: Request<Incoming>| async {
+            let pause = match request.uri().path() {
+                "/slowly" => 2 * IDLE,
+                _ => Duration::ZERO,
+            };
+            request.into_body().collect().await.ok();
+            sleep(pause).await;
+            let (mut pieces, body) = Channel::<Bytes>::new(1);
+            tokio::spawn(async move {
+                pieces.send_data("do".into()).await.ok();
+                sleep(pause).await;
+                pieces.send_data("ne".into()).await.ok();
+            });
+            Ok(Response::new(body))
         });
         let bounds = Bounds {
-            at_once: 2,
-            idle: Duration::from_millis(50),
+            at_once: 6,
+            idle: IDLE,
         };
-        let never = std::future::pending();
-        tokio::spawn(run(
-            listener,
-            Cores::current(),
-            Entry::default(),
-            bounds,
-            move |_| service,
-            never,
-        ));
-        let mut idle = Vec::new();
-        for _ in 0..2 {
-            let mut sender = open_http2(address).await;
-            let answer = sender.send_request(get()).await.unwrap();
-            assert_eq!(answer.collect().await.unwrap().to_bytes(), "done");
-            idle.push(sender);
+        let (cores, never) = (Cores::current(), std::future::pending());
+        let made = move |_| service;
+        tokio::spawn(run(listener, cores, Entry::default(), bounds, made, never));
+        address
+    }
+
+    #[tokio::test]
+    async fn idle_connections_leave_their_room() {
+        let address = served().await;
+        let first = hold(address).await;
+        let others = timeout(PATIENCE, hold(address)).await.expect("room");
+        assert_eq!(others.len(), 6);
+        drop(first);
+    }
+
+    #[tokio::test]
+    async fn connections_in_use_are_left_alone() {
+        let address = served().await;
+        let slowly = "GET /slowly HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        let upload = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n";
+        for (begin, pause, end) in [(slowly, Duration::ZERO, ""), (upload, 2 * IDLE, "ab")] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(begin.as_bytes()).await.unwrap();
+            sleep(pause).await;
+            stream.write_all(end.as_bytes()).await.unwrap();
+            let mut read = Vec::new();
+            while !read.ends_with(b"0\r\n\r\n") {
+                let more = timeout(PATIENCE, stream.read_buf(&mut read)).await;
+                assert!(more.unwrap().unwrap() > 0, "{}", read.escape_ascii());
+            }
         }
-        let third = async {
-            let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
-            let (mut sender, connection) = http1::handshake(stream).await.unwrap();
-            tokio::spawn(connection);
-            sender.send_request(get()).await.unwrap()
-        };
-        let answer = timeout(PATIENCE, third).await.expect("room");
-        assert_eq!(answer.status(), 200);
-        drop(idle);
     }
 
     #[tokio::test]
