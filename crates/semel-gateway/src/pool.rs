@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::TryFutureExt as _;
+use futures_util::future::Either;
 use http::header::{CONNECTION, HOST, HeaderValue, InvalidHeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
@@ -249,8 +251,9 @@ impl Pool {
 
     /// A new connection; of HTTP/1, where asked.
     pub(crate) async fn connect(self: &Arc<Self>, http1: bool) -> Result<Lent, ConnectError> {
-        // With the look-up of the name, and what is said before the first request.
-        let made = timeout(CONNECT_TIMEOUT, self.make(http1)).await;
+        // With the look-up of the name, and what is said before the first request. Boxed: what is rare takes no room
+        // in the future of every request.
+        let made = Box::pin(timeout(CONNECT_TIMEOUT, self.make(http1))).await;
         let made = made.unwrap_or_else(|late| Err(late.into()));
         match &made {
             Ok(_) => self.health.reached(),
@@ -426,11 +429,13 @@ impl Lent {
         Ok(self.pool.connect(http1).await?.counted(self.busy))
     }
 
-    /// Sends a request to the path of its target.
-    pub(crate) async fn send(
+    /// Sends a request to the path of its target; the host is this upstream's, unless the client's is to be
+    /// preserved. It is on its way before the future is polled, which therefore need not hold it. In HTTP/2 there is
+    /// a copy, for an upstream that refuses it.
+    pub(crate) fn send(
         &mut self,
         mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, NotAnswered> {
+    ) -> impl Future<Output = Result<Response<Incoming>, NotAnswered>> + use<> {
         let path = request.uri().path_and_query().cloned();
         let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
         if !self.pool.preserves_host || !request.headers().contains_key(HOST) {
@@ -439,8 +444,7 @@ impl Lent {
         match &mut self.sender {
             Sender::Http1(sender) => {
                 *request.uri_mut() = Uri::from(path);
-                let sent = sender.try_send_request(request).await;
-                sent.map_err(NotAnswered::from)
+                Either::Left(sender.try_send_request(request).map_err(NotAnswered::from))
             }
             Sender::Http2 { sender, .. } => {
                 // hyper would remove what it names, and `TE` is to arrive.
@@ -450,13 +454,13 @@ impl Lent {
                 let again = body.again();
                 let again = again.map(|body| Request::from_parts(parts.clone(), body));
                 let request = Request::from_parts(parts, body);
-                let sent = sender.try_send_request(request).await;
-                sent.map_err(|error| {
+                let sent = sender.try_send_request(request);
+                Either::Right(Box::pin(sent.map_err(|error| {
                     let error = NotAnswered::from(error);
                     let again = again.filter(|_| is_refused(&error.error));
                     let unsent = error.unsent.or(again);
                     NotAnswered { unsent, ..error }
-                })
+                })))
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
-use http::{Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
@@ -18,8 +18,8 @@ use semel::guard::AttemptInfo;
 use semel_tower::{Disposition, TraceParent};
 use tokio::time::Instant;
 use tower_service::Service;
+use tracing::Span;
 use tracing::field::Empty;
-use tracing::{Instrument as _, Span};
 
 use crate::body::{Body, Progress};
 use crate::command::with_causes;
@@ -89,9 +89,28 @@ impl Service<Request<Body>> for Proxy {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // Nothing of this waits: what it needs has no place in the future.
+        let (request, asked) = self.0.to_upstream(request);
         let inner = Arc::clone(&self.0);
-        Box::pin(async move { Ok(inner.answer(request).await) })
+        Box::pin(async move {
+            let (method, target) = (request.method().clone(), request.uri().clone());
+            let began = Instant::now();
+            Ok(match inner.send(request, asked.leaving.is_some()).await {
+                Ok(answer) => inner.to_client(answer, asked, began.elapsed()),
+                Err((failure, why)) => inner.failed(failure, &why, &asked, &method, target.path()),
+            })
+        })
     }
+}
+
+/// What is known of a request that is under way to the upstream.
+struct Asked {
+    /// The gateway's own: what a client sends by this name is removed.
+    id: Option<HeaderValue>,
+    leaving: Option<(OnUpgrade, Option<Arc<Held>>)>,
+    told: Option<Arc<Told>>,
+    /// The server's span, and that of the upstream's call.
+    spans: Option<(Span, Span)>,
 }
 
 /// Why there is no answer of the upstream.
@@ -161,7 +180,8 @@ impl Failure {
 }
 
 impl Inner {
-    async fn answer(&self, request: Request<Body>) -> Response<Body> {
+    /// A request as the upstream gets it.
+    fn to_upstream(&self, request: Request<Body>) -> (Request<Body>, Asked) {
         let (mut parts, body) = request.into_parts();
         let attempt = parts.extensions.remove::<AttemptInfo>();
         let target = parts.uri.authority();
@@ -176,54 +196,80 @@ impl Inner {
         parts.version = Version::HTTP_11;
         let told = parts.extensions.remove::<Arc<Told>>();
         parts.extensions.clear();
-        let (here, span) = match self.has_spans {
-            true => (Span::current(), self.span(&mut parts)),
-            false => (Span::none(), Span::none()),
+        let spans = self
+            .has_spans
+            .then(|| (Span::current(), self.span(&mut parts)));
+        let asked = Asked {
+            id: attempt.and_then(|_| parts.headers.get(headers::ID).cloned()),
+            leaving,
+            told,
+            spans,
         };
-        let body = body.under(&self.rules);
-        let request = Request::from_parts(parts, body);
-        let began = Instant::now();
-        let sent = self.send(request, leaving.is_some());
-        match sent.instrument(span.clone()).await {
-            Ok((mut response, connection)) => {
-                let took = began.elapsed();
-                self.counted.upstream_answered(took);
-                if let Some(told) = told {
-                    told.upstream.set(took).ok();
-                }
-                span.record("http.response.status_code", response.status().as_u16());
-                let leaves = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-                let upstream = leaves.then(|| upgrade::on(&mut response));
-                let (mut parts, body) = response.into_parts();
-                headers::to_client(&mut parts.headers, leaves);
-                if let (Some(upstream), Some((client, held))) = (upstream, leaving) {
-                    let tunnel = Tunnel {
-                        client,
-                        upstream,
-                        held,
-                    };
-                    tokio::spawn(tunnel.run(Arc::clone(&self.metrics)));
-                }
-                // The gateway's, not the upstream's: else hyper answers as HTTP/1.0, and closes.
-                let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
-                parts.extensions.clear();
-                if let Some(this) = telemetry::as_parent(&here) {
-                    parts.extensions.insert(TraceParent(this));
-                }
-                // An answer that is to be kept is read whole, so its silence counts; a stream
-                // without a key may be silent for as long as it likes.
-                let silence = self.silence.filter(|_| attempt.is_some());
-                Response::from_parts(parts, Body::answer(body, version, silence, connection))
-            }
-            Err(failure) => {
-                self.metrics.upstream_failure(failure.as_str());
-                span.record("otel.status_code", "ERROR");
-                span.record("error.type", failure.as_str());
-                let mut response = failure.problem().respond();
-                response.extensions_mut().insert(failure.disposition());
-                response
+        (Request::from_parts(parts, body.under(&self.rules)), asked)
+    }
+
+    /// The upstream's answer as the client gets it.
+    fn to_client(
+        &self,
+        (mut response, connection): (Response<Incoming>, Lent),
+        asked: Asked,
+        took: Duration,
+    ) -> Response<Body> {
+        self.counted.upstream_answered(took);
+        if let Some(told) = asked.told {
+            told.upstream.set(took).ok();
+        }
+        let leaves = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let upstream = leaves.then(|| upgrade::on(&mut response));
+        let (mut parts, body) = response.into_parts();
+        headers::to_client(&mut parts.headers, leaves);
+        if let (Some(upstream), Some((client, held))) = (upstream, asked.leaving) {
+            let tunnel = Tunnel {
+                client,
+                upstream,
+                held,
+            };
+            tokio::spawn(tunnel.run(Arc::clone(&self.metrics)));
+        }
+        // The gateway's, not the upstream's: else hyper answers as HTTP/1.0, and closes.
+        let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
+        parts.extensions.clear();
+        if let Some((here, span)) = asked.spans {
+            span.record("http.response.status_code", parts.status.as_u16());
+            if let Some(this) = telemetry::as_parent(&here) {
+                parts.extensions.insert(TraceParent(this));
             }
         }
+        // An answer that is to be kept is read whole, so its silence counts; a stream without a key may
+        // be silent for as long as it likes.
+        let silence = self.silence.filter(|_| asked.id.is_some());
+        Response::from_parts(parts, Body::answer(body, version, silence, connection))
+    }
+
+    /// What the client gets where there is no answer, and what is told of it.
+    fn failed(
+        &self,
+        failure: Failure,
+        why: &str,
+        asked: &Asked,
+        method: &Method,
+        path: &str,
+    ) -> Response<Body> {
+        let name = failure.as_str();
+        self.metrics.upstream_failure(name);
+        let id = asked.id.as_ref().and_then(|id| id.to_str().ok());
+        if let Some((_, span)) = &asked.spans {
+            span.record("otel.status_code", "ERROR");
+            span.record("error.type", name);
+        }
+        if failure == Failure::ClientBody {
+            tracing::debug!(failure = name, %method, path, id, "client: {why}");
+        } else {
+            tracing::warn!(failure = name, %method, path, id, "upstream: {why}");
+        }
+        let mut response = failure.problem().respond();
+        response.extensions_mut().insert(failure.disposition());
+        response
     }
 
     /// The span of the upstream's call, which the upstream goes on below.
@@ -246,9 +292,11 @@ impl Inner {
     /// The client's end of a request that may leave HTTP. With a key it may not: what passes then would
     /// be run, and never kept.
     fn leaving(&self, parts: &mut Parts, keyed: bool) -> Option<(OnUpgrade, Option<Arc<Held>>)> {
-        let client = parts.extensions.remove::<OnUpgrade>();
-        let may = !keyed && self.upstreams.has_http1() && parts.headers.contains_key(UPGRADE);
-        if let Some(client) = client.filter(|_| may) {
+        if let Some(client) = parts.extensions.remove::<OnUpgrade>()
+            && !keyed
+            && self.upstreams.has_http1()
+            && parts.headers.contains_key(UPGRADE)
+        {
             return Some((client, parts.extensions.remove()));
         }
         headers::remove_upgrade(&mut parts.headers);
@@ -258,27 +306,6 @@ impl Inner {
     /// Sends a request; once more where nothing of it was written, because the connection was closed.
     /// It `may_leave` HTTP if it asks for that.
     async fn send(
-        &self,
-        request: Request<Body>,
-        may_leave: bool,
-    ) -> Result<(Response<Incoming>, Lent), Failure> {
-        let (method, target) = (request.method().clone(), request.uri().clone());
-        // The gateway's own: what a client sends by this name is removed.
-        let id = request.headers().get(headers::ID).cloned();
-        let sent = self.send_on(request, may_leave).await;
-        sent.map_err(|(failure, why)| {
-            let id = id.as_ref().and_then(|id| id.to_str().ok());
-            let path = target.path();
-            if failure == Failure::ClientBody {
-                tracing::debug!(failure = failure.as_str(), %method, path, id, "client: {why}");
-            } else {
-                tracing::warn!(failure = failure.as_str(), %method, path, id, "upstream: {why}");
-            }
-            failure
-        })
-    }
-
-    async fn send_on(
         &self,
         mut request: Request<Body>,
         may_leave: bool,
@@ -406,7 +433,7 @@ mod tests {
         assert!(response.headers().contains_key(http::header::RETRY_AFTER));
     }
 
-    // These hold hyper to what `send_on` builds on.
+    // These hold hyper to what `send` builds on.
 
     #[tokio::test]
     async fn closed_with_the_request_in_the_queue_is_unsent() {

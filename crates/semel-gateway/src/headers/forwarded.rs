@@ -33,7 +33,7 @@ impl Proto {
 }
 
 /// What only trusted peers may say.
-const ALL: [HeaderName; 5] = [
+pub(super) const ALL: [HeaderName; 5] = [
     FORWARDED,
     FORWARDED_FOR,
     FORWARDED_HOST,
@@ -46,18 +46,35 @@ pub(crate) fn is_trusted(peer: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|net| net.contains(&peer))
 }
 
-/// Says who sent a request, to which host, and how.
+/// Removes what is there, unless the peer is `trusted`; whether it is.
+pub(super) fn believe(headers: &mut HeaderMap, trusted: bool) -> bool {
+    if !trusted {
+        for name in &ALL {
+            headers.remove(name);
+        }
+    }
+    trusted
+}
+
+/// Says who sent a request, to which host, and how; beside what a peer said who is `believed`. Else none of these
+/// fields is there.
 pub(super) fn write(
     headers: &mut HeaderMap,
     host: Option<&HeaderValue>,
     peer: Option<&Peer>,
-    trusted: bool,
+    believed: bool,
     proto: Proto,
 ) {
-    if !trusted && headers.keys().any(|name| ALL.contains(name)) {
-        for name in &ALL {
-            headers.remove(name);
+    let how = HeaderValue::from_static(proto.as_str());
+    if !believed {
+        if let Some(peer) = peer {
+            headers.insert(FORWARDED_FOR, peer.field().clone());
         }
+        if let Some(host) = host {
+            headers.insert(FORWARDED_HOST, host.clone());
+        }
+        headers.insert(FORWARDED_PROTO, how);
+        return;
     }
     if let Some(peer) = peer {
         append(headers, FORWARDED_FOR, peer.field().clone());
@@ -71,8 +88,7 @@ pub(super) fn write(
     if let Some(host) = host {
         insert_if_missing(headers, FORWARDED_HOST, host.clone());
     }
-    let proto = HeaderValue::from_static(proto.as_str());
-    insert_if_missing(headers, FORWARDED_PROTO, proto);
+    insert_if_missing(headers, FORWARDED_PROTO, how);
 }
 
 /// One hop in `Forwarded`.

@@ -39,6 +39,47 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
+/// Which fields there are that something is to be done with. Most headers have one of them at most: a look at each
+/// field is less than a search for each name.
+#[derive(Debug, Clone, Copy)]
+struct Present(u8);
+
+impl Present {
+    const CONNECTION: u8 = 1 << 0;
+    /// Another one of [`HOP_BY_HOP`].
+    const HOP_BY_HOP: u8 = 1 << 1;
+    const EXPECT: u8 = 1 << 2;
+    const COOKIE: u8 = 1 << 3;
+    /// What only the gateway says.
+    const OURS: u8 = 1 << 4;
+    /// What only trusted peers say of others.
+    const FORWARDED: u8 = 1 << 5;
+
+    fn of(headers: &HeaderMap) -> Self {
+        let kinds = headers.keys().map(|name| match name.as_str() {
+            "connection" => Self::CONNECTION,
+            "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade" => Self::HOP_BY_HOP,
+            "expect" => Self::EXPECT,
+            "cookie" => Self::COOKIE,
+            "idempotency-fence" | "idempotency-id" => Self::OURS,
+            "forwarded" | "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-port"
+            | "x-forwarded-proto" => Self::FORWARDED,
+            _ => 0,
+        });
+        Self(kinds.fold(0, |all, kind| all | kind))
+    }
+
+    const fn any(self, kinds: u8) -> bool {
+        self.0 & kinds != 0
+    }
+}
+
 /// How the header of a request changes on its way through the gateway.
 #[derive(Debug)]
 pub(crate) struct Rules {
@@ -85,32 +126,39 @@ impl Rules {
         target: Option<&Authority>,
         peer: Option<&Peer>,
     ) {
-        let trailers = wants_trailers(headers);
-        let upgrade = upgrade(headers);
-        strip_hop_by_hop(headers, &self.end_to_end);
+        let present = Present::of(headers);
+        let trailers = present.any(Present::HOP_BY_HOP) && wants_trailers(headers);
+        let upgrade = strip_hop_by_hop(headers, present, &self.end_to_end);
         if let Some(upgrade) = upgrade {
             set_upgrade(headers, upgrade);
         } else if trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
             headers.insert(CONNECTION, HeaderValue::from_static("te"));
         }
-        // The gateway itself answers an expectation, when it begins to read the body.
-        headers.remove(EXPECT);
-        // Only the gateway says what attempt this is.
-        headers.remove(FENCE);
-        headers.remove(ID);
+        if present.any(Present::EXPECT) {
+            // The gateway itself answers it, when it begins to read the body.
+            headers.remove(EXPECT);
+        }
+        if present.any(Present::OURS) {
+            headers.remove(FENCE);
+            headers.remove(ID);
+        }
         self.reserved.remove_twins(headers);
-        join_cookies(headers);
+        if present.any(Present::COOKIE) {
+            join_cookies(headers);
+        }
         let trusted = peer.is_some_and(|peer| is_trusted(peer.address(), &self.trusted));
         let foreign = self.of_trusted.iter().filter(|name| **name != HOST);
         for name in foreign.filter(|_| !trusted) {
             headers.remove(name);
         }
         let host = host(headers, target);
-        forwarded::write(headers, host.as_ref(), peer, trusted, self.proto);
+        let believed = present.any(Present::FORWARDED) && forwarded::believe(headers, trusted);
+        forwarded::write(headers, host.as_ref(), peer, believed, self.proto);
     }
 
-    /// Makes an admitted header the one that the upstream gets.
+    /// Makes an admitted header the one that the upstream gets, but for the host where that is not the client's:
+    /// whoever knows the address sets it.
     pub(crate) fn to_upstream(
         &self,
         headers: &mut HeaderMap,
@@ -121,11 +169,11 @@ impl Rules {
             headers.insert(FENCE, HeaderValue::from(attempt.fence.0));
             headers.insert(ID, id(&attempt.id));
         }
-        // Whoever knows the address sets another.
-        match host(headers, target).filter(|_| self.preserve_host) {
-            Some(host) => headers.insert(HOST, host),
-            None => headers.remove(HOST),
-        };
+        if self.preserve_host
+            && let Some(host) = host(headers, target)
+        {
+            headers.insert(HOST, host);
+        }
     }
 
     /// Makes a client's trailers the ones that the upstream gets.
@@ -150,9 +198,8 @@ pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
 /// Makes the upstream's header the one that the client gets. Only in an answer that `switches` there is
 /// another protocol.
 pub(crate) fn to_client(headers: &mut HeaderMap, switches: bool) {
-    let upgrade = upgrade(headers).filter(|_| switches);
-    strip_hop_by_hop(headers, &[]);
-    if let Some(upgrade) = upgrade {
+    let upgrade = strip_hop_by_hop(headers, Present::of(headers), &[]);
+    if let Some(upgrade) = upgrade.filter(|_| switches) {
         set_upgrade(headers, upgrade);
         headers.remove(CONTENT_LENGTH);
     }
@@ -228,16 +275,19 @@ fn end_to_end<'a>(said: impl IntoIterator<Item = &'a HeaderName>) -> Vec<HeaderN
 
 /// Removes the fields of one connection: RFC 9110, section 7.6.1. `Connection` cannot name what is
 /// `kept`: the service would not know for whom, or under what key, it works. A sender must not do that.
-fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
-    // Most requests and answers have one of them at most: a look at each field is less than a search for each name.
-    let place = |name| HOP_BY_HOP.iter().position(|one| one == name);
-    let present = headers
-        .keys()
-        .filter_map(place)
-        .fold(0_u8, |all, nth| all | 1 << nth);
-    if present == 0 {
-        return;
+/// What is returned is the [`upgrade`] among them.
+fn strip_hop_by_hop(
+    headers: &mut HeaderMap,
+    present: Present,
+    kept: &[HeaderName],
+) -> Option<HeaderValue> {
+    if !present.any(Present::CONNECTION | Present::HOP_BY_HOP) {
+        return None;
     }
+    let upgrade = match present.any(Present::HOP_BY_HOP) {
+        true => upgrade(headers),
+        false => None,
+    };
     let nominated: Vec<HeaderName> = members(headers, &CONNECTION)
         .filter(|name| {
             !["keep-alive", "close"]
@@ -250,15 +300,18 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     for name in nominated {
         headers.remove(name);
     }
+    if !present.any(Present::HOP_BY_HOP) {
+        headers.remove(CONNECTION);
+        return None;
+    }
     // Of two lengths the chunks' own counts (RFC 9112, section 6.3).
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
-    for (nth, name) in HOP_BY_HOP.iter().enumerate() {
-        if present & 1 << nth != 0 {
-            headers.remove(name);
-        }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
     }
+    upgrade
 }
 
 /// Clients of HTTP/2 may send each cookie in a field of its own; elsewhere there is one (RFC 9113,
@@ -304,6 +357,30 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_look_finds_what_there_is_something_to_do_with() {
+        let found = |name: &HeaderName| {
+            let one = HeaderValue::from_static("1");
+            Present::of(&[(name.clone(), one)].into_iter().collect()).0
+        };
+        assert_eq!(found(&CONNECTION), Present::CONNECTION);
+        for name in HOP_BY_HOP.iter().filter(|name| **name != CONNECTION) {
+            assert_eq!(found(name), Present::HOP_BY_HOP, "{name}");
+        }
+        for name in &forwarded::ALL {
+            assert_eq!(found(name), Present::FORWARDED, "{name}");
+        }
+        for (name, kind) in [
+            (EXPECT, Present::EXPECT),
+            (COOKIE, Present::COOKIE),
+            (FENCE, Present::OURS),
+            (ID, Present::OURS),
+            (HOST, 0),
+        ] {
+            assert_eq!(found(&name), kind, "{name}");
+        }
+    }
+
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         fields
             .iter()
@@ -342,11 +419,14 @@ mod tests {
         }
     }
 
-    /// What becomes of fields of this peer.
+    /// What becomes of fields of this peer, without the host that the pool sets.
     fn upstream_gets(rules: &Rules, peer: &str, fields: &[(&str, &str)]) -> Vec<String> {
         let mut headers = map(fields);
         rules.admit(&mut headers, None, Some(&Peer::new(peer.parse().unwrap())));
         rules.to_upstream(&mut headers, None, None);
+        if !rules.preserve_host {
+            headers.remove(HOST);
+        }
         lines(&headers)
     }
 
@@ -380,6 +460,8 @@ mod tests {
             [
                 "connection: te",
                 "cookie: a=1; session=2",
+                // The pool sets its own.
+                "host: shop.example",
                 &format!("idempotency-fence: {}", attempt.fence),
                 &format!("idempotency-id: {}", attempt.id),
                 "idempotency-key: \"k\"",
