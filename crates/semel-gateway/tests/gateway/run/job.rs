@@ -147,8 +147,15 @@ impl Job<'_> {
     }
 
     pub(super) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
-        command.arg("run").args(["--key", &self.key]);
+        // Whoever starts the tests may ignore signals, and a shell cannot trap those.
+        let mut command = Command::new("env");
+        command.args([
+            "--default-signal",
+            env!("CARGO_BIN_EXE_semel"),
+            "run",
+            "--key",
+            &self.key,
+        ]);
         let is_elsewhere = |flag: &String| ["--store", "--gateway"].contains(&flag.as_str());
         if !self.flags.iter().any(is_elsewhere) {
             command.args(&self.way.flags);
