@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsConnector;
 
 /// Connections, each with one request at a time.
-const CONNECTIONS: usize = 32;
+pub(crate) const CONNECTIONS: usize = 32;
 const BODY: &str = r#"{"item":"sku-1234567","quantity":2,"currency":"EUR","amount":1999}"#;
 
 /// Which key a request carries.
@@ -81,24 +81,26 @@ pub(crate) fn rate(server: &Target, keys: Keys, time: Duration) -> Result<f64> {
     })
 }
 
-/// How long requests without a key take that come at `per_second`, on 32 connections in turn. A thread for
-/// each connection: a runtime's timer would let all that are due within a millisecond go at once.
-pub(crate) fn latencies(server: &Target, per_second: f64, time: Duration) -> Result<Vec<Duration>> {
-    let pause = Duration::from_secs_f64(CONNECTIONS as f64 / per_second);
+/// How long requests without a key take on 32 connections, where each connection sends one in every `pause`, and in
+/// turn; or as soon as the last is answered, if that is later. A thread for each connection: a runtime's timer would
+/// let all that are due within a millisecond go at once.
+pub(crate) fn latencies(server: &Target, pause: Duration, time: Duration) -> Result<Vec<Duration>> {
     let started = Instant::now() + Duration::from_millis(100);
     let connection = |index: usize| -> Result<Vec<Duration>> {
         let runtime = runtime()?;
         let mut connection = runtime.block_on(Connection::open(server, Keys::Absent, index))?;
         let mut due = started + pause.mul_f64(index as f64 / CONNECTIONS as f64);
         let mut took = Vec::new();
-        while due < started + time {
+        loop {
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             let sent = Instant::now();
+            if sent >= started + time {
+                return Ok(took);
+            }
             runtime.block_on(connection.ask())?;
             took.push(sent.elapsed());
             due += pause;
         }
-        Ok(took)
     };
     std::thread::scope(|scope| {
         let connection = &connection;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use semel_bench_report::{Goal, Measurement};
 
-use crate::client::{Keys, Target, latencies, rate};
+use crate::client::{CONNECTIONS, Target, latencies, rate};
 use crate::disk;
 use crate::run::{Run, progress};
 use crate::server::{Application, Server};
@@ -103,12 +103,14 @@ fn measure_latencies(
 ) -> Result<()> {
     let (nginx, _) = proxies.load("nginx")?;
     let (semel, _) = proxies.load("unkeyed")?;
-    let full = rate(&nginx, Keys::Absent, run.turn())?;
+    // This load costs more than that of rates: half of what it is at most is half of what the machine can do.
+    let full = latencies(&nginx, Duration::ZERO, run.turn())?.len();
+    let pause = run.turn().mul_f64(2.0 * CONNECTIONS as f64 / full as f64);
     let mut rounds = Vec::new();
     for round in 1..=run.rounds() {
         progress(format_args!("gateway: latency, round {round}"));
         let sorted = |target: &Target| -> Result<Vec<Duration>> {
-            let mut all = latencies(target, full / 2.0, run.turn())?;
+            let mut all = latencies(target, pause, run.turn())?;
             all.sort_unstable();
             Ok(all)
         };
