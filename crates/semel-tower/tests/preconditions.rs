@@ -299,11 +299,7 @@ fn in_memory() -> Router {
 
 async fn postgres() -> Arc<PostgresStore> {
     let nonce = Nonce::random().unwrap();
-    let hex: String = nonce
-        .as_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let hex = hex::encode(nonce.as_bytes());
     let server = tokio::task::spawn_blocking(|| shared(Kind::Postgres)).await;
     let url = format!("{}?table=t_{hex}", server.unwrap().unwrap());
     let options = PostgresOptions::from_url(&url).unwrap();

@@ -48,11 +48,7 @@ fn offering(store: &Arc<PostgresStore>) -> IdempotencyLayer<Arc<PostgresStore>> 
 impl Bench {
     async fn new() -> Self {
         let nonce = Nonce::random().unwrap();
-        let hex: String = nonce
-            .as_bytes()
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
+        let hex = hex::encode(nonce.as_bytes());
         let server = tokio::task::spawn_blocking(|| shared(Kind::Postgres)).await;
         let server = server.unwrap().unwrap();
         let (look, connection) = connect(&server, NoTls).await.unwrap();

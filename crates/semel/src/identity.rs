@@ -57,23 +57,17 @@ impl IdentityDigest {
 
     /// Parses the 64 hexadecimal digits that `Display` prints.
     pub fn from_hex(hex: &str) -> Option<Self> {
-        let hex = hex.as_bytes();
-        if hex.len() != 64 {
-            return None;
-        }
         let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
-            let high = char::from(pair[0]).to_digit(16)?;
-            let low = char::from(pair[1]).to_digit(16)?;
-            *byte = u8::try_from(high << 4 | low).ok()?;
-        }
+        hex::decode_to_slice(hex, &mut bytes).ok()?;
         Some(Self(bytes))
     }
 }
 
 impl fmt::Display for IdentityDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+        let mut digits = [0; 64];
+        hex::encode_to_slice(self.0, &mut digits).map_err(|_| fmt::Error)?;
+        f.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -131,11 +131,7 @@ fn io_error(what: &'static str, path: &Path, source: io::Error) -> OutboxError {
 
 /// Names may have any characters, and be long.
 fn file_name(name: &str) -> String {
-    format!("{}.{EXTENSION}", hex(&Sha256::digest(name)))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{}.{EXTENSION}", hex::encode(Sha256::digest(name)))
 }
 
 /// The first line of a file: its form, and the SHA-256 of all that follows. Then a line of JSON, and the body.
@@ -174,7 +170,7 @@ fn encode(kept: &Kept) -> Vec<u8> {
     let mut content = serde_json::json!(head).to_string().into_bytes();
     content.push(b'\n');
     content.extend_from_slice(&kept.body);
-    let mut file = format!("{FORM}{}\n", hex(&Sha256::digest(&content))).into_bytes();
+    let mut file = format!("{FORM}{}\n", hex::encode(Sha256::digest(&content))).into_bytes();
     file.append(&mut content);
     file
 }
@@ -202,7 +198,7 @@ fn decode(mut file: Bytes) -> Result<Kept, String> {
     let first = line(&mut file).ok_or("it breaks off in its first line")?;
     let digest = first.strip_prefix(FORM.as_bytes());
     let digest = digest.ok_or("its first line is not that of an intent of version 1")?;
-    if digest != hex(&Sha256::digest(&file)).as_bytes() {
+    if digest != hex::encode(Sha256::digest(&file)).as_bytes() {
         return Err("its content is not what was written".into());
     }
     let head = line(&mut file).ok_or("it has no head")?;

@@ -319,7 +319,7 @@ async fn one_begun_in_the_future_is_not_sent() {
     // Since then the clock was set back by years.
     let content = content.replacen("\"begun\":", "\"begun\":9", 1);
     let digest = sha2::Sha256::digest(&content);
-    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex::encode(digest);
     std::fs::write(&file, format!("semel-intent 1 {digest}\n{content}")).unwrap();
     let outbox = Outbox::open(directory.path()).await.unwrap();
     let service = Service::new([status(201)]);

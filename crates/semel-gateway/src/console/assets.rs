@@ -56,7 +56,7 @@ pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let all = FILES
         .iter()
         .fold(Sha256::new(), |all, (_, _, text)| all.chain_update(text));
-    super::hex(&all.finalize()[..8])
+    hex::encode(&all.finalize()[..8])
 });
 
 fn compressed(text: &str) -> Option<Bytes> {

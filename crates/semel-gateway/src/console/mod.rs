@@ -480,10 +480,6 @@ async fn end(Extension(visitor): Asked) -> Response {
     see_with("./sign-in", &visitor, "; Max-Age=0")
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

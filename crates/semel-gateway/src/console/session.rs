@@ -91,7 +91,7 @@ impl Sessions {
     /// What forms carry that are shown to whoever comes with this: a session's number, or a token.
     pub(super) fn form_number(&self, whose: &[u8]) -> String {
         let text = [self.secret.as_bytes(), b"/", whose].concat();
-        super::hex(&digest(&text)[..16])
+        hex::encode(&digest(&text)[..16])
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<[u8; 32], Session>> {
@@ -111,7 +111,7 @@ fn digest(text: &[u8]) -> [u8; 32] {
 /// 256 bits from the system.
 fn random() -> Result<String, StoreError> {
     let halves = [Nonce::random()?, Nonce::random()?];
-    Ok(halves.map(|half| super::hex(half.as_bytes())).concat())
+    Ok(halves.map(|half| hex::encode(half.as_bytes())).concat())
 }
 
 /// The cookie's name. Browsers keep one jar for all ports of a host, and each forwarded port may lead to

@@ -192,7 +192,7 @@ fn host(headers: &HeaderMap, target: Option<&Authority>) -> Option<HeaderValue> 
 
 /// An operation's name as a field.
 pub(crate) fn id(id: &IdentityDigest) -> HeaderValue {
-    HeaderValue::from_str(&id.to_string()).expect("digits can stand in a field")
+    HeaderValue::try_from(id.to_string()).expect("digits can stand in a field")
 }
 
 /// Makes the upstream's header the one that the client gets. Only in an answer that `switches` there is

@@ -29,8 +29,7 @@ const LOOK_FOR: Duration = Duration::from_millis(250);
 /// The digest of an order: who confirms has to ask for the same.
 pub(super) fn digest(order: &impl serde::Serialize) -> Result<String, Refused> {
     let bytes = serde_json::to_vec(order).map_err(|error| Refused::invalid(error.to_string()))?;
-    let digest = Sha256::digest(bytes);
-    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(Sha256::digest(bytes)))
 }
 
 /// When the oldest proposal was made that holds. RFC 3339 in one zone: as text it is in the order of time.

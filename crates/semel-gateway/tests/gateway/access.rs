@@ -14,8 +14,7 @@ const OPS: &str = "0123456789abcdef-ops";
 const JOB: &str = "0123456789abcdef-job";
 
 fn hex(token: &str) -> String {
-    let digest = Sha256::digest(token);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(token))
 }
 
 fn token(name: &str, token: &str, rights: &str) -> String {

@@ -66,7 +66,7 @@ fn places(directory: &Path) -> Vec<Place> {
 fn found(directory: &Path, texts: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for text in texts {
-        let hex: String = text.bytes().map(|b| format!("{b:02x}")).collect();
+        let hex = hex::encode(text);
         let mut search = Command::new("grep");
         search
             .args(["-rlaF", "-e", text, "-e", &hex])

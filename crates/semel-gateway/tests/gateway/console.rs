@@ -115,15 +115,12 @@ async fn a_session_is_a_number_in_a_cookie_that_scripts_do_not_read() {
     let upstream = Script::start(PLACED).await;
     let file = tempfile::NamedTempFile::new().unwrap();
     let digest = Sha256::digest(TOKEN);
-    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex::encode(digest);
     let text = format!(
         "upstream = \"http://{}\"\n[[tokens]]\nname = \"ops\"\nsha256 = \"{digest}\"\nrole = \"operator\"\n\
          [[tokens]]\nname = \"job\"\nsha256 = \"{}\"\nclaims = [\"*/*\"]\n",
         upstream.address,
-        Sha256::digest("a token for claims")
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect::<String>(),
+        hex::encode(Sha256::digest("a token for claims")),
     );
     std::fs::write(file.path(), text).unwrap();
     let gateway = Gateway::start_with(file.path(), &[]);
@@ -250,7 +247,7 @@ async fn a_scope_is_erased_by_two() {
     let upstream = Script::start(PLACED).await;
     let tokens = [("ada", "admin"), ("ben", "admin"), ("cy", "operator")].map(|(name, role)| {
         let digest = Sha256::digest(format!("token-of-{name}"));
-        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(digest);
         format!("[[tokens]]\nname = \"{name}\"\nsha256 = \"{digest}\"\nrole = \"{role}\"\n")
     });
     let settings = format!(

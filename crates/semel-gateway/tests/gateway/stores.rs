@@ -10,12 +10,7 @@ use crate::support::{Answer, Gateway, Shop, order, order_with};
 /// A key that no other run has: records on a server stay.
 fn key(name: &str) -> String {
     let nonce = semel::store::Nonce::random().unwrap();
-    let digits: String = nonce
-        .as_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
-    format!("\"{name}-{digits}\"")
+    format!("\"{name}-{}\"", hex::encode(nonce.as_bytes()))
 }
 
 async fn spread(gateways: &[SocketAddr], times: usize, key: &str) -> Vec<Answer> {

@@ -86,10 +86,6 @@ fn traced(upstream: SocketAddr, environment: &[&str], flags: &[&str]) -> Gateway
     Gateway::start_under(&words, &directory, upstream, flags)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn attribute(span: &Span, name: &str) -> Option<String> {
     let attribute = span.attributes.iter().find(|a| a.key == name)?;
     Some(match attribute.value.clone()?.value? {
@@ -100,7 +96,9 @@ fn attribute(span: &Span, name: &str) -> Option<String> {
 }
 
 fn named<'a>(spans: &'a [Span], trace: &str, name: &str) -> &'a Span {
-    let ours = spans.iter().filter(|span| hex(&span.trace_id) == trace);
+    let ours = spans
+        .iter()
+        .filter(|span| hex::encode(&span.trace_id) == trace);
     let mut named = ours.filter(|span| span.name == name);
     let one = named.next();
     one.unwrap_or_else(|| panic!("no span {name} of {trace} in {spans:#?}"))
@@ -132,7 +130,7 @@ async fn a_request_is_a_span_with_its_steps_below_and_a_replay_links_to_it() {
 
     let server = named(&spans, TRACE, "POST default");
     assert_eq!(server.kind(), SpanKind::Server);
-    assert_eq!(hex(&server.parent_span_id), CLIENT);
+    assert_eq!(hex::encode(&server.parent_span_id), CLIENT);
     assert_eq!(server.trace_state, "vendor=1");
     for (name, value) in [
         ("http.request.method", "POST"),
@@ -158,7 +156,7 @@ async fn a_request_is_a_span_with_its_steps_below_and_a_replay_links_to_it() {
 
     // The upstream goes on below the span of its call.
     let seen = upstream.seen();
-    let parent = format!("00-{TRACE}-{}-01", hex(&call.span_id));
+    let parent = format!("00-{TRACE}-{}-01", hex::encode(&call.span_id));
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].values("traceparent"), [parent]);
     assert_eq!(seen[0].values("tracestate"), ["vendor=1"]);
@@ -229,7 +227,11 @@ async fn the_environment_says_where_and_how_much() {
     }
     let spans = collector.eventually(4).await;
     assert_eq!(spans.len(), 4, "{spans:#?}");
-    assert!(spans.iter().all(|span| hex(&span.trace_id) == TRACE));
+    assert!(
+        spans
+            .iter()
+            .all(|span| hex::encode(&span.trace_id) == TRACE)
+    );
     let seen = upstream.seen();
     let passed: Vec<&str> = seen
         .iter()
@@ -267,7 +269,7 @@ async fn a_failure_of_the_upstream_is_one_of_its_span() {
         "upstream-failed"
     );
     let spans = collector.eventually(4).await;
-    let trace = hex(&spans[0].trace_id);
+    let trace = hex::encode(&spans[0].trace_id);
     let call = named(&spans, &trace, "POST");
     assert_eq!(attribute(call, "error.type").as_deref(), Some("unanswered"));
     let server = named(&spans, &trace, "POST default");

@@ -63,7 +63,6 @@
 mod place;
 
 use std::error::Error as StdError;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
@@ -228,7 +227,7 @@ impl<S: Store> Offloaded<S> {
     }
 
     async fn sweep_part(&self) -> Result<usize> {
-        let part = hex(&[self.part.fetch_add(1, Relaxed)]);
+        let part = hex::encode([self.part.fetch_add(1, Relaxed)]);
         let part = Path::from_iter([self.folder().await?, &part]);
         self.sweep_below(&part, None).await
     }
@@ -286,7 +285,7 @@ impl<S: Store> Offloaded<S> {
                     return Ok(folder);
                 }
                 Claim::Acquired(Acquired { token, .. }) => {
-                    let name = hex(Nonce::random()?.as_bytes());
+                    let name = hex::encode(Nonce::random()?.as_bytes());
                     if let Err(error) = self.objects.mark(&name).await {
                         // Others need not wait for the lease.
                         let _: Result<Fenced> = self.inner.abandon(digest, &token).await;
@@ -332,7 +331,7 @@ impl<S: Store> Offloaded<S> {
         };
         // Nonces are not shown.
         let last = Sha256::new_with_prefix(nonce.as_bytes()).chain_update(digest);
-        let last = hex(&last.finalize()[..16]);
+        let last = hex::encode(&last.finalize()[..16]);
         let path = self.of(identity).await?;
         let path = path.join(format!("{:016x}-{last}", fence.0));
         self.objects.put(&path, bytes.clone()).await?;
@@ -490,13 +489,6 @@ fn folder_in(outcome: &Outcome) -> Result<String> {
 
 fn corrupt(what: impl Into<Box<str>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, what)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut hex, byte| {
-        write!(hex, "{byte:02x}").ok();
-        hex
-    })
 }
 
 impl<S: Store> Store for Offloaded<S> {

@@ -18,8 +18,6 @@ use object_store::{Error, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt as 
 use semel::store::{Nonce, Result};
 use semel::{StoreError, StoreErrorKind};
 
-use super::hex;
-
 /// A folder, `file:PATH`, or a bucket, `s3://BUCKET/PREFIX?region=…&endpoint=…`. There are no credentials
 /// in it: they come from the environment, `AWS_ACCESS_KEY_ID` and the others that AWS's own programs read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -247,7 +245,7 @@ impl Objects {
             }
         };
         let bytes = Bytes::copy_from_slice(Nonce::random()?.as_bytes());
-        let path = Path::from_iter(["probe", &hex(&bytes)]);
+        let path = Path::from_iter(["probe", &hex::encode(&bytes)]);
         let put = self.store.put(&path, bytes.clone().into()).await;
         let put = put.map_err(failed("written"))?;
         let found = self.store.get(&path).await.map_err(failed("read"))?;

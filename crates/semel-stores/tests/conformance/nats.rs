@@ -22,8 +22,8 @@ struct Nats(Kind);
 impl Factory for Nats {
     async fn open(&self) -> Result<Bench, Failure> {
         let url = shared(self.0).map_err(|e| Failure::new(format!("{e:#}")))?;
-        let name = Nonce::random()?.as_bytes().map(|b| format!("{b:02x}"));
-        let url = url.replace("/semel?", &format!("/case_{}?", name.concat()));
+        let name = hex::encode(Nonce::random()?.as_bytes());
+        let url = url.replace("/semel?", &format!("/case_{name}?"));
         let options = NatsOptions::from_url(&url).map_err(|e| Failure::new(e.to_string()))?;
         let options = options.schema(Schema::Create).for_tests();
         let open = async || {

@@ -71,8 +71,7 @@ async fn open(options: PostgresOptions) -> Result<PostgresStore, Failure> {
 
 fn table() -> Result<String, Failure> {
     let nonce = Nonce::random()?;
-    let hex = nonce.as_bytes().iter().map(|b| format!("{b:02x}"));
-    Ok(format!("t_{}", hex.collect::<String>()))
+    Ok(format!("t_{}", hex::encode(nonce.as_bytes())))
 }
 
 async fn versioned(way: Way) -> Result<(PostgresStore, Option<TempDir>), Failure> {

@@ -27,12 +27,7 @@ const LONG: Duration = Duration::from_hours(1);
 /// A name that nobody else has.
 fn unique(what: &str) -> String {
     let nonce = Nonce::random().unwrap();
-    let hex: String = nonce
-        .as_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
-    format!("{what}_{hex}")
+    format!("{what}_{}", hex::encode(nonce.as_bytes()))
 }
 
 fn identity(name: &str) -> Identity {

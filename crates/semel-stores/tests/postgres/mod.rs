@@ -32,8 +32,7 @@ use semel_testkit::servers::{Kind, shared};
 /// A table's name that nobody else has.
 pub(crate) fn table() -> String {
     let nonce = Nonce::random().unwrap();
-    let hex = nonce.as_bytes().iter().map(|b| format!("{b:02x}"));
-    format!("t_{}", hex.collect::<String>())
+    format!("t_{}", hex::encode(nonce.as_bytes()))
 }
 
 /// The URL of the server that tests share, with a table of one's own.

@@ -21,10 +21,6 @@ use crate::support::{Answer, App, Call, Memory, clocked};
 
 const K: &str = "0192f5a0-7c1e-4abc-8def-0123456789ab";
 
-fn hex(hash: [u8; 32]) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Each of them as it would be sent: with the members that do not count, which differ.
 #[test]
 fn row_34_the_published_vectors() {
@@ -34,7 +30,8 @@ fn row_34_the_published_vectors() {
     for (nth, (name, vector)) in vectors.iter().enumerate() {
         let canonical = vector["canonical"].as_str().unwrap();
         let expected = vector["sha256"].as_str().unwrap();
-        let hash = |body: &Value| hex(adcp_payload_hash(body.to_string().as_bytes()).unwrap());
+        let hash =
+            |body: &Value| hex::encode(adcp_payload_hash(body.to_string().as_bytes()).unwrap());
         let mut body: Value = serde_json::from_str(canonical).unwrap();
         assert_eq!(hash(&body), expected, "{name}");
         body["idempotency_key"] = json!(format!("{K}-{nth}"));

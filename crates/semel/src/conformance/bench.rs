@@ -364,11 +364,7 @@ pub(super) fn request() -> Result<ClaimRequest, Failure> {
 /// A name that nobody else has.
 pub(super) fn unique() -> Result<String, Failure> {
     let nonce = Nonce::random()?;
-    Ok(nonce
-        .as_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect())
+    Ok(hex::encode(nonce.as_bytes()))
 }
 
 #[track_caller]

@@ -476,13 +476,13 @@ impl StepKey {
 
 impl Display for StepKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
 impl fmt::Debug for StepKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A key all the same: the start is enough to tell two apart.
-        write!(f, "StepKey({:02x}{:02x}…)", self.0[0], self.0[1])
+        write!(f, "StepKey({}…)", hex::encode(&self.0[..2]))
     }
 }

@@ -51,14 +51,8 @@ fn digest<'a>(fields: impl Iterator<Item = &'a (Box<str>, Box<[u8]>)>) -> Finger
 
 /// `c`, the version of the digest, and its hexadecimal digits: within every key rule.
 fn text(digest: &Fingerprint) -> String {
-    use std::fmt::Write as _;
     let [version, digest @ ..] = digest.to_bytes();
-    let mut text = format!("c{version}.");
-    for byte in digest {
-        // Writing to a string does not fail.
-        write!(text, "{byte:02x}").ok();
-    }
-    text
+    format!("c{version}.{}", hex::encode(digest))
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn the_digest_is_as_it_was() {
         let key = NaturalKey::new(Scope::new(["tenant-1", "accounts"]), "DE-4711");
-        let hex: String = key.digest().iter().map(|b| format!("{b:02x}")).collect();
+        let hex = hex::encode(key.digest());
         assert_eq!(
             hex,
             "3b2e216879317a8661c89d333b8938236a42a90c19823b9b7e4167fbf43b6b8a"

@@ -86,11 +86,7 @@ const PATIENT: Retries = Retries {
 
 fn key() -> Result<NaturalKey, Failure> {
     let nonce = Nonce::random()?;
-    let name: String = nonce
-        .as_bytes()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let name = hex::encode(nonce.as_bytes());
     Ok(NaturalKey::new(Scope::new(["suite"]), &name))
 }
 

@@ -329,8 +329,8 @@ impl Store for Remote {
             key: identity.key().as_str().to_owned(),
             service: Some(service.to_owned()),
             scope: identity.scope().segments().map(str::to_owned).collect(),
-            fingerprint: Some(hex(&digest)),
-            nonce: Some(hex(request.nonce.as_bytes())),
+            fingerprint: Some(hex::encode(digest)),
+            nonce: Some(hex::encode(request.nonce.as_bytes())),
             lease: Some(millis(request.lease)),
             on_lost: Some(match request.on_lost {
                 OnLost::Retry => wire::OnLost::Retry,
@@ -504,10 +504,6 @@ fn within(len: usize) -> Duration {
 /// As durations are written in requests.
 fn millis(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T> {

@@ -21,7 +21,7 @@ fn file() -> tempfile::NamedTempFile {
     let mut text = format!("upstream = \"http://{}\"\n", nowhere());
     for (name, rights) in TOKENS {
         let digest = Sha256::digest(format!("token-of-{name}"));
-        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(digest);
         text += &format!("[[tokens]]\nname = \"{name}\"\nsha256 = \"{digest}\"\n{rights}\n");
     }
     let file = tempfile::NamedTempFile::new().unwrap();

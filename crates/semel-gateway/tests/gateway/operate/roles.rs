@@ -16,7 +16,7 @@ fn token(role: &str) -> String {
 fn configuration(upstream: std::net::SocketAddr, more: &str) -> String {
     let tokens = ROLES.map(|role| {
         let digest = Sha256::digest(token(role));
-        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex::encode(digest);
         let rights = match role {
             "none" => "claims = [\"*/*\"]".to_owned(),
             role => format!("role = \"{role}\""),
