@@ -18,7 +18,7 @@ pub(crate) struct Usage {
     /// Whether there was a request.
     has_begun: AtomicBool,
     under_way: AtomicUsize,
-    /// When the last answer ended, in milliseconds after `since`.
+    /// When hyper had taken the last answer whole, in milliseconds after `since`.
     rests: AtomicU64,
 }
 

@@ -430,8 +430,8 @@ impl Lent {
     }
 
     /// Sends a request to the path of its target; the host is this upstream's, unless the client's is to be
-    /// preserved. It is on its way before the future is polled, which therefore need not hold it. In HTTP/2 there is
-    /// a copy, for an upstream that refuses it.
+    /// preserved. The connection has it before the future is polled, which therefore need not hold it. In HTTP/2 there
+    /// is a copy, for an upstream that refuses it.
     pub(crate) fn send(
         &mut self,
         mut request: Request<Body>,

@@ -345,9 +345,11 @@ fn is_of_connection(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use futures_util::future::join_all;
     use http_body_util::{BodyExt as _, Channel, Empty};
     use hyper::client::conn::http2;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::Barrier;
     use tokio::time::sleep;
 
     use super::*;
@@ -383,14 +385,11 @@ mod tests {
         assert_eq!(answer.collect().await.unwrap().to_bytes(), "done");
         let mut held: Vec<Box<dyn std::any::Any>> =
             vec![Box::new(asked), Box::new(open_http2(address).await)];
-        let whole = "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
-        for (sent, answers) in [("", 0), ("GET / HT", 0), (whole, 1), (whole, 1)] {
+        let whole = asking("/");
+        for (sent, number) in [("", 0), ("GET / HT", 0), (&*whole, 1), (&*whole, 1)] {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(sent.as_bytes()).await.unwrap();
-            let mut read = Vec::new();
-            while answers > 0 && !read.ends_with(b"0\r\n\r\n") {
-                assert!(stream.read_buf(&mut read).await.unwrap() > 0);
-            }
+            answers(&mut stream, number).await;
             held.push(Box::new(stream));
         }
         let begun = held
@@ -405,58 +404,82 @@ mod tests {
     }
 
     /// Serves at most six connections; reads each request, and answers `done` in two pieces. `/slowly` takes longer
-    /// than a connection may be idle, for the answer and within it.
+    /// than a connection may be idle, for the answer and within it; `/together` waits for six such requests.
     async fn served() -> std::net::SocketAddr {
         let (listener, address) = bound().await;
-        let service = tower::service_fn(|request: Request<Incoming>| async {
-            let pause = match request.uri().path() {
-                "/slowly" => 2 * IDLE,
-                _ => Duration::ZERO,
-            };
-            request.into_body().collect().await.ok();
-            sleep(pause).await;
-            let (mut pieces, body) = Channel::<Bytes>::new(1);
-            tokio::spawn(async move {
-                pieces.send_data("do".into()).await.ok();
+        let six = Arc::new(Barrier::new(6));
+        let service = tower::service_fn(move |request: Request<Incoming>| {
+            let six = Arc::clone(&six);
+            async move {
+                let path = request.uri().path();
+                let is_slow = path == "/slowly";
+                if path == "/together" {
+                    six.wait().await;
+                }
+                request.into_body().collect().await.ok();
+                let pause = if is_slow { 2 * IDLE } else { Duration::ZERO };
                 sleep(pause).await;
-                pieces.send_data("ne".into()).await.ok();
-            });
-            Ok(Response::new(body))
+                let (mut pieces, body) = Channel::<Bytes>::new(1);
+                tokio::spawn(async move {
+                    pieces.send_data("do".into()).await.ok();
+                    sleep(pause).await;
+                    pieces.send_data("ne".into()).await.ok();
+                });
+                Ok(Response::new(body))
+            }
         });
         let bounds = Bounds {
             at_once: 6,
             idle: IDLE,
         };
         let (cores, never) = (Cores::current(), std::future::pending());
-        let made = move |_| service;
+        let made = move |_| service.clone();
         tokio::spawn(run(listener, cores, Entry::default(), bounds, made, never));
         address
+    }
+
+    async fn answers(stream: &mut TcpStream, number: usize) {
+        let mut read = Vec::new();
+        while read.windows(5).filter(|end| end == b"0\r\n\r\n").count() < number {
+            let more = timeout(PATIENCE, stream.read_buf(&mut read)).await;
+            assert!(more.unwrap().unwrap() > 0, "{}", read.escape_ascii());
+        }
+    }
+
+    fn asking(path: &str) -> String {
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
     }
 
     #[tokio::test]
     async fn idle_connections_leave_their_room() {
         let address = served().await;
-        let first = hold(address).await;
-        let others = timeout(PATIENCE, hold(address)).await.expect("room");
-        assert_eq!(others.len(), 6);
-        drop(first);
+        let held = hold(address).await;
+        assert_eq!(held.len(), 6);
+        join_all((0..6).map(async |_| {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let together = asking("/together");
+            stream.write_all(together.as_bytes()).await.unwrap();
+            answers(&mut stream, 1).await;
+        }))
+        .await;
+        drop(held);
     }
 
     #[tokio::test]
     async fn connections_in_use_are_left_alone() {
         let address = served().await;
-        let slowly = "GET /slowly HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let upload = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n";
-        for (begin, pause, end) in [(slowly, Duration::ZERO, ""), (upload, 2 * IDLE, "ab")] {
+        for (begin, pause, end) in [
+            (&*asking("/slowly"), Duration::ZERO, ""),
+            (upload, 2 * IDLE, "ab"),
+        ] {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(begin.as_bytes()).await.unwrap();
             sleep(pause).await;
-            stream.write_all(end.as_bytes()).await.unwrap();
-            let mut read = Vec::new();
-            while !read.ends_with(b"0\r\n\r\n") {
-                let more = timeout(PATIENCE, stream.read_buf(&mut read)).await;
-                assert!(more.unwrap().unwrap() > 0, "{}", read.escape_ascii());
-            }
+            // One that was to end would not answer what comes after.
+            let rest = format!("{end}{}", asking("/"));
+            stream.write_all(rest.as_bytes()).await.unwrap();
+            answers(&mut stream, 2).await;
         }
     }
 

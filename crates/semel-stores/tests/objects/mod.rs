@@ -206,10 +206,7 @@ async fn the_form_of_a_stand_in_lasts() {
     let kept = Outcome::success(b"kept");
     let digest = "f83617676c9bd3de9cbd6d3f4a5ea9ab\
                   5eb42b3a4c2639d30cd40d6d002e2e32";
-    let digest: Vec<u8> = (0..64)
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digest[at..at + 2], 16).unwrap())
-        .collect();
+    let digest = hex::decode(digest).unwrap();
     let place = [&b"\x01\0\0\0\0\0\0\0\x0b"[..], &digest, b"some/where"].concat();
     let path = Path::from("some/where");
     let bytes = kept.as_bytes().clone();
