@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, InvalidHeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
@@ -93,11 +93,10 @@ impl Service<Request<Body>> for Proxy {
         let (request, asked) = self.0.to_upstream(request);
         let inner = Arc::clone(&self.0);
         Box::pin(async move {
-            let (method, target) = (request.method().clone(), request.uri().clone());
             let began = Instant::now();
             Ok(match inner.send(request, asked.leaving.is_some()).await {
                 Ok(answer) => inner.to_client(answer, asked, began.elapsed()),
-                Err((failure, why)) => inner.failed(failure, &why, &asked, &method, target.path()),
+                Err((failure, why)) => inner.failed(failure, &why, &asked),
             })
         })
     }
@@ -105,6 +104,8 @@ impl Service<Request<Body>> for Proxy {
 
 /// What is known of a request that is under way to the upstream.
 struct Asked {
+    method: Method,
+    target: Uri,
     /// The gateway's own: what a client sends by this name is removed.
     id: Option<HeaderValue>,
     leaving: Option<(OnUpgrade, Option<Arc<Held>>)>,
@@ -200,6 +201,8 @@ impl Inner {
             .has_spans
             .then(|| (Span::current(), self.span(&mut parts)));
         let asked = Asked {
+            method: parts.method.clone(),
+            target: parts.uri.clone(),
             id: attempt.and_then(|_| parts.headers.get(headers::ID).cloned()),
             leaving,
             told,
@@ -247,14 +250,8 @@ impl Inner {
     }
 
     /// What the client gets where there is no answer, and what is told of it.
-    fn failed(
-        &self,
-        failure: Failure,
-        why: &str,
-        asked: &Asked,
-        method: &Method,
-        path: &str,
-    ) -> Response<Body> {
+    fn failed(&self, failure: Failure, why: &str, asked: &Asked) -> Response<Body> {
+        let (method, path) = (&asked.method, asked.target.path());
         let name = failure.as_str();
         self.metrics.upstream_failure(name);
         let id = asked.id.as_ref().and_then(|id| id.to_str().ok());

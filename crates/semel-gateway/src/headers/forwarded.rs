@@ -10,11 +10,11 @@ use ipnet::IpNet;
 
 use crate::peer::Peer;
 
-pub(super) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Carries the host that the client asked.
 pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-pub(super) const FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
-pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// What clients of the gateway speak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

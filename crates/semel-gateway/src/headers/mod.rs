@@ -284,10 +284,8 @@ fn strip_hop_by_hop(
     if !present.any(Present::CONNECTION | Present::HOP_BY_HOP) {
         return None;
     }
-    let upgrade = match present.any(Present::HOP_BY_HOP) {
-        true => upgrade(headers),
-        false => None,
-    };
+    let has_others = present.any(Present::HOP_BY_HOP);
+    let upgrade = has_others.then(|| upgrade(headers)).flatten();
     let nominated: Vec<HeaderName> = members(headers, &CONNECTION)
         .filter(|name| {
             !["keep-alive", "close"]
@@ -300,7 +298,7 @@ fn strip_hop_by_hop(
     for name in nominated {
         headers.remove(name);
     }
-    if !present.any(Present::HOP_BY_HOP) {
+    if !has_others {
         headers.remove(CONNECTION);
         return None;
     }

@@ -1,12 +1,10 @@
 //! Names that only the gateway, or something in front of it, may give a meaning.
 
 use http::header::{
-    CONNECTION, FORWARDED, HeaderMap, HeaderName, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
-    UPGRADE,
+    CONNECTION, HeaderMap, HeaderName, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 
-use super::forwarded::{FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PORT, FORWARDED_PROTO};
-use super::{FENCE, ID, KEEP_ALIVE, KEY, PROXY_CONNECTION};
+use super::{FENCE, ID, KEEP_ALIVE, KEY, PROXY_CONNECTION, forwarded};
 
 /// The names that services trust because the gateway stands in front of them.
 #[derive(Debug)]
@@ -19,17 +17,8 @@ pub(super) struct Reserved {
 impl Reserved {
     /// The gateway's own, and those that a scope is made of.
     pub(super) fn new(scope: &[HeaderName]) -> Self {
-        let ours = [
-            KEY,
-            FENCE,
-            ID,
-            FORWARDED,
-            FORWARDED_FOR,
-            FORWARDED_HOST,
-            FORWARDED_PORT,
-            FORWARDED_PROTO,
-        ];
-        let names: Vec<HeaderName> = ours.into_iter().chain(scope.iter().cloned()).collect();
+        let ours = [KEY, FENCE, ID].into_iter().chain(forwarded::ALL);
+        let names: Vec<HeaderName> = ours.chain(scope.iter().cloned()).collect();
         let bits = names.iter().map(|name| bit(name.as_str()));
         Self {
             lengths: bits.fold(0, |all, bit| all | bit),
