@@ -28,8 +28,8 @@ const RATES: [(&str, &str, Option<Goal>); 8] = [
     ("fresh-in-memory", "unkeyed", Some(Goal::RatioAtLeast(0.75))),
 ];
 
-/// A percentile of the time that a proxy adds at half of nginx's rate, and the most that ours may be of
-/// nginx's.
+/// A percentile of the time that a proxy adds while nginx would keep the machine half busy, and the most that
+/// ours may be of nginx's.
 const LATENCIES: [(&str, f64, f64); 2] = [("p50", 0.50, 1.1), ("p99", 0.99, 1.5)];
 
 pub(crate) fn measure(run: &Run) -> Result<()> {
@@ -103,9 +103,7 @@ fn measure_latencies(
 ) -> Result<()> {
     let (nginx, _) = proxies.load("nginx")?;
     let (semel, _) = proxies.load("unkeyed")?;
-    // This load costs more than that of rates: half of what it is at most is half of what the machine can do.
-    let full = latencies(&nginx, Duration::ZERO, run.turn())?.len();
-    let pause = run.turn().mul_f64(2.0 * CONNECTIONS as f64 / full as f64);
+    let pause = half_load(&nginx, run.turn())?;
     let mut rounds = Vec::new();
     for round in 1..=run.rounds() {
         progress(format_args!("gateway: latency, round {round}"));
@@ -131,4 +129,39 @@ fn measure_latencies(
             .print();
     }
     Ok(())
+}
+
+/// How often a connection asks where the machine is half busy. Not half of the highest rate: that one takes many
+/// requests at each wake-up, and a request that comes alone costs more than twice as much.
+fn half_load(proxy: &Target, time: Duration) -> Result<Duration> {
+    let most = latencies(proxy, Duration::ZERO, time)?.len();
+    let mut pause = time.mul_f64(8.0 * CONNECTIONS as f64 / most as f64);
+    // What a request costs depends a little on the rate.
+    for _ in 0..3 {
+        let before = processors()?;
+        latencies(proxy, pause, time)?;
+        let after = processors()?;
+        let busy = (after.busy - before.busy) / (after.all - before.all);
+        pause = pause.mul_f64(busy / 0.5);
+    }
+    Ok(pause)
+}
+
+/// The time of all processors since the machine started, in ticks.
+struct Processors {
+    busy: f64,
+    all: f64,
+}
+
+fn processors() -> Result<Processors> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().context("a line for all processors")?;
+    let times = line.split_whitespace().skip(1).map(str::parse);
+    // user, nice, system, idle, waiting for disks, …: proc_stat(5).
+    let times: Vec<f64> = times.collect::<Result<_, _>>()?;
+    let idle: f64 = times.iter().skip(3).take(2).sum();
+    // Guests are in user and nice as well.
+    let all: f64 = times.iter().take(8).sum();
+    let busy = all - idle;
+    Ok(Processors { busy, all })
 }
