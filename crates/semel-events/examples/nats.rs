@@ -58,7 +58,9 @@ async fn main() -> Result<(), Failure> {
         ..pull::Config::default()
     };
     let consumer = stream.get_or_create_consumer("ledger", settings).await?;
-    let mut messages = consumer.messages().await?;
+    // As many as are handled at once: none waits, unacknowledged, behind another.
+    let pulls = consumer.stream().max_messages_per_batch(1);
+    let mut messages = pulls.messages().await?;
     // Until nothing came for a while.
     while let Ok(Some(message)) =
         tokio::time::timeout(Duration::from_secs(6), messages.next()).await

@@ -6,6 +6,10 @@
 //! and so are those of a stream that was deleted and made anew. (The server drops a second message with one `Nats-Msg-Id`
 //! for two minutes only; the inbox goes on for 30 days.)
 //!
+//! Only the message that is being settled is held. Those that were pulled with it and wait behind it pass
+//! `ack_wait` and come again, as duplicates where nothing was wrong with them, and count towards a
+//! `max_deliver`: so pull no more than are handled at once.
+//!
 //! ```no_run
 //! # async fn example(stream: async_nats::jetstream::stream::Stream) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! use async_nats::jetstream::consumer::{AckPolicy, pull};
@@ -21,7 +25,7 @@
 //! };
 //! let consumer = stream.create_consumer(settings).await?;
 //! let inbox = Inbox::new(MemoryStore::default(), "billing").with_dead_letters(shelve);
-//! let mut messages = consumer.messages().await?;
+//! let mut messages = consumer.stream().max_messages_per_batch(1).messages().await?;
 //! while let Some(message) = messages.next().await {
 //!     let delivery = nats::Delivery::new(message?)?;
 //!     let work = |_| async { Ok::<_, std::io::Error>(()) };

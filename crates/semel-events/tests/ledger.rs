@@ -149,9 +149,8 @@ pub(crate) fn chance(below: u64) -> u64 {
 }
 
 /// Runs a consumer in a runtime of its own, which is dropped with work in hand: shortly after some has
-/// begun, before, during or after its commit.
-#[cfg(any(feature = "nats", feature = "rabbitmq"))]
-pub(crate) fn killed_in_hand<F>(ledger: &Ledger, consumer: impl FnOnce() -> F)
+/// begun, before, during or after its commit. Not before it has lived so long.
+pub(crate) fn killed_in_hand<F>(ledger: &Ledger, life: Duration, consumer: impl FnOnce() -> F)
 where
     F: Future<Output = ()>,
 {
@@ -160,6 +159,8 @@ where
     let mut begun = ledger.begun.subscribe();
     runtime.block_on(async {
         let in_hand = async {
+            sleep(life).await;
+            begun.mark_unchanged();
             begun.changed().await.unwrap();
             sleep(Duration::from_millis(chance(6))).await;
         };

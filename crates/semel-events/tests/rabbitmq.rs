@@ -138,7 +138,7 @@ fn consumers_die_and_each_event_is_applied_once() {
     let here = runtime.block_on(Here::new());
     runtime.block_on(here.publish(&names));
     for _ in 0..KILLS {
-        killed_in_hand(&ledger, || consume(&here, &ledger));
+        killed_in_hand(&ledger, Duration::ZERO, || consume(&here, &ledger));
     }
     runtime.block_on(consume(&here, &ledger));
     assert_eq!(ledger.lines(), names);

@@ -23,6 +23,9 @@ pub enum BodyForm {
     Json,
 }
 
+/// Another condition is another request: its answer is not that of the one before.
+const CONDITIONS: [HeaderName; 2] = [IF_MATCH, IF_NONE_MATCH];
+
 /// The fingerprint of a request: method, path and query, media type, content coding, `If-Match` and
 /// `If-None-Match`, the fields named by `headers`, and the body.
 ///
@@ -51,25 +54,23 @@ pub fn of_request<'a>(
         let coding = coding.as_bytes().trim_ascii().to_ascii_lowercase();
         builder = builder.part("content-encoding", &coding);
     }
-    // Another condition is another request: its answer is not that of the one before.
-    for name in [IF_MATCH, IF_NONE_MATCH].iter().chain(headers) {
-        builder = field(builder, parts, name);
-    }
+    builder = fields(builder, parts, CONDITIONS.iter().chain(headers));
     let is_json = !coded && media_type.as_deref().is_some_and(is_json);
     content(builder, body, form == BodyForm::Json && is_json).finish()
 }
 
-/// The fingerprint of a body, as JSON where it is some, of the query, and of the host. The path belongs to
-/// the scope.
+/// The fingerprint of a body, as JSON where it is some, of the query, the conditions and the host. The path
+/// belongs to the scope.
 pub(crate) fn of_body(parts: &Parts, body: &[u8], host: &HeaderName) -> Fingerprint {
     let query = normalized(parts.uri.query().unwrap_or_default());
     let builder = Fingerprint::builder().part("query", query.as_bytes());
-    content(field(builder, parts, host), body, true).finish()
+    let fields = fields(builder, parts, CONDITIONS.iter().chain([host]));
+    content(fields, body, true).finish()
 }
 
 /// The fingerprint of an AdCP task: what the request is for, and its payload.
 pub(crate) fn of_adcp(parts: &Parts, body: &[u8], host: &HeaderName) -> Fingerprint {
-    let builder = field(target(parts), parts, host);
+    let builder = fields(target(parts), parts, CONDITIONS.iter().chain([host]));
     match adcp_payload_hash(body) {
         Some(hash) => builder.part("adcp", &hash),
         None => builder.part("body", body),
@@ -87,14 +88,20 @@ fn target(parts: &Parts) -> FingerprintBuilder {
     }
 }
 
-fn field(mut builder: FingerprintBuilder, parts: &Parts, name: &HeaderName) -> FingerprintBuilder {
-    for value in host::values(parts, name) {
-        if host::is_host(name) && host::is_address(&value) {
-            continue;
+fn fields<'a>(
+    mut builder: FingerprintBuilder,
+    parts: &Parts,
+    names: impl IntoIterator<Item = &'a HeaderName>,
+) -> FingerprintBuilder {
+    for name in names {
+        for value in host::values(parts, name) {
+            if host::is_host(name) && host::is_address(&value) {
+                continue;
+            }
+            builder = builder
+                .part("header", name.as_str().as_bytes())
+                .part("value", &value);
         }
-        builder = builder
-            .part("header", name.as_str().as_bytes())
-            .part("value", &value);
     }
     builder
 }
@@ -208,5 +215,29 @@ mod tests {
         assert_ne!(of("/orders?a=1"), of("/orders?a=2"));
         assert_eq!(of("/orders?a=%7e"), of("/orders?a=~"));
         assert_ne!(of("/a/../b"), of("/b"));
+    }
+
+    /// Whatever a preset compares beside it.
+    #[test]
+    fn another_condition_is_another_request() {
+        let forms: [fn(&Parts) -> Fingerprint; _] = [
+            |parts| of_request(parts, b"{}", BodyForm::Json, &[]),
+            |parts| of_body(parts, b"{}", &http::header::HOST),
+            |parts| of_adcp(parts, b"{}", &http::header::HOST),
+        ];
+        for of in forms {
+            let mut seen = Vec::new();
+            for (name, value) in [
+                ("if-match", "1"),
+                ("if-match", "2"),
+                ("if-none-match", "1"),
+                ("accept", "1"),
+            ] {
+                let request = Request::post("/").header(name, value).body(()).unwrap();
+                let fingerprint = of(&request.into_parts().0);
+                assert!(!seen.contains(&fingerprint), "{name}: {value}");
+                seen.push(fingerprint);
+            }
+        }
     }
 }

@@ -24,14 +24,20 @@ impl DynamoDb {
     pub fn start() -> Result<Self> {
         let folder = port::folder("dynamodb")?;
         let port = port::free()?;
-        let server = concat!(env!("CARGO_MANIFEST_DIR"), "/dynamodb/server.py");
+        // Not where it lies in the sources: a program outlives the folder that it was built in.
+        let server = folder.path().join("server.py");
+        std::fs::write(&server, include_str!("../../dynamodb/server.py"))?;
         let node = Node::new(
             "dynamodb",
             cache::installed("dynamodb/bin/python")?,
             port,
             folder.path(),
         )
-        .args([server.to_owned(), "--port".into(), port.to_string()])
+        .args([
+            server.display().to_string(),
+            "--port".into(),
+            port.to_string(),
+        ])
         .ready(Ready::Listens);
         node.start()?;
         Ok(Self {

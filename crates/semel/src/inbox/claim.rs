@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::OutcomeKind;
 use crate::guard::{Asked, Begin, Effects, Held, Policy, Ran, Seen, Signal};
 use crate::store::{OnLost, Store};
+use crate::{OutcomeKind, StateKind};
 
 use super::event::OPERATION;
 use super::failure::{History, only_handed_over, released};
@@ -65,10 +65,15 @@ impl<S: Store> Inbox<S> {
         let mut begun = self.guard.begin(&asked).await.map_err(unreached)?;
         if let Begin::Unknown = begun
             && let Some(entry) = self.guard.store().get(&digest).await.map_err(unreached)?
-            && only_handed_over(&entry.record)
         {
-            asked = asked.with_policy(policy.with_on_lost(OnLost::Retry));
-            begun = self.guard.begin(&asked).await.map_err(unreached)?;
+            let is_again = only_handed_over(&entry.record);
+            if is_again {
+                asked = asked.with_policy(policy.with_on_lost(OnLost::Retry));
+            }
+            // Unknown no more: another delivery took it to hand it over again.
+            if is_again || entry.record.state.kind() != StateKind::Unknown {
+                begun = self.guard.begin(&asked).await.map_err(unreached)?;
+            }
         }
         Err(match begun {
             Begin::Acquired(held) => return Ok(held),

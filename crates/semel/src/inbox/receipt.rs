@@ -4,8 +4,8 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use super::Reason;
-use crate::StoreError;
 use crate::guard::{Failed, Ran, Settled};
+use crate::{StoreError, StoreErrorKind};
 
 /// The event needs no further delivery: acknowledge it. Given only after the commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,6 +106,7 @@ impl<E> InboxError<E> {
                 let doubled = 1 << (attempt - 1).min(6);
                 Duration::from_secs(doubled).min(LONGEST)
             }
+            Self::Store { source, .. } if !passes(source) => LONGEST,
             Self::Superseded { .. } | Self::Store { .. } => Duration::from_secs(1),
             _ => LONGEST,
         }
@@ -145,6 +146,10 @@ impl<E> InboxError<E> {
             Self::NoId => Some(Reason::NoId),
             Self::Unknown => Some(Reason::Unknown),
             Self::Mismatch => Some(Reason::Mismatch),
+            Self::Store {
+                ran: Ran::No,
+                source,
+            } if matches!(source.kind(), StoreErrorKind::Corrupt) => Some(Reason::Unreadable),
             _ => None,
         }
     }
@@ -165,6 +170,11 @@ impl<E> InboxError<E> {
     pub(super) const fn store(ran: Ran, source: StoreError) -> Self {
         Self::Store { ran, source }
     }
+}
+
+/// Whether the store, or another process with one of its own, may soon do what it did not do now.
+const fn passes(source: &StoreError) -> bool {
+    source.is_retryable() || matches!(source.kind(), StoreErrorKind::Closed)
 }
 
 /// The answer once the store was told of it.

@@ -68,10 +68,12 @@ fn each_error_says_what_to_do_with_the_event() {
         ),
         (
             failed(Ran::Yes, StoreErrorKind::Corrupt),
-            1,
+            60,
             false,
             Ran::Yes,
         ),
+        // For another process with a store of its own.
+        (failed(Ran::No, StoreErrorKind::Closed), 1, false, Ran::No),
     ];
     for (error, wait, retryable, ran) in errors {
         assert_eq!(error.retry_after().as_secs(), wait, "{error:?}");

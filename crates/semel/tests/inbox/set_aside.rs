@@ -1,14 +1,16 @@
 //! Events that are not to hold up the others.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use semel::guard::{Answered, Case, Finding, Guard, Reconciler};
 use semel::inbox::{Event, Inbox, InboxError, Reason, Receipt};
 use semel::memory::MemoryStore;
 use semel::store::{ListQuery, OnLost, Store as _};
 use semel::{OutcomeKind, State, StateKind};
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
 
 use super::receive::lost;
@@ -255,6 +257,93 @@ async fn an_event_of_unknown_outcome_is_handed_over_and_stays_unknown() {
     let query = ListQuery::new(StateKind::Unknown);
     let page = inbox.guard().store().list(&query).await.unwrap();
     assert_eq!(page.entries.len(), 1);
+}
+
+/// Somebody will say what became of it: handed over, it would never run where the answer is that it did not.
+#[tokio::test(start_paused = true)]
+async fn an_event_that_a_reconciler_will_know_is_kept_back() {
+    struct Books(Arc<AtomicBool>);
+    impl Reconciler for Books {
+        fn reconcile<'a>(&'a self, _: &'a Case<'_>) -> Answered<'a> {
+            let is_open = self.0.load(Ordering::SeqCst);
+            Box::pin(async move {
+                match is_open {
+                    true => Ok(Finding::DidNotHappen.into()),
+                    false => Err("the books are closed".into()),
+                }
+            })
+        }
+    }
+    let (taken, runs, open) = (Taken::default(), Runs::default(), Arc::default());
+    let guard = Guard::builder(Arc::new(Scripted::new(&[])));
+    let guard = guard.reconciler(Arc::new(Books(Arc::clone(&open)))).build();
+    let reconciles = policy().with_on_lost(OnLost::Reconcile);
+    let inbox = taken.inbox(Inbox::new(guard, "billing").with_policy(reconciles));
+    lost(&inbox, &event("a")).await;
+    for _ in 0..3 {
+        let answer = receive(&inbox, &event("a"), &runs, false).await;
+        assert!(matches!(answer, Err(InboxError::Unknown)), "{answer:?}");
+    }
+    open.store(true, Ordering::SeqCst);
+    let answer = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!((answer.unwrap(), runs.count()), (Receipt::Handled, 1));
+    assert!(taken.all().is_empty());
+}
+
+/// No delivery mends it; what the broker may still count would be used up.
+#[tokio::test(start_paused = true)]
+async fn an_event_whose_record_cannot_be_read_is_handed_over() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let inbox = taken.inbox(Inbox::new(Arc::new(Scripted::new(&[])), "billing"));
+    inbox.guard().store().damaged.store(true, Ordering::SeqCst);
+    let aside = receive(&inbox, &event("a"), &runs, false).await;
+    assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 0));
+    assert_eq!(taken.all()[0].reason, Reason::Unreadable);
+}
+
+/// Two deliveries come after a crash in the callback, one some steps behind the other: one of them hands the
+/// event over again.
+#[tokio::test(start_paused = true)]
+async fn of_two_deliveries_after_a_crash_in_the_callback_one_hands_it_over() {
+    for behind in 0..6 {
+        let (taken, runs) = (Taken::default(), Runs::default());
+        let (called, takes) = (Arc::new(Notify::new()), taken.clone());
+        let calls = called.clone();
+        let dies = move |letter| {
+            let taken = takes.take(letter);
+            calls.notify_one();
+            let first = takes.all().len() == 1;
+            async move {
+                match first {
+                    true => std::future::pending().await,
+                    false => sleep(Duration::from_secs(1)).await,
+                }
+                taken
+            }
+        };
+        let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
+        let inbox = inbox.with_max_attempts(1).with_dead_letters(dies);
+        inbox.guard().store().deaf.store(true, Ordering::SeqCst);
+        let (there, runs_there) = (inbox.clone(), runs.clone());
+        tokio::spawn(async move { receive(&there, &event("a"), &runs_there, true).await });
+        called.notified().await;
+        advance(Duration::from_secs(31)).await;
+        let event = event("a");
+        let later = async {
+            for _ in 0..behind {
+                yield_now().await;
+            }
+            receive(&inbox, &event, &runs, false).await
+        };
+        let (other, one) = tokio::join!(later, receive(&inbox, &event, &runs, false));
+        assert_eq!(taken.all().len(), 2, "{behind}: {one:?}, {other:?}");
+        assert!(taken.all().iter().all(|l| l.reason == Reason::Failed));
+        assert_eq!((one.unwrap(), runs.count()), (Receipt::DeadLettered, 1));
+        assert!(
+            matches!(other, Err(InboxError::InFlight { .. })),
+            "{other:?}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

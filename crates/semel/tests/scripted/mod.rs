@@ -36,6 +36,8 @@ pub(crate) struct Scripted {
     pub(crate) forgettable: AtomicU32,
     /// Claims do not arrive.
     pub(crate) unreached: AtomicBool,
+    /// Records cannot be read.
+    pub(crate) damaged: AtomicBool,
     /// Renewals are not answered.
     pub(crate) deaf: AtomicBool,
     /// Reads are not answered.
@@ -65,6 +67,7 @@ impl Scripted {
             claims: AtomicU32::new(0),
             forgettable: AtomicU32::new(0),
             unreached: false.into(),
+            damaged: false.into(),
             deaf: false.into(),
             blind: false.into(),
             commit_takes: Mutex::default(),
@@ -197,6 +200,9 @@ impl Store for Scripted {
         if self.unreached.load(Ordering::SeqCst) {
             return Err(error(StoreErrorKind::Unknown));
         }
+        if self.damaged.load(Ordering::SeqCst) {
+            return Err(error(StoreErrorKind::Corrupt));
+        }
         self.memory.claim(identity, request).await
     }
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
@@ -217,6 +223,7 @@ impl Store for Scripted {
         }
     }
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        tokio::task::yield_now().await;
         if self.blind.load(Ordering::SeqCst) {
             return Err(error(StoreErrorKind::NotApplied));
         }
