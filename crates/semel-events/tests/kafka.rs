@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::ledger::{Ledger, chance, killed_in_hand, names};
 
 const PARTITIONS: usize = 4;
-const EACH: usize = 60;
+const EACH: usize = 40;
 const KILLS: u32 = 6;
 const MOVES: u32 = 20;
 
@@ -158,7 +158,7 @@ fn partitions_move_consumers_die_and_each_event_is_applied_once() {
         }
     };
     for _ in 0..KILLS {
-        killed_in_hand(&ledger, Duration::from_millis(chance(40)), both);
+        killed_in_hand(&ledger, Duration::from_millis(chance(20)), both);
         // Nobody is left who has one.
         for (_, has) in &mut *log.owners.lock() {
             *has = None;
