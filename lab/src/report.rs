@@ -12,7 +12,7 @@ use crate::clock::{Nanos, millis};
 use crate::history::{Answer, Failed, Op};
 use crate::nemesis::Fault;
 use crate::reasons::Reasons;
-use crate::torture::Options;
+use crate::torture::{Options, Recovery};
 
 /// How the calls of one step ended.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -46,6 +46,8 @@ pub struct Report {
     effects_refused: usize,
     faults: usize,
     faults_by_kind: BTreeMap<Fault, usize>,
+    #[serde(flatten)]
+    recovery: Option<Recovery>,
     violations: usize,
     violations_by_property: BTreeMap<&'static str, usize>,
     lost: usize,
@@ -99,6 +101,7 @@ impl Report {
             effects_refused: 0,
             faults: 0,
             faults_by_kind: BTreeMap::new(),
+            recovery: None,
             violations: 0,
             violations_by_property: BTreeMap::new(),
             lost: 0,
@@ -159,6 +162,15 @@ impl Report {
         self.seconds = (millis(ended.saturating_sub(begun)) / 10.0).round() / 100.0;
         if self.seconds > 0.0 {
             self.per_second = (self.operations as f64 / self.seconds) as usize;
+        }
+    }
+
+    pub(crate) fn recovery(&mut self, recovery: Recovery) {
+        self.recovery = Some(recovery);
+        if recovery.recovered_after.is_none() {
+            // The machine may be slow for another reason.
+            let why = "half of the rate before the faults did not come back within 2 s after them";
+            self.reasons.too_little(why);
         }
     }
 

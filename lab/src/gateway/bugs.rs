@@ -62,7 +62,7 @@ pub enum Bug {
     Reruns,
     /// The gateways release the key after a 504, which comes after the effect.
     ReleasesTimeout,
-    /// A gateway that is asked to end leaves something behind.
+    /// A gateway that is asked to end does, with exit code 1.
     EndsBadly,
     /// Every request of a spell is cut off, not some: there is a cause each time, and too little is
     /// answered.

@@ -1,6 +1,7 @@
 //! Faults as they happen: to the store, the gateways and the upstream, side by side.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -12,7 +13,8 @@ use super::bugs::Bug;
 use super::judge::{Exit, Place, Trouble};
 use super::process::{Gateway, Upstream};
 use super::upstream::Mood;
-use crate::clock::{Nanos, now};
+use super::work::Board;
+use crate::clock::{Nanos, nanos, now};
 use crate::named::Named as _;
 use crate::nemesis::{Fault, Lane, Planned};
 use crate::torture::{Target, on_store};
@@ -36,33 +38,52 @@ pub(super) struct Struck {
     pub(super) exits: Vec<Exit>,
 }
 
-/// Lets the planned faults happen, from `begun` until `end`.
+/// Lets the planned faults happen, from `begun` until `end`. Those of the store come one after the other,
+/// and whatever was broken is then well for as long as it was not: what the gateways do in a trouble is
+/// excused.
 pub(super) async fn all(
     planned: &[Planned],
     scene: &Scene,
+    board: &Board,
     begun: Instant,
     end: Instant,
 ) -> Result<Struck> {
     let struck = Mutex::new(Struck::default());
-    let row = async |lane| {
-        for one in planned.iter().filter(|one| one.fault.lane() == lane) {
+    let row = async |lanes: &[Lane]| {
+        let own = |one: &&Planned| lanes.contains(&one.fault.lane());
+        for one in planned.iter().filter(own) {
             sleep_until(begun + one.at).await;
-            if Instant::now() > end {
+            let from = Instant::now();
+            if from + one.lasts > end {
                 break;
             }
             strike(one, scene, &struck)
                 .await
                 .with_context(|| format!("the fault {}", one.fault.name()))?;
+            sleep(Duration::from_nanos(AFTERMATH)).await;
+            if lanes == STORE {
+                elected(scene.target.elects(), board).await;
+            }
+            sleep(from.elapsed()).await;
         }
         anyhow::Ok(())
     };
-    tokio::try_join!(
-        row(Lane::Server),
-        row(Lane::Network),
-        row(Lane::Gateway),
-        row(Lane::Upstream),
-    )?;
+    tokio::try_join!(row(STORE), row(&[Lane::Gateway]), row(&[Lane::Upstream]))?;
     Ok(struck.into_inner())
+}
+
+const STORE: &[Lane] = &[Lane::Server, Lane::Network];
+
+/// A store that elects a leader has one: something new was done, or it took as long as it may.
+async fn elected(within: Duration, board: &Board) {
+    if within.is_zero() {
+        return;
+    }
+    let (from, until) = (now(), now() + nanos(within));
+    while board.newest.load(Ordering::Relaxed) < from && now() < until {
+        sleep(Duration::from_millis(20)).await;
+    }
+    sleep(Duration::from_nanos(AFTERMATH)).await;
 }
 
 async fn strike(one: &Planned, scene: &Scene, struck: &Mutex<Struck>) -> Result<()> {

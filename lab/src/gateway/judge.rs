@@ -6,7 +6,7 @@
 //! operation needs a cause of its own: another call of the identity that was at work at the time, or a
 //! fault that *this* call can have met.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,11 @@ pub(super) struct Known {
     /// How long the store may be without a leader once a fault is over.
     #[serde(default)]
     pub(super) elects: Nanos,
+    /// How many clients called.
+    pub(super) clients: usize,
     pub(super) begun: Nanos,
+    /// When the last fault was over, and what it broke had been well for a while.
+    pub(super) calm: Nanos,
     /// When the faults were over; `None`: the run broke off.
     pub(super) settling: Option<Nanos>,
     pub(super) troubles: Vec<Trouble>,
@@ -112,6 +116,8 @@ pub(super) struct Findings {
     /// Second effects of identities whose first attempt was lost, under `retry`.
     pub(super) explained_effects: usize,
     pub(super) refused: usize,
+    /// The share of the time until all was calm in which a gateway had no fault to blame for a refusal.
+    pub(super) unexcused: f64,
 }
 
 impl Findings {
@@ -148,6 +154,32 @@ impl Known {
         known
     }
 
+    /// The share of the time until all was calm in which a gateway that refuses can blame no fault of the
+    /// store, the machine or its own: the mean of the gateways.
+    fn unexcused(&self, calls: &[Call]) -> f64 {
+        let gateways: BTreeSet<usize> = calls.iter().map(|call| call.gateway).collect();
+        let well = |own: &usize| {
+            let (mut well, mut since) = (0, self.begun);
+            for trouble in &self.troubles {
+                if matches!(trouble.place, Place::Gateway(other) if other != *own)
+                    || trouble.place == Place::Upstream
+                {
+                    continue;
+                }
+                well += trouble.from.min(self.calm).saturating_sub(since);
+                since = since.max(trouble.until);
+            }
+            well + self.calm.saturating_sub(since)
+        };
+        let all = (self.calm - self.begun) * gateways.len() as Nanos;
+        let well: Nanos = gateways.iter().map(well).sum();
+        if all == 0 {
+            1.0
+        } else {
+            well as f64 / all as f64
+        }
+    }
+
     fn lapse(&self) -> Nanos {
         self.lease * if self.clockless { 2 } else { 1 }
     }
@@ -169,6 +201,7 @@ pub(super) fn judge(known: &Known, calls: &[Call], ledger: &[Entry]) -> Findings
     for exit in &known.exits {
         judge.drained(exit);
     }
+    judge.findings.unexcused = known.unexcused(calls);
     judge.findings.violations.sort_by_key(|v| v.at);
     judge.findings
 }
@@ -236,53 +269,61 @@ impl<'a> Judge<'a> {
         self.wrong(check, call.answered, Some(call.identity), what);
     }
 
-    /// Until when an attempt that this call began may be at work; `None`: it began none.
+    /// Until when an attempt that this call began may be in flight; `None`: it began none.
+    ///
+    /// It is at work until its caller has an answer; where the caller does not wait for one, for as long as
+    /// the upstream may take. A fault of the store or of its gateway that begins by then keeps its end from
+    /// being recorded: a gateway tells a store that is away once a second at least, and one that is killed
+    /// leaves a lease. Either is over a lease and `GRACE` after the fault. What begins to be broken after the
+    /// attempt's end finds nothing that it could prolong: stores are well for longer than a second between
+    /// their faults.
     fn works_until(&self, call: &Call) -> Option<Nanos> {
         let known = self.known;
-        let met = |sees: &dyn Fn(Place) -> bool| known.trouble(call.sent, call.answered, sees);
         let own = Place::Gateway(call.gateway);
-        let at_the_store = |place| place == Place::Store || place == own;
-        let (mut end, sees): (Nanos, &dyn Fn(Place) -> bool) = match &call.said {
+        let holds_up = |place| [Place::Store, Place::Machine, own].contains(&place);
+        let held_up = known.trouble(call.sent, call.answered, holds_up);
+        // The upstream was asked by it.
+        let asked = self.by_call.get(&call.id).into_iter().flatten();
+        let asked = asked.map(|entry| entry.at).max();
+        let mut work = match &call.said {
             // Recorded before it is told.
             Said::Answer(answer) if !answer.replayed => return Some(call.answered),
             // Its attempt may have been lost, and settled by others while it was held up.
-            Said::Answer(_) if met(&at_the_store) => return Some(call.answered),
+            Said::Answer(_) if held_up => return Some(call.answered),
             Said::Answer(_) => return None,
-            Said::Failed { .. } => (call.answered, &at_the_store),
+            Said::Failed { .. } => call.answered,
             Said::Problem { code, .. } => match code.as_str() {
                 // The claim may have been done although it was not answered.
-                "in-flight" | "outcome-unknown" if met(&at_the_store) => {
-                    (call.answered, &at_the_store)
-                }
-                "upstream-unreachable" | "upstream-failed" | "upstream-timeout" => {
-                    (call.answered, &at_the_store)
-                }
-                "store-unavailable" => (call.answered, &at_the_store),
+                "in-flight" | "outcome-unknown" if held_up || asked.is_some() => call.answered,
+                "upstream-unreachable" | "upstream-failed" | "upstream-timeout" => call.answered,
+                "store-unavailable" => call.answered,
                 _ => return None,
             },
+            // It waits for the upstream, which may have been asked late.
             Said::Broken(_) | Said::Left => {
-                // It waits for the upstream, which may have been asked late.
-                let asked = self.by_call.get(&call.id).into_iter().flatten();
-                let asked = asked.map(|entry| entry.at).max().unwrap_or(0);
-                let end = call.answered.max(asked) + nanos(UPSTREAM_TIMEOUT);
-                (end, &|place| {
-                    !matches!(place, Place::Gateway(_)) || place == own
-                })
+                call.answered.max(asked.unwrap_or(0)) + nanos(UPSTREAM_TIMEOUT)
             }
         };
+        let mut end = work;
         // Troubles stand in the order of their beginning.
         for trouble in &known.troubles {
-            let met = trouble.from <= end && call.sent <= trouble.until;
-            if met && (sees(trouble.place) || trouble.place == Place::Machine) {
-                end = end.max(trouble.until + known.lapse() + GRACE);
+            let met = trouble.from <= work && call.sent <= trouble.until;
+            if !met || !holds_up(trouble.place) {
+                continue;
+            }
+            end = end.max(trouble.until + known.lapse() + GRACE);
+            if trouble.place == Place::Machine {
+                work += trouble.until - trouble.from;
             }
         }
-        Some(end)
+        Some(end.max(work))
     }
 
     /// Whether an attempt that this call began may have been lost before `time`.
     fn may_be_lost(&self, call: &Call, time: Nanos) -> bool {
-        let until = self.works_until(call).unwrap_or(call.answered);
+        let Some(until) = self.works_until(call) else {
+            return false;
+        };
         let own = Place::Gateway(call.gateway);
         let sees = |place| !matches!(place, Place::Gateway(_)) || place == own;
         !call.said.is_problem("mismatch") && self.known.trouble(call.sent, until.min(time), sees)
@@ -325,6 +366,25 @@ impl<'a> Judge<'a> {
             let what = format!("executions {earlier} and {number}, {what}");
             self.wrong("once", entry.at, Some(entry.identity), what);
         }
+        let (explained, most) = (self.findings.explained_effects, self.most_lost());
+        if explained > most {
+            let what =
+                format!("{explained} second effects, of {most} attempts that faults can lose");
+            self.wrong("once", self.known.calm, None, what);
+        }
+    }
+
+    /// How many attempts the faults can have lost. Each: those that are under way when it strikes, one for
+    /// each client. The upstream besides breaks no more than one request in twelve while it is in a mood.
+    fn most_lost(&self) -> usize {
+        let known = self.known;
+        let in_a_mood = |entry: &&Entry| {
+            matches!(entry.done, Done::Executed { .. })
+                && known.trouble(entry.at, entry.at, |place| place == Place::Upstream)
+        };
+        let in_a_mood = self.ledger.iter().filter(in_a_mood).count();
+        // Chance may double it.
+        known.troubles.len() * known.clients + in_a_mood / 6
     }
 
     /// A fence belongs to one attempt, and is refused only behind a fault.
@@ -597,7 +657,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// A gateway that is asked to end does, and leaves nothing behind.
+    /// A gateway that is asked to end does, with exit code 0.
     fn drained(&mut self, exit: &Exit) {
         let sees = |place| matches!(place, Place::Store | Place::Upstream);
         if exit.code != Some(0) && !self.known.trouble(exit.from, exit.until, sees) {

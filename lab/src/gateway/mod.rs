@@ -150,6 +150,7 @@ async fn through(
         calls: Lines::open(&folder.join(CALLS))?,
         next_call: AtomicU64::new(0),
         next_key: AtomicU32::new(0),
+        newest: AtomicU64::new(0),
         asked: Mutex::default(),
         stopped: AtomicBool::new(false),
         settle_within: 2 * run.lease + Duration::from_secs(5),
@@ -213,7 +214,8 @@ async fn work(
     let (begun, start) = (now(), Instant::now());
     let mut clients = work::start(board, options.tasks);
     let end = start + options.length;
-    let struck = self::faults::all(&planned, scene, start, end).await;
+    let struck = self::faults::all(&planned, scene, board, start, start + striking).await;
+    let calm = now();
     sleep_until(end.max(Instant::now())).await;
     while board.identities() < options.enough && Instant::now() < start + 4 * options.length {
         sleep(run.pace).await;
@@ -236,7 +238,9 @@ async fn work(
         lease: nanos(run.lease),
         clockless: scene.target.clockless,
         elects: nanos(scene.target.elects()),
+        clients: options.tasks as usize,
         begun,
+        calm,
         settling: broken.is_none().then_some(settling),
         troubles,
         exits: struck.exits.clone(),

@@ -40,6 +40,8 @@ pub struct Report {
     faults_by_kind: BTreeMap<Fault, usize>,
     /// How often the machine stood still for longer than a quarter of a lease.
     stalls: usize,
+    /// Of 100 moments until the last fault was over: those at which a gateway had no fault to blame.
+    unexcused_percent: f64,
     violations: usize,
     violations_by_check: BTreeMap<&'static str, usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +54,8 @@ pub struct Report {
 
 /// So many violations are shown in detail.
 const SHOWN: usize = 8;
+/// Where it is less, most of what gateways did while things broke was excused.
+const LEAST_UNEXCUSED: f64 = 30.0;
 
 impl Report {
     pub(super) fn new(
@@ -88,6 +92,7 @@ impl Report {
             faults: 0,
             faults_by_kind: BTreeMap::new(),
             stalls: 0,
+            unexcused_percent: (findings.unexcused * 1000.0).round() / 10.0,
             violations: findings.violations.len(),
             violations_by_check: findings.by_check(),
             bug: options.bug,
@@ -117,6 +122,11 @@ impl Report {
         if self.identities < enough {
             let few = self.identities;
             let why = format!("{few} identities of {enough} in four times as long");
+            self.reasons.too_little(why);
+        }
+        let unexcused = self.unexcused_percent;
+        if unexcused < LEAST_UNEXCUSED {
+            let why = format!("{unexcused} % of the time with faults was without an excuse");
             self.reasons.too_little(why);
         }
     }

@@ -180,7 +180,11 @@ impl Upstream {
 
     fn fail(&self, asked: &Asked, spell: bool, chance: &mut fastrand::Rng) -> Response<Pieces> {
         let all = [503, 500, 429, 502, 504];
-        let status = all[chance.usize(..if spell { all.len() } else { 3 })];
+        let status = match self.settings.options.bug {
+            // It shows in nothing else.
+            Some(Bug::ReleasesTimeout) if spell => 504,
+            _ => all[chance.usize(..if spell { all.len() } else { 3 })],
+        };
         let mut books = self.books.lock();
         // Who answers 504 gave up waiting for one who may have done it.
         let done = match status {

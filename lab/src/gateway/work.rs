@@ -30,6 +30,8 @@ pub(super) struct Board {
     pub(super) calls: Lines,
     pub(super) next_call: AtomicU64,
     pub(super) next_key: AtomicU32,
+    /// When the latest call was sent that did something new.
+    pub(super) newest: AtomicU64,
     pub(super) asked: Mutex<Asked>,
     pub(super) stopped: AtomicBool,
     /// An identity that has no end after so long never has one.
@@ -62,6 +64,9 @@ impl Board {
     pub(super) fn note(&self, call: &Call) {
         // A run whose history cannot be written proves nothing.
         self.calls.append(call).expect("the calls can be written");
+        if call.said.is_new() {
+            self.newest.fetch_max(call.sent, Ordering::Relaxed);
+        }
     }
 
     /// One of the gateways of a service.

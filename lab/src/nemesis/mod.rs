@@ -9,7 +9,7 @@ mod wall;
 
 pub use chosen::Chosen;
 pub use fault::{Fault, Lane};
-pub(crate) use schedule::lasts;
 pub use schedule::{Planned, UPSTREAM_TIMEOUT, plan};
+pub(crate) use schedule::{SHORTEST_REST, lasts};
 pub use switch::Switch;
 pub(crate) use wall::{Wall, Wrong};

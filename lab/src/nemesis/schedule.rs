@@ -18,8 +18,8 @@ pub struct Planned {
 }
 
 const FIRST: Duration = Duration::from_millis(800);
-// Something must succeed in between.
-const SHORTEST_REST: Duration = Duration::from_millis(400);
+/// Something must succeed in between.
+pub(crate) const SHORTEST_REST: Duration = Duration::from_millis(400);
 /// How long gateways wait for the upstream.
 pub const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::guard::{Guard, Policy};
+use semel::Outcome;
+use semel::guard::{Answered, Case, Finding, Guard, Policy, Reconciler};
 use semel::inbox::{DeadLetter, Event, Inbox, Reason};
 use semel::store::{OnLost, Retention};
 use semel_events::kafka::{Commit, Message, Offsets};
@@ -55,7 +56,7 @@ impl Setup {
         let lease = world.pick(&[300, 1000, 3000]);
         Self {
             kind: world.pick(&[Kind::Kafka, Kind::Kafka, Kind::RabbitMq, Kind::JetStream]),
-            on_lost: world.pick(&[OnLost::Hold, OnLost::Retry]),
+            on_lost: world.pick(&[OnLost::Hold, OnLost::Retry, OnLost::Reconcile]),
             lease: Duration::from_millis(lease),
             prefetch: world.pick(&[1, 2, 5]),
             ack_wait: Duration::from_millis(lease * 2),
@@ -106,6 +107,10 @@ struct Inside {
     published: BTreeSet<u32>,
     done: BTreeSet<u32>,
     effects: BTreeMap<u32, Vec<u64>>,
+    /// Which event has this source and this id.
+    named: BTreeMap<(String, String), u32>,
+    /// Fences up to which no attempt at an event has an effect any more: a reconciler said that none had.
+    closed: BTreeMap<u32, u64>,
     poison: BTreeSet<u32>,
 }
 
@@ -669,6 +674,8 @@ impl Consumer {
     async fn handle(&self, event: &Event, number: u32) -> Answer<&'static str> {
         self.process.gate().await;
         let (broker, process) = (Arc::clone(&self.broker), Arc::clone(&self.process));
+        let name = (event.source().to_owned(), event.id().to_owned());
+        broker.inside.lock().named.insert(name, number);
         let received = self.inbox.receive(event, move |attempt| async move {
             let world = &broker.world;
             process.gate().await;
@@ -684,6 +691,10 @@ impl Consumer {
                 return Err("busy");
             }
             let fence = attempt.fence.0;
+            if broker.inside.lock().closed.get(&number) >= Some(&fence) {
+                world.saw("fence closed");
+                return Err("a reconciler said that this attempt had no effect");
+            }
             world.saw("effect");
             world.say(|| {
                 format!(
@@ -694,7 +705,7 @@ impl Consumer {
             {
                 let mut inside = broker.inside.lock();
                 let effects = inside.effects.entry(number).or_default();
-                let is_second = !effects.is_empty() && broker.setup.on_lost == OnLost::Hold;
+                let is_second = !effects.is_empty() && broker.setup.on_lost != OnLost::Retry;
                 if is_second || effects.contains(&fence) {
                     world.wrong(format!(
                         "two effects of event {number}: under {effects:?} and {fence}"
@@ -725,17 +736,55 @@ impl Broker {
             Reason::Failed => {
                 let inside = self.inside.lock();
                 let has_effect = inside.effects.contains_key(&number);
-                if has_effect && self.setup.on_lost == OnLost::Hold {
+                if has_effect && self.setup.on_lost != OnLost::Retry {
                     self.world.wrong(format!(
                         "event {number} was set aside as failed, and it had its effect"
                     ));
                 }
             }
-            Reason::Unknown => {}
+            Reason::Unknown if self.setup.on_lost == OnLost::Hold => {}
             reason => self
                 .world
                 .wrong(format!("event {number} was set aside: {reason:?}")),
         }
+    }
+}
+
+/// Knows which events had their effect, when it can be asked.
+struct Books {
+    broker: Arc<Broker>,
+    process: Arc<Process>,
+}
+
+impl Reconciler for Books {
+    fn reconcile<'a>(&'a self, case: &'a Case<'_>) -> Answered<'a> {
+        Box::pin(async move {
+            let Broker { world, inside, .. } = &*self.broker;
+            self.process.gate().await;
+            self.process.rest(world.millis(0..20)).await;
+            if !self.broker.is_calm() && world.one_in(2) {
+                world.saw("reconciler away");
+                return Err("the books are away".into());
+            }
+            world.saw("reconciled");
+            let mut inside = inside.lock();
+            let source = case.scope.segments().last().unwrap_or_default();
+            let name = (
+                source.to_owned(),
+                case.key
+                    .map_or_else(String::new, |key| key.as_str().to_owned()),
+            );
+            let Some(&number) = inside.named.get(&name) else {
+                world.wrong(format!("a reconciler is asked about {name:?}"));
+                return Ok(Finding::StillUnknown.into());
+            };
+            if inside.effects.contains_key(&number) {
+                return Ok(Finding::Happened(Outcome::void()).into());
+            }
+            let closed = inside.closed.entry(number).or_default();
+            *closed = case.fence.0.max(*closed);
+            Ok(Finding::DidNotHappen.into())
+        })
     }
 }
 
@@ -774,7 +823,12 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
             .with_retention(Retention::EVENT)
             .with_on_lost(setup.on_lost);
         let aside = Arc::clone(&at);
-        let inbox = Inbox::new(Guard::from(Wire::new(&server, process)), "billing")
+        let books = Books {
+            broker: Arc::clone(&at),
+            process: Arc::clone(process),
+        };
+        let guard = Guard::builder(Wire::new(&server, process)).reconciler(Arc::new(books));
+        let inbox = Inbox::new(guard.build(), "billing")
             .with_policy(policy)
             .with_max_attempts(4)
             .with_dead_letters(move |letter| {

@@ -61,9 +61,7 @@ impl Fleet {
             fleet.workers.push(process);
             fleet.lives.push(0);
         }
-        for number in 0..fleet.workers.len() {
-            fleet.ready(number).await?;
-        }
+        fleet.all_ready().await?;
         Ok(fleet)
     }
 
@@ -111,6 +109,17 @@ impl Fleet {
             Some(line) => bail!("worker {number} says {line:?} and not {wanted:?}"),
             None => bail!("worker {number} ended by itself"),
         }
+    }
+
+    /// Waits until all of them work, those that were started again as well.
+    ///
+    /// # Errors
+    /// Where one of them ended by itself, or takes too long.
+    pub(super) async fn all_ready(&mut self) -> Result<()> {
+        for number in 0..self.workers.len() {
+            self.ready(number).await?;
+        }
+        Ok(())
     }
 
     async fn ready(&mut self, number: usize) -> Result<()> {

@@ -8,11 +8,13 @@
 mod fleet;
 pub mod local;
 mod options;
+mod recovery;
 mod strike;
 mod target;
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio::sync::Mutex;
@@ -32,6 +34,7 @@ use crate::report::{self, Report};
 use crate::worker::{Settings, process};
 pub(crate) use fleet::Fleet;
 pub(crate) use options::seconds;
+pub(crate) use recovery::Recovery;
 use strike::MOST_HOURS;
 pub(crate) use strike::{Struck, on_store, strike};
 pub(crate) use target::{check_faults, faults_of, faults_within};
@@ -72,7 +75,8 @@ pub(crate) async fn through(
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
 ) -> Result<Report> {
     let settings = settings(options, target, directory);
-    let ran = work(options, &settings, program, faults).await?;
+    let calm = recovery::calm(nanos(target.elects()));
+    let ran = work(options, &settings, program, faults, calm).await?;
     examine(options, target, &settings, &ran)
 }
 
@@ -123,6 +127,8 @@ struct Ran {
     begun: Nanos,
     settling: Nanos,
     struck: Struck,
+    /// When the faults were over, and all workers were at work again.
+    over: Nanos,
     /// Why the run ended before its time.
     broken: Option<anyhow::Error>,
 }
@@ -132,6 +138,7 @@ async fn work(
     settings: &Settings,
     program: &Path,
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
+    calm: Nanos,
 ) -> Result<Ran> {
     let clocks = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
     let walls = match options.faults().iter().any(clocks) {
@@ -148,25 +155,36 @@ async fn work(
         begun,
         settling: Nanos::MAX,
         struck: Struck::default(),
+        over: begun,
         broken: None,
     };
-    match faults(&fleet).await {
-        Ok(struck) => ran.struck = struck,
-        Err(error) => {
-            ran.broken = Some(error);
-            return Ok(ran);
-        }
-    }
-    sleep_until(start + options.length).await;
+    let struck = faults(&fleet).await;
     let mut fleet = fleet.into_inner();
-    let end = async {
+    let ready = match struck {
+        Ok(struck) => {
+            ran.struck = struck;
+            fleet.all_ready().await
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ready {
+        ran.broken = Some(error);
+        return Ok(ran);
+    }
+    ran.over = now();
+    let mut end = start + options.length;
+    if ran.struck.first.is_some() {
+        end = end.max(Instant::now() + Duration::from_nanos(calm));
+    }
+    sleep_until(end).await;
+    let stop = async {
         fleet.all("stop", "stopped").await?;
         let settling = now();
         fleet.all("settle", "settled").await?;
         fleet.end().await?;
         anyhow::Ok(settling)
     };
-    match end.await {
+    match stop.await {
         Ok(settling) => ran.settling = settling,
         Err(error) => ran.broken = Some(error),
     }
@@ -186,6 +204,11 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
     report.faults(&ran.struck.faults);
     report.findings(&ops, &findings, ran.begun);
     report.took(ran.begun, ran.settling.min(now()));
+    if let Some(first) = ran.struck.first {
+        let elects = nanos(target.elects());
+        let faults = (first, ran.over);
+        report.recovery(recovery::recovery(&ops, ran.begun, faults, elects));
+    }
     if let Some(error) = &ran.broken {
         report
             .reasons

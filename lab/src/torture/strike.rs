@@ -15,7 +15,7 @@ use crate::base::start;
 use crate::check::Trouble;
 use crate::clock::{Nanos, now};
 use crate::named::Named as _;
-use crate::nemesis::{Fault, Lane, Planned, Wrong};
+use crate::nemesis::{Fault, Lane, Planned, SHORTEST_REST, Wrong};
 
 /// What became of the planned faults.
 #[derive(Debug, Default)]
@@ -24,6 +24,8 @@ pub(crate) struct Struck {
     pub(crate) faults: Vec<Fault>,
     /// When something was broken.
     pub(crate) troubles: Vec<Trouble>,
+    /// When the first of them began.
+    pub(super) first: Option<Nanos>,
 }
 
 /// Connections that broke are made anew by then.
@@ -32,7 +34,10 @@ const AFTERMATH: Nanos = 250_000_000;
 impl Struck {
     /// For a run with this fault alone, which is over now.
     pub(crate) fn by(fault: Fault, from: Nanos) -> Self {
-        let mut struck = Self::default();
+        let mut struck = Self {
+            first: Some(from),
+            ..Self::default()
+        };
         struck.push(fault, from, None);
         struck
     }
@@ -76,7 +81,7 @@ const fn is_ahead(one: &Planned) -> bool {
 }
 
 /// Lets the planned faults happen, from `begun` until `end`: a server that starts slowly delays
-/// those after it, and does not prolong the run.
+/// those after it, so that something can succeed in between, and does not prolong the run.
 pub(super) async fn all(
     planned: &[Planned],
     target: &Target,
@@ -86,14 +91,16 @@ pub(super) async fn all(
 ) -> Result<Struck> {
     let row = |lane| async move {
         let mut struck = Struck::default();
+        let mut rested = begun;
         for one in planned.iter().filter(|one| one.fault.lane() == lane) {
-            sleep_until(begun + one.at).await;
+            sleep_until(rested.max(begun + one.at)).await;
             if Instant::now() > end {
                 break;
             }
             strike(one, target, fleet, &mut struck)
                 .await
                 .with_context(|| format!("the fault {}", one.fault.name()))?;
+            rested = Instant::now() + SHORTEST_REST;
         }
         anyhow::Ok(struck)
     };
@@ -102,6 +109,7 @@ pub(super) async fn all(
     for struck in <[_; 3]>::from(tokio::try_join!(worker, server, network)?) {
         all.faults.extend(struck.faults);
         all.troubles.extend(struck.troubles);
+        all.first = all.first.into_iter().chain(struck.first).min();
     }
     Ok(all)
 }
@@ -114,6 +122,7 @@ pub(crate) async fn strike(
     struck: &mut Struck,
 ) -> Result<()> {
     let from = now();
+    struck.first.get_or_insert(from);
     let hit = match one.fault.lane() {
         Lane::Worker => return on_worker(one, fleet, from, struck).await,
         _ => on_store(one, target).await?,
