@@ -168,16 +168,20 @@ impl Node {
     /// otherwise live a moment longer than the server, and keep the next one from starting.
     pub fn kill(&self) {
         if let Some(mut child) = self.process().take() {
-            // Stopped, it makes no more of them.
+            let end = Instant::now() + PATIENCE;
+            // Once it stands still, it makes no more of them.
             send(child.id(), Signal::STOP);
+            while !matches!(state(child.id()), None | Some('T' | 'Z')) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             let orphans = children(child.id());
             for orphan in &orphans {
                 send(*orphan, Signal::KILL);
             }
             child.kill().ok();
             child.wait().ok();
-            let end = Instant::now() + PATIENCE;
-            while orphans.iter().any(|orphan| runs(*orphan)) && Instant::now() < end {
+            let runs = |orphan: &u32| !matches!(state(*orphan), None | Some('Z'));
+            while orphans.iter().any(runs) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -251,13 +255,10 @@ fn children(id: u32) -> Vec<u32> {
         .collect()
 }
 
-// Whether it is there and is more than a remainder that nobody has asked about.
-fn runs(id: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    let state = status
-        .rsplit_once(") ")
-        .map(|(_, rest)| rest.starts_with('Z'));
-    state == Some(false)
+// As proc_pid_stat(5) has it: Z is a remainder that nobody has asked about, T one that stands still. None: it is gone.
+fn state(id: u32) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    status.rsplit_once(") ")?.1.chars().next()
 }
 
 fn answers(address: SocketAddr, question: &str, wanted: &str) -> bool {
