@@ -169,7 +169,7 @@ impl Report {
         self.recovery = Some(recovery);
         if recovery.recovered_after.is_none() {
             // The machine may be slow for another reason.
-            let why = "half of the rate before the faults did not come back within 2 s after them";
+            let why = "half of the rate before the faults did not come back in time after them";
             self.reasons.too_little(why);
         }
     }

@@ -58,13 +58,13 @@ async fn main() -> Result<(), Failure> {
         ..pull::Config::default()
     };
     let consumer = stream.get_or_create_consumer("ledger", settings).await?;
-    // As many as are handled at once: none waits, unacknowledged, behind another.
-    let pulls = consumer.stream().max_messages_per_batch(1);
-    let mut messages = pulls.messages().await?;
-    // Until nothing came for a while.
-    while let Ok(Some(message)) =
-        tokio::time::timeout(Duration::from_secs(6), messages.next()).await
-    {
+    // One at a time: none waits here, unacknowledged, for its turn. Until nothing came for a while.
+    let next = async || {
+        let one = consumer.batch().max_messages(1);
+        let mut one = one.expires(Duration::from_secs(6)).messages().await?;
+        Ok::<_, Failure>(one.next().await)
+    };
+    while let Some(message) = next().await? {
         let delivery = nats::Delivery::new(message?)?;
         let settled = delivery.settle(|| place(&inbox, delivery.event())).await;
         println!("{:?}: {:?}", delivery.event(), settled.answer);

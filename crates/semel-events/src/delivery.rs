@@ -63,9 +63,10 @@ pub trait Delivery: Sync {
     /// Has the event handled, and tells the broker what the inbox answered: the acknowledgement comes
     /// after the commit, never before it.
     ///
-    /// While the store is away `handle` is called again in place, each second until it is back, and for
-    /// a minute at most while another delivery of the event is being handled: nothing is wrong with
-    /// the event then, and a delivery more would count against the limits that brokers have. Drop the
+    /// While the store is away `handle` is called again in place, each second until it is back; each minute
+    /// while it is there and cannot be read or used as asked; for an hour at most while a reconciler cannot
+    /// say what became of the event, and for a minute while another delivery of it is being handled: nothing
+    /// is wrong with the event then, and a delivery more would count against the limits that brokers have. Drop the
     /// future to give up, or close the store: the broker delivers again what it was not told of.
     fn settle<E, H>(
         &self,
@@ -125,7 +126,9 @@ where
 ///
 /// It ends where the inbox has a callback for dead letters
 /// ([`Inbox::with_dead_letters`](semel::inbox::Inbox::with_dead_letters)), which is asked about every
-/// event that no delivery would ever run. Without one it goes on without end for such an event.
+/// event that no delivery would ever run. Without one it goes on without end for such an event. So it does,
+/// with one too, until somebody mends a store that cannot be read, and until a reconciler, or an operator, has
+/// said what became of an event that the policy has it asked about.
 pub async fn until_settled<D, E, H>(delivery: &D, handle: impl FnMut() -> H + Send) -> Settled<E>
 where
     D: Delivery,
@@ -137,14 +140,17 @@ where
 
 /// The longest that an event waits in place for another delivery of it.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest that it waits there for a reconciler.
+const PATIENCE_WITH_RECONCILERS: Duration = Duration::from_hours(1);
 
 /// How long to wait in place after `error`, which no other delivery would mend; asked for so long.
 fn passing<E>(error: &InboxError<E>, waited: Duration) -> Option<Duration> {
-    use StoreErrorKind::{Capacity, NotApplied, Unknown};
     let passes = match error {
-        InboxError::Store { source, .. } => {
-            matches!(source.kind(), NotApplied | Unknown | Capacity)
-        }
+        InboxError::Store { source, .. } => !matches!(
+            source.kind(),
+            StoreErrorKind::TooLarge | StoreErrorKind::Closed
+        ),
+        InboxError::Unresolved => waited < PATIENCE_WITH_RECONCILERS,
         InboxError::InFlight { .. } => waited < PATIENCE,
         _ => false,
     };
@@ -338,6 +344,33 @@ mod tests {
         let again = Verdict::Again(Duration::from_secs(1));
         let told = (719, vec![Verdict::Acknowledge, again]);
         assert_eq!(*fake.1.lock().unwrap(), told);
+    }
+
+    /// Where somebody has to mend it, it is asked once a minute.
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_cannot_be_read_costs_no_delivery() {
+        for kind in [StoreErrorKind::Corrupt, StoreErrorKind::Config] {
+            let (fake, begun, mut asked) = (fake("a"), Instant::now(), 0);
+            let handle = || {
+                asked += 1;
+                let answer = match asked {
+                    ..=30 => away(kind),
+                    _ => Ok(Receipt::Handled),
+                };
+                async { answer }
+            };
+            assert_eq!(fake.settle(handle).await.answer.unwrap(), Receipt::Handled);
+            assert_eq!(begun.elapsed(), Duration::from_mins(30));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reconciler_is_waited_for_an_hour() {
+        let (fake, begun) = (fake("a"), Instant::now());
+        let unresolved = || async { Err::<Receipt, _>(InboxError::<String>::Unresolved) };
+        let settled = fake.settle(unresolved).await;
+        settled.answer.unwrap_err();
+        assert_eq!(begun.elapsed(), Duration::from_hours(1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,12 +6,14 @@
 //! and so are those of a stream that was deleted and made anew. (The server drops a second message with one `Nats-Msg-Id`
 //! for two minutes only; the inbox goes on for 30 days.)
 //!
-//! Only the message that is being settled is held. Those that were pulled with it and wait behind it pass
-//! `ack_wait` and come again, as duplicates where nothing was wrong with them, and count towards a
-//! `max_deliver`: so pull no more than are handled at once.
+//! Only a message that is being settled is held. One that was pulled and waits for its turn passes `ack_wait`,
+//! comes again, and counts towards a `max_deliver`: so pull what is handled at once and no more, as here.
+//! `consumer.messages()` pulls ahead.
 //!
 //! ```no_run
 //! # async fn example(stream: async_nats::jetstream::stream::Stream) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use std::time::Duration;
+//!
 //! use async_nats::jetstream::consumer::{AckPolicy, pull};
 //! use futures_util::StreamExt as _;
 //! use semel::inbox::Inbox;
@@ -25,8 +27,11 @@
 //! };
 //! let consumer = stream.create_consumer(settings).await?;
 //! let inbox = Inbox::new(MemoryStore::default(), "billing").with_dead_letters(shelve);
-//! let mut messages = consumer.stream().max_messages_per_batch(1).messages().await?;
-//! while let Some(message) = messages.next().await {
+//! loop {
+//!     let one = consumer.batch().max_messages(1).expires(Duration::from_secs(30));
+//!     let Some(message) = one.messages().await?.next().await else {
+//!         continue;
+//!     };
 //!     let delivery = nats::Delivery::new(message?)?;
 //!     let work = |_| async { Ok::<_, std::io::Error>(()) };
 //!     let settled = delivery.settle(|| inbox.receive(delivery.event(), work)).await;
@@ -34,7 +39,6 @@
 //!         eprintln!("not handled: {error}");
 //!     }
 //! }
-//! # Ok(())
 //! # }
 //! # async fn shelve(_: semel::inbox::DeadLetter) -> std::io::Result<()> { Ok(()) }
 //! ```

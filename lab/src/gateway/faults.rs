@@ -1,5 +1,6 @@
 //! Faults as they happen: to the store, the gateways and the upstream, side by side.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,8 +51,11 @@ pub(super) async fn all(
 ) -> Result<Struck> {
     let struck = Mutex::new(Struck::default());
     let row = async |lanes: &[Lane]| {
-        let own = |one: &&Planned| lanes.contains(&one.fault.lane());
-        for one in planned.iter().filter(own) {
+        for one in fairly(
+            planned
+                .iter()
+                .filter(|one| lanes.contains(&one.fault.lane())),
+        ) {
             sleep_until(begun + one.at).await;
             let from = Instant::now();
             if from + one.lasts > end {
@@ -70,6 +74,20 @@ pub(super) async fn all(
     };
     tokio::try_join!(row(STORE), row(&[Lane::Gateway]), row(&[Lane::Upstream]))?;
     Ok(struck.into_inner())
+}
+
+/// Every kind before any comes up again: there is room for fewer than were planned.
+fn fairly<'a>(planned: impl Iterator<Item = &'a Planned>) -> Vec<&'a Planned> {
+    let mut turns: HashMap<Fault, usize> = HashMap::new();
+    let mut all: Vec<_> = planned
+        .map(|one| {
+            let turn = turns.entry(one.fault).or_default();
+            *turn += 1;
+            (*turn, one)
+        })
+        .collect();
+    all.sort_by_key(|(turn, _)| *turn);
+    all.into_iter().map(|(_, one)| one).collect()
 }
 
 const STORE: &[Lane] = &[Lane::Server, Lane::Network];

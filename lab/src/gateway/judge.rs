@@ -293,10 +293,10 @@ impl<'a> Judge<'a> {
             Said::Answer(_) => return None,
             Said::Failed { .. } => call.answered,
             Said::Problem { code, .. } => match code.as_str() {
-                // The claim may have been done although it was not answered.
-                "in-flight" | "outcome-unknown" if held_up || asked.is_some() => call.answered,
+                // Held up, the claim may have been done although it was not answered.
+                "in-flight" | "outcome-unknown" if !held_up && asked.is_none() => return None,
+                "in-flight" | "outcome-unknown" | "store-unavailable" => call.answered,
                 "upstream-unreachable" | "upstream-failed" | "upstream-timeout" => call.answered,
-                "store-unavailable" => call.answered,
                 _ => return None,
             },
             // It waits for the upstream, which may have been asked late.
@@ -326,7 +326,7 @@ impl<'a> Judge<'a> {
         };
         let own = Place::Gateway(call.gateway);
         let sees = |place| !matches!(place, Place::Gateway(_)) || place == own;
-        !call.said.is_problem("mismatch") && self.known.trouble(call.sent, until.min(time), sees)
+        self.known.trouble(call.sent, until.min(time), sees)
     }
 
     /// When an answer of this execution was first told, if it was.

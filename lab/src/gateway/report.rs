@@ -109,7 +109,10 @@ impl Report {
         }
         for fault in planned.iter().collect::<BTreeSet<_>>() {
             if !struck.contains(fault) {
-                let why = format!("the planned fault {} never fired", fault.name());
+                let why = format!(
+                    "the planned fault {} never fired: with more --seconds it may",
+                    fault.name()
+                );
                 self.reasons.too_little(why);
             }
         }

@@ -742,6 +742,7 @@ impl Broker {
                     ));
                 }
             }
+            // A reconciler will know.
             Reason::Unknown if self.setup.on_lost == OnLost::Hold => {}
             reason => self
                 .world

@@ -36,7 +36,7 @@ pub(super) fn recovery(
     let before = |at: Nanos| times.partition_point(|time| *time < at);
     let early = (before(first) - before(begun)) as f64;
     let rate = early * SECOND as f64 / (first - begun).max(1) as f64;
-    let well = |at: &Nanos| 2.0 * (before(at + SECOND) - before(*at)) as f64 >= rate;
+    let well = |at: &Nanos| rate > 0.0 && 2.0 * (before(at + SECOND) - before(*at)) as f64 >= rate;
     let mut moments = (over..=over + SOON + elects).step_by(SECOND as usize / 10);
     Recovery {
         rate_before: rate as usize,
@@ -76,5 +76,10 @@ mod tests {
         assert_eq!(after(6 * SECOND, fifth, Answer::Absent), None);
         assert_eq!(after(3 * SECOND, SECOND / 4, Answer::Absent), None);
         assert_eq!(after(3 * SECOND, fifth, Answer::Failed(Failed::Not)), None);
+        // Nothing was answered before either.
+        assert_eq!(
+            recovery(&[], 0, (SECOND, 3 * SECOND), 0).recovered_after,
+            None
+        );
     }
 }

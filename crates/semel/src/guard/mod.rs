@@ -159,6 +159,10 @@ impl<S> Guard<S> {
         &self.policy
     }
 
+    pub(crate) fn has_reconciler(&self) -> bool {
+        self.shared.reconciler.is_some()
+    }
+
     /// The same guard with another policy: store, observer, reconciler and tasks are shared.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {

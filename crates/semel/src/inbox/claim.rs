@@ -55,6 +55,7 @@ impl<S: Store> Inbox<S> {
             self.guard.tell(&seen);
             return Err(Err(InboxError::NoId));
         };
+        let reconciles = policy.on_lost() == Some(OnLost::Reconcile) && self.guard.has_reconciler();
         let unreached = |source| Err(InboxError::store(Ran::No, source));
         let digest = *identity.digest();
         let asked = Asked::new(identity, event.fingerprint());
@@ -63,15 +64,15 @@ impl<S: Store> Inbox<S> {
             .with_effects(effects)
             .with_unbegun(released(""));
         let mut begun = self.guard.begin(&asked).await.map_err(unreached)?;
-        if let Begin::Unknown = begun
-            && let Some(entry) = self.guard.store().get(&digest).await.map_err(unreached)?
-        {
-            let is_again = only_handed_over(&entry.record);
+        if let Begin::Unknown = begun {
+            let entry = self.guard.store().get(&digest).await.map_err(unreached)?;
+            let record = entry.as_ref().map(|entry| &entry.record);
+            let is_again = record.is_some_and(only_handed_over);
             if is_again {
                 asked = asked.with_policy(policy.with_on_lost(OnLost::Retry));
             }
-            // Unknown no more: another delivery took it to hand it over again.
-            if is_again || entry.record.state.kind() != StateKind::Unknown {
+            // Unknown no more: resolved, or taken by another delivery that hands it over again.
+            if is_again || record.is_none_or(|it| it.state.kind() != StateKind::Unknown) {
                 begun = self.guard.begin(&asked).await.map_err(unreached)?;
             }
         }
@@ -85,6 +86,7 @@ impl<S: Store> Inbox<S> {
             Begin::Completed(_) | Begin::Expired => Ok(Receipt::Duplicate),
             Begin::Mismatch => Err(InboxError::Mismatch),
             Begin::InFlight { retry_after } => Err(InboxError::InFlight { retry_after }),
+            Begin::Unknown if reconciles => Err(InboxError::Unresolved),
             Begin::Unknown => Err(InboxError::Unknown),
             Begin::Unprotected(source) => unreached(source),
             Begin::Unkeyed | Begin::KeyRequired => Err(InboxError::NoId),

@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use crate::Outcome;
 use crate::guard::{Held, Ran, catch_panic};
-use crate::store::{OnLost, Store};
+use crate::store::Store;
 
 use super::failure::{History, message, released};
 use super::receipt::{Answer, told};
@@ -36,12 +36,9 @@ pub enum Reason {
     Mismatch,
     /// An earlier attempt may have handled it, and nobody recorded it. The record stays unknown: what
     /// became of the event is for an operator to say, and if it comes again after that, it is a
-    /// duplicate, or runs. To wait for that, answer an error. Not where a reconciler says it
-    /// ([`OnLost::Reconcile`]): such an event is kept back until it is known.
+    /// duplicate, or runs. To wait for that, answer an error. An event that a reconciler is asked about
+    /// is [kept back](InboxError::Unresolved) instead.
     Unknown,
-    /// Its record cannot be read ([`Corrupt`](crate::StoreErrorKind::Corrupt)): it is damaged, or sealed
-    /// with a key that is missing. It stays as it is. An earlier delivery may have handled the event.
-    Unreadable,
     /// It has no id, by which it could be told from others. There is no record.
     NoId,
 }
@@ -61,10 +58,6 @@ impl<S: Store> Inbox<S> {
         let Some(reason) = error.reason().filter(|_| self.dead_letters.is_some()) else {
             return Err(error);
         };
-        // Set aside, it would be delivered no more, and the answer "it did not happen" would release nothing.
-        if reason == Reason::Unknown && self.policy.on_lost() == Some(OnLost::Reconcile) {
-            return Err(error);
-        }
         self.take(event, reason, 0, Vec::new()).await?;
         Ok(Receipt::DeadLettered)
     }

@@ -39,6 +39,11 @@ pub enum InboxError<E> {
     /// operator or a reconciler decides.
     #[error("an earlier attempt may have handled this event, but its outcome was not recorded")]
     Unknown,
+    /// The same, where a reconciler is to say what happened ([`OnLost::Reconcile`](crate::store::OnLost::Reconcile)), and could not yet.
+    /// Nothing ran. It is not handed over: once set aside, it would not run where the answer is that it
+    /// did not happen.
+    #[error("an earlier attempt may have handled this event, and the reconciler cannot say so yet")]
+    Unresolved,
     /// An event with this id and another content came before. Nothing ran.
     #[error("an event with this id and another content came before")]
     Mismatch,
@@ -108,6 +113,7 @@ impl<E> InboxError<E> {
             }
             Self::Store { source, .. } if !passes(source) => LONGEST,
             Self::Superseded { .. } | Self::Store { .. } => Duration::from_secs(1),
+            Self::Unresolved => Duration::from_secs(10),
             _ => LONGEST,
         }
     }
@@ -119,6 +125,7 @@ impl<E> InboxError<E> {
             | Self::Failed { .. }
             | Self::NotDeadLettered { .. }
             | Self::Superseded { .. }
+            | Self::Unresolved
             | Self::NotCommitted { .. } => true,
             Self::Store { source, .. } => source.is_retryable(),
             Self::NoId | Self::Unknown | Self::Mismatch | Self::TransactionKept => false,
@@ -133,6 +140,7 @@ impl<E> InboxError<E> {
             Self::NoId
             | Self::InFlight { .. }
             | Self::Unknown
+            | Self::Unresolved
             | Self::Mismatch
             | Self::NotDeadLettered { .. }
             | Self::NotCommitted { .. }
@@ -146,10 +154,6 @@ impl<E> InboxError<E> {
             Self::NoId => Some(Reason::NoId),
             Self::Unknown => Some(Reason::Unknown),
             Self::Mismatch => Some(Reason::Mismatch),
-            Self::Store {
-                ran: Ran::No,
-                source,
-            } if matches!(source.kind(), StoreErrorKind::Corrupt) => Some(Reason::Unreadable),
             _ => None,
         }
     }

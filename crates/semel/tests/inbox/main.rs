@@ -50,6 +50,7 @@ fn each_error_says_what_to_do_with_the_event() {
         (InboxError::NoId, 60, false, Ran::No),
         (InboxError::InFlight { retry_after }, 7, true, Ran::No),
         (InboxError::Unknown, 60, false, Ran::No),
+        (InboxError::Unresolved, 10, true, Ran::No),
         (InboxError::Mismatch, 60, false, Ran::No),
         (InboxError::TransactionKept, 60, false, Ran::No),
         (superseded(Ran::No), 1, true, Ran::No),

@@ -282,23 +282,12 @@ async fn an_event_that_a_reconciler_will_know_is_kept_back() {
     lost(&inbox, &event("a")).await;
     for _ in 0..3 {
         let answer = receive(&inbox, &event("a"), &runs, false).await;
-        assert!(matches!(answer, Err(InboxError::Unknown)), "{answer:?}");
+        assert!(matches!(answer, Err(InboxError::Unresolved)), "{answer:?}");
     }
     open.store(true, Ordering::SeqCst);
     let answer = receive(&inbox, &event("a"), &runs, false).await;
     assert_eq!((answer.unwrap(), runs.count()), (Receipt::Handled, 1));
     assert!(taken.all().is_empty());
-}
-
-/// No delivery mends it; what the broker may still count would be used up.
-#[tokio::test(start_paused = true)]
-async fn an_event_whose_record_cannot_be_read_is_handed_over() {
-    let (taken, runs) = (Taken::default(), Runs::default());
-    let inbox = taken.inbox(Inbox::new(Arc::new(Scripted::new(&[])), "billing"));
-    inbox.guard().store().damaged.store(true, Ordering::SeqCst);
-    let aside = receive(&inbox, &event("a"), &runs, false).await;
-    assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 0));
-    assert_eq!(taken.all()[0].reason, Reason::Unreadable);
 }
 
 /// Two deliveries come after a crash in the callback, one some steps behind the other: one of them hands the

@@ -36,8 +36,6 @@ pub(crate) struct Scripted {
     pub(crate) forgettable: AtomicU32,
     /// Claims do not arrive.
     pub(crate) unreached: AtomicBool,
-    /// Records cannot be read.
-    pub(crate) damaged: AtomicBool,
     /// Renewals are not answered.
     pub(crate) deaf: AtomicBool,
     /// Reads are not answered.
@@ -67,7 +65,6 @@ impl Scripted {
             claims: AtomicU32::new(0),
             forgettable: AtomicU32::new(0),
             unreached: false.into(),
-            damaged: false.into(),
             deaf: false.into(),
             blind: false.into(),
             commit_takes: Mutex::default(),
@@ -199,9 +196,6 @@ impl Store for Scripted {
         tokio::task::yield_now().await;
         if self.unreached.load(Ordering::SeqCst) {
             return Err(error(StoreErrorKind::Unknown));
-        }
-        if self.damaged.load(Ordering::SeqCst) {
-            return Err(error(StoreErrorKind::Corrupt));
         }
         self.memory.claim(identity, request).await
     }
