@@ -142,6 +142,7 @@ impl EventError {
                 InboxError::NoId => "NoId",
                 InboxError::InFlight { .. } => "InFlight",
                 InboxError::Unknown => "Unknown",
+                InboxError::Unresolved => "Unresolved",
                 InboxError::Mismatch => "Mismatch",
                 InboxError::Failed { failed, .. } => match failed.error() {
                     Some(_) => "Failed",

@@ -39,9 +39,9 @@ pub enum InboxError<E> {
     /// operator or a reconciler decides.
     #[error("an earlier attempt may have handled this event, but its outcome was not recorded")]
     Unknown,
-    /// The same, where a reconciler is to say what happened ([`OnLost::Reconcile`](crate::store::OnLost::Reconcile)), and could not yet.
-    /// Nothing ran. It is not handed over: once set aside, it would not run where the answer is that it
-    /// did not happen.
+    /// The same, where a reconciler is to say what happened
+    /// ([`OnLost::Reconcile`](crate::store::OnLost::Reconcile)), and could not yet. Nothing ran. It is not
+    /// handed over: once set aside, it would not run where the answer is that it did not happen.
     #[error("an earlier attempt may have handled this event, and the reconciler cannot say so yet")]
     Unresolved,
     /// An event with this id and another content came before. Nothing ran.
