@@ -51,11 +51,8 @@ pub(super) async fn all(
 ) -> Result<Struck> {
     let struck = Mutex::new(Struck::default());
     let row = async |lanes: &[Lane]| {
-        for one in fairly(
-            planned
-                .iter()
-                .filter(|one| lanes.contains(&one.fault.lane())),
-        ) {
+        let own = |one: &&Planned| lanes.contains(&one.fault.lane());
+        for one in fairly(planned.iter().filter(own)) {
             sleep_until(begun + one.at).await;
             let from = Instant::now();
             if from + one.lasts > end {

@@ -84,6 +84,13 @@ pub(super) enum Place {
     Machine,
 }
 
+impl Place {
+    /// Whether this gateway can be kept from recording, or from claiming, by what is broken here.
+    fn holds_up(self, gateway: usize) -> bool {
+        [Self::Store, Self::Machine, Self::Gateway(gateway)].contains(&self)
+    }
+}
+
 /// How a gateway ended that was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Exit {
@@ -161,9 +168,7 @@ impl Known {
         let well = |own: &usize| {
             let (mut well, mut since) = (0, self.begun);
             for trouble in &self.troubles {
-                if matches!(trouble.place, Place::Gateway(other) if other != *own)
-                    || trouble.place == Place::Upstream
-                {
+                if !trouble.place.holds_up(*own) {
                     continue;
                 }
                 well += trouble.from.min(self.calm).saturating_sub(since);
@@ -279,8 +284,7 @@ impl<'a> Judge<'a> {
     /// their faults.
     fn works_until(&self, call: &Call) -> Option<Nanos> {
         let known = self.known;
-        let own = Place::Gateway(call.gateway);
-        let holds_up = |place| [Place::Store, Place::Machine, own].contains(&place);
+        let holds_up = |place: Place| place.holds_up(call.gateway);
         let held_up = known.trouble(call.sent, call.answered, holds_up);
         // The upstream was asked by it.
         let asked = self.by_call.get(&call.id).into_iter().flatten();

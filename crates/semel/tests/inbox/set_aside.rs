@@ -187,21 +187,22 @@ async fn a_text_too_large_for_the_store_is_set_aside_all_the_same() {
     assert_eq!(taken.all().len(), 1);
 }
 
-/// The consumer dies while the callback has the event: nothing but the callback can have run.
-#[tokio::test(start_paused = true)]
-async fn a_crash_in_the_callback_hands_it_over_again() {
+/// An inbox whose consumer died, past its lease, while the callback had event `a`: nothing but the callback can
+/// have run. At its next calls the callback takes so long.
+async fn died_in_the_callback(takes: Duration) -> (Inbox<Arc<Scripted>>, Taken, Runs) {
     let (taken, runs) = (Taken::default(), Runs::default());
-    let (called, takes) = (Arc::new(Notify::new()), taken.clone());
+    let (called, letters) = (Arc::new(Notify::new()), taken.clone());
     let calls = called.clone();
     let dies = move |letter| {
-        let first = takes.all().is_empty();
-        let taken = takes.take(letter);
+        let first = letters.all().is_empty();
+        let taken = letters.take(letter);
         calls.notify_one();
         async move {
             match first {
                 true => std::future::pending().await,
-                false => taken,
+                false => sleep(takes).await,
             }
+            taken
         }
     };
     let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
@@ -211,6 +212,12 @@ async fn a_crash_in_the_callback_hands_it_over_again() {
     tokio::spawn(async move { receive(&there, &event("a"), &runs_there, true).await });
     called.notified().await;
     advance(Duration::from_secs(31)).await;
+    (inbox, taken, runs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_in_the_callback_hands_it_over_again() {
+    let (inbox, taken, runs) = died_in_the_callback(Duration::ZERO).await;
     let aside = receive(&inbox, &event("a"), &runs, false).await;
     assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 1));
     for letter in taken.all() {
@@ -295,28 +302,7 @@ async fn an_event_that_a_reconciler_will_know_is_kept_back() {
 #[tokio::test(start_paused = true)]
 async fn of_two_deliveries_after_a_crash_in_the_callback_one_hands_it_over() {
     for behind in 0..6 {
-        let (taken, runs) = (Taken::default(), Runs::default());
-        let (called, takes) = (Arc::new(Notify::new()), taken.clone());
-        let calls = called.clone();
-        let dies = move |letter| {
-            let taken = takes.take(letter);
-            calls.notify_one();
-            let first = takes.all().len() == 1;
-            async move {
-                match first {
-                    true => std::future::pending().await,
-                    false => sleep(Duration::from_secs(1)).await,
-                }
-                taken
-            }
-        };
-        let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
-        let inbox = inbox.with_max_attempts(1).with_dead_letters(dies);
-        inbox.guard().store().deaf.store(true, Ordering::SeqCst);
-        let (there, runs_there) = (inbox.clone(), runs.clone());
-        tokio::spawn(async move { receive(&there, &event("a"), &runs_there, true).await });
-        called.notified().await;
-        advance(Duration::from_secs(31)).await;
+        let (inbox, taken, runs) = died_in_the_callback(Duration::from_secs(1)).await;
         let event = event("a");
         let later = async {
             for _ in 0..behind {
