@@ -6,24 +6,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::board::{Board, Next};
 use super::failpoints::{Order, Said};
 use super::point::{Point, Strike};
 use super::process::Process;
+use super::transaction::Tables;
 use super::wire::{Struck, Wire};
 use super::worker::{COMMAND, Settings};
-use crate::base::Place;
+use crate::base::{self, Base, Place};
 
 /// Longer than anything a worker does takes, on a machine that is busy with other things too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A commit takes less, on a disk that is busy with other things too.
+const COMMITS: Duration = Duration::from_secs(10);
+
 /// What all drivers share.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct Run<B> {
     pub(super) program: PathBuf,
     pub(super) place: Place,
+    /// Not through a worker's wire.
+    pub(super) store: B,
+    pub(super) tables: Tables,
     pub(super) settings: Settings,
     pub(super) board: Board,
 }
@@ -43,7 +50,7 @@ struct Ended {
 }
 
 /// Drives one worker after the other, until nothing is left to do.
-pub(super) async fn drive(run: Arc<Run>, seed: u64) -> Result<()> {
+pub(super) async fn drive<B: Base>(run: Arc<Run<B>>, seed: u64) -> Result<()> {
     let mut chance = fastrand::Rng::with_seed(seed);
     let mut life: Option<Life> = None;
     loop {
@@ -72,8 +79,24 @@ pub(super) async fn drive(run: Arc<Run>, seed: u64) -> Result<()> {
     }
 }
 
+impl<B: Base> Run<B> {
+    /// Once effects of the key are there: whether this attempt's are. So it is, too, where none come in time: the
+    /// judge will not find them either, and says so.
+    async fn has_committed(&self, key: i64, fence: u64) -> Result<bool> {
+        let sql = format!("SELECT fence FROM {} WHERE k = {key}", self.tables.ledger);
+        let end = Instant::now() + COMMITS;
+        loop {
+            let fences = base::numbers(&self.store, &sql).await?;
+            if !fences.is_empty() || Instant::now() > end {
+                return Ok(fences.is_empty() || fences.contains(&vec![fence.cast_signed()]));
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
 impl Life {
-    async fn begin(run: &Run) -> Result<Self> {
+    async fn begin<B>(run: &Run<B>) -> Result<Self> {
         let _up = run.place.stays_up().await;
         let (wire, url) = Wire::to(&run.place)?;
         let settings = Settings {
@@ -93,9 +116,9 @@ impl Life {
         said.map_err(|_| anyhow!("a worker says nothing for {PATIENCE:?}"))?
     }
 
-    async fn ask(
+    async fn ask<B: Base>(
         &mut self,
-        run: &Run,
+        run: &Run<B>,
         key: i64,
         point: Option<(Point, u32)>,
         chance: &mut fastrand::Rng,
@@ -108,10 +131,17 @@ impl Life {
                 Said::At(at, fence) => {
                     let Self { process, wire } = self;
                     let go = async || process.tell(&Order::Go).await;
+                    let done = async || match at.leaves() {
+                        Some(true) => run.has_committed(key, fence).await,
+                        _ => wire.all_done().await.map(|()| true),
+                    };
                     let struck = match hit {
                         // The second time it is where it finds out.
                         true => Struck::Dies(None),
-                        false => wire.strike(&run.place, restarts, at, chance, go).await?,
+                        false => {
+                            wire.strike(&run.place, restarts, at, chance, go, done)
+                                .await?
+                        }
                     };
                     hit = !matches!(struck, Struck::TooLate);
                     if !matches!(struck, Struck::Lives) {

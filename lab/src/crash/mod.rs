@@ -76,6 +76,8 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
     let run = Arc::new(Run {
         program: program.into(),
         place,
+        store,
+        tables,
         board: Board::new(&points, options.work(), options.kills, options.seed),
         settings,
     });
@@ -83,10 +85,10 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
     let stopped = all(&run, options).await;
     let seconds = begun.elapsed().as_secs_f64();
     let found = run.board.found();
-    let (mut verdict, steps) = judged(&store, &tables, &service, &run.settings, &found).await?;
-    verdict.left_in_flight = judge::in_flight(&store, &name).await?;
-    tables.drop(&store).await?;
-    store.close().await?;
+    let (mut verdict, steps) = judged(&run, &service, &found).await?;
+    verdict.left_in_flight = judge::in_flight(&run.store, &name).await?;
+    run.tables.drop(&run.store).await?;
+    run.store.close().await?;
     let mut report = Report::new(options, &points, &found, verdict, steps, seconds);
     if let Err(error) = stopped {
         report.reasons.failed(format!("{error:#}"));
@@ -95,7 +97,7 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
 }
 
 /// Every key until it is answered, every point until it was come to; then every key once more.
-async fn all(run: &Arc<Run>, options: &Options) -> Result<()> {
+async fn all<B: Base>(run: &Arc<Run<B>>, options: &Options) -> Result<()> {
     for again in [false, true] {
         if again {
             run.board.once_more();
@@ -113,12 +115,16 @@ async fn all(run: &Arc<Run>, options: &Options) -> Result<()> {
 }
 
 async fn judged<B: Base>(
-    store: &B,
-    tables: &Tables,
+    run: &Run<B>,
     service: &Service,
-    settings: &Settings,
     found: &Found,
 ) -> Result<(Verdict, Option<report::Steps>)> {
+    let Run {
+        store,
+        tables,
+        settings,
+        ..
+    } = run;
     if settings.options.work() == Work::Transaction {
         return Ok((judge::transactions(store, tables, found).await?, None));
     }

@@ -28,8 +28,8 @@ pub(crate) enum Struck<'a> {
     Dies(#[expect(dead_code, reason = "held, not read")] Option<RwLockReadGuard<'a, ()>>),
     /// It lives, and must find out.
     Lives,
-    /// The server was killed before, and with it the connection that this was about. It is to be
-    /// killed, and nothing follows from that.
+    /// The server was killed before, and with it the connection that this was about; or the attempt's
+    /// lease had ended, and another did the work. It is to be killed, and nothing follows from that.
     TooLate,
 }
 
@@ -47,7 +47,8 @@ impl Wire {
     }
 
     /// What happens to a process that stands at this point, on a connection that it made after so
-    /// many restarts of the server; `go` lets it go on.
+    /// many restarts of the server. `go` lets it go on; where its answers are lost, `done` is there once
+    /// the server has done what it was sent, and says whether that was the process's.
     pub(crate) async fn strike<'a>(
         &self,
         place: &'a Place,
@@ -55,6 +56,7 @@ impl Wire {
         at: Point,
         chance: &mut fastrand::Rng,
         go: impl AsyncFnOnce() -> Result<()>,
+        done: impl AsyncFnOnce() -> Result<bool>,
     ) -> Result<Struck<'a>> {
         let fault = match at.strike() {
             Strike::Stand => return Ok(Struck::Dies(None)),
@@ -72,17 +74,14 @@ impl Wire {
             return Ok(Struck::TooLate);
         }
         self.meet(fault, go).await?;
-        match at.strike() {
-            Strike::Cut | Strike::CutThenStand => {
-                // Not at the first answer to several statements: the server gives up the others where it cannot
-                // send it.
-                self.all_done().await?;
-                self.proxy()?.cut();
-                self.proxy()?.set(Fault::None);
-                return Ok(Struck::Lives);
-            }
-            Strike::Swallow => self.all_done().await?,
-            _ => {}
+        // Not at the first answer to several statements: the server gives up the others where it cannot send it.
+        if at.strike() != Strike::Hold && !done().await? {
+            return Ok(Struck::TooLate);
+        }
+        if let Strike::Cut | Strike::CutThenStand = at.strike() {
+            self.proxy()?.cut();
+            self.proxy()?.set(Fault::None);
+            return Ok(Struck::Lives);
         }
         Ok(Struck::Dies(Some(up)))
     }
@@ -104,7 +103,7 @@ impl Wire {
     }
 
     /// Until the server has done what it was sent, as far as one can see from here.
-    async fn all_done(&self) -> Result<()> {
+    pub(crate) async fn all_done(&self) -> Result<()> {
         let proxy = self.proxy()?;
         let quiet = async {
             let mut answers = 0;

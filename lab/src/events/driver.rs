@@ -262,7 +262,8 @@ impl Life {
             // The second time it is where it finds out.
             true => Struck::Dies(None),
             false => {
-                wire.strike(&run.place, self.restarts, at, chance, go)
+                let done = async || wire.all_done().await.map(|()| true);
+                wire.strike(&run.place, self.restarts, at, chance, go, done)
                     .await?
             }
         };
