@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
 use super::attempt::Claimed;
 use super::lease::later;
+use super::owed::Owed;
 use super::settle::{PATIENCE, in_runtime};
 use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Signal};
 use crate::backoff::Backoff;
@@ -110,9 +112,11 @@ impl<S: Store> Guard<S> {
                     ..seen
                 });
             };
-            let answer = match has_waited {
-                true => claim.send_again(since).await,
-                false => claim.send().await,
+            let told = guard.tell_owed(identity, &mut claim.is_duplicate).await;
+            let answer = match told {
+                Ok(()) if has_waited => claim.send_again(since).await,
+                Ok(()) => claim.send().await,
+                Err(error) => Err(error),
             };
             let (identity, answer) = match answer {
                 Ok(answer) => answer,
@@ -268,46 +272,77 @@ impl<S: Store> InDoubt<'_, S> {
 
     /// Looks for the claim in the background, by its nonce, and gives it back.
     fn give_back(&self) {
-        let (guard, asked, nonce) = (self.guard.clone(), self.asked.clone(), self.request.nonce);
-        let (identity, other) = (self.identity.clone(), self.identity.other());
-        // Of two names it is not under this nonce that one is taken over.
-        let takes_over = self.request.on_lost == OnLost::Retry && other.is_none();
-        self.guard.pursue(async move {
-            let store = guard.store();
-            let signal = |signal| guard.tell(&Seen::of(&identity, signal));
-            for is_first_look in [true, false] {
-                let mut is_found = false;
-                for name in [Some(&identity), other.as_ref()].into_iter().flatten() {
-                    let (digest, sent) = (*name.digest(), Instant::now());
-                    let found = guard
-                        .ask_until(guard.drained(&signal), &signal, || store.get(&digest))
-                        .await?;
-                    let found = found.filter(|entry| entry.record.token.nonce == nonce);
-                    let Some(Entry { record, .. }) = found else {
-                        continue;
-                    };
-                    is_found = true;
-                    if other.is_some() {
-                        // Nothing ran under it before, so it leaves no mark.
-                        let abandon = || store.abandon(&digest, &record.token);
-                        let end = guard.drained(&signal);
-                        let _: Fenced = guard.ask_until(end, &signal, abandon).await?;
-                    } else if !(takes_over && record.attempt > 1) {
-                        let acquired = Some(record.acquired());
-                        let claimed = Claimed::new(guard.clone(), &asked, digest, acquired, sent);
-                        let _: Settled = Held::new(Arc::new(claimed)).release().await?;
-                    }
-                }
-                if is_found {
-                    break;
-                }
+        let doubt = Arc::new(Doubt {
+            guard: self.guard.clone(),
+            asked: self.asked.clone(),
+            identity: self.identity.clone(),
+            request: self.request.clone(),
+        });
+        let owed = Arc::clone(&doubt) as _;
+        let digest = *self.identity.digest();
+        self.guard.pursue(digest, owed, async move {
+            let guard = &doubt.guard;
+            let signal = |signal| guard.tell(&Seen::of(&doubt.identity, signal));
+            let look = || guard.ask_until(guard.drained(&signal), &signal, || doubt.look());
+            if !look().await? {
                 // What is still on its way may arrive after the first look.
-                if is_first_look {
-                    sleep(PATIENCE).await;
-                }
+                sleep(PATIENCE).await;
+                look().await?;
             }
             Ok::<_, StoreError>(())
         });
+    }
+}
+
+/// A claim that nobody waits for any more.
+struct Doubt<S: Store> {
+    guard: Guard<S>,
+    asked: Asked,
+    identity: Identity,
+    request: ClaimRequest,
+}
+
+impl<S: Store> Doubt<S> {
+    /// Gives the claim back if the store has made it; whether it has.
+    async fn look(&self) -> Result<bool, StoreError> {
+        let Self {
+            guard,
+            asked,
+            identity,
+            request,
+        } = self;
+        let (store, other) = (guard.store(), identity.other());
+        // Of two names it is not under this nonce that one is taken over.
+        let takes_over = request.on_lost == OnLost::Retry && other.is_none();
+        let mut is_found = false;
+        for name in [Some(identity), other.as_ref()].into_iter().flatten() {
+            let (digest, sent) = (*name.digest(), Instant::now());
+            let found = store.get(&digest).await?;
+            let found = found.filter(|entry| entry.record.token.nonce == request.nonce);
+            let Some(Entry { record, .. }) = found else {
+                continue;
+            };
+            is_found = true;
+            if other.is_some() {
+                // Nothing ran under it before, so it leaves no mark.
+                let _: Fenced = store.abandon(&digest, &record.token).await?;
+            } else if !(takes_over && record.attempt > 1) {
+                let acquired = Some(record.acquired());
+                let claimed = Claimed::new(guard.clone(), asked, digest, acquired, sent);
+                let _: Settled = Held::new(Arc::new(claimed)).release().await?;
+            }
+        }
+        Ok(is_found)
+    }
+}
+
+impl<S: Store> Owed for Doubt<S> {
+    fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { self.look().await.map(drop) })
+    }
+
+    fn may_have_run(&self) -> bool {
+        false
     }
 }
 

@@ -36,6 +36,7 @@ mod named;
 mod observer;
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 pub mod observers;
+mod owed;
 mod policy;
 mod purging;
 mod reconcile;
@@ -94,6 +95,7 @@ struct Shared<S> {
     tasks: TaskTracker,
     /// Those among them that tell the store what is known.
     pursuits: TaskTracker,
+    owings: owed::Owings,
     purgers: TaskTracker,
     /// Whether the process drains.
     draining: Arc<Watched<bool>>,
@@ -212,6 +214,7 @@ impl<S: Store> Guard<S> {
                 turns: again::Turns::default(),
                 tasks: TaskTracker::new(),
                 pursuits: TaskTracker::new(),
+                owings: owed::Owings::default(),
                 purgers: TaskTracker::new(),
                 draining: Arc::new(Watched::new(false)),
             },

@@ -4,11 +4,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future;
+use futures_util::future::{self, BoxFuture};
+use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::attempt::Claimed;
+use super::owed::Owed;
 use super::run::join;
 use super::{Guard, Held, Settled, Signal};
 use crate::backoff::Backoff;
@@ -60,6 +62,36 @@ impl<S: Store> Held<S> {
     }
 }
 
+/// The end of an attempt, which several tell the store of.
+struct Known<S> {
+    claimed: Arc<Claimed<S>>,
+    settlement: Settlement,
+    told: Mutex<Option<Settled>>,
+}
+
+impl<S: Store> Known<S> {
+    /// Tells it, unless another has.
+    async fn once(&self) -> Result<Settled, StoreError> {
+        let mut told = self.told.lock().await;
+        if let Some(told) = *told {
+            return Ok(told);
+        }
+        let settled = self.claimed.tell(&self.settlement).await?;
+        *told = Some(settled);
+        Ok(settled)
+    }
+}
+
+impl<S: Store> Owed for Known<S> {
+    fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { self.once().await.map(drop) })
+    }
+
+    fn may_have_run(&self) -> bool {
+        self.settlement != Settlement::Release
+    }
+}
+
 /// Renews no more when it is dropped.
 struct Ending<S: Store>(Arc<Claimed<S>>);
 
@@ -75,13 +107,19 @@ impl<S: Store> Claimed<S> {
         settlement: Settlement,
     ) -> JoinHandle<Result<Settled, StoreError>> {
         let ending = Ending(Arc::clone(self));
-        self.guard.pursue(async move {
-            let (claimed, guard) = (&ending.0, &ending.0.guard);
-            let signal = |signal| claimed.signal(signal);
-            guard
-                .ask_until(guard.drained(&signal), signal, || claimed.tell(&settlement))
-                .await
-        })
+        let known = Arc::new(Known {
+            claimed: Arc::clone(self),
+            settlement,
+            told: Mutex::default(),
+        });
+        self.guard
+            .pursue(self.identity, Arc::clone(&known) as _, async move {
+                let (claimed, guard) = (&ending.0, &ending.0.guard);
+                let signal = |signal| claimed.signal(signal);
+                guard
+                    .ask_until(guard.drained(&signal), signal, || known.once())
+                    .await
+            })
     }
 
     /// Asks a store that fails again, for as long as a caller has patience.
@@ -124,12 +162,16 @@ impl<S: Store> Claimed<S> {
                     sent => sent,
                 }
             }
-            Settlement::Release => match self.leave_mark(token).await? {
+            Settlement::Release => match self.leave_mark(token).await {
                 // Other steps are kept, by a call whose answer was lost: they say enough.
-                Fenced::Applied | Fenced::Refused(Refusal::OtherSteps) => {
+                Ok(Fenced::Applied | Fenced::Refused(Refusal::OtherSteps)) => {
                     store.abandon(identity, token).await
                 }
-                refused => Ok(refused),
+                // No room for it, in bytes that are sealed: the release is what matters.
+                Err(error) if error.kind() == StoreErrorKind::TooLarge => {
+                    store.abandon(identity, token).await
+                }
+                refused => refused,
             },
             Settlement::Unknown => store.mark_unknown(identity, token).await,
         };
@@ -218,13 +260,5 @@ impl<S: Store> Guard<S> {
             future::join(is_deferred, is_drained).await;
             signal(Signal::GaveUp);
         }
-    }
-
-    /// Runs `pursuit` in a task that is counted, and that a drain waits for.
-    pub(super) fn pursue<T: Send + 'static>(
-        &self,
-        pursuit: impl Future<Output = T> + Send + 'static,
-    ) -> JoinHandle<T> {
-        self.spawn(self.shared.pursuits.track_future(pursuit))
     }
 }
