@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel::guard::{Asked, Attempt, Done, Guard, Ran, RunError, StepError};
+use semel::inbox::{Event, Inbox, InboxError};
 use semel::memory::MemoryStore;
 use semel::record::Change;
 use semel::sealed::{Keys, Sealed};
 use semel::store::{
-    Claim, ClaimRequest, Entry, Fenced, Nonce, Refusal, Resolution, Retention, Store, Verdict,
+    Claim, ClaimRequest, Entry, Fenced, ListQuery, Nonce, Refusal, Resolution, Retention, Store,
+    Verdict,
 };
 use semel::{
     AnyStore, Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Note, Outcome, OutcomeKind,
@@ -381,4 +383,23 @@ async fn a_note_too_long_to_seal_whole_keeps_its_first_lines() {
     assert_eq!(kept.get("0"), note.get("0"));
     assert_eq!(kept.get("1"), note.get("1"));
     assert!(note.as_text().starts_with(kept.as_text()));
+}
+
+/// What is known is told, with or without room for what it leaves.
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_released_though_there_is_no_room_to_keep_it() {
+    let memory = Arc::new(MemoryStore::default());
+    let inbox = Inbox::new(Sealed::new(memory.clone(), keys(&[OLD])), "billing");
+    let event = Event::new("orders", "event-1", "body");
+    for _ in 0..200 {
+        let work = |_| async { Err::<(), _>("x".repeat(2000)) };
+        let failed = inbox.receive(&event, work).await;
+        assert!(
+            matches!(failed, Err(InboxError::Failed { .. })),
+            "{failed:?}"
+        );
+        let released = memory.list(&ListQuery::new(StateKind::Released)).await;
+        assert_eq!(released.unwrap().entries.len(), 1);
+        tokio::time::advance(Duration::from_secs(60)).await;
+    }
 }

@@ -14,8 +14,8 @@ use super::{Event, Inbox, InboxError, Receipt};
 /// An event that is not to be run.
 pub(super) enum Old<S: Store, E> {
     Answered(Answer<E>),
-    /// Every attempt that it may have is used up.
-    Exhausted(Held<S>),
+    /// Every attempt that it may have is used up, of which so many failed by what the broker counts.
+    Exhausted(Held<S>, u32),
 }
 
 impl<S: Store> Inbox<S> {
@@ -33,14 +33,25 @@ impl<S: Store> Inbox<S> {
         };
         let claimed = self.begin(event, effects, policy).await;
         let held = claimed.map_err(|answer| Old::Answered(answer))?;
-        if self.dead_letters.is_some() && held.number() > self.max_attempts {
+        let delivered = self.delivered(event);
+        if self.dead_letters.is_some() && held.number().max(delivered) > self.max_attempts {
             let history = History::of(&held).await;
             let history = history.map_err(|error| Old::Answered(Err(error)))?;
-            if history.failed(held.number()) >= self.max_attempts {
-                return Err(Old::Exhausted(held));
+            let delivered = match history.errors.is_empty() {
+                true => 0,
+                false => delivered.saturating_sub(1),
+            };
+            if history.failed(held.number()).max(delivered) >= self.max_attempts {
+                return Err(Old::Exhausted(held, delivered));
             }
         }
         Ok(held)
+    }
+
+    /// How often the broker has delivered it, this time among them; 0 where that does not count.
+    pub(super) fn delivered(&self, event: &Event) -> u32 {
+        let counted = event.delivery().filter(|_| self.count_deliveries);
+        counted.unwrap_or(0)
     }
 
     /// Claims it, or answers.
@@ -96,7 +107,7 @@ impl<S: Store> Inbox<S> {
     /// The answer to a delivery for which nothing runs.
     pub(super) async fn answer<E>(&self, event: &Event, old: Old<S, E>) -> Answer<E> {
         match old {
-            Old::Exhausted(held) => self.set_aside(event, held, 0).await,
+            Old::Exhausted(held, failed) => self.set_aside(event, held, failed).await,
             Old::Answered(Err(error)) => self.hand_over(event, error).await,
             Old::Answered(receipt) => receipt,
         }

@@ -21,6 +21,8 @@ const FAILED: &str = "failed";
 const RELEASED: &str = "released";
 /// What a step takes beside its text.
 const FRAME: usize = 2 + FAILED.len() + 4;
+/// What a step takes at most beside that where it is sealed.
+const SEALED: usize = 100;
 /// The longest text of one failure that is kept.
 const LONGEST: usize = 1024;
 
@@ -51,9 +53,16 @@ impl History {
         })
     }
 
-    /// How many of the attempts before this one failed, or ended without a word.
-    pub(super) const fn failed(&self, number: u32) -> u32 {
-        number.saturating_sub(1 + self.released)
+    /// How many of the attempts before this one failed, or ended without a word. Once there may be no room for
+    /// more steps, those that did neither cannot say so: then only failures that are kept count.
+    pub(super) fn failed(&self, number: u32) -> u32 {
+        let failed = u32::try_from(self.errors.len()).unwrap_or(u32::MAX);
+        let steps = failed.saturating_add(self.released) as usize;
+        let taken = self.progress.as_bytes().len() + steps * SEALED;
+        match self.released > 0 && taken + FRAME + LONGEST + SEALED > Progress::MAX_BYTES {
+            true => failed,
+            false => number.saturating_sub(1 + self.released),
+        }
     }
 }
 
@@ -91,8 +100,7 @@ impl<S: Store> Inbox<S> {
         let Ok(history) = history else {
             return Err(error.after(number));
         };
-        let delivered = event.delivery().filter(|_| self.count_deliveries);
-        let failed = (1 + history.failed(number)).max(delivered.unwrap_or(0));
+        let failed = (1 + history.failed(number)).max(self.delivered(event));
         if self.dead_letters.is_none() || failed < self.max_attempts {
             return Err(error.after(failed));
         }

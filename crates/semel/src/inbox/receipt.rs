@@ -42,7 +42,9 @@ pub enum InboxError<E> {
     /// The same, where a reconciler is to say what happened
     /// ([`OnLost::Reconcile`](crate::store::OnLost::Reconcile)), and could not yet. Nothing ran. It is not
     /// handed over: once set aside, it would not run where the answer is that it did not happen.
-    #[error("an earlier attempt may have handled this event, and the reconciler cannot say so yet")]
+    #[error(
+        "an earlier attempt may have handled this event, and the reconciler cannot say yet whether it did"
+    )]
     Unresolved,
     /// An event with this id and another content came before. Nothing ran.
     #[error("an event with this id and another content came before")]

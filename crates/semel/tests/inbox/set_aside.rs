@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use semel::guard::{Answered, Case, Finding, Guard, Reconciler};
+use semel::guard::{Answered, Case, Finding, Guard, Reconciler, TransactOptions};
 use semel::inbox::{Event, Inbox, InboxError, Reason, Receipt};
 use semel::memory::MemoryStore;
-use semel::store::{ListQuery, OnLost, Store as _};
-use semel::{OutcomeKind, State, StateKind};
+use semel::store::{Entry, Fenced, ListQuery, OnLost, Store as _, StoreExt as _};
+use semel::transaction::Lent;
+use semel::{FinishedStep, OutcomeKind, Progress, State, StateKind};
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
 
 use super::receive::lost;
-use super::scripted::Scripted;
+use super::scripted::{Failure, Scripted, Work};
 use super::{LATER, Runs, Taken, event, policy, receive};
 
 fn inbox() -> Inbox<MemoryStore> {
@@ -155,9 +156,65 @@ async fn the_brokers_count_counts_where_it_is_trusted() {
     let failed = receive(&inbox, &delivered, &runs, true).await;
     assert!(matches!(failed, Err(InboxError::Failed { attempt: 1, .. })));
     let trusting = inbox.with_deliveries_counted(true);
-    let aside = receive(&trusting, &delivered, &runs, true).await;
-    assert_eq!(aside.unwrap(), Receipt::DeadLettered);
-    assert_eq!(taken.all()[0].attempts, 9);
+    for id in ["a", "b"] {
+        let delivered = event(id).with_delivery(10);
+        let aside = receive(&trusting, &delivered, &runs, true).await;
+        assert_eq!(aside.unwrap(), Receipt::DeadLettered);
+    }
+    let attempts = taken.all().into_iter().map(|letter| letter.attempts);
+    // The first had failed before, and did not run again.
+    assert_eq!(attempts.collect::<Vec<_>>(), [9, 10]);
+    assert_eq!(runs.count(), 2);
+}
+
+/// A callback that fails, or dies, does not have the work run again.
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_counted_out_is_only_handed_over() {
+    let (taken, runs) = (Taken::failing(2), Runs::default());
+    let inbox = taken.inbox(inbox()).with_deliveries_counted(true);
+    for delivery in 9..=10 {
+        let delivered = event("a").with_delivery(delivery);
+        let failed = receive(&inbox, &delivered, &runs, true).await;
+        assert!(failed.is_err(), "{failed:?}");
+    }
+    let delivered = event("a").with_delivery(11);
+    let aside = receive(&inbox, &delivered, &runs, true).await;
+    assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 1));
+    // Sent back without an attempt as often, it is handled at its first.
+    let other = event("b").with_delivery(9);
+    let handled = receive(&inbox, &other, &runs, false).await;
+    assert_eq!(handled.unwrap(), Receipt::Handled);
+}
+
+/// What would not count leaves a mark each time, for which there is no room at last.
+#[tokio::test(start_paused = true)]
+async fn no_outage_is_long_enough_to_count_as_failures() {
+    let (taken, store) = (Taken::default(), Arc::new(Scripted::new(&[])));
+    let inbox = taken.inbox(Inbox::new(store.clone(), "billing"));
+    let there = store.clone();
+    // As after thousands of them.
+    let full = |_| async move {
+        let running = there.list(&ListQuery::new(StateKind::InFlight)).await;
+        let Entry { label, record } = &running.unwrap().entries[0];
+        let mut kept = 0;
+        for _ in 0..2 {
+            let marks = vec![b' '; Progress::MAX_STORED / 2 - 20];
+            let marks = FinishedStep::new("released", &marks).unwrap();
+            let done = there.keep_step(&label.digest, &record.token, &marks, kept);
+            assert_eq!(done.await.unwrap(), Fenced::Applied);
+            kept += marks.as_bytes().len();
+        }
+        Err::<(), _>("declined")
+    };
+    inbox.receive(&event("a"), full).await.unwrap_err();
+    store.shut.store(true, Ordering::SeqCst);
+    for _ in 0..20 {
+        let options = TransactOptions::default().with_retries(0);
+        let work = |_, _: Lent<Work>| async { Ok::<_, Failure>(()) };
+        let answer = inbox.transact(&event("a"), options, work).await;
+        assert!(matches!(answer, Err(InboxError::Store { .. })));
+    }
+    assert_eq!(taken.all().len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
