@@ -61,8 +61,10 @@ async fn main() -> Result<(), Failure> {
     let mut messages = channel
         .basic_consume("orders".into(), "ledger".into(), options, none)
         .await?;
-    // What is to come again waits in a queue of its own, and not in this consumer's hands.
-    let later = rabbitmq::Later::declare(connection.create_channel().await?, "orders").await?;
+    // What is to come again waits in a queue of its own, and not in this consumer's hands. By a connection of its
+    // own: a server that is short of memory blocks those that publish, acknowledgements and all.
+    let publishing = Connection::connect(&url, ConnectionProperties::default()).await?;
+    let later = rabbitmq::Later::declare(publishing.create_channel().await?, "orders").await?;
     let source = rabbitmq::Source::new("orders").with_later(later);
     // Until nothing came for a while.
     while let Ok(Some(message)) =
@@ -78,6 +80,7 @@ async fn main() -> Result<(), Failure> {
             row.get::<_, i64>(0)
         })?;
     println!("{count} orders in the ledger");
+    publishing.close(200, "done".into()).await?;
     connection.close(200, "done".into()).await?;
     Ok(())
 }

@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::future::{Future, pending};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Fuse, join_all};
 use semel::StoreErrorKind;
 use semel::inbox::{Event, InboxError, Receipt};
 use tokio::time::{Instant, sleep};
@@ -63,11 +64,12 @@ pub trait Delivery: Sync {
     /// Has the event handled, and tells the broker what the inbox answered: the acknowledgement comes
     /// after the commit, never before it.
     ///
-    /// While the store is away `handle` is called again in place, each second until it is back; each minute
-    /// while it is there and cannot be read or used as asked; for an hour at most while a reconciler cannot
-    /// say what became of the event, and for a minute while another delivery of it is being handled: nothing
-    /// is wrong with the event then, and a delivery more would count against the limits that brokers have. Drop the
-    /// future to give up, or close the store: the broker delivers again what it was not told of.
+    /// Nothing is wrong with an event while the store is away, and a delivery more would count against the limits
+    /// that brokers have: `handle` is called again in place, each second until the store is back. For ten minutes
+    /// at most, less than any broker's patience, it is called again while the store is there and cannot be read
+    /// or used as asked (each minute), or a reconciler cannot say what became of the event (every 10 s); and for
+    /// a minute while another delivery of it is being handled. Drop the future to give up, or close the store:
+    /// the broker delivers again what it was not told of.
     fn settle<E, H>(
         &self,
         handle: impl FnMut() -> H + Send,
@@ -91,18 +93,19 @@ where
     E: Send + Sync,
     H: Future<Output = Vec<Answer<E>>> + Send,
 {
-    let begun = Instant::now();
     let mut settled: Vec<_> = deliveries.iter().map(|_| None).collect();
-    let mut left: Vec<(usize, &D)> = deliveries.iter().enumerate().collect();
+    let mut left: Vec<_> = deliveries.iter().map(InHand::new).enumerate().collect();
     while !left.is_empty() {
-        let events = left.iter().map(|(_, d)| d.event().clone()).collect();
-        let answers = beside(handle(events), left.iter().map(|(_, d)| *d)).await;
+        let events = left.iter().map(|(_, it)| it.delivery.event().clone());
+        let work = handle(events.collect());
+        let answers = beside(work, left.iter_mut().map(|(_, it)| it)).await;
         let (mut again, mut pause, mut telling) = (Vec::new(), Duration::ZERO, Vec::new());
-        for ((place, delivery), answer) in left.into_iter().zip(answers) {
-            if let Some(wait) = pause_after(&answer, begun, passing) {
+        for ((place, mut it), answer) in left.into_iter().zip(answers) {
+            if let Some(wait) = it.pause_after(&answer, passing) {
                 pause = pause.max(wait);
-                again.push((place, delivery));
+                again.push((place, it));
             } else {
+                let delivery = it.delivery;
                 telling.push(async move {
                     let told = delivery.tell(Verdict::from(&answer)).await;
                     (place, Settled { answer, told })
@@ -114,7 +117,7 @@ where
         }
         left = again;
         if !left.is_empty() {
-            beside(sleep(pause), left.iter().map(|(_, d)| *d)).await;
+            beside(sleep(pause), left.iter_mut().map(|(_, it)| it)).await;
         }
     }
     settled.into_iter().flatten().collect()
@@ -128,75 +131,105 @@ where
 /// ([`Inbox::with_dead_letters`](semel::inbox::Inbox::with_dead_letters)), which is asked about every
 /// event that no delivery would ever run. Without one it goes on without end for such an event. So it does,
 /// with one too, until somebody mends a store that cannot be read, and until a reconciler, or an operator, has
-/// said what became of an event that the policy has it asked about.
+/// said what became of an event that the policy has it asked about. A store that this process has closed
+/// ends it.
 pub async fn until_settled<D, E, H>(delivery: &D, handle: impl FnMut() -> H + Send) -> Settled<E>
 where
     D: Delivery,
     E: Send + Sync,
     H: Future<Output = Answer<E>> + Send,
 {
-    in_place(delivery, handle, |error, _| Some(error.retry_after())).await
+    let patience = |error: &InboxError<E>| match error {
+        InboxError::Store { source, .. } if source.kind() == StoreErrorKind::Closed => None,
+        _ => Some(Duration::MAX),
+    };
+    in_place(delivery, handle, patience).await
 }
 
 /// The longest that an event waits in place for another delivery of it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest that it waits there for a reconciler.
-const PATIENCE_WITH_RECONCILERS: Duration = Duration::from_hours(1);
+/// The longest that it waits there for what somebody has to mend, or to say. RabbitMQ takes an event away after
+/// half an hour, and then closes the channel.
+const PATIENCE_WITH_PEOPLE: Duration = Duration::from_mins(10);
 
-/// How long to wait in place after `error`, which no other delivery would mend; asked for so long.
-fn passing<E>(error: &InboxError<E>, waited: Duration) -> Option<Duration> {
-    let passes = match error {
-        InboxError::Store { source, .. } => !matches!(
-            source.kind(),
-            StoreErrorKind::TooLarge | StoreErrorKind::Closed
-        ),
-        InboxError::Unresolved => waited < PATIENCE_WITH_RECONCILERS,
-        InboxError::InFlight { .. } => waited < PATIENCE,
-        _ => false,
-    };
-    passes.then(|| error.retry_after())
+/// How long at most to ask again in place after `error`, which no other delivery would mend.
+fn passing<E>(error: &InboxError<E>) -> Option<Duration> {
+    match error {
+        InboxError::Store { source, .. } => match source.kind() {
+            StoreErrorKind::TooLarge | StoreErrorKind::Closed => None,
+            StoreErrorKind::Corrupt | StoreErrorKind::Config => Some(PATIENCE_WITH_PEOPLE),
+            _ => Some(Duration::MAX),
+        },
+        InboxError::Unresolved => Some(PATIENCE_WITH_PEOPLE),
+        InboxError::InFlight { .. } => Some(PATIENCE),
+        _ => None,
+    }
 }
 
-fn pause_after<E>(
-    answer: &Answer<E>,
-    begun: Instant,
-    pauses: impl Fn(&InboxError<E>, Duration) -> Option<Duration>,
-) -> Option<Duration> {
-    let error = answer.as_ref().err()?;
-    pauses(error, begun.elapsed())
+/// A delivery that its broker was not told of yet.
+struct InHand<'a, D: ?Sized> {
+    delivery: &'a D,
+    /// One for all the time: a sign of life comes seldom.
+    hold: Fuse<BoxFuture<'a, ()>>,
+    /// Since when there has been the same patience with it.
+    waits: Option<(Duration, Instant)>,
+}
+
+impl<'a, D: Delivery + ?Sized> InHand<'a, D> {
+    fn new(delivery: &'a D) -> Self {
+        Self {
+            delivery,
+            hold: delivery.hold().boxed().fuse(),
+            waits: None,
+        }
+    }
+
+    /// How long to wait before it is handled again in place, if it is.
+    fn pause_after<E>(
+        &mut self,
+        answer: &Answer<E>,
+        patience: impl Fn(&InboxError<E>) -> Option<Duration>,
+    ) -> Option<Duration> {
+        let error = answer.as_ref().err()?;
+        let longest = patience(error)?;
+        let since = match self.waits {
+            Some((same, since)) if same == longest => since,
+            _ => Instant::now(),
+        };
+        self.waits = Some((longest, since));
+        (since.elapsed() < longest).then(|| error.retry_after())
+    }
 }
 
 async fn in_place<D, E, H>(
     delivery: &D,
     mut handle: impl FnMut() -> H,
-    pauses: impl Fn(&InboxError<E>, Duration) -> Option<Duration>,
+    patience: impl Fn(&InboxError<E>) -> Option<Duration>,
 ) -> Settled<E>
 where
     D: Delivery + ?Sized,
     H: Future<Output = Answer<E>>,
 {
-    let begun = Instant::now();
-    let handling = async {
-        loop {
-            let answer = handle().await;
-            match pause_after(&answer, begun, &pauses) {
-                Some(pause) => sleep(pause).await,
-                None => return answer,
+    let mut it = InHand::new(delivery);
+    loop {
+        let answer = beside(handle(), [&mut it]).await;
+        match it.pause_after(&answer, &patience) {
+            Some(pause) => beside(sleep(pause), [&mut it]).await,
+            None => {
+                let told = delivery.tell(Verdict::from(&answer)).await;
+                return Settled { answer, told };
             }
         }
-    };
-    let answer = beside(handling, [delivery]).await;
-    let told = delivery.tell(Verdict::from(&answer)).await;
-    Settled { answer, told }
+    }
 }
 
-/// Work, and deliveries that are held meanwhile.
-async fn beside<'a, T, D: Delivery + ?Sized + 'a>(
+/// Work, and signs of life meanwhile.
+async fn beside<'a, 'b: 'a, T, D: ?Sized + 'b>(
     work: impl Future<Output = T>,
-    deliveries: impl IntoIterator<Item = &'a D>,
+    in_hand: impl IntoIterator<Item = &'a mut InHand<'b, D>>,
 ) -> T {
     let hold = async {
-        join_all(deliveries.into_iter().map(Delivery::hold)).await;
+        join_all(in_hand.into_iter().map(|it| &mut it.hold)).await;
         pending().await
     };
     tokio::select! {
@@ -326,10 +359,10 @@ mod tests {
         assert_eq!(told, [&acknowledged[..], &acknowledged, &[again]]);
     }
 
-    /// For hours, held all the while; a closed store is not waited for.
+    /// For hours, held all the while.
     #[tokio::test(start_paused = true)]
     async fn a_store_that_is_away_costs_no_delivery() {
-        let (fake, mut asked) = (fake("a"), 0);
+        let (one, mut asked) = (fake("a"), 0);
         let handle = || {
             asked += 1;
             let answer = match asked {
@@ -338,12 +371,34 @@ mod tests {
             };
             async { answer }
         };
-        assert_eq!(fake.settle(handle).await.answer.unwrap(), Receipt::Handled);
-        let closed = fake.settle(|| async { away(StoreErrorKind::Closed) });
-        closed.await.answer.unwrap_err();
+        assert_eq!(one.settle(handle).await.answer.unwrap(), Receipt::Handled);
+        let told = (719, vec![Verdict::Acknowledge]);
+        assert_eq!(*one.1.lock().unwrap(), told);
+
+        // One of them is told at once, and held no more.
+        let (batch, mut asked) = ([fake("a"), fake("b"), fake("c")], 0);
+        let settled = settle_all(&batch, |events| {
+            asked += 1;
+            let left = events.iter().map(|event| match (asked, event.id()) {
+                (1, "a") => Ok(Receipt::Handled),
+                (..=7200, _) => away(StoreErrorKind::Unknown),
+                _ => Ok(Receipt::Handled),
+            });
+            let answers = left.collect();
+            async { answers }
+        });
+        assert_eq!(settled.await.len(), 3);
+        let signs = batch.map(|fake| fake.1.into_inner().unwrap());
+        assert_eq!(signs, [(0, told.1.clone()), told.clone(), told]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_store_is_not_waited_for() {
+        let (fake, closed) = (fake("a"), || async { away(StoreErrorKind::Closed) });
+        fake.settle(closed).await.answer.unwrap_err();
+        until_settled(&fake, closed).await.answer.unwrap_err();
         let again = Verdict::Again(Duration::from_secs(1));
-        let told = (719, vec![Verdict::Acknowledge, again]);
-        assert_eq!(*fake.1.lock().unwrap(), told);
+        assert_eq!(fake.1.into_inner().unwrap().1, [again; 2]);
     }
 
     /// Where somebody has to mend it, it is asked once a minute.
@@ -354,31 +409,44 @@ mod tests {
             let handle = || {
                 asked += 1;
                 let answer = match asked {
-                    ..=30 => away(kind),
+                    ..=9 => away(kind),
                     _ => Ok(Receipt::Handled),
                 };
                 async { answer }
             };
             assert_eq!(fake.settle(handle).await.answer.unwrap(), Receipt::Handled);
-            assert_eq!(begun.elapsed(), Duration::from_mins(30));
+            assert_eq!(begun.elapsed(), Duration::from_mins(9));
         }
     }
 
+    /// What nobody can say, or mend, is given back before RabbitMQ would take it away.
     #[tokio::test(start_paused = true)]
-    async fn a_reconciler_is_waited_for_an_hour() {
-        let (fake, begun) = (fake("a"), Instant::now());
-        let unresolved = || async { Err::<Receipt, _>(InboxError::<String>::Unresolved) };
-        let settled = fake.settle(unresolved).await;
-        settled.answer.unwrap_err();
-        assert_eq!(begun.elapsed(), Duration::from_hours(1));
+    async fn patience_ends_before_the_brokers() {
+        async fn settled_after(answer: fn() -> Answer<String>) -> u64 {
+            let (fake, begun) = (fake("a"), Instant::now());
+            let settled = fake.settle(|| async { answer() }).await;
+            settled.answer.unwrap_err();
+            begun.elapsed().as_secs()
+        }
+        assert_eq!(settled_after(|| Err(InboxError::Unresolved)).await, 600);
+        assert_eq!(settled_after(|| away(StoreErrorKind::Corrupt)).await, 600);
+        assert_eq!(settled_after(in_flight).await, 60);
     }
 
+    /// Patience with one thing is not used up by another.
     #[tokio::test(start_paused = true)]
-    async fn another_delivery_is_waited_for_a_minute() {
-        let (fake, begun) = (fake("a"), Instant::now());
-        let settled = fake.settle(|| async { in_flight() }).await;
-        settled.answer.unwrap_err();
-        assert_eq!(begun.elapsed().as_secs(), 60);
+    async fn patience_begins_with_what_it_is_for() {
+        let (fake, mut asked) = (fake("a"), 0);
+        let settled = fake.settle(|| {
+            asked += 1;
+            let answer = match asked {
+                ..=90 => away(StoreErrorKind::NotApplied),
+                91..=93 => in_flight(),
+                _ => Ok(Receipt::Handled),
+            };
+            async { answer }
+        });
+        assert_eq!(settled.await.answer.unwrap(), Receipt::Handled);
     }
 
     #[tokio::test(start_paused = true)]

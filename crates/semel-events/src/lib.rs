@@ -15,6 +15,7 @@
 //! | a receipt: set aside | `term` | `reject`: to the dead letters, where the queue has such a place | the offset is finished |
 //! | an error of the event's | `nak` with a delay | after the delay back to the queue | nothing: [`until_settled`] |
 //! | the store is away, or another delivery is in flight | nothing: asked again in place | nothing: asked again in place | nothing: asked again in place |
+//! | the store cannot be read, or a reconciler cannot say yet | the same, for ten minutes; then as an error of the event's | the same | the same, without an end |
 //!
 //! A broker of one's own needs [`Delivery`] only:
 //!

@@ -1,5 +1,6 @@
 //! RabbitMQ.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use semel::inbox::{Inbox, InboxError, Reason, Receipt};
 use semel_events::{Delivery as _, rabbitmq, settle_all};
 use semel_stores::SqliteStore;
 use semel_stores::sqlite::rusqlite::Error;
+use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Kind, shared};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -364,6 +366,39 @@ async fn events_that_wait_in_a_queue_of_their_own_stop_nobody() {
     all.await.expect("the queue stands still");
     assert_eq!(handled, Some((Receipt::Handled, PREFETCH)));
     assert_eq!(ledger.lines(), ["a"]);
+}
+
+/// As where the server blocks who publishes: the event waits in the consumer, and goes back to its queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_confirms_nothing_holds_no_consumer_up() {
+    let (here, ledger) = (Here::new().await, Ledger::new());
+    let address = here
+        .url
+        .split(['/', '@'])
+        .find(|part| part.parse::<SocketAddr>().is_ok());
+    let address = address.expect("a URL with an address in it");
+    let proxy = Proxy::start(address.parse().unwrap()).unwrap();
+    let through = Here {
+        url: here.url.replace(address, &proxy.address().to_string()),
+        name: here.name.clone(),
+    };
+    let later = rabbitmq::Later::declare(through.channel().await, &here.name).await;
+    let source = here.source().with_later(later.unwrap());
+    here.publish(&["poison-0".to_owned()]).await;
+    proxy.set(Fault::Blackhole);
+    let channel = here.channel().await;
+    let mut messages = here.consumer(&channel).await;
+    let inbox = ledger.inbox();
+    for _ in 0..2 {
+        let settled = timeout(Duration::from_secs(30), async {
+            let delivery = source.delivery(messages.next().await.unwrap().unwrap());
+            let settled = delivery.settle(|| ledger.write(&inbox, delivery.event()));
+            settled.await
+        });
+        let settled = settled.await.expect("the consumer stands still");
+        settled.told.unwrap();
+        settled.answer.unwrap_err();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,7 @@
 //! use semel_events::kafka::{Commit, Message, Offsets};
 //! use semel_events::until_settled;
 //!
-//! // Somebody takes what cannot be handled: nothing stops the partition for ever.
+//! // Somebody takes what cannot be handled: no event stops the partition for ever.
 //! let inbox = Inbox::new(MemoryStore::default(), "billing").with_dead_letters(shelve);
 //! let offsets = Offsets::new();
 //!

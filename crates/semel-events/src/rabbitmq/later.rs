@@ -8,6 +8,8 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOpti
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Confirmation};
 
+use tokio::time::timeout;
+
 use super::Delivery;
 use crate::Delivery as _;
 
@@ -25,6 +27,9 @@ pub struct Later {
     channel: Channel,
     queue: ShortString,
 }
+
+/// How long the confirmation may take. One that comes later leaves the event twice.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const EXCHANGE: &str = "semel-exchange";
 const ROUTING_KEY: &str = "semel-routing-key";
@@ -45,7 +50,8 @@ impl Later {
     /// at least once (RabbitMQ 3.10 or newer). The first ones to come wait for those before them, a
     /// minute at most.
     ///
-    /// `channel` is for this only: it is made one with confirmations.
+    /// `channel` is for this only: it is made one with confirmations. Of a connection that consumes nothing: a
+    /// server that runs out of memory or disk blocks connections that publish, acknowledgements and all.
     ///
     /// # Errors
     /// The server's, as where there is such a queue with other settings.
@@ -75,10 +81,8 @@ impl Later {
 
     /// Whether it has the event now, and gives it back after that time.
     pub(super) async fn takes(&self, delivery: &Delivery, after: Duration) -> bool {
-        matches!(
-            self.publish(delivery, after).await,
-            Ok(Some(Confirmation::Ack(None)))
-        )
+        let published = timeout(PATIENCE, self.publish(delivery, after)).await;
+        matches!(published, Ok(Ok(Some(Confirmation::Ack(None)))))
     }
 
     async fn publish(
