@@ -98,9 +98,10 @@ impl Envelope {
     /// # Errors
     /// [`WrongDetail`](EventError::WrongDetail): it is no such value.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, EventError> {
-        serde_json::from_slice(&self.detail).map_err(|source| EventError::WrongDetail {
+        serde_json::from_slice(&self.detail).map_err(|error| EventError::WrongDetail {
             event_type: self.event_type.clone(),
-            source,
+            line: error.line(),
+            column: error.column(),
         })
     }
 }

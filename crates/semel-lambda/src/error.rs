@@ -78,12 +78,17 @@ pub enum EventError {
         known: Box<[Box<str>]>,
     },
     /// What the event brings is not what its type's handler takes. Nothing ran.
-    #[error("an event of type {event_type:?} with another detail than its handler takes: {source}")]
+    #[error(
+        "an event of type {event_type:?} with another detail than its handler takes, at line {line}, \
+         column {column} of the detail"
+    )]
     WrongDetail {
         /// The event's type.
         event_type: Box<str>,
-        /// What is wrong with it.
-        source: serde_json::Error,
+        /// The line of the detail, from 1. What stands there is the event's, as its id may be.
+        line: usize,
+        /// The column in that line.
+        column: usize,
     },
     /// The inbox gave no receipt: the handler failed, another delivery is in flight, …
     #[error(transparent)]

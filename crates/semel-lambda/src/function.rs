@@ -14,6 +14,7 @@ use semel::inbox::{Inbox, Receipt};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use crate::batch::{BatchResponse, Lane, lanes};
@@ -23,6 +24,11 @@ use crate::envelope::Envelope;
 use crate::error::{EnvelopeError, EventError, FunctionError};
 use crate::invocation::{Invocation, Record};
 use crate::message::PlainMessages;
+
+/// How often it is looked whether the store knows by now.
+const TURN: Duration = Duration::from_millis(20);
+/// Before the deadline the answer has to arrive.
+const TO_ANSWER: Duration = Duration::from_secs(1);
 
 /// A function that handles each event once.
 ///
@@ -150,7 +156,26 @@ impl<S: Store> Function<S> {
     pub async fn invoke(&self, event: LambdaEvent<Box<RawValue>>) -> Result<Answer, FunctionError> {
         let LambdaEvent { payload, context } = event;
         let deadline = Deadline::from_millis(context.deadline);
-        let read = Invocation::read(payload.get()).map_err(EventError::from);
+        let answer = self.answer(payload.get(), deadline).await;
+        self.settled(deadline).await;
+        answer
+    }
+
+    /// Once the store knows what is known here (R14): frozen, this process would tell it no more.
+    async fn settled(&self, deadline: Deadline) {
+        let guard = self.0.inbox.guard();
+        let settled = async {
+            while guard.unsettled() > 0 {
+                sleep(TURN).await;
+            }
+        };
+        timeout(deadline.left().saturating_sub(TO_ANSWER), settled)
+            .await
+            .ok();
+    }
+
+    async fn answer(&self, payload: &str, deadline: Deadline) -> Result<Answer, FunctionError> {
+        let read = Invocation::read(payload).map_err(EventError::from);
         match read {
             Ok(Invocation::Event(envelope)) => {
                 let handled = self.event(envelope, deadline).await;

@@ -79,8 +79,8 @@
 //!    where the queue puts what cannot be delivered. Unknown types and shapes are failures too.
 //! 3. In a FIFO queue nothing of a group is begun after a failure in it.
 //! 4. With too little time left ([`Function::with_margin`]) nothing is begun.
-//! 5. It answers only when nothing that it began is running: after its answer Lambda freezes the
-//!    sandbox, and a lease is not renewed there.
+//! 5. It answers only when nothing that it began is running and the store knows how it ended, or a second is left
+//!    before the deadline: after its answer Lambda freezes the sandbox, and no lease is renewed there.
 //! 6. No error of this crate, and nothing that it logs, has an event's id in it (R12).
 //!
 //! # Links

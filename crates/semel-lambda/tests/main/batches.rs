@@ -59,11 +59,14 @@ async fn an_unknown_type_and_a_wrong_detail_are_reported_and_nothing_is_claimed(
         "{said}"
     );
 
-    let wrong = event("e", "task", &json!({"name": 1}));
+    let wrong = event("e", "task", &json!({"name": 4711}));
     let Answered::Error(error) = invoke(&sandbox, &wrong).await else {
         panic!("a wrong detail is an error");
     };
     assert_eq!(error["errorType"], "WrongDetail");
+    // What the event brings may be its id (R12).
+    let said = error["errorMessage"].as_str().unwrap();
+    assert!(said.contains("column") && !said.contains("4711"), "{said}");
 
     // Nothing was claimed: once the code is mended the same ids are handled.
     let mended = stage.with("OTHERWISE", "1");

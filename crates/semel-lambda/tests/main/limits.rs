@@ -2,10 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use semel::memory::MemoryStore;
+use semel::record::Change;
+use semel::store::Fenced;
+use semel::{Clock as _, IdentityDigest, Store, StoreError, StoreErrorKind, SystemClock};
 use semel_lambda::{Answer, Dispatcher, Function, Inbox};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -99,4 +102,60 @@ async fn a_setting_after_a_clone_holds_for_the_value_it_was_made_on() {
 fn the_function_runs_on_managed_instances_too() {
     fn concurrent<F: tower_service::Service<I, Future: Send> + Clone + Send + 'static, I>(_: &F) {}
     concurrent(&function(&Arc::default()));
+}
+
+/// A store that is away while it is told to be.
+#[derive(Default)]
+struct Away {
+    memory: MemoryStore,
+    is_away: AtomicBool,
+}
+
+impl Store for Away {
+    async fn change(
+        &self,
+        identity: &IdentityDigest,
+        change: &Change,
+    ) -> semel::store::Result<Fenced> {
+        if self.is_away.load(Ordering::SeqCst) {
+            return Err(StoreError::new(StoreErrorKind::NotApplied, "away"));
+        }
+        self.memory.change(identity, change).await
+    }
+    semel::delegate!(memory: claim, get, list, purge, wait, probe, close);
+}
+
+/// A sandbox that answered is frozen, and tells the store nothing more.
+#[tokio::test(start_paused = true)]
+async fn the_function_answers_when_the_store_knows() {
+    let store = Arc::new(Away::default());
+    let there = Arc::clone(&store);
+    let dispatcher = Dispatcher::new().on("task", move |_: Value, _| {
+        there.is_away.store(true, Ordering::SeqCst);
+        ok()
+    });
+    let inbox = Inbox::new(Arc::clone(&store), "tests");
+    let guard = inbox.guard().clone();
+    let function = Function::new(inbox, dispatcher);
+    let back = Arc::clone(&store);
+    tokio::spawn(async move {
+        sleep(Duration::from_secs(8)).await;
+        back.is_away.store(false, Ordering::SeqCst);
+    });
+    let once = batch(tasks(1));
+    function.invoke(invocation(&once)).await.unwrap();
+    assert_eq!(guard.unsettled(), 0);
+
+    // One that stays away is waited for until a second before the deadline.
+    let begun = tokio::time::Instant::now();
+    let mut other = invocation(&batch([task("m", "task", "other", &json!({}))]));
+    let now = SystemClock::new().now().as_micros() / 1000;
+    other.context.deadline = now + 60_000;
+    function.invoke(other).await.unwrap();
+    assert_eq!(guard.unsettled(), 1);
+    assert!((30..65).contains(&begun.elapsed().as_secs()));
+}
+
+async fn ok() -> Result<(), std::io::Error> {
+    Ok(())
 }
