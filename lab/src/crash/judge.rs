@@ -142,7 +142,10 @@ pub(super) async fn transactions<B: Base>(
     let mut there: HashMap<i64, Vec<String>> = HashMap::new();
     let mut balances: BTreeMap<i64, i64> = (0..ACCOUNTS).map(|id| (id, BALANCE)).collect();
     for row in base::numbers(store, &sql).await? {
-        let effect = Effect::of(row[0]);
+        let effect = Effect {
+            amount: row[1],
+            ..Effect::of(row[0])
+        };
         let effects = there.entry(row[0]).or_default();
         effects.push(effect.answer(row[2]));
         *balances.entry(effect.from).or_default() -= row[1];

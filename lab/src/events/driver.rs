@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use parking_lot::Mutex;
-use tokio::time::interval;
+use tokio::time::{interval, timeout};
 
 use super::broker::Broker;
 use super::consumer::{COMMAND, Order, Said, Settings};
@@ -196,8 +196,8 @@ impl Life {
             cut: false,
             restarts: 0,
         };
-        let said = life.process.hear().await?;
-        life.take(run, said);
+        let said = timeout(PATIENCE, life.process.hear()).await;
+        life.take(run, said.context("a consumer does not start")??);
         Ok(life)
     }
 

@@ -68,6 +68,10 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         None => temporary.path().to_owned(),
     };
     std::fs::create_dir_all(&folder)?;
+    anyhow::ensure!(
+        std::fs::read_dir(&folder)?.next().is_none(),
+        "give --keep an empty folder: what an earlier run left would be judged with this one"
+    );
     let mut report = through(options, &faults, &folder, program).await?;
     if !report.reasons.passed() {
         report.history = Some(folder.display().to_string());

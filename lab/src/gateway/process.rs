@@ -128,18 +128,17 @@ async fn spawn(launch: &Launch, number: usize, service: u8) -> Result<(Child, So
     if is(Bug::NoPrincipal) {
         command.args(["--scope-header", "x-nobody"]);
     }
-    let file = launch.folder.join("gateway.toml");
+    let mut config = String::new();
     if is(Bug::ReleasesTimeout) {
-        std::fs::write(&file, "[dispositions]\n504 = \"release\"\n")?;
-        command.arg("--config").arg(&file);
+        config += "[dispositions]\n504 = \"release\"\n";
     }
     if launch.options.on_lost() == OnLost::Reconcile {
-        std::fs::write(
-            &file,
-            format!(
-                "[reconcile]\nurl = \"{upstream}/reconcile\"\npause = \"100ms\"\nevery = \"500ms\"\n"
-            ),
-        )?;
+        let every = "pause = \"100ms\"\nevery = \"500ms\"\n";
+        config += &format!("[reconcile]\nurl = \"{upstream}/reconcile\"\n{every}");
+    }
+    if !config.is_empty() {
+        let file = launch.folder.join("gateway.toml");
+        std::fs::write(&file, config)?;
         command.arg("--config").arg(file);
     }
     let mut child = command

@@ -109,6 +109,9 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     if all.answered == 0 {
         reasons.too_little("no call was answered");
     }
+    if growth.is_empty() {
+        reasons.too_little("it was too short to say what grew");
+    }
     let out = options.out.clone().unwrap_or_else(|| folder.keep());
     std::fs::create_dir_all(&out)?;
     let page = out.join(format!("soak-{}.html", target.name()));
