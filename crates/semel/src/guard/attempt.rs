@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use std::future::Future;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
@@ -95,6 +95,8 @@ pub(crate) struct Claimed<S> {
     pub(super) sent: Instant,
     pub(super) lease: Lease,
     pub(super) steps: Mutex<Taken>,
+    /// What the store took of its end.
+    pub(super) told: OnceLock<Settled>,
     #[cfg(feature = "tracing")]
     pub(super) span: tracing::Span,
 }
@@ -124,6 +126,7 @@ impl<S: Store> Claimed<S> {
                 leaves: asked.unbegun.clone(),
                 ..Taken::default()
             }),
+            told: OnceLock::new(),
             #[cfg(feature = "tracing")]
             span: tracing::Span::none(),
             guard,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -11,11 +12,12 @@ use super::attempt::Claimed;
 use super::lease::later;
 use super::owed::Owed;
 use super::settle::{PATIENCE, in_runtime};
-use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Signal};
+use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal};
 use crate::backoff::Backoff;
 use crate::store::{
     Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Store, StoreExt as _,
 };
+use crate::sync::Mutex;
 use crate::{Identity, Outcome, StoreError, StoreErrorKind};
 
 /// What [`Guard::begin`] found.
@@ -277,6 +279,8 @@ impl<S: Store> InDoubt<'_, S> {
             asked: self.asked.clone(),
             identity: self.identity.clone(),
             request: self.request.clone(),
+            is_answered: AtomicBool::new(false),
+            found: Mutex::new(None),
         });
         let owed = Arc::clone(&doubt) as _;
         let digest = *self.identity.digest();
@@ -300,6 +304,10 @@ struct Doubt<S: Store> {
     asked: Asked,
     identity: Identity,
     request: ClaimRequest,
+    /// Whether the store has answered a look.
+    is_answered: AtomicBool,
+    /// The attempt that the claim began.
+    found: Mutex<Option<Arc<Claimed<S>>>>,
 }
 
 impl<S: Store> Doubt<S> {
@@ -310,6 +318,7 @@ impl<S: Store> Doubt<S> {
             asked,
             identity,
             request,
+            ..
         } = self;
         let (store, other) = (guard.store(), identity.other());
         // Of two names it is not under this nonce that one is taken over.
@@ -327,18 +336,28 @@ impl<S: Store> Doubt<S> {
                 // Nothing ran under it before, so it leaves no mark.
                 let _: Fenced = store.abandon(&digest, &record.token).await?;
             } else if !(takes_over && record.attempt > 1) {
-                let acquired = Some(record.acquired());
-                let claimed = Claimed::new(guard.clone(), asked, digest, acquired, sent);
-                let _: Settled = Held::new(Arc::new(claimed)).release().await?;
+                let begin = || {
+                    let acquired = Some(record.acquired());
+                    Arc::new(Claimed::new(guard.clone(), asked, digest, acquired, sent))
+                };
+                // The same each time: what it leaves is left once.
+                let claimed = Arc::clone(self.found.lock().get_or_insert_with(begin));
+                let _: Settled = claimed.tell(&Settlement::Release).await?;
             }
         }
+        self.is_answered.store(true, Ordering::Release);
         Ok(is_found)
     }
 }
 
 impl<S: Store> Owed for Doubt<S> {
     fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async { self.look().await.map(drop) })
+        Box::pin(async {
+            match self.is_answered.load(Ordering::Acquire) {
+                true => Ok(()),
+                false => self.look().await.map(drop),
+            }
+        })
     }
 
     fn may_have_run(&self) -> bool {

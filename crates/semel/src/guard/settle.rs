@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{self, BoxFuture};
-use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -17,6 +16,8 @@ use crate::backoff::Backoff;
 use crate::store::{Fenced, Refusal, Retention, Store, StoreExt as _, Token};
 use crate::{Outcome, OutcomeKind, StoreError, StoreErrorKind};
 
+/// What takes longer is known to those who claim the identity meanwhile.
+const SLOW: Duration = Duration::from_millis(50);
 /// How long a caller waits for a store that does not take what it is told.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -41,7 +42,18 @@ impl<S: Store> Held<S> {
         let claimed = Arc::clone(self.claimed());
         // Dropped while it waits for the store, it goes on in the background.
         let settlement = self.otherwise.insert(settlement);
-        let told = claimed.tell(settlement).await;
+        let mut listed = None;
+        let told = {
+            let mut telling = pin!(claimed.tell(settlement));
+            match timeout(SLOW, &mut telling).await {
+                Ok(told) => told,
+                Err(_) => {
+                    let known = Known::new(&claimed, settlement.clone());
+                    listed = Some(claimed.guard.list_owed(claimed.identity, known));
+                    telling.await
+                }
+            }
+        };
         if told.is_err() {
             claimed.signal(Signal::StoreError);
         }
@@ -49,6 +61,7 @@ impl<S: Store> Held<S> {
         match (&told, settlement) {
             (Err(error), Some(settlement)) if error.is_retryable() => {
                 let pursuit = claimed.settle_in_background(settlement);
+                drop(listed);
                 // Boxed, so that attempts whose store answers need no room for it.
                 Box::pin(timeout(PATIENCE, join(pursuit)))
                     .await
@@ -66,25 +79,21 @@ impl<S: Store> Held<S> {
 struct Known<S> {
     claimed: Arc<Claimed<S>>,
     settlement: Settlement,
-    told: Mutex<Option<Settled>>,
 }
 
 impl<S: Store> Known<S> {
-    /// Tells it, unless another has.
-    async fn once(&self) -> Result<Settled, StoreError> {
-        let mut told = self.told.lock().await;
-        if let Some(told) = *told {
-            return Ok(told);
-        }
-        let settled = self.claimed.tell(&self.settlement).await?;
-        *told = Some(settled);
-        Ok(settled)
+    fn new(claimed: &Arc<Claimed<S>>, settlement: Settlement) -> Arc<Self> {
+        let claimed = Arc::clone(claimed);
+        Arc::new(Self {
+            claimed,
+            settlement,
+        })
     }
 }
 
 impl<S: Store> Owed for Known<S> {
     fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async { self.once().await.map(drop) })
+        Box::pin(async { self.claimed.tell(&self.settlement).await.map(drop) })
     }
 
     fn may_have_run(&self) -> bool {
@@ -107,19 +116,17 @@ impl<S: Store> Claimed<S> {
         settlement: Settlement,
     ) -> JoinHandle<Result<Settled, StoreError>> {
         let ending = Ending(Arc::clone(self));
-        let known = Arc::new(Known {
-            claimed: Arc::clone(self),
-            settlement,
-            told: Mutex::default(),
-        });
-        self.guard
-            .pursue(self.identity, Arc::clone(&known) as _, async move {
-                let (claimed, guard) = (&ending.0, &ending.0.guard);
-                let signal = |signal| claimed.signal(signal);
-                guard
-                    .ask_until(guard.drained(&signal), signal, || known.once())
-                    .await
-            })
+        let known = Known::new(self, settlement);
+        let owed = Arc::clone(&known) as _;
+        self.guard.pursue(self.identity, owed, async move {
+            let (claimed, guard) = (&ending.0, &ending.0.guard);
+            let signal = |signal| claimed.signal(signal);
+            guard
+                .ask_until(guard.drained(&signal), signal, || {
+                    claimed.tell(&known.settlement)
+                })
+                .await
+        })
     }
 
     /// Asks a store that fails again, for as long as a caller has patience.
@@ -131,12 +138,21 @@ impl<S: Store> Claimed<S> {
         self.guard.insist(signal, call).await
     }
 
-    /// Tells the store once. It may be told again, also where the answer was lost.
-    async fn tell(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
+    /// Tells the store once, unless it has taken it. It may be told again, also where the answer was lost, and by
+    /// several at the same time: what the first is answered holds.
+    pub(super) async fn tell(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
         let Some(token) = &self.token else {
             return Ok(Settled::Applied);
         };
-        let told = self.send(token, settlement).await?;
+        if let Some(told) = self.told.get() {
+            return Ok(*told);
+        }
+        let sent = self.send(token, settlement).await?;
+        if self.told.set(sent).is_err() {
+            return Ok(self.told.get().copied().unwrap_or(sent));
+        }
+        self.stop_renewing();
+        let told = sent;
         self.signal(match (told, settlement) {
             (Settled::Refused(_), _) => Signal::Stale,
             (Settled::Omitted, _) => Signal::Omitted,

@@ -37,9 +37,10 @@ impl<S: Store> Inbox<S> {
         if self.dead_letters.is_some() && held.number().max(delivered) > self.max_attempts {
             let history = History::of(&held).await;
             let history = history.map_err(|error| Old::Answered(Err(error)))?;
-            let delivered = match history.errors.is_empty() {
-                true => 0,
-                false => delivered.saturating_sub(1),
+            // Others of the broker's deliveries may have been no attempts.
+            let delivered = match history.handed_over {
+                true => delivered.saturating_sub(1),
+                false => 0,
             };
             if history.failed(held.number()).max(delivered) >= self.max_attempts {
                 return Err(Old::Exhausted(held, delivered));

@@ -30,6 +30,8 @@ const LONGEST: usize = 1024;
 pub(super) struct History {
     pub(super) errors: Vec<String>,
     released: u32,
+    /// Whether it was handed to the callback after the last failure.
+    pub(super) handed_over: bool,
     pub(super) progress: Progress,
 }
 
@@ -39,16 +41,20 @@ impl History {
         // Another attempt's, where this one lost its claim: nothing can be kept behind it either.
         let progress = held.claimed().readable_steps().await.map_err(unread)?;
         let progress = progress.unwrap_or_default();
-        let (mut errors, mut released) = (Vec::new(), 0);
+        let (mut errors, mut released, mut handed_over) = (Vec::new(), 0, false);
         for (name, text) in progress.steps() {
-            match name {
-                FAILED => errors.push(String::from_utf8_lossy(text).into_owned()),
-                _ => released += 1,
+            if name == FAILED {
+                errors.push(String::from_utf8_lossy(text).into_owned());
+                handed_over = false;
+            } else {
+                released += 1;
+                handed_over |= !text.is_empty();
             }
         }
         Ok(Self {
             errors,
             released,
+            handed_over,
             progress,
         })
     }

@@ -1,7 +1,7 @@
 //! Interleavings that a reading of the guard found.
 
 use semel::guard::{Attempt, Opening, StepError, StepKey, TransactOptions, Transacted};
-use semel::inbox::{Event, Inbox, InboxError, Receipt};
+use semel::inbox::{Event, Inbox, Receipt};
 use semel::transaction::{Isolation, Lent};
 use semel::{Outcome, StoreExt as _};
 
@@ -245,84 +245,6 @@ async fn an_outage_of_the_store_uses_up_none_of_an_events_attempts() {
         }
         handled(&store, &inbox).await;
     }
-}
-
-/// The store is away for longer than a lease, from when the work has ended, or from when a claim's answer was lost:
-/// what is known is told before the event is claimed again, and nothing is asked for twice meanwhile.
-#[tokio::test(start_paused = true)]
-async fn an_outage_longer_than_a_lease_makes_nothing_unknown() {
-    const EVENTS: u32 = 20;
-    for (on_lost, answers_claims) in [
-        (OnLost::Hold, true),
-        (OnLost::Retry, true),
-        (OnLost::Hold, false),
-    ] {
-        let (store, runs) = (Shared::default(), Arc::new(AtomicU32::new(0)));
-        let inbox = Inbox::new(store.clone(), "billing")
-            .with_policy(Policy::event().with_on_lost(on_lost))
-            .with_dead_letters(|letter| async move { Err(format!("{:?}", letter.reason)) });
-        store.loses_claims.store(!answers_claims, SeqCst);
-        let consumers = (0..EVENTS).map(|number| {
-            let (inbox, store, runs) = (inbox.clone(), store.clone(), runs.clone());
-            tokio::spawn(async move {
-                let event = Event::new("orders", format!("event-{number}"), "body");
-                // Not all at one moment.
-                sleep(number * Duration::from_millis(37)).await;
-                loop {
-                    let (store, runs) = (store.clone(), runs.clone());
-                    let work = move |_| async move {
-                        runs.fetch_add(1, SeqCst);
-                        // All have begun.
-                        sleep(Duration::from_secs(3)).await;
-                        store.down.store(answers_claims, SeqCst);
-                        ok(()).await
-                    };
-                    match inbox.receive(&event, work).await {
-                        Ok(receipt) => break receipt,
-                        Err(InboxError::NotDeadLettered { source, .. }) => panic!("{source}"),
-                        Err(error) => sleep(error.retry_after()).await,
-                    }
-                }
-            })
-        });
-        let consumers: Vec<_> = consumers.collect();
-        sleep(Duration::from_secs(2)).await;
-        store.down.store(!answers_claims, SeqCst);
-        sleep(Duration::from_secs(43)).await;
-        assert_eq!(inbox.guard().unsettled(), EVENTS as usize);
-        store.loses_claims.store(false, SeqCst);
-        store.down.store(false, SeqCst);
-        for consumer in consumers {
-            let receipt = consumer.await.unwrap();
-            assert!(matches!(receipt, Receipt::Handled | Receipt::Duplicate));
-        }
-        assert_eq!(runs.load(SeqCst), EVENTS, "{on_lost:?}");
-    }
-}
-
-/// Fail open or not: what this process has run does not run beside its outcome.
-#[tokio::test(start_paused = true)]
-async fn what_is_known_to_have_run_does_not_run_unprotected() {
-    let store = Shared::default();
-    let policy = Policy::default().with_on_store_error(OnStoreError::FailOpen);
-    let guard = Guard::new(store.clone(), policy);
-    let away = store.clone();
-    let first = guard.run(asked("k"), move |_| async move {
-        away.down.store(true, SeqCst);
-        ok("one".to_owned()).await
-    });
-    first.await.unwrap_err();
-    let again = guard.run(asked("k"), |_| ok("two".to_owned())).await;
-    assert!(
-        matches!(again, Err(RunError::Store { ran: Ran::No, .. })),
-        "{again:?}"
-    );
-    store.down.store(false, SeqCst);
-    let replayed = guard
-        .run(asked("k"), |_| ok("three".to_owned()))
-        .await
-        .unwrap();
-    assert_eq!(replayed, Done::Replayed("one".to_owned()));
 }
 
 #[tokio::test]

@@ -24,6 +24,10 @@ pub(crate) struct Flaky {
     pub(crate) claims: AtomicU32,
     /// Claims arrive, and their answers take this long.
     pub(crate) slow_claims: Mutex<Duration>,
+    /// Changes other than renewals, of those that arrive or fail, take this long.
+    pub(crate) slow_changes: Mutex<Duration>,
+    /// How many reads were sent.
+    pub(crate) gets: AtomicU32,
     /// Renewals are not answered at all.
     pub(crate) hung_renewals: AtomicBool,
     /// So many changes do not arrive.
@@ -70,6 +74,10 @@ impl Store for Flaky {
         if renews && self.hung_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
+        let slow = *self.slow_changes.lock().unwrap();
+        if !renews && !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
         if !renews && (self.renews_only.load(Ordering::SeqCst) || is_next(&self.fails_next)) {
             return Err(lost());
         }
@@ -77,6 +85,7 @@ impl Store for Flaky {
         self.memory.change(identity, change).await
     }
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
+        self.gets.fetch_add(1, Ordering::SeqCst);
         self.up()?;
         self.memory.get(identity).await
     }

@@ -8,6 +8,7 @@ mod edges;
 mod flaky;
 mod lease;
 mod life;
+mod owed;
 mod panics;
 #[path = "../scripted/mod.rs"]
 #[allow(dead_code, reason = "shared with tests that use the rest")]

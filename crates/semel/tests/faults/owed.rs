@@ -1,0 +1,199 @@
+//! What this process knows of an identity, and the store does not yet, is told before it is claimed again.
+
+use semel::inbox::{Event, Inbox, InboxError, Receipt};
+
+use super::*;
+
+/// The store is away for longer than a lease, from when the work has ended, or from when a claim's answer was lost:
+/// what is known is told before the event is claimed again, and nothing is asked for twice meanwhile.
+#[tokio::test(start_paused = true)]
+async fn an_outage_longer_than_a_lease_makes_nothing_unknown() {
+    const EVENTS: u32 = 20;
+    for (on_lost, answers_claims) in [
+        (OnLost::Hold, true),
+        (OnLost::Retry, true),
+        (OnLost::Hold, false),
+    ] {
+        let (store, runs) = (Shared::default(), Arc::new(AtomicU32::new(0)));
+        let inbox = Inbox::new(store.clone(), "billing")
+            .with_policy(Policy::event().with_on_lost(on_lost))
+            .with_dead_letters(|letter| async move { Err(format!("{:?}", letter.reason)) });
+        store.loses_claims.store(!answers_claims, SeqCst);
+        let consumers = (0..EVENTS).map(|number| {
+            let (inbox, store, runs) = (inbox.clone(), store.clone(), runs.clone());
+            tokio::spawn(async move {
+                let event = Event::new("orders", format!("event-{number}"), "body");
+                // Not all at one moment.
+                sleep(number * Duration::from_millis(37)).await;
+                loop {
+                    let (store, runs) = (store.clone(), runs.clone());
+                    let work = move |_| async move {
+                        runs.fetch_add(1, SeqCst);
+                        // All have begun.
+                        sleep(Duration::from_secs(3)).await;
+                        store.down.store(answers_claims, SeqCst);
+                        ok(()).await
+                    };
+                    match inbox.receive(&event, work).await {
+                        Ok(receipt) => break receipt,
+                        Err(InboxError::NotDeadLettered { source, .. }) => panic!("{source}"),
+                        Err(error) => sleep(error.retry_after()).await,
+                    }
+                }
+            })
+        });
+        let consumers: Vec<_> = consumers.collect();
+        sleep(Duration::from_secs(2)).await;
+        store.down.store(!answers_claims, SeqCst);
+        sleep(Duration::from_secs(43)).await;
+        assert_eq!(inbox.guard().unsettled(), EVENTS as usize);
+        store.loses_claims.store(false, SeqCst);
+        store.down.store(false, SeqCst);
+        for consumer in consumers {
+            let receipt = consumer.await.unwrap();
+            assert!(matches!(receipt, Receipt::Handled | Receipt::Duplicate));
+        }
+        assert_eq!(runs.load(SeqCst), EVENTS, "{on_lost:?}");
+    }
+}
+
+/// Fail open or not: what this process has run does not run beside its outcome.
+#[tokio::test(start_paused = true)]
+async fn what_is_known_to_have_run_does_not_run_unprotected() {
+    let store = Shared::default();
+    let policy = Policy::default().with_on_store_error(OnStoreError::FailOpen);
+    let guard = Guard::new(store.clone(), policy);
+    let away = store.clone();
+    let first = guard.run(asked("k"), move |_| async move {
+        away.down.store(true, SeqCst);
+        ok("one".to_owned()).await
+    });
+    first.await.unwrap_err();
+    let again = guard.run(asked("k"), |_| ok("two".to_owned())).await;
+    assert!(
+        matches!(again, Err(RunError::Store { ran: Ran::No, .. })),
+        "{again:?}"
+    );
+    store.down.store(false, SeqCst);
+    let replayed = guard
+        .run(asked("k"), |_| ok("three".to_owned()))
+        .await
+        .unwrap();
+    assert_eq!(replayed, Done::Replayed("one".to_owned()));
+}
+
+/// A claim that nobody waits for may be given back again and again: that is one pursuit, and one mark.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_cannot_be_given_back_yet_is_one_pursuit() {
+    let store = Shared::default();
+    let guard = Guard::from(store.clone());
+    store.loses_claims.store(true, SeqCst);
+    guard.begin(&asked("k")).await.unwrap_err();
+    store.loses_claims.store(false, SeqCst);
+    // It is read, and nothing is changed.
+    store.renews_only.store(true, SeqCst);
+    for _ in 0..20 {
+        sleep(Duration::from_secs(1)).await;
+        guard.begin(&asked("k")).await.unwrap_err();
+        assert_eq!(guard.unsettled(), 1);
+    }
+    store.renews_only.store(false, SeqCst);
+    let done = guard.run(asked("k"), |_| ok("one".to_owned())).await;
+    assert_eq!(done.unwrap(), Done::Fresh("one".to_owned()));
+}
+
+/// Nobody waits for another's call of a store that hangs, and no drain for all of theirs.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_takes_each_caller_the_same_time() {
+    let store = Shared::default();
+    let guard = Guard::from(store.clone());
+    let held = held(&guard, &asked("k")).await;
+    *store.slow_changes.lock().unwrap() = Duration::from_secs(5);
+    store.renews_only.store(true, SeqCst);
+    held.complete(&semel::Outcome::void()).await.unwrap_err();
+    let begun = Instant::now();
+    let claims = (0..20).map(|_| {
+        let guard = guard.clone();
+        tokio::spawn(async move { guard.begin(&asked("k")).await.map(drop) })
+    });
+    for claim in claims.collect::<Vec<_>>() {
+        claim.await.unwrap().unwrap_err();
+    }
+    assert!(
+        begun.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        begun.elapsed()
+    );
+    let begun = Instant::now();
+    guard.drain().await;
+    assert!(
+        begun.elapsed() < Duration::from_secs(16),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+/// A telling that takes longer than what is left of the lease is known to a claim meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_claim_during_a_slow_telling_finds_nothing_lost() {
+    let store = Shared::default();
+    let guard = Guard::new(
+        store.clone(),
+        Policy::default().with_lease(Duration::from_secs(6)),
+    );
+    let held = held(&guard, &asked("k")).await;
+    store.hung_renewals.store(true, SeqCst);
+    sleep(Duration::from_secs(4)).await;
+    *store.slow_changes.lock().unwrap() = Duration::from_secs(5);
+    let telling = tokio::spawn(async move { held.complete(&semel::Outcome::void()).await });
+    sleep(Duration::from_secs(4)).await;
+    *store.slow_changes.lock().unwrap() = Duration::ZERO;
+    let found = guard.begin(&asked("k")).await.unwrap();
+    assert!(matches!(found, Begin::Completed(_)), "{found:?}");
+    // Its own call fails at last.
+    store.fails_next.store(1, SeqCst);
+    assert_eq!(telling.await.unwrap().unwrap(), Settled::Applied);
+}
+
+/// A thousand who lost the answers to their claims do not make a thousand questions of each claim after that.
+#[tokio::test(start_paused = true)]
+async fn what_was_looked_for_is_not_looked_for_by_every_claim() {
+    let store = Shared::default();
+    let guard = Guard::from(store.clone());
+    store.down.store(true, SeqCst);
+    let claims = (0..50).map(|_| {
+        let guard = guard.clone();
+        tokio::spawn(async move { guard.begin(&asked("k")).await.map(drop) })
+    });
+    for claim in claims.collect::<Vec<_>>() {
+        claim.await.unwrap().unwrap_err();
+    }
+    store.down.store(false, SeqCst);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(guard.unsettled(), 50);
+    let before = store.gets.load(SeqCst);
+    let found = guard.begin(&asked("k")).await.unwrap();
+    assert!(matches!(found, Begin::Acquired(_)), "{found:?}");
+    assert_eq!(store.gets.load(SeqCst), before);
+}
+
+/// What another has told for it is no sign of a stale attempt.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_another_told_of_is_not_called_stale() {
+    let (store, seen) = (Shared::default(), Arc::new(Seen::default()));
+    let policy = Policy::default().with_lease(Duration::from_secs(2));
+    let guard = Guard::builder(store.clone()).policy(policy);
+    let guard = guard.observer(seen.clone()).build();
+    for round in 0..20 {
+        let first = held(&guard, &asked("k")).await;
+        store.down.store(true, SeqCst);
+        first.release().await.unwrap_err();
+        sleep(Duration::from_millis(130 * round)).await;
+        store.down.store(false, SeqCst);
+        let second = held(&guard, &asked("k")).await;
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(second.release().await.unwrap(), Settled::Applied);
+    }
+    assert_eq!(seen.count(Signal::Stale), 0);
+    assert_eq!(seen.count(Signal::Released), 40);
+}
