@@ -112,10 +112,11 @@ where
                 });
             }
         }
-        for (place, one) in join_all(telling).await {
+        left = again;
+        let told = beside(join_all(telling), left.iter_mut().map(|(_, it)| it)).await;
+        for (place, one) in told {
             settled[place] = Some(one);
         }
-        left = again;
         if !left.is_empty() {
             beside(sleep(pause), left.iter_mut().map(|(_, it)| it)).await;
         }
@@ -216,6 +217,7 @@ where
         match it.pause_after(&answer, &patience) {
             Some(pause) => beside(sleep(pause), [&mut it]).await,
             None => {
+                drop(it);
                 let told = delivery.tell(Verdict::from(&answer)).await;
                 return Settled { answer, told };
             }

@@ -156,16 +156,17 @@ impl<S: Store> Function<S> {
     pub async fn invoke(&self, event: LambdaEvent<Box<RawValue>>) -> Result<Answer, FunctionError> {
         let LambdaEvent { payload, context } = event;
         let deadline = Deadline::from_millis(context.deadline);
+        let before = self.0.inbox.guard().unsettled();
         let answer = self.answer(payload.get(), deadline).await;
-        self.settled(deadline).await;
+        self.settled(before, deadline).await;
         answer
     }
 
-    /// Once the store knows what is known here (R14): frozen, this process would tell it no more.
-    async fn settled(&self, deadline: Deadline) {
+    /// Once the store knows what became known since then (R14): frozen, this process would tell it no more.
+    async fn settled(&self, before: usize, deadline: Deadline) {
         let guard = self.0.inbox.guard();
         let settled = async {
-            while guard.unsettled() > 0 {
+            while guard.unsettled() > before {
                 sleep(TURN).await;
             }
         };

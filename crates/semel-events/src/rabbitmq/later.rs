@@ -1,6 +1,8 @@
 //! A queue in which events wait that are to come again.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lapin::message::Delivery as Message;
@@ -26,9 +28,11 @@ use crate::Delivery as _;
 pub struct Later {
     channel: Channel,
     queue: ShortString,
+    /// How many confirmations are late: until they come, more copies would only be more to confirm.
+    late: Arc<AtomicUsize>,
 }
 
-/// How long the confirmation may take. One that comes later leaves the event twice.
+/// How long the confirmation may take. Of an event whose confirmation comes later there is a copy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const EXCHANGE: &str = "semel-exchange";
@@ -76,25 +80,41 @@ impl Later {
         channel.confirm_select(confirms).await?;
         let declared = channel.queue_declare(queue.clone(), durable, settings);
         declared.await?;
-        Ok(Self { channel, queue })
+        let late = Arc::default();
+        Ok(Self {
+            channel,
+            queue,
+            late,
+        })
     }
 
     /// Whether it has the event now, and gives it back after that time.
     pub(super) async fn takes(&self, delivery: &Delivery, after: Duration) -> bool {
-        let published = timeout(PATIENCE, self.publish(delivery, after)).await;
-        matches!(published, Ok(Ok(Some(Confirmation::Ack(None)))))
+        // The server compares a `user_id` with who publishes.
+        let is_foreign = delivery.message.properties.user_id().is_some();
+        if is_foreign || self.late.load(Ordering::Acquire) > 0 {
+            return false;
+        }
+        let mut publishing = tokio::spawn(self.publish(delivery, after));
+        if let Ok(published) = timeout(PATIENCE, &mut publishing).await {
+            return matches!(published, Ok(Ok(Confirmation::Ack(None))));
+        }
+        let late = Arc::clone(&self.late);
+        late.fetch_add(1, Ordering::AcqRel);
+        tokio::spawn(async move {
+            publishing.await.ok();
+            late.fetch_sub(1, Ordering::AcqRel);
+        });
+        false
     }
 
-    async fn publish(
+    /// Publishes it, and waits for the confirmation.
+    fn publish(
         &self,
         delivery: &Delivery,
         after: Duration,
-    ) -> Result<Option<Confirmation>, lapin::Error> {
+    ) -> impl Future<Output = Result<Confirmation, lapin::Error>> + use<> {
         let (message, event) = (&delivery.message, delivery.event());
-        // The server compares it with who publishes.
-        if message.properties.user_id().is_some() {
-            return Ok(None);
-        }
         let mut headers = FieldTable::default();
         for (name, value) in message.properties.headers().iter().flatten() {
             // A server up to 3.13 believes what it reads of a message's deaths, and would take its
@@ -118,12 +138,15 @@ impl Later {
             mandatory: true,
             ..BasicPublishOptions::default()
         };
-        let (to, body) = (self.queue.clone(), event.body());
-        let published = self
-            .channel
-            .basic_publish("".into(), to, options, body, properties)
-            .await?;
-        published.await.map(Some)
+        let (channel, to, body) = (
+            self.channel.clone(),
+            self.queue.clone(),
+            event.body().clone(),
+        );
+        async move {
+            let published = channel.basic_publish("".into(), to, options, &body, properties);
+            published.await?.await
+        }
     }
 }
 

@@ -153,6 +153,11 @@ async fn the_function_answers_when_the_store_knows() {
     other.context.deadline = now + 60_000;
     function.invoke(other).await.unwrap();
     assert_eq!(guard.unsettled(), 1);
+    // No other invocation is held up by that.
+    let unknown = batch([task("m", "unknown", "m", &json!({}))]);
+    let short = tokio::time::Instant::now();
+    function.invoke(invocation(&unknown)).await.unwrap();
+    assert_eq!(short.elapsed(), Duration::ZERO);
     assert!((30..65).contains(&begun.elapsed().as_secs()));
 }
 
