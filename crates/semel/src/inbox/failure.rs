@@ -21,8 +21,8 @@ const FAILED: &str = "failed";
 const RELEASED: &str = "released";
 /// What a step takes beside its text.
 const FRAME: usize = 2 + FAILED.len() + 4;
-/// What a step takes at most beside that where it is sealed.
-const SEALED: usize = 100;
+/// For so many there is room beside the failures, sealed or not.
+const MOST_RELEASED: u32 = 200;
 /// The longest text of one failure that is kept.
 const LONGEST: usize = 1024;
 
@@ -59,14 +59,11 @@ impl History {
         })
     }
 
-    /// How many of the attempts before this one failed, or ended without a word. Once there may be no room for
-    /// more steps, those that did neither cannot say so: then only failures that are kept count.
+    /// How many of the attempts before this one failed, or ended without a word. After too many that did neither
+    /// only failures that are kept count: the next ones may have no room to say so.
     pub(super) fn failed(&self, number: u32) -> u32 {
-        let failed = u32::try_from(self.errors.len()).unwrap_or(u32::MAX);
-        let steps = failed.saturating_add(self.released) as usize;
-        let taken = self.progress.as_bytes().len() + steps * SEALED;
-        match self.released > 0 && taken + FRAME + LONGEST + SEALED > Progress::MAX_BYTES {
-            true => failed,
+        match self.released > MOST_RELEASED {
+            true => u32::try_from(self.errors.len()).unwrap_or(u32::MAX),
             false => number.saturating_sub(1 + self.released),
         }
     }
@@ -148,5 +145,18 @@ mod tests {
     fn a_failure_takes_its_frame_and_its_text() {
         let failure = step(FAILED, "declined").unwrap();
         assert_eq!(failure.as_bytes().len(), FRAME + "declined".len());
+    }
+
+    #[test]
+    fn after_too_many_that_do_not_count_only_kept_failures_do() {
+        for (released, failed) in [(0, 299), (200, 99), (201, 1)] {
+            let history = History {
+                errors: vec!["declined".into()],
+                released,
+                handed_over: false,
+                progress: Progress::default(),
+            };
+            assert_eq!(history.failed(300), failed);
+        }
     }
 }

@@ -195,12 +195,12 @@ async fn no_outage_is_long_enough_to_count_as_failures() {
         let running = there.list(&ListQuery::new(StateKind::InFlight)).await;
         let Entry { label, record } = &running.unwrap().entries[0];
         let mut kept = 0;
-        for _ in 0..2 {
-            let marks = vec![b' '; Progress::MAX_STORED / 2 - 20];
-            let marks = FinishedStep::new("released", &marks).unwrap();
-            let done = there.keep_step(&label.digest, &record.token, &marks, kept);
+        for _ in 0..210 {
+            let mark = vec![b' '; Progress::MAX_STORED / 210 - 14];
+            let mark = FinishedStep::new("released", &mark).unwrap();
+            let done = there.keep_step(&label.digest, &record.token, &mark, kept);
             assert_eq!(done.await.unwrap(), Fenced::Applied);
-            kept += marks.as_bytes().len();
+            kept += mark.as_bytes().len();
         }
         Err::<(), _>("declined")
     };
@@ -340,6 +340,13 @@ async fn an_event_that_a_reconciler_will_know_is_kept_back() {
     let guard = Guard::builder(Arc::new(Scripted::new(&[])));
     let guard = guard.reconciler(Arc::new(Books(Arc::clone(&open)))).build();
     let reconciles = policy().with_on_lost(OnLost::Reconcile);
+    // Nobody will know where there is no reconciler, or the policy has it not asked.
+    let without = Inbox::new(Arc::new(Scripted::new(&[])), "billing").with_policy(reconciles);
+    for inbox in [without, Inbox::new(guard.clone(), "orders")] {
+        lost(&inbox, &event("a")).await;
+        let answer = receive(&inbox, &event("a"), &runs, false).await;
+        assert!(matches!(answer, Err(InboxError::Unknown)), "{answer:?}");
+    }
     let inbox = taken.inbox(Inbox::new(guard, "billing").with_policy(reconciles));
     lost(&inbox, &event("a")).await;
     for _ in 0..3 {
