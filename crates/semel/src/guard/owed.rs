@@ -151,7 +151,14 @@ mod tests {
             .await
             .unwrap_err();
         assert!(may_have_run);
-        drop((first, second));
+        drop(second);
+        let mut may_have_run = false;
+        guard
+            .tell_owed(&identity, &mut may_have_run)
+            .await
+            .unwrap_err();
+        assert!(!may_have_run);
+        drop(first);
         guard.tell_owed(&identity, &mut may_have_run).await.unwrap();
         assert!(guard.shared.owings.all.lock().is_empty());
     }
