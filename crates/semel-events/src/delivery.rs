@@ -395,6 +395,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn in_place_a_store_that_cannot_be_read_is_waited_for_without_an_end() {
+        let (fake, mut asked) = (fake("a"), 0);
+        let settled = until_settled(&fake, || {
+            asked += 1;
+            let answer = match asked {
+                ..=1000 => away(StoreErrorKind::Corrupt),
+                _ => Ok(Receipt::Handled),
+            };
+            async { answer }
+        });
+        assert_eq!(settled.await.answer.unwrap(), Receipt::Handled);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_closed_store_is_not_waited_for() {
         let (fake, closed) = (fake("a"), || async { away(StoreErrorKind::Closed) });
         fake.settle(closed).await.answer.unwrap_err();
