@@ -147,12 +147,11 @@ impl<S: Store> Claimed<S> {
         if let Some(told) = self.told.get() {
             return Ok(*told);
         }
-        let sent = self.send(token, settlement).await?;
-        if self.told.set(sent).is_err() {
-            return Ok(self.told.get().copied().unwrap_or(sent));
+        let told = self.send(token, settlement).await?;
+        if self.told.set(told).is_err() {
+            return Ok(self.told.get().copied().unwrap_or(told));
         }
         self.stop_renewing();
-        let told = sent;
         self.signal(match (told, settlement) {
             (Settled::Refused(_), _) => Signal::Stale,
             (Settled::Omitted, _) => Signal::Omitted,
