@@ -14,7 +14,7 @@ use semel::inbox::{Inbox, Receipt};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 
 use crate::batch::{BatchResponse, Lane, lanes};
@@ -156,17 +156,17 @@ impl<S: Store> Function<S> {
     pub async fn invoke(&self, event: LambdaEvent<Box<RawValue>>) -> Result<Answer, FunctionError> {
         let LambdaEvent { payload, context } = event;
         let deadline = Deadline::from_millis(context.deadline);
-        let before = self.0.inbox.guard().unsettled();
+        let begun = Instant::now();
         let answer = self.answer(payload.get(), deadline).await;
-        self.settled(before, deadline).await;
+        self.settled(begun, deadline).await;
         answer
     }
 
     /// Once the store knows what became known since then (R14): frozen, this process would tell it no more.
-    async fn settled(&self, before: usize, deadline: Deadline) {
+    async fn settled(&self, since: Instant, deadline: Deadline) {
         let guard = self.0.inbox.guard();
         let settled = async {
-            while guard.unsettled() > before {
+            while guard.unsettled_since(since) > 0 {
                 sleep(TURN).await;
             }
         };

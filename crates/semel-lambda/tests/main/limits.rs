@@ -1,14 +1,16 @@
 //! How much goes on at the same time, and what is waited for.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::memory::MemoryStore;
 use semel::record::Change;
-use semel::store::Fenced;
-use semel::{Clock as _, IdentityDigest, Store, StoreError, StoreErrorKind, SystemClock};
+use semel::store::{Fenced, ListQuery};
+use semel::{
+    Clock as _, IdentityDigest, StateKind, Store, StoreError, StoreErrorKind, SystemClock,
+};
 use semel_lambda::{Answer, Dispatcher, Function, Inbox};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -104,11 +106,12 @@ fn the_function_runs_on_managed_instances_too() {
     concurrent(&function(&Arc::default()));
 }
 
-/// A store that is away while it is told to be.
+/// A store that takes nothing while it is told to be away, and then one record before the others.
 #[derive(Default)]
 struct Away {
     memory: MemoryStore,
     is_away: AtomicBool,
+    first: Mutex<Option<IdentityDigest>>,
 }
 
 impl Store for Away {
@@ -117,7 +120,8 @@ impl Store for Away {
         identity: &IdentityDigest,
         change: &Change,
     ) -> semel::store::Result<Fenced> {
-        if self.is_away.load(Ordering::SeqCst) {
+        let is_first = *self.first.lock().unwrap() == Some(*identity);
+        if self.is_away.load(Ordering::SeqCst) && !is_first {
             return Err(StoreError::new(StoreErrorKind::NotApplied, "away"));
         }
         self.memory.change(identity, change).await
@@ -159,6 +163,23 @@ async fn the_function_answers_when_the_store_knows() {
     function.invoke(invocation(&unknown)).await.unwrap();
     assert_eq!(short.elapsed(), Duration::ZERO);
     assert!((30..65).contains(&begun.elapsed().as_secs()));
+
+    // The store may learn of what is older first.
+    let running = store
+        .memory
+        .list(&ListQuery::new(StateKind::InFlight))
+        .await;
+    let older = running.unwrap().entries[0].label.digest;
+    let back = Arc::clone(&store);
+    tokio::spawn(async move {
+        sleep(Duration::from_secs(2)).await;
+        *back.first.lock().unwrap() = Some(older);
+        sleep(Duration::from_secs(3)).await;
+        back.is_away.store(false, Ordering::SeqCst);
+    });
+    let newer = batch([task("n", "task", "newer", &json!({}))]);
+    function.invoke(invocation(&newer)).await.unwrap();
+    assert_eq!(guard.unsettled(), 0);
 }
 
 async fn ok() -> Result<(), std::io::Error> {

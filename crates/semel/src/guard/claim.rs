@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -15,10 +14,10 @@ use super::settle::{PATIENCE, in_runtime};
 use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal};
 use crate::backoff::Backoff;
 use crate::store::{
-    Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Store, StoreExt as _,
+    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Store, StoreExt as _,
 };
 use crate::sync::Mutex;
-use crate::{Identity, Outcome, StoreError, StoreErrorKind};
+use crate::{Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
 
 /// What [`Guard::begin`] found.
 #[must_use = "an acquired attempt that is dropped settles itself"]
@@ -114,11 +113,9 @@ impl<S: Store> Guard<S> {
                     ..seen
                 });
             };
-            let told = guard.tell_owed(identity, &mut claim.is_duplicate).await;
-            let answer = match told {
-                Ok(()) if has_waited => claim.send_again(since).await,
-                Ok(()) => claim.send().await,
-                Err(error) => Err(error),
+            let answer = match has_waited {
+                true => claim.send_again(since).await,
+                false => claim.send().await,
             };
             let (identity, answer) = match answer {
                 Ok(answer) => answer,
@@ -203,12 +200,15 @@ struct InDoubt<'a, S: Store> {
 }
 
 impl<S: Store> InDoubt<'_, S> {
-    /// Sends the claim, and again under the same nonce while the store does not answer: if the first
-    /// one arrived, the second is told that it won.
+    /// Tells what is owed, and sends the claim; and again under the same nonce while the store does not answer:
+    /// if the first one arrived, the second is told that it won.
     async fn send(&mut self) -> Result<(Identity, Claim), StoreError> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(60));
         let mut retries = CLAIM_RETRIES;
         loop {
+            self.guard
+                .tell_owed(self.identity, &mut self.is_duplicate)
+                .await?;
             let was_doubtful = std::mem::replace(&mut self.is_doubtful, true);
             let (request, is_duplicate) = (&self.request, &mut self.is_duplicate);
             let claim = self
@@ -279,7 +279,7 @@ impl<S: Store> InDoubt<'_, S> {
             asked: self.asked.clone(),
             identity: self.identity.clone(),
             request: self.request.clone(),
-            is_answered: AtomicBool::new(false),
+            looked: Mutex::new(None),
             found: Mutex::new(None),
         });
         let owed = Arc::clone(&doubt) as _;
@@ -288,12 +288,10 @@ impl<S: Store> InDoubt<'_, S> {
             let guard = &doubt.guard;
             let signal = |signal| guard.tell(&Seen::of(&doubt.identity, signal));
             let look = || guard.ask_until(guard.drained(&signal), &signal, || doubt.look());
-            if !look().await? {
-                // What is still on its way may arrive after the first look.
-                sleep(PATIENCE).await;
-                look().await?;
-            }
-            Ok::<_, StoreError>(())
+            look().await?;
+            // What is still on its way, and there may be several of it, may arrive after the first look.
+            sleep(PATIENCE).await;
+            look().await
         });
     }
 }
@@ -304,58 +302,65 @@ struct Doubt<S: Store> {
     asked: Asked,
     identity: Identity,
     request: ClaimRequest,
-    /// Whether the store has answered a look.
-    is_answered: AtomicBool,
+    /// When the last look was begun that the store has answered.
+    looked: Mutex<Option<Instant>>,
     /// The attempt that the claim began.
     found: Mutex<Option<Arc<Claimed<S>>>>,
 }
 
 impl<S: Store> Doubt<S> {
-    /// Gives the claim back if the store has made it; whether it has.
-    async fn look(&self) -> Result<bool, StoreError> {
-        let Self {
-            guard,
-            asked,
-            identity,
-            request,
-            ..
-        } = self;
-        let (store, other) = (guard.store(), identity.other());
+    /// Gives the claim back if the store has made it.
+    async fn look(&self) -> Result<(), StoreError> {
+        let (store, other) = (self.guard.store(), self.identity.other());
         // Of two names it is not under this nonce that one is taken over.
-        let takes_over = request.on_lost == OnLost::Retry && other.is_none();
-        let mut is_found = false;
-        for name in [Some(identity), other.as_ref()].into_iter().flatten() {
+        let takes_over = self.request.on_lost == OnLost::Retry && other.is_none();
+        let begun = Instant::now();
+        for name in [Some(&self.identity), other.as_ref()].into_iter().flatten() {
             let (digest, sent) = (*name.digest(), Instant::now());
             let found = store.get(&digest).await?;
-            let found = found.filter(|entry| entry.record.token.nonce == request.nonce);
+            let found = found.filter(|entry| entry.record.token.nonce == self.request.nonce);
             let Some(Entry { record, .. }) = found else {
                 continue;
             };
-            is_found = true;
             if other.is_some() {
                 // Nothing ran under it before, so it leaves no mark.
                 let _: Fenced = store.abandon(&digest, &record.token).await?;
             } else if !(takes_over && record.attempt > 1) {
-                let begin = || {
-                    let acquired = Some(record.acquired());
-                    Arc::new(Claimed::new(guard.clone(), asked, digest, acquired, sent))
-                };
-                // The same each time: what it leaves is left once.
-                let claimed = Arc::clone(self.found.lock().get_or_insert_with(begin));
+                let claimed = self.claimed(digest, record.acquired(), sent);
                 let _: Settled = claimed.tell(&Settlement::Release).await?;
             }
         }
-        self.is_answered.store(true, Ordering::Release);
-        Ok(is_found)
+        *self.looked.lock() = Some(begun);
+        Ok(())
+    }
+
+    /// The same for all who find it: what it leaves is left once.
+    fn claimed(
+        &self,
+        digest: IdentityDigest,
+        acquired: Acquired,
+        sent: Instant,
+    ) -> Arc<Claimed<S>> {
+        let (guard, token) = (self.guard.clone(), Some(acquired.token));
+        let claimed = Claimed::new(guard, &self.asked, digest, Some(acquired), sent);
+        let mut found = self.found.lock();
+        let known = found.take().filter(|known| known.token == token);
+        Arc::clone(found.insert(known.unwrap_or_else(|| Arc::new(claimed))))
+    }
+
+    /// What arrives after a look has a lease that is not over yet.
+    fn has_just_looked(&self) -> bool {
+        let looked = *self.looked.lock();
+        looked.is_some_and(|looked| looked.elapsed() < self.request.lease / 2)
     }
 }
 
 impl<S: Store> Owed for Doubt<S> {
     fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async {
-            match self.is_answered.load(Ordering::Acquire) {
+            match self.has_just_looked() {
                 true => Ok(()),
-                false => self.look().await.map(drop),
+                false => self.look().await,
             }
         })
     }

@@ -77,7 +77,17 @@ impl Lease {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        !self.state.lock().is_lost && Instant::now() < self.after(self.length)
+        self.is_held_after(self.length)
+    }
+
+    fn is_held_after(&self, part: Duration) -> bool {
+        let state = self.state.lock();
+        !state.is_lost && Instant::now() < later(state.sent, part)
+    }
+
+    /// Whether renewals, sent every third of the lease, go well: others find it in flight for a while.
+    pub(super) fn is_renewed(&self) -> bool {
+        self.is_held_after(self.length / 2)
     }
 
     /// Returns when the lease is over: refused by the store, or not renewed in time.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::{Guard, Seen, Signal};
 use crate::store::Store;
@@ -22,10 +23,15 @@ pub(super) trait Owed: Send + Sync {
     fn may_have_run(&self) -> bool;
 }
 
+struct Owing {
+    owed: Arc<dyn Owed>,
+    since: Instant,
+}
+
 /// By the identity that it is about.
 #[derive(Default)]
 pub(super) struct Owings {
-    all: Mutex<HashMap<IdentityDigest, Vec<Arc<dyn Owed>>>>,
+    all: Mutex<HashMap<IdentityDigest, Vec<Owing>>>,
     /// How many there are: nearly always none, which is then seen without the lock.
     count: AtomicUsize,
 }
@@ -42,8 +48,17 @@ impl Owings {
             .flatten()
             .filter_map(|digest| all.get(&digest))
             .flatten()
-            .cloned()
+            .map(|owing| Arc::clone(&owing.owed))
             .collect()
+    }
+}
+
+impl<S> Guard<S> {
+    /// Of what the store [does not know yet](Self::unsettled), how much became known at this moment or later.
+    pub fn unsettled_since(&self, moment: Instant) -> usize {
+        let all = self.shared.owings.all.lock();
+        let owings = all.values().flatten();
+        owings.filter(|owing| owing.since >= moment).count()
     }
 }
 
@@ -59,7 +74,7 @@ impl<S> Drop for Listed<S> {
         let owings = &self.guard.shared.owings;
         let mut all = owings.all.lock();
         if let Some(owed) = all.get_mut(&self.identity) {
-            owed.retain(|one| !Arc::ptr_eq(one, &self.owed));
+            owed.retain(|one| !Arc::ptr_eq(&one.owed, &self.owed));
             if owed.is_empty() {
                 all.remove(&self.identity);
             }
@@ -74,7 +89,10 @@ impl<S: Store> Guard<S> {
         let owings = &self.shared.owings;
         owings.count.fetch_add(1, Ordering::Release);
         let mut all = owings.all.lock();
-        all.entry(identity).or_default().push(Arc::clone(&owed));
+        all.entry(identity).or_default().push(Owing {
+            owed: Arc::clone(&owed),
+            since: Instant::now(),
+        });
         Listed {
             guard: self.clone(),
             identity,

@@ -14,7 +14,7 @@ use super::run::join;
 use super::{Guard, Held, Settled, Signal};
 use crate::backoff::Backoff;
 use crate::store::{Fenced, Refusal, Retention, Store, StoreExt as _, Token};
-use crate::{Outcome, OutcomeKind, StoreError, StoreErrorKind};
+use crate::{Outcome, OutcomeKind, StateKind, StoreError, StoreErrorKind};
 
 /// What takes longer is known to those who claim the identity meanwhile.
 const SLOW: Duration = Duration::from_millis(50);
@@ -38,17 +38,22 @@ impl<S: Store> Held<S> {
     ///
     /// # Errors
     /// The store's: it is not recorded yet, see [`Held`].
-    pub async fn settle(mut self, settlement: Settlement) -> Result<Settled, StoreError> {
+    pub async fn settle(self, settlement: Settlement) -> Result<Settled, StoreError> {
         let claimed = Arc::clone(self.claimed());
-        // Dropped while it waits for the store, it goes on in the background.
-        let settlement = self.otherwise.insert(settlement);
+        // Dropped while it waits for the store, it goes on in the background: on the list again before it leaves it.
         let mut listed = None;
+        let mut held = self;
+        let settlement = held.otherwise.insert(settlement);
         let told = {
             let mut telling = pin!(claimed.tell(settlement));
             match timeout(SLOW, &mut telling).await {
                 Ok(told) => told,
                 Err(_) => {
-                    let known = Known::new(&claimed, settlement.clone());
+                    let known = Arc::new(Known {
+                        claimed: Arc::clone(&claimed),
+                        settlement: settlement.clone(),
+                        is_first: true,
+                    });
                     listed = Some(claimed.guard.list_owed(claimed.identity, known));
                     telling.await
                 }
@@ -57,7 +62,7 @@ impl<S: Store> Held<S> {
         if told.is_err() {
             claimed.signal(Signal::StoreError);
         }
-        let settlement = self.otherwise.take();
+        let settlement = held.otherwise.take();
         match (&told, settlement) {
             (Err(error), Some(settlement)) if error.is_retryable() => {
                 let pursuit = claimed.settle_in_background(settlement);
@@ -79,21 +84,18 @@ impl<S: Store> Held<S> {
 struct Known<S> {
     claimed: Arc<Claimed<S>>,
     settlement: Settlement,
-}
-
-impl<S: Store> Known<S> {
-    fn new(claimed: &Arc<Claimed<S>>, settlement: Settlement) -> Arc<Self> {
-        let claimed = Arc::clone(claimed);
-        Arc::new(Self {
-            claimed,
-            settlement,
-        })
-    }
+    /// It is on its way to a store that has not failed: it is told a second time only where the lease is in danger.
+    is_first: bool,
 }
 
 impl<S: Store> Owed for Known<S> {
     fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async { self.claimed.tell(&self.settlement).await.map(drop) })
+        Box::pin(async {
+            match self.is_first && self.claimed.lease.is_renewed() {
+                true => Ok(()),
+                false => self.claimed.tell(&self.settlement).await.map(drop),
+            }
+        })
     }
 
     fn may_have_run(&self) -> bool {
@@ -116,7 +118,11 @@ impl<S: Store> Claimed<S> {
         settlement: Settlement,
     ) -> JoinHandle<Result<Settled, StoreError>> {
         let ending = Ending(Arc::clone(self));
-        let known = Known::new(self, settlement);
+        let known = Arc::new(Known {
+            claimed: Arc::clone(self),
+            settlement,
+            is_first: false,
+        });
         let owed = Arc::clone(&known) as _;
         self.guard.pursue(self.identity, owed, async move {
             let (claimed, guard) = (&ending.0, &ending.0.guard);
@@ -147,7 +153,10 @@ impl<S: Store> Claimed<S> {
         if let Some(told) = self.told.get() {
             return Ok(*told);
         }
-        let told = self.send(token, settlement).await?;
+        let told = match (self.send(token, settlement).await, self.told.get()) {
+            (_, Some(told)) => return Ok(*told),
+            (told, None) => told?,
+        };
         if self.told.set(told).is_err() {
             return Ok(self.told.get().copied().unwrap_or(told));
         }
@@ -178,10 +187,11 @@ impl<S: Store> Claimed<S> {
                 }
             }
             Settlement::Release => match self.leave_mark(token).await {
-                // Other steps are kept, by a call whose answer was lost: they say enough.
-                Ok(Fenced::Applied | Fenced::Refused(Refusal::OtherSteps)) => {
-                    store.abandon(identity, token).await
-                }
+                // By a call whose answer was lost it is released already, or other steps are kept: they say enough.
+                Ok(
+                    Fenced::Applied
+                    | Fenced::Refused(Refusal::OtherSteps | Refusal::Settled(StateKind::Released)),
+                ) => store.abandon(identity, token).await,
                 // No room for it, in bytes that are sealed: the release is what matters.
                 Err(error) if error.kind() == StoreErrorKind::TooLarge => {
                     store.abandon(identity, token).await

@@ -14,7 +14,7 @@ use super::{Event, Inbox, InboxError, Receipt};
 /// An event that is not to be run.
 pub(super) enum Old<S: Store, E> {
     Answered(Answer<E>),
-    /// Every attempt that it may have is used up, of which so many failed by what the broker counts.
+    /// Every attempt that it may have is used up, of which so many at least failed.
     Exhausted(Held<S>, u32),
 }
 
@@ -37,13 +37,14 @@ impl<S: Store> Inbox<S> {
         if self.dead_letters.is_some() && held.number().max(delivered) > self.max_attempts {
             let history = History::of(&held).await;
             let history = history.map_err(|error| Old::Answered(Err(error)))?;
-            // Others of the broker's deliveries may have been no attempts.
-            let delivered = match history.handed_over {
-                true => delivered.saturating_sub(1),
+            // What was handed over had failed as often as it may. Others of the broker's deliveries may have been
+            // no attempts.
+            let counted = match history.handed_over {
+                true => self.max_attempts.max(delivered.saturating_sub(1)),
                 false => 0,
             };
-            if history.failed(held.number()).max(delivered) >= self.max_attempts {
-                return Err(Old::Exhausted(held, delivered));
+            if history.failed(held.number()).max(counted) >= self.max_attempts {
+                return Err(Old::Exhausted(held, counted));
             }
         }
         Ok(held)

@@ -48,7 +48,7 @@ impl History {
                 handed_over = false;
             } else {
                 released += 1;
-                handed_over |= !text.is_empty();
+                handed_over |= text.first().is_some_and(u8::is_ascii_digit);
             }
         }
         Ok(Self {

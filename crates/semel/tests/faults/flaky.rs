@@ -1,7 +1,7 @@
 //! A memory store that fails as it is told to.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use semel::memory::MemoryStore;
@@ -13,19 +13,25 @@ use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 #[derive(Default)]
 pub(crate) struct Flaky {
-    pub(crate) memory: MemoryStore,
+    pub(crate) memory: Arc<MemoryStore>,
     /// Nothing arrives.
     pub(crate) down: AtomicBool,
     /// Claims arrive, and their answers do not.
     pub(crate) loses_claims: AtomicBool,
     /// So many claims arrive, and their answers do not.
     pub(crate) loses_next: AtomicU32,
+    /// The next claims, the last of these first, are not answered, and arrive so much later.
+    pub(crate) late_claims: Mutex<Vec<Duration>>,
     /// How many claims were sent.
     pub(crate) claims: AtomicU32,
     /// Claims arrive, and their answers take this long.
     pub(crate) slow_claims: Mutex<Duration>,
     /// Changes other than renewals, of those that arrive or fail, take this long.
     pub(crate) slow_changes: Mutex<Duration>,
+    /// How many of them were sent.
+    pub(crate) changes: AtomicU32,
+    /// So many releases arrive, and their answers do not.
+    pub(crate) loses_releases: AtomicU32,
     /// How many reads were sent.
     pub(crate) gets: AtomicU32,
     /// Renewals are not answered at all.
@@ -61,6 +67,15 @@ impl Store for Flaky {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         self.claims.fetch_add(1, Ordering::SeqCst);
         self.up()?;
+        let late = self.late_claims.lock().unwrap().pop();
+        if let Some(late) = late {
+            let (memory, identity, request) = (Arc::clone(&self.memory), identity.clone(), request.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(late).await;
+                memory.claim(&identity, &request).await.ok();
+            });
+            return Err(lost());
+        }
         let claim = self.memory.claim(identity, request).await;
         let slow = *self.slow_claims.lock().unwrap();
         if !slow.is_zero() {
@@ -74,6 +89,7 @@ impl Store for Flaky {
         if renews && self.hung_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
+        self.changes.fetch_add(u32::from(!renews), Ordering::SeqCst);
         let slow = *self.slow_changes.lock().unwrap();
         if !renews && !slow.is_zero() {
             tokio::time::sleep(slow).await;
@@ -82,7 +98,9 @@ impl Store for Flaky {
             return Err(lost());
         }
         self.up()?;
-        self.memory.change(identity, change).await
+        let changed = self.memory.change(identity, change).await;
+        let releases = matches!(change, Change::Held(_, Update::Abandon));
+        if releases && is_next(&self.loses_releases) { Err(lost()) } else { changed }
     }
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
         self.gets.fetch_add(1, Ordering::SeqCst);

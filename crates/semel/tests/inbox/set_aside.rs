@@ -131,6 +131,25 @@ async fn attempts_that_end_without_a_word_count() {
     assert_eq!((letter.attempts, letter.errors.len()), (3, 0));
 }
 
+/// However long nobody takes it: an event that kills its consumers does not run in between.
+#[tokio::test(start_paused = true)]
+async fn what_was_handed_over_never_runs_again() {
+    let (taken, runs) = (Taken::failing(300), Runs::default());
+    let store = Arc::new(Scripted::new(&[]));
+    let retries = policy().with_on_lost(OnLost::Retry);
+    let inbox = Inbox::new(store, "billing").with_policy(retries);
+    let inbox = taken.inbox(inbox).with_max_attempts(3);
+    for _ in 0..3 {
+        lost(&inbox, &event("a")).await;
+    }
+    for _ in 0..300 {
+        let failed = receive(&inbox, &event("a"), &runs, false).await;
+        assert!(matches!(failed, Err(InboxError::NotDeadLettered { .. })));
+    }
+    assert_eq!(runs.count(), 0);
+    assert!(taken.all().iter().all(|letter| letter.attempts == 3));
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_event_with_the_id_of_another_is_handed_over() {
     let (taken, runs) = (Taken::failing(1), Runs::default());
