@@ -12,6 +12,7 @@ pub mod events;
 pub mod gateway;
 pub mod history;
 pub mod ledger;
+pub mod lines;
 pub mod lost;
 pub mod named;
 pub mod nemesis;

@@ -36,6 +36,7 @@ pub use report::Report;
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
+use crate::lines;
 use board::{Board, Found};
 use driver::Run;
 use judge::Verdict;
@@ -128,7 +129,7 @@ async fn judged<B: Base>(
     if settings.options.work() == Work::Transaction {
         return Ok((judge::transactions(store, tables, found).await?, None));
     }
-    let log = judge::read(&settings.log)?;
+    let log = lines::read(&settings.log)?;
     let verdict = match settings.options.work() {
         Work::Mixed => {
             let (inside, outside) = found.split(steps::split);

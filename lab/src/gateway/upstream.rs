@@ -29,9 +29,10 @@ use tokio::time::sleep;
 
 use super::bugs::Bug;
 use super::options::Options;
-use super::records::{Done, Entry, Identity, Lines, read};
+use super::records::{Done, Entry, Identity};
 use crate::clock::now;
 use crate::history::digest;
+use crate::lines::{Lines, read};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "upstream";
@@ -312,9 +313,7 @@ impl Books {
             done,
         };
         // An effect that is not written down would be missed by the judge.
-        self.lines
-            .append(&entry)
-            .expect("the ledger can be written");
+        self.lines.record(&entry);
         self.note(&entry);
     }
 

@@ -66,7 +66,7 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
         Some(Bug::KeepsRecords) => Duration::from_secs(3600),
         _ => RETENTION,
     };
-    let mut beats = Beats::create(&settings.folder, number, life)?;
+    let beats = Beats::create(&settings.folder, number, life)?;
     let worker = Arc::new(Worker {
         guard: Guard::from(store.clone()),
         policy: Policy::default()
