@@ -17,6 +17,7 @@ pub mod lost;
 pub mod named;
 pub mod nemesis;
 pub mod power;
+mod process;
 pub mod reasons;
 pub mod report;
 pub mod simulation;

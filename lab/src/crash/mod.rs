@@ -14,7 +14,6 @@ mod options;
 mod payments;
 pub(crate) mod point;
 pub(crate) mod pointed;
-pub(crate) mod process;
 mod report;
 pub(crate) mod steps;
 mod transaction;

@@ -22,7 +22,6 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -33,6 +32,7 @@ use super::records::{Done, Entry, Identity};
 use crate::clock::now;
 use crate::history::digest;
 use crate::lines::{Lines, read};
+use crate::process::{Orders, say};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "upstream";
@@ -87,11 +87,11 @@ async fn serve(settings: Settings) -> Result<()> {
             tokio::spawn(connection(upstream.clone(), stream));
         }
     });
-    println!("ready");
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(order) = orders.next_line().await? {
-        moods.send_replace(serde_json::from_str(&order)?);
-        println!("done");
+    say(&"ready");
+    let mut orders = Orders::new();
+    while let Some(mood) = orders.next().await? {
+        moods.send_replace(mood);
+        say(&"done");
     }
     bail!("the parent is gone")
 }
