@@ -14,8 +14,8 @@ use anyhow::{Context as _, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use tokio::time::{Instant, sleep};
 
-pub(crate) use place::start;
 pub use place::{Database, Place};
+pub(crate) use place::{mariadb, start};
 
 /// A store, and the database that it is in.
 ///

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 use tokio::process::Command;
 
-use crate::nemesis::{Wall, Wrong};
+use crate::nemesis::{Fault, Lane, Wall, Wrong};
 use crate::process::Process;
 
 /// A worker's process.
@@ -26,6 +26,20 @@ pub(crate) struct Fleet {
     settings: String,
     workers: Vec<Worker>,
     walls: Vec<Wall>,
+}
+
+/// A wall clock for each of `count` workers, where one of these faults sets them.
+///
+/// # Errors
+/// Where there is no library for it, or no file can be written.
+pub(crate) fn walls(faults: &[Fault], folder: &Path, count: u32) -> Result<Vec<Wall>> {
+    let sets = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
+    match faults.iter().any(sets) {
+        true => (0..count)
+            .map(|number| Wall::new(folder, &format!("{number:03}.clock")))
+            .collect(),
+        false => Ok(Vec::new()),
+    }
 }
 
 impl Fleet {

@@ -29,11 +29,11 @@ use crate::history::read_all;
 use crate::ledger::{self, Effect};
 use crate::lines;
 use crate::named::Named as _;
-use crate::nemesis::{Fault, Lane, Wall, plan};
+use crate::nemesis::{Fault, plan};
 use crate::reasons::Reasons;
 use crate::report::{self, Report};
 use crate::worker::{Settings, process};
-pub(crate) use fleet::Fleet;
+pub(crate) use fleet::{Fleet, walls};
 pub(crate) use options::seconds;
 pub(crate) use recovery::Recovery;
 use strike::MOST_HOURS;
@@ -141,14 +141,8 @@ async fn work(
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
     calm: Nanos,
 ) -> Result<Ran> {
-    let clocks = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
-    let walls = match options.faults().iter().any(clocks) {
-        true => (0..settings.options.processes)
-            .map(|number| Wall::new(&settings.directory, &format!("{number:03}.clock")))
-            .collect::<Result<_>>()?,
-        false => Vec::new(),
-    };
     let (count, command) = (settings.options.processes, process::COMMAND);
+    let walls = walls(&options.faults(), &settings.directory, count)?;
     let fleet = Fleet::start(program, command, settings, count, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
