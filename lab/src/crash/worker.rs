@@ -97,7 +97,7 @@ impl<B: Base> Worker<B> {
         let log = Arc::new(StepLog::open(&settings.log)?);
         let store = B::open(&settings.url).await.context("a worker's store")?;
         let store = Planted::new(
-            Pointed::new(store, points.clone()),
+            Pointed::new(Arc::new(store), points.clone()),
             settings.options.bug,
             Some(log.clone()),
         );

@@ -149,7 +149,7 @@ fn policy(settings: &Settings) -> Policy {
 #[derive(Debug)]
 pub(crate) struct Consumer<B: Base> {
     settings: Settings,
-    inbox: Inbox<Planted<Arc<B>>>,
+    inbox: Inbox<Planted<B>>,
     shelf: Option<Arc<Shelf>>,
     pub(crate) store: Arc<B>,
     pub(crate) points: Arc<Failpoints>,
