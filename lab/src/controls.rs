@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser as _, ValueEnum};
+use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Redis, Server as _};
 use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -15,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::clock::now;
 use crate::named::Named as _;
-use crate::nemesis::{Fault, Switch};
+use crate::nemesis::Fault;
 use crate::reasons::line;
 use crate::report::Report;
 use crate::torture::{self, Options, Struck, Target};
@@ -75,8 +76,8 @@ async fn redis_failover(program: &Path) -> Result<Report> {
     )
     .await?;
 
-    let switch = Switch::start(master.address()).await?;
-    let target = Target::at(master.url_through(switch.address()));
+    let proxy = Proxy::start(master.address())?;
+    let target = Target::at(master.url_through(proxy.address()));
     target.prepare().await?;
     let folder = tempfile::tempdir()?;
     let faults = async |_: &_| {
@@ -87,7 +88,7 @@ async fn redis_failover(program: &Path) -> Result<Report> {
         sleep(Duration::from_millis(300)).await;
         master.nodes()[0].resume();
         sleep(Duration::from_secs(2)).await;
-        switch.lead_to(replica.address());
+        proxy.lead_to(replica.address());
         Ok(Struck::by(Fault::Failover, from))
     };
     torture::through(&options()?, &target, folder.path(), program, faults).await

@@ -6,16 +6,17 @@
 //! it took an effect follows from the lines before it, so that a kill can lose neither.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 use crate::clock::{Nanos, now};
 use crate::history::{Held, KeyIndex};
+use crate::lines::Lines;
 
 /// One effect, as it arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Effect {
     /// When it was sent, at the latest.
     pub at: Nanos,
@@ -31,7 +32,7 @@ pub struct Effect {
 
 /// The file, open for appending.
 #[derive(Debug)]
-pub struct Ledger(File);
+pub struct Ledger(Lines);
 
 impl Ledger {
     /// Opens the ledger at `path`, or begins one.
@@ -39,8 +40,7 @@ impl Ledger {
     /// # Errors
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self(file))
+        Ok(Self(Lines::open(path)?))
     }
 
     /// Lets an effect happen.
@@ -54,46 +54,15 @@ impl Ledger {
     }
 
     fn write(&self, key: KeyIndex, fence: u64, nonce: Option<u128>, fenced: bool) {
-        let mut line = String::with_capacity(100);
-        let _ = write!(line, "{} {key} {fence} {} ", now(), u8::from(fenced));
-        let _ = match nonce {
-            Some(nonce) => writeln!(line, "{nonce:x}"),
-            None => writeln!(line, "-"),
-        };
         // Effects that are not written down would be missed by the checker.
-        (&self.0)
-            .write_all(line.as_bytes())
-            .expect("the ledger can be written");
+        self.0.record(&Effect {
+            at: now(),
+            key,
+            fence,
+            nonce,
+            fenced,
+        });
     }
-}
-
-fn parse(line: &str) -> Option<Effect> {
-    let mut words = line.split(' ');
-    Some(Effect {
-        at: words.next()?.parse().ok()?,
-        key: words.next()?.parse().ok()?,
-        fence: words.next()?.parse().ok()?,
-        fenced: words.next()? == "1",
-        nonce: match words.next()? {
-            "-" => None,
-            hex => Some(u128::from_str_radix(hex, 16).ok()?),
-        },
-    })
-}
-
-/// Every effect, in the order of arrival.
-///
-/// # Errors
-/// Those of the file system, and `InvalidData` where the file is not a ledger.
-pub fn read(path: &Path) -> io::Result<Vec<Effect>> {
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        text => text?,
-    };
-    text.split_inclusive('\n')
-        .filter_map(|line| line.strip_suffix('\n'))
-        .map(|line| parse(line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, line)))
-        .collect()
 }
 
 /// Which effects the service downstream took, and how many it refused for their fence.
@@ -116,12 +85,12 @@ pub fn accepted(effects: &[Effect]) -> (Vec<Effect>, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lines::read;
 
     #[test]
     fn what_comes_late_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
-        assert_eq!(read(&path).unwrap(), []);
         let ledger = Ledger::open(&path).unwrap();
         let held = |fence| Held { fence, nonce: 0xab };
         ledger.effect(1, held(5), true);
@@ -129,7 +98,7 @@ mod tests {
         ledger.effect(1, held(6), true);
         ledger.effect(1, held(6), false);
         ledger.effect_of_fence(2, 1);
-        let effects = read(&path).unwrap();
+        let effects: Vec<Effect> = read(&path).unwrap();
         assert_eq!(effects[0].nonce, Some(0xab));
         let (taken, refused) = accepted(&effects);
         let taken: Vec<_> = taken.iter().map(|e| (e.key, e.fence, e.fenced)).collect();

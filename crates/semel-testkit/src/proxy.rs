@@ -55,8 +55,8 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     fault: watch::Sender<Now>,
-    // Counts how often all connections were cut.
-    cuts: watch::Sender<u64>,
+    // Where new connections lead. When it is set, also to the same, all others are cut.
+    target: watch::Sender<SocketAddr>,
     round_trips: AtomicU64,
     answered: AtomicU64,
     connections: AtomicU64,
@@ -74,7 +74,7 @@ impl Proxy {
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             fault: watch::Sender::new(Now::default()),
-            cuts: watch::Sender::new(0),
+            target: watch::Sender::new(target),
             round_trips: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             connections: AtomicU64::new(0),
@@ -94,7 +94,7 @@ impl Proxy {
                     };
                     tokio::select! {
                         _ = stopped => {}
-                        () = serve(&listener, target, &serving) => {}
+                        () = serve(&listener, &serving) => {}
                     }
                 });
                 // Connections end with their runtime.
@@ -129,7 +129,13 @@ impl Proxy {
 
     /// Cuts every connection, once.
     pub fn cut(&self) {
-        self.shared.cuts.send_modify(|cuts| *cuts += 1);
+        self.shared.target.send_modify(|_| {});
+    }
+
+    /// Cuts every connection; new ones lead to `target`: what clients see of a failover by DNS or a
+    /// virtual address.
+    pub fn lead_to(&self, target: SocketAddr) {
+        self.shared.target.send_replace(target);
     }
 
     /// How often a client began to send after it had got an answer, or after it had connected: with
@@ -175,7 +181,7 @@ impl Shared {
     }
 }
 
-async fn serve(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>) {
+async fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let Ok((client, _)) = listener.accept().await else {
             // Out of descriptors: others may free some.
@@ -185,12 +191,13 @@ async fn serve(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>)
         shared.connections.fetch_add(1, Ordering::SeqCst);
         let shared = shared.clone();
         tokio::spawn(async move {
-            let mut cuts = shared.cuts.subscribe();
+            let mut target = shared.target.subscribe();
+            let to = *target.borrow_and_update();
             tokio::select! {
-                _ = cuts.changed() => {
+                _ = target.changed() => {
                     shared.hits.fetch_add(1, Ordering::SeqCst);
                 }
-                _ = connection(client, target, &shared) => {}
+                _ = connection(client, to, &shared) => {}
             }
         });
     }

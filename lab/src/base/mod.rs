@@ -7,15 +7,14 @@ mod postgres;
 mod sqlite;
 
 use std::error::Error as StdError;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use tokio::time::{Instant, sleep};
 
-pub(crate) use place::start;
 pub use place::{Database, Place};
+pub(crate) use place::{mariadb, start};
 
 /// A store, and the database that it is in.
 ///
@@ -46,26 +45,6 @@ pub trait Base: Transactional + Sized {
         tx: &mut Self::Transaction,
         sql: String,
     ) -> impl Future<Output = Result<Vec<Vec<i64>>, Self::Error>> + Send;
-}
-
-impl<B: Base> Base for Arc<B> {
-    type Error = B::Error;
-
-    const COMMIT_AND_BEGIN: [&'static str; 2] = B::COMMIT_AND_BEGIN;
-
-    const SEALS_AT_ONCE: bool = B::SEALS_AT_ONCE;
-
-    async fn open(url: &str) -> Result<Self> {
-        Ok(Self::new(B::open(url).await?))
-    }
-
-    async fn execute(tx: &mut Self::Transaction, sql: String) -> Result<u64, Self::Error> {
-        B::execute(tx, sql).await
-    }
-
-    async fn numbers(tx: &mut Self::Transaction, sql: String) -> Result<Vec<Vec<i64>>, B::Error> {
-        B::numbers(tx, sql).await
-    }
 }
 
 /// How long the lab itself waits for a server that it had restarted.

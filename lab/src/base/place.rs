@@ -162,6 +162,17 @@ pub(crate) fn start(node: &Node) -> Result<()> {
     Ok(())
 }
 
+/// With a binary log, MySQL's default: without it, others see what is not on disk yet, and a kill takes
+/// back (docs/stores/mysql.md).
+pub(crate) fn mariadb() -> Result<MariaDb> {
+    MariaDb::start(&[
+        "log-bin",
+        "binlog-format=row",
+        "sync-binlog=1",
+        "server-id=1",
+    ])
+}
+
 type Own = (String, Option<Box<dyn Server>>);
 
 fn own(database: Database, folder: &Path) -> Result<Own> {
@@ -177,7 +188,7 @@ fn own(database: Database, folder: &Path) -> Result<Own> {
             (server.url(), Some(Box::new(server)))
         }
         Database::Mysql => {
-            let server = tokio::task::block_in_place(|| MariaDb::start(&[]))?;
+            let server = tokio::task::block_in_place(mariadb)?;
             (server.url(), Some(Box::new(server)))
         }
     })

@@ -7,6 +7,7 @@ use super::Bug;
 use crate::check::{Findings, check, excerpt};
 use crate::history::read_all;
 use crate::ledger;
+use crate::lines;
 use crate::torture::local::Local;
 
 /// How a run's network is bad.
@@ -27,7 +28,7 @@ async fn run(seed: u64, bug: Option<Bug>, mode: Mode) -> Findings {
     };
     let ran = local.on_memory().await.unwrap();
     let ops = read_all(directory.path()).unwrap();
-    let effects = ledger::read(&local.settings.ledger()).unwrap();
+    let effects = lines::read(&local.settings.ledger()).unwrap();
     let (accepted, _) = ledger::accepted(&effects);
     let findings = check(&ops, &accepted, &local.options(&ran));
     println!(

@@ -133,7 +133,9 @@ fn cause(
                 || ends.any(|e| {
                     let lasts = match e.how {
                         Abandoned | ResolvedFree => RELEASED_FOR,
-                        Completed(kept) | ResolvedDone(kept) => kept.replay + kept.tombstone,
+                        Completed(kept) | ResolvedDone(kept) => {
+                            kept.replay.saturating_add(kept.tombstone)
+                        }
                         Marked => Nanos::MAX,
                     };
                     late >= e.from.saturating_add(lasts)
@@ -150,7 +152,7 @@ fn cause(
     if known {
         return Ok(());
     }
-    let what = format!("refused ({}), and nothing explains it", refused.name());
+    let what = format!("refused ({refused:?}), and nothing explains it");
     Err(("P11", what))
 }
 

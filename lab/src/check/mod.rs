@@ -29,12 +29,11 @@ mod settled;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Nanos, millis};
-use crate::history::{Answer, Call, Failed, KeyIndex, Op, Refused, write_answer, write_call};
+use crate::history::{Answer, Call, Failed, KeyIndex, Op, Refused};
 use crate::ledger::Effect;
 use attempts::KeyHistory;
 
@@ -247,15 +246,16 @@ pub fn excerpt(ops: &[Op], key: KeyIndex, at: Nanos, origin: Nanos, lines: usize
 }
 
 fn show(op: &Op, origin: Nanos) -> String {
-    let at = |time: Nanos| millis(time.saturating_sub(origin));
-    let mut line = format!("{:>10.3} ", at(op.invoked));
-    let _ = match op.answered {
-        Nanos::MAX => write!(line, "         … "),
-        answered => write!(line, "{:>10.3} ", at(answered)),
+    let at = |time: Nanos| format!("{:>10.3}", millis(time.saturating_sub(origin)));
+    let answered = match op.answered {
+        Nanos::MAX => "         …".into(),
+        answered => at(answered),
     };
-    let _ = write!(line, "worker {:<3} ", op.worker);
-    write_call(&mut line, &op.call);
-    line.push_str(" -> ");
-    write_answer(&mut line, &op.answer);
-    line
+    format!(
+        "{} {answered} worker {:<3} {:?} -> {:?}",
+        at(op.invoked),
+        op.worker,
+        op.call,
+        op.answer
+    )
 }

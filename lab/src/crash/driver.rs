@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
-use tokio::time::{Instant, sleep, timeout};
+use anyhow::{Result, bail};
+use tokio::time::{Instant, sleep};
 
 use super::board::{Board, Next};
 use super::failpoints::{Order, Said};
 use super::point::{Point, Strike};
-use super::process::Process;
 use super::transaction::Tables;
 use super::wire::{Struck, Wire};
 use super::worker::{COMMAND, Settings};
 use crate::base::{self, Base, Place};
+use crate::process::Process;
 
 /// Longer than anything a worker does takes, on a machine that is busy with other things too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -105,15 +105,10 @@ impl Life {
         };
         let process = Process::start(&run.program, COMMAND, &settings)?;
         let mut life = Self { process, wire };
-        match life.hear().await? {
+        match life.process.hear().await? {
             Said::Ready => Ok(life),
             other => bail!("a new worker says {other:?}"),
         }
-    }
-
-    async fn hear(&mut self) -> Result<Said> {
-        let said = timeout(PATIENCE, self.process.hear()).await;
-        said.map_err(|_| anyhow!("a worker says nothing for {PATIENCE:?}"))?
     }
 
     async fn ask<B: Base>(
@@ -127,7 +122,7 @@ impl Life {
         self.process.tell(&Order::Ask { key, point }).await?;
         let mut hit = false;
         loop {
-            match self.hear().await? {
+            match self.process.hear().await? {
                 Said::At(at, fence) => {
                     let Self { process, wire } = self;
                     let go = async || process.tell(&Order::Go).await;

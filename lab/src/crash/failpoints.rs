@@ -1,6 +1,5 @@
 //! The worker's side of the points: it says where it is, and stands still.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -49,14 +48,6 @@ pub(super) enum Said {
         /// Why.
         why: String,
     },
-}
-
-/// Says something to the parent.
-pub(super) fn say(what: &Said) {
-    let line = serde_json::to_string(what).expect("plain data is JSON");
-    let mut out = std::io::stdout().lock();
-    // A parent that does not listen is gone.
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Where this worker is to stand still.

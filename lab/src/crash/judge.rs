@@ -9,7 +9,7 @@ use semel::{StateKind, Store};
 use super::board::Found;
 use super::payments::{Payment, Service};
 use super::point::Point;
-use super::steps::{self, Line};
+use super::steps::Line;
 use super::transaction::{ACCOUNTS, BALANCE, Effect, Tables};
 use crate::base::{self, Base};
 use crate::named::Named as _;
@@ -221,11 +221,6 @@ fn reruns(log: &[Line]) -> Vec<(String, String)> {
         }
     }
     again.into_iter().collect()
-}
-
-/// What the steps' log says.
-pub(super) fn read(path: &std::path::Path) -> Result<Vec<Line>> {
-    Ok(steps::read(path)?)
 }
 
 /// How many of this run's records are neither completed nor given back.

@@ -14,7 +14,6 @@ mod options;
 mod payments;
 pub(crate) mod point;
 pub(crate) mod pointed;
-pub(crate) mod process;
 mod report;
 pub(crate) mod steps;
 mod transaction;
@@ -36,6 +35,7 @@ pub use report::Report;
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
+use crate::lines;
 use board::{Board, Found};
 use driver::Run;
 use judge::Verdict;
@@ -128,7 +128,7 @@ async fn judged<B: Base>(
     if settings.options.work() == Work::Transaction {
         return Ok((judge::transactions(store, tables, found).await?, None));
     }
-    let log = judge::read(&settings.log)?;
+    let log = lines::read(&settings.log)?;
     let verdict = match settings.options.work() {
         Work::Mixed => {
             let (inside, outside) = found.split(steps::split);

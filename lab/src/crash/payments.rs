@@ -1,24 +1,26 @@
 //! A service outside the transaction: it takes a payment once for each idempotency key.
 //!
 //! It lives in the parent, which nobody kills, and writes each payment down before it answers; what it took is read
-//! from its ledger. A request is a line, `KEY ORDER PLACE`, and the answer the payment's number.
+//! from its ledger. A request is a line of JSON, the key and the payment; the answer is the payment's number.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
+use crate::lines::{self, Lines};
+
 /// What is paid: one step of one order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Payment {
     pub(super) key: i64,
     pub(super) place: u32,
@@ -42,7 +44,7 @@ impl Client {
     /// Pays, or learns that it was paid: the payment's number.
     pub(super) async fn pay(&self, key: &str, payment: &Payment) -> io::Result<String> {
         let mut link = TcpStream::connect(self.0).await?;
-        let request = format!("{key} {} {}\n", payment.key, payment.place);
+        let request = format!("{}\n", serde_json::to_string(&(key, payment))?);
         link.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         BufReader::new(link).read_line(&mut answer).await?;
@@ -64,7 +66,7 @@ pub(super) struct Service {
 
 #[derive(Debug)]
 struct Books {
-    ledger: File,
+    ledger: Lines,
     taken: HashMap<String, u64>,
     repeats: usize,
 }
@@ -77,8 +79,7 @@ impl Books {
             return Ok(*number);
         }
         let number = self.taken.len() as u64 + 1;
-        let line = format!("{number} {} {}\n", payment.key, payment.place);
-        self.ledger.write_all(line.as_bytes())?;
+        self.ledger.append(&(number, payment))?;
         self.taken.insert(key.into(), number);
         Ok(number)
     }
@@ -89,7 +90,7 @@ impl Service {
     pub(super) async fn start(folder: &Path) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let path = folder.join("payments");
-        let ledger = OpenOptions::new().create(true).append(true).open(&path)?;
+        let ledger = Lines::open(&path)?;
         let books = Arc::new(Mutex::new(Books {
             ledger,
             taken: HashMap::new(),
@@ -117,9 +118,8 @@ impl Service {
     /// What was taken, by what was paid: the payments' numbers.
     pub(super) fn taken(&self) -> Result<HashMap<Payment, Vec<String>>> {
         let mut taken: HashMap<Payment, Vec<String>> = HashMap::new();
-        for line in fs::read_to_string(&self.path)?.lines() {
-            let (number, payment) = parse(line).context("a line of the payments' ledger")?;
-            taken.entry(payment).or_default().push(number.into());
+        for (number, payment) in lines::read::<(u64, _)>(&self.path)? {
+            taken.entry(payment).or_default().push(number.to_string());
         }
         Ok(taken)
     }
@@ -129,14 +129,6 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.serving.abort();
     }
-}
-
-/// A line of the ledger, and a request: a word, then what is paid.
-fn parse(line: &str) -> Option<(&str, Payment)> {
-    let mut words = line.split(' ');
-    let first = words.next()?;
-    let payment = Payment::of(words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    Some((first, payment))
 }
 
 async fn serve(listener: TcpListener, books: Arc<Mutex<Books>>) {
@@ -151,13 +143,13 @@ async fn answer(link: TcpStream, books: &Mutex<Books>) -> io::Result<()> {
     let mut request = String::new();
     BufReader::new(from).read_line(&mut request).await?;
     // A request without its end was not sent: the caller is gone.
-    let whole = request.strip_suffix('\n').and_then(parse);
-    let Some((key, payment)) = whole else {
+    let Some(request) = request.strip_suffix('\n') else {
         return Ok(());
     };
+    let (key, payment): (String, Payment) = serde_json::from_str(request)?;
     // A bank thinks before, and after: callers die meanwhile.
     tokio::time::sleep(Duration::from_millis(fastrand::u64(0..3))).await;
-    let number = books.lock().take(key, &payment)?;
+    let number = books.lock().take(&key, &payment)?;
     tokio::time::sleep(Duration::from_millis(fastrand::u64(0..3))).await;
     to.write_all(format!("{number}\n").as_bytes()).await
 }

@@ -19,11 +19,8 @@ pub(crate) struct Pointed<S> {
 }
 
 impl<S> Pointed<S> {
-    pub(crate) fn new(inner: S, points: Arc<Failpoints>) -> Self {
-        Self {
-            inner: Arc::new(inner),
-            points,
-        }
+    pub(crate) const fn new(inner: Arc<S>, points: Arc<Failpoints>) -> Self {
+        Self { inner, points }
     }
 
     pub(crate) const fn points(&self) -> &Arc<Failpoints> {

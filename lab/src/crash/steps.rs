@@ -1,12 +1,11 @@
 //! Work in steps: three calls of a service outside, each under the key that its step gives it; or
 //! two of them, and between them a step that is one transaction with its effects.
 //!
-//! What a worker does is written to a file that all append to, one `write` a line: that a step is
-//! called, and that it was kept. A kill can lose neither.
+//! What a worker does is written to a file of [lines](crate::lines) that all append to: that a step
+//! is called, and that it was kept. A kill can lose neither.
 
 use std::error::Error;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +13,7 @@ use std::sync::atomic::Ordering;
 use semel::IdentityDigest;
 use semel::guard::{Asked, Attempt, AttemptInfo, Done, RunError, StepError, TransactOptions};
 use semel::store::Fence;
+use serde::{Deserialize, Serialize};
 
 use super::bugs::{Bug, Planted};
 use super::payments::{Client, Payment};
@@ -21,6 +21,7 @@ use super::point::{Point, Work};
 use super::transaction::{Effect, isolation, write};
 use super::worker::Worker;
 use crate::base::Base;
+use crate::lines::Lines;
 
 /// The steps' names, in their order.
 pub(super) const NAMES: [&str; 3] = ["charge", "reserve", "ship"];
@@ -50,7 +51,7 @@ pub(super) enum Failed<E: Error + 'static> {
 }
 
 /// What was done, as the file says it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Line {
     pub(super) kept: bool,
     pub(super) identity: String,
@@ -60,49 +61,29 @@ pub(super) struct Line {
 
 /// The file.
 #[derive(Debug)]
-pub(crate) struct StepLog(File);
+pub(crate) struct StepLog(Lines);
 
 impl StepLog {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self(file))
+        Ok(Self(Lines::open(path)?))
     }
 
     pub(super) fn called(&self, identity: &IdentityDigest, step: &str, fence: Fence) {
-        self.write("called", identity, step, fence);
+        self.write(false, identity, step, fence);
     }
 
     pub(super) fn kept(&self, identity: &IdentityDigest, step: &str, fence: Fence) {
-        self.write("kept", identity, step, fence);
+        self.write(true, identity, step, fence);
     }
 
-    fn write(&self, what: &str, identity: &IdentityDigest, step: &str, fence: Fence) {
-        let line = format!("{what} {identity} {step} {fence}\n");
-        // What is not written down would be missed by the judge.
-        (&self.0)
-            .write_all(line.as_bytes())
-            .expect("the log can be written");
+    fn write(&self, kept: bool, identity: &IdentityDigest, step: &str, fence: Fence) {
+        self.0.record(&Line {
+            kept,
+            identity: identity.to_string(),
+            step: step.into(),
+            fence: fence.0,
+        });
     }
-}
-
-/// All lines, in the order in which they were written.
-pub(super) fn read(path: &Path) -> io::Result<Vec<Line>> {
-    let text = match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        text => text?,
-    };
-    let parse = |line: &str| {
-        let mut words = line.split(' ');
-        Some(Line {
-            kept: words.next()? == "kept",
-            identity: words.next()?.into(),
-            step: words.next()?.into(),
-            fence: words.next()?.parse().ok()?,
-        })
-    };
-    text.lines()
-        .map(|line| parse(line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, line)))
-        .collect()
 }
 
 /// Asks for one key.

@@ -12,16 +12,16 @@ use semel::store::{Claim, ClaimRequest, Nonce, OnLost, Retention, StoreExt as _}
 use semel::{Fingerprint, FinishedStep, Identity, Key, Outcome, Scope, Store as _};
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::bugs::{Bug, Planted};
-use super::failpoints::{Failpoints, Order, Said, say};
+use super::failpoints::{Failpoints, Order, Said};
 use super::options::Options;
 use super::point::Work;
 use super::pointed::Pointed;
 use super::steps::{self, StepLog};
 use super::transaction::{self, Tables};
 use crate::base::{Base, Database};
+use crate::process::{Orders, say};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "crash-worker";
@@ -62,11 +62,10 @@ pub fn run(settings: Settings) -> Result<()> {
         .enable_all()
         .build()?;
     let done = runtime.block_on(async {
-        let orders = BufReader::new(tokio::io::stdin()).lines();
         match settings.options.database {
-            Database::Postgres => obey::<PostgresStore>(settings, orders).await,
-            Database::Sqlite => obey::<SqliteStore>(settings, orders).await,
-            Database::Mysql => obey::<MysqlStore>(settings, orders).await,
+            Database::Postgres => obey::<PostgresStore>(settings).await,
+            Database::Sqlite => obey::<SqliteStore>(settings).await,
+            Database::Mysql => obey::<MysqlStore>(settings).await,
         }
     });
     // A thread that reads the input would keep it waiting.
@@ -74,14 +73,13 @@ pub fn run(settings: Settings) -> Result<()> {
     done
 }
 
-type Orders = tokio::io::Lines<BufReader<tokio::io::Stdin>>;
-
-async fn obey<B: Base>(settings: Settings, mut orders: Orders) -> Result<()> {
+async fn obey<B: Base>(settings: Settings) -> Result<()> {
     let worker = Arc::new(Worker::<B>::open(settings).await?);
     worker.warm_up().await?;
     say(&Said::Ready);
-    while let Some(order) = orders.next_line().await? {
-        match serde_json::from_str(&order)? {
+    let mut orders = Orders::new();
+    while let Some(order) = orders.next().await? {
+        match order {
             Order::Go => worker.points.go(),
             Order::Ask { key, point } => {
                 worker.points.arm(point);
@@ -99,7 +97,7 @@ impl<B: Base> Worker<B> {
         let log = Arc::new(StepLog::open(&settings.log)?);
         let store = B::open(&settings.url).await.context("a worker's store")?;
         let store = Planted::new(
-            Pointed::new(store, points.clone()),
+            Pointed::new(Arc::new(store), points.clone()),
             settings.options.bug,
             Some(log.clone()),
         );

@@ -2,7 +2,7 @@
 //! for.
 
 use std::fmt::Display;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::versioned::VersionedIn;
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::apply::{Tables, apply};
@@ -30,6 +29,7 @@ use crate::crash::bugs::Planted;
 use crate::crash::failpoints::Failpoints;
 use crate::crash::point::Point;
 use crate::crash::pointed::Pointed;
+use crate::process::{Orders, say};
 use crate::versioned;
 
 /// The hidden subcommand.
@@ -82,13 +82,6 @@ pub(super) enum Said {
     At(Point),
 }
 
-fn say(what: &Said) {
-    let line = serde_json::to_string(what).expect("plain data is JSON");
-    let mut out = std::io::stdout().lock();
-    // A parent that does not listen is gone.
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
 /// The consumer's process. Its input ends with its parent, and so does it.
 ///
 /// # Errors
@@ -98,11 +91,10 @@ pub fn run(settings: Settings) -> Result<()> {
         .enable_all()
         .build()?;
     let done = runtime.block_on(async {
-        let orders = BufReader::new(tokio::io::stdin()).lines();
         match settings.options.database {
-            Database::Postgres => obey::<PostgresStore>(settings, orders).await,
-            Database::Sqlite => obey::<SqliteStore>(settings, orders).await,
-            Database::Mysql => obey::<MysqlStore>(settings, orders).await,
+            Database::Postgres => obey::<PostgresStore>(settings).await,
+            Database::Sqlite => obey::<SqliteStore>(settings).await,
+            Database::Mysql => obey::<MysqlStore>(settings).await,
         }
     });
     // A thread that reads the input would keep it waiting.
@@ -110,9 +102,7 @@ pub fn run(settings: Settings) -> Result<()> {
     done
 }
 
-type Orders = tokio::io::Lines<BufReader<tokio::io::Stdin>>;
-
-async fn obey<B: Base + VersionedIn>(settings: Settings, mut orders: Orders) -> Result<()> {
+async fn obey<B: Base + VersionedIn>(settings: Settings) -> Result<()> {
     let consumer = Arc::new(Consumer::<B>::open(settings).await?);
     let mut slots: Vec<UnboundedSender<Vec<Delivery>>> = Vec::new();
     for number in 0..consumer.settings.slots {
@@ -120,8 +110,9 @@ async fn obey<B: Base + VersionedIn>(settings: Settings, mut orders: Orders) -> 
         slots.push(slot);
         tokio::spawn(work(consumer.clone(), number, deliveries));
     }
-    while let Some(order) = orders.next_line().await? {
-        match serde_json::from_str(&order)? {
+    let mut orders = Orders::new();
+    while let Some(order) = orders.next().await? {
+        match order {
             Order::Arm(point) => consumer.points.arm(point),
             Order::Go => consumer.points.go(),
             Order::Deliver(slot, deliveries) => {
@@ -158,7 +149,7 @@ fn policy(settings: &Settings) -> Policy {
 #[derive(Debug)]
 pub(crate) struct Consumer<B: Base> {
     settings: Settings,
-    inbox: Inbox<Planted<Arc<B>>>,
+    inbox: Inbox<Planted<B>>,
     shelf: Option<Arc<Shelf>>,
     pub(crate) store: Arc<B>,
     pub(crate) points: Arc<Failpoints>,

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use parking_lot::Mutex;
-use tokio::time::{interval, timeout};
+use tokio::time::interval;
 
 use super::broker::Broker;
 use super::consumer::{COMMAND, Order, Said, Settings};
 use crate::base::Place;
 use crate::crash::point::Point;
-use crate::crash::process::Process;
 use crate::crash::wire::{Struck, Wire};
+use crate::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A point that nobody comes to within this is left to others.
@@ -196,8 +196,8 @@ impl Life {
             cut: false,
             restarts: 0,
         };
-        let said = timeout(PATIENCE, life.process.hear()).await;
-        life.take(run, said.context("a consumer does not start")??);
+        let said = life.process.hear().await;
+        life.take(run, said.context("a consumer does not start")?);
         Ok(life)
     }
 

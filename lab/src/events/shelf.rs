@@ -2,13 +2,23 @@
 //! no kill reaches.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lines::{self, Lines};
 
 /// The file, open for appending.
 #[derive(Debug)]
-pub(super) struct Shelf(File);
+pub(super) struct Shelf(Lines);
+
+/// An event, and after how many attempts it was kept.
+#[derive(Debug, Serialize, Deserialize)]
+enum Line {
+    Asked(u64),
+    Kept(u64, u32),
+}
 
 /// What is there of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,48 +33,34 @@ pub(crate) struct Shelved {
 
 impl Shelf {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self(file))
+        Ok(Self(Lines::open(path)?))
     }
 
     /// The callback begins.
     pub(super) fn asked(&self, event: u64) -> io::Result<()> {
-        self.write(&format!("asked {event} 0\n"))
+        self.0.append(&Line::Asked(event))
     }
 
     /// It has taken the event, after so many attempts.
     pub(super) fn keep(&self, event: u64, attempts: u32) -> io::Result<()> {
-        self.write(&format!("kept {event} {attempts}\n"))
-    }
-
-    // One write for each line: processes append to it at the same time.
-    fn write(&self, line: &str) -> io::Result<()> {
-        (&self.0).write_all(line.as_bytes())
+        self.0.append(&Line::Kept(event, attempts))
     }
 }
 
 /// What is on it, by event.
 pub(super) fn read(path: &Path) -> io::Result<BTreeMap<u64, Shelved>> {
-    let text = match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        text => text?,
-    };
     let mut shelf: BTreeMap<u64, Shelved> = BTreeMap::new();
-    for line in text.lines() {
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, line);
-        let (what, numbers) = line.split_once(' ').ok_or_else(wrong)?;
-        let (event, attempts) = numbers.split_once(' ').ok_or_else(wrong)?;
-        let event = event.parse().map_err(|_| wrong())?;
-        let attempts = attempts.parse().map_err(|_| wrong())?;
-        let shelved = shelf.entry(event).or_default();
-        if what == "asked" {
-            shelved.asked += 1;
-        } else {
-            shelved.attempts = match shelved.kept {
-                0 => attempts,
-                _ => shelved.attempts.min(attempts),
-            };
-            shelved.kept += 1;
+    for line in lines::read(path)? {
+        match line {
+            Line::Asked(event) => shelf.entry(event).or_default().asked += 1,
+            Line::Kept(event, attempts) => {
+                let shelved = shelf.entry(event).or_default();
+                shelved.attempts = match shelved.kept {
+                    0 => attempts,
+                    _ => shelved.attempts.min(attempts),
+                };
+                shelved.kept += 1;
+            }
         }
     }
     Ok(shelf)

@@ -35,6 +35,7 @@ pub use options::Options;
 pub use report::Report;
 
 use crate::clock::{nanos, now};
+use crate::lines::{Lines, read};
 use crate::nemesis::{Fault, Lane, plan};
 use crate::reasons::Reasons;
 use crate::torture::{self, Target};
@@ -43,7 +44,7 @@ use faults::{Scene, Struck};
 pub use judge::OnLost;
 use judge::{Findings, Known, judge};
 use process::{Gateway, Launch, Upstream, free_address};
-use records::{CALLS, Call, Entry, LEDGER, Lines, read};
+use records::{CALLS, Call, Entry, LEDGER};
 use work::Board;
 
 /// What the judge knew of a run, beside calls and ledger.

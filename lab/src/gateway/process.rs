@@ -6,9 +6,9 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -18,6 +18,7 @@ use super::options::Options;
 use super::upstream::{self, Mood};
 use crate::named::Named as _;
 use crate::nemesis::UPSTREAM_TIMEOUT;
+use crate::process::{Process, send};
 
 /// Longer than anything here should take, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,10 +69,7 @@ impl Gateway {
     }
 
     pub(super) fn signal(&self, signal: Signal) -> Result<()> {
-        let id = self.child.id().and_then(|id| i32::try_from(id).ok());
-        let pid = id.and_then(Pid::from_raw);
-        let pid = pid.with_context(|| format!("gateway {} ended by itself", self.number))?;
-        Ok(kill_process(pid, signal)?)
+        send(&self.child, signal).with_context(|| format!("gateway {}", self.number))
     }
 
     pub(super) async fn kill(&mut self) -> Result<()> {
@@ -189,63 +187,39 @@ fn address_in(line: &str) -> Option<SocketAddr> {
 pub(super) struct Upstream {
     program: PathBuf,
     settings: upstream::Settings,
-    child: Child,
-    orders: ChildStdin,
-    said: Lines<BufReader<ChildStdout>>,
+    process: Process,
 }
 
 impl Upstream {
     pub(super) async fn start(program: &Path, settings: upstream::Settings) -> Result<Self> {
-        let (child, orders, said) = begin(program, &settings)?;
         let mut upstream = Self {
             program: program.into(),
+            process: Process::start(program, upstream::COMMAND, &settings)?,
             settings,
-            child,
-            orders,
-            said,
         };
         upstream.hear().await?;
         Ok(upstream)
     }
 
+    /// It is ready, or has done what it was told.
     async fn hear(&mut self) -> Result<()> {
-        let line = timeout(PATIENCE, self.said.next_line()).await;
-        line.context("the upstream says nothing")??
-            .context("the upstream ended by itself")?;
-        Ok(())
+        let said = self.process.hear::<String>().await;
+        said.context("the upstream").map(drop)
     }
 
     pub(super) async fn be(&mut self, mood: Mood) -> Result<()> {
-        let order = format!("{}\n", serde_json::to_string(&mood)?);
-        self.orders.write_all(order.as_bytes()).await?;
-        self.orders.flush().await?;
+        self.process.tell(&mood).await?;
         self.hear().await
     }
 
     pub(super) async fn kill(&mut self) -> Result<()> {
-        Ok(self.child.kill().await?)
+        self.process.kill::<String>().await.map(drop)
     }
 
     pub(super) async fn revive(&mut self) -> Result<()> {
-        (self.child, self.orders, self.said) = begin(&self.program, &self.settings)?;
+        self.process = Process::start(&self.program, upstream::COMMAND, &self.settings)?;
         self.hear().await
     }
-}
-
-type Begun = (Child, ChildStdin, Lines<BufReader<ChildStdout>>);
-
-fn begin(program: &Path, settings: &upstream::Settings) -> Result<Begun> {
-    let mut child = Command::new(program)
-        .arg(upstream::COMMAND)
-        .arg(serde_json::to_string(settings)?)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("the upstream cannot be started")?;
-    let orders = child.stdin.take().context("no input")?;
-    let said = child.stdout.take().context("no output")?;
-    Ok((child, orders, BufReader::new(said).lines()))
 }
 
 /// A port for the upstream, below those from which connections are made: no client takes it while the

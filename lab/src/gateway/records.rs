@@ -1,12 +1,8 @@
-//! What a run leaves behind: the calls of the clients, and the upstream's ledger. Both are files of JSON
-//! lines; each line is one `write` to a file opened for appending, so that a kill cuts none but the last.
+//! What a run leaves behind: the calls of the clients, and the upstream's ledger. Both are files of
+//! [lines](crate::lines).
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::path::Path;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Nanos;
@@ -142,33 +138,4 @@ pub(super) enum Done {
     Failed { status: u16 },
     /// A reconciler was told that this fence's attempt did not happen: it is refused from now on.
     Closed,
-}
-
-/// A file of lines, open for appending.
-#[derive(Debug)]
-pub(super) struct Lines(File);
-
-impl Lines {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self(file))
-    }
-
-    pub(super) fn append(&self, line: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(line)?;
-        line.push(b'\n');
-        (&self.0).write_all(&line)
-    }
-}
-
-/// Every line of a file; none where there is no file. A last one that a kill cut is left out.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        text => text?,
-    };
-    text.split_inclusive('\n')
-        .filter_map(|line| line.strip_suffix('\n'))
-        .map(|line| serde_json::from_str(line).map_err(io::Error::from))
-        .collect()
 }

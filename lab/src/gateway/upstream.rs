@@ -22,16 +22,17 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::bugs::Bug;
 use super::options::Options;
-use super::records::{Done, Entry, Identity, Lines, read};
+use super::records::{Done, Entry, Identity};
 use crate::clock::now;
 use crate::history::digest;
+use crate::lines::{Lines, read};
+use crate::process::{Orders, say};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "upstream";
@@ -86,11 +87,11 @@ async fn serve(settings: Settings) -> Result<()> {
             tokio::spawn(connection(upstream.clone(), stream));
         }
     });
-    println!("ready");
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(order) = orders.next_line().await? {
-        moods.send_replace(serde_json::from_str(&order)?);
-        println!("done");
+    say(&"ready");
+    let mut orders = Orders::new();
+    while let Some(mood) = orders.next().await? {
+        moods.send_replace(mood);
+        say(&"done");
     }
     bail!("the parent is gone")
 }
@@ -312,9 +313,7 @@ impl Books {
             done,
         };
         // An effect that is not written down would be missed by the judge.
-        self.lines
-            .append(&entry)
-            .expect("the ledger can be written");
+        self.lines.record(&entry);
         self.note(&entry);
     }
 

@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 
 use super::bugs::Liar;
 use super::client::{Client, Wish};
-use super::records::{Call, Identity, Lines, Said};
+use super::records::{Call, Identity, Said};
+use crate::lines::Lines;
 
 /// Principals of each service; the first is anonymous.
 const PRINCIPALS: u8 = 4;
@@ -63,7 +64,7 @@ impl Board {
 
     pub(super) fn note(&self, call: &Call) {
         // A run whose history cannot be written proves nothing.
-        self.calls.append(call).expect("the calls can be written");
+        self.calls.record(call);
         if call.said.is_new() {
             self.newest.fetch_max(call.sent, Ordering::Relaxed);
         }

@@ -1,21 +1,19 @@
 //! What was asked of the store and what it answered: the only thing that the checker believes.
 //!
 //! A [`Recorder`] stands between a worker and its store and writes two lines per call to a file of
-//! its process's own: one before the call is sent, one after it was answered. Each line is one
-//! `write` to a file opened for appending, without a buffer in the process, so that a SIGKILL loses
-//! at most the line that was being written: no call reaches the store unless its first line is
-//! with the kernel. A call without a second line was lost: it may have happened or not, at any time
+//! its process's own: one before the call is sent, one after it was answered. A SIGKILL loses at most
+//! the line that was being [written](crate::lines): no call reaches the store unless its first line
+//! is with the kernel. A call without a second line was lost: it may have happened or not, at any time
 //! after it was sent.
 
-mod line;
 mod log;
 mod read;
 mod recorder;
 
 use semel::store::{Retention, Verdict};
 use semel::{Outcome, StateKind, StoreErrorKind};
+use serde::{Deserialize, Serialize};
 
-pub use line::{parse_answer, parse_call, write_answer, write_call};
 pub use log::Log;
 pub use read::{read, read_all};
 pub(crate) use recorder::forged;
@@ -30,7 +28,7 @@ pub type KeyIndex = u32;
 pub type OutcomeHash = u64;
 
 /// Fence and nonce of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Held {
     /// The fence.
     pub fence: u64,
@@ -39,7 +37,7 @@ pub struct Held {
 }
 
 /// What a completion keeps, and for how long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     /// Digest of the outcome.
     pub outcome: OutcomeHash,
@@ -65,7 +63,7 @@ impl Kept {
 }
 
 /// A fenced step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
     /// Prolongs the lease.
     Renew {
@@ -88,7 +86,7 @@ pub enum Step {
 }
 
 /// What was asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the arguments of the store's methods")]
 pub enum Call {
     Claim {
@@ -155,7 +153,7 @@ impl Call {
 }
 
 /// Why a fenced step changed nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "those of `semel::store::Refusal`")]
 pub enum Refused {
     Missing,
@@ -169,7 +167,7 @@ pub enum Refused {
 }
 
 /// What was answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the answers of the store's methods")]
 pub enum Answer {
     Acquired {
@@ -193,6 +191,7 @@ pub enum Answer {
     Refused(Refused),
     /// A record in this state; the outcome where it is completed.
     Found {
+        #[serde(with = "Kind")]
         state: StateKind,
         held: Held,
         outcome: Option<OutcomeHash>,
@@ -207,8 +206,18 @@ pub enum Answer {
     Lost,
 }
 
+/// How a [`StateKind`] is written.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "StateKind")]
+enum Kind {
+    InFlight,
+    Unknown,
+    Completed,
+    Released,
+}
+
 /// What an error says about the step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failed {
     /// It did not happen.
     Not,

@@ -5,51 +5,38 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Answer, Op, parse_answer, parse_call};
+use super::log::Line;
+use super::{Answer, Op};
 use crate::clock::Nanos;
+use crate::lines;
 
-/// All calls in the history of a life of a worker, in the order in which they were sent. A last line that was
-/// cut by a kill is left out; a damaged line anywhere else is an error.
+/// All calls in the history of a life of a worker, in the order in which they were sent. A last line
+/// that was cut by a kill is left out; a damaged line anywhere else is an error.
 ///
 /// # Errors
 /// Those of the file system, and `InvalidData` where the file is not a history.
 pub fn read(path: &Path, worker: u32) -> io::Result<Vec<Op>> {
-    let text = fs::read_to_string(path)?;
-    parse(&text, worker).map_err(|line| {
-        let what = format!("{}: line {line} is not one of a history", path.display());
-        io::Error::new(io::ErrorKind::InvalidData, what)
-    })
-}
-
-fn parse(text: &str, worker: u32) -> Result<Vec<Op>, usize> {
-    let mut ops = Vec::new();
+    let mut ops: Vec<Op> = Vec::new();
     let mut open = HashMap::new();
-    for (number, line) in text.split_inclusive('\n').enumerate() {
-        let Some(line) = line.strip_suffix('\n') else {
-            break;
-        };
-        let read = || {
-            let (sort, rest) = line.split_once(' ')?;
-            let (id, rest) = rest.split_once(' ')?;
-            let (time, rest) = rest.split_once(' ')?;
-            let (id, time): (u64, Nanos) = (id.parse().ok()?, time.parse().ok()?);
-            Some((sort, id, time, rest))
-        };
-        let (sort, id, time, rest) = read().ok_or(number + 1)?;
-        if sort == ">" {
-            open.insert(id, ops.len());
-            ops.push(Op {
-                worker,
-                invoked: time,
-                answered: Nanos::MAX,
-                call: parse_call(rest).ok_or(number + 1)?,
-                answer: Answer::Lost,
-            });
-        } else {
-            let at = open.remove(&id).ok_or(number + 1)?;
-            let op: &mut Op = &mut ops[at];
-            op.answered = time;
-            op.answer = parse_answer(rest).ok_or(number + 1)?;
+    for line in lines::read(path)? {
+        match line {
+            Line::Sent(id, invoked, call) => {
+                open.insert(id, ops.len());
+                ops.push(Op {
+                    worker,
+                    invoked,
+                    answered: Nanos::MAX,
+                    call,
+                    answer: Answer::Lost,
+                });
+            }
+            Line::Answered(id, answered, answer) => {
+                let at = open.remove(&id).ok_or_else(|| {
+                    let what = format!("{}: an answer to no call, {id}", path.display());
+                    io::Error::new(io::ErrorKind::InvalidData, what)
+                })?;
+                (ops[at].answered, ops[at].answer) = (answered, answer);
+            }
         }
     }
     Ok(ops)
@@ -82,24 +69,70 @@ pub fn read_all(directory: &Path) -> io::Result<Vec<Op>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Call, Failed};
+    use semel::StateKind;
+
+    use super::super::{Call, Held, Kept, Log, Refused, Step};
     use super::*;
 
     #[test]
-    fn a_call_without_an_answer_is_lost() {
-        let text = "> 0 10 get 1\n> 1 11 get 2\n< 0 12 absent\n> 2 13 get 3\n< 2 14 fai";
-        let ops = parse(text, 4).unwrap();
-        let answers: Vec<_> = ops.iter().map(|op| (op.answered, op.answer)).collect();
-        let lost = (Nanos::MAX, Answer::Lost);
-        assert_eq!(answers, [(12, Answer::Absent), lost, lost]);
-        assert_eq!(ops[2].call, Call::Get { key: 3 });
-        assert!(Answer::Failed(Failed::Perhaps).is_ambiguous());
-    }
-
-    #[test]
-    fn a_damaged_line_inside_is_an_error() {
-        assert_eq!(parse("> 0 10 get 1\n< 0 1", 0).unwrap().len(), 1);
-        assert_eq!(parse("> 0 10 get\n> 1 11 get 2\n", 0), Err(1));
-        assert_eq!(parse("< 0 10 absent\n", 0), Err(1));
+    fn calls_are_read_as_they_were_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("4-0.history");
+        let held = Held {
+            fence: u64::MAX,
+            nonce: u128::MAX - 1,
+        };
+        let kept = Kept {
+            outcome: u64::MAX,
+            replay: 5,
+            tombstone: 0,
+        };
+        let found = |state, outcome| Answer::Found {
+            state,
+            held,
+            outcome,
+        };
+        let wanted = [
+            (
+                Call::Fenced {
+                    key: 3,
+                    held,
+                    step: Step::Complete(kept),
+                },
+                Answer::Refused(Refused::OtherSteps),
+            ),
+            (
+                Call::Resolve {
+                    key: 1,
+                    fence: 2,
+                    nonce: held.nonce,
+                    happened: Some(kept),
+                },
+                Answer::Applied,
+            ),
+            (Call::Purge, Answer::Purged(4)),
+            (
+                Call::Get { key: 1 },
+                found(StateKind::Completed, Some(u64::MAX)),
+            ),
+            (Call::Get { key: 2 }, found(StateKind::InFlight, None)),
+            (Call::Get { key: 3 }, Answer::Lost),
+        ];
+        let log = Log::create(&path).unwrap();
+        for (call, answer) in wanted {
+            let id = log.invoke(&call);
+            if answer != Answer::Lost {
+                log.answer(id, &answer);
+            }
+        }
+        let ops = read_all(folder.path()).unwrap();
+        let found: Vec<_> = ops.iter().map(|op| (op.call, op.answer)).collect();
+        assert_eq!(found, wanted);
+        let times = |op: &Op| (op.worker, op.invoked <= op.answered);
+        assert!(ops.iter().all(|op| times(op) == (4, true)));
+        assert_eq!(ops[5].answered, Nanos::MAX, "lost");
+        log.answer(5, &Answer::Absent);
+        log.answer(5, &Answer::Absent);
+        assert!(read(&path, 4).is_err(), "two answers to one call");
     }
 }

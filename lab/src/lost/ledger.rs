@@ -2,14 +2,15 @@
 //! comes with a lower fence than it has seen for the same operation, and can be told never to take
 //! an effect under a fence again: that is what makes "did not happen" true for good.
 //!
-//! A line is `effect ID FENCE`, `refused ID FENCE` or `closed ID FENCE`; the id is that of
+//! The id is that of
 //! [`AttemptInfo`](semel::guard::AttemptInfo) and [`Case`](semel::guard::Case).
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::lines::{self, Lines};
 
 /// What became of an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,84 +39,73 @@ impl Ledger {
 
     /// Lets the effect happen, unless its fence is stale.
     pub(super) fn effect(&self, id: &str, fence: u64) -> Result<Taken> {
-        self.locked(|lines| {
-            let stale = lines.iter().any(|line| {
-                line.id == id && (line.fence > fence || (line.is("closed") && line.fence == fence))
-            });
-            match stale && self.fenced {
-                true => (Taken::Refused, Some(format!("refused {id} {fence}"))),
-                false => (Taken::Accepted, Some(format!("effect {id} {fence}"))),
+        self.locked(id, fence, |lines| {
+            let stale = |line: &Line| {
+                line.fence > fence || line.what == What::Closed && line.fence == fence
+            };
+            match self.fenced && lines.iter().any(stale) {
+                true => (Taken::Refused, Some(What::Refused)),
+                false => (Taken::Accepted, Some(What::Effect)),
             }
         })
     }
 
     /// The fence under which the effect happened. Where it did not, it never will under this one.
     pub(super) fn settle(&self, id: &str, fence: u64) -> Result<Option<u64>> {
-        self.locked(|lines| {
-            let effect = |line: &&Line| line.id == id && line.is("effect");
-            match lines.iter().find(effect) {
+        self.locked(id, fence, |lines| {
+            match lines.iter().find(|line| line.what == What::Effect) {
                 Some(line) => (Some(line.fence), None),
-                None => (None, Some(format!("closed {id} {fence}"))),
+                None => (None, Some(What::Closed)),
             }
         })
     }
 
     /// The fences of the effects of an operation, and of those that were refused.
     pub(super) fn of(&self, id: &str) -> Result<(Vec<u64>, Vec<u64>)> {
-        self.locked(|lines| {
-            let fences = |what| {
-                let ours = lines.iter().filter(|line| line.id == id && line.is(what));
-                ours.map(|line| line.fence).collect()
-            };
-            ((fences("effect"), fences("refused")), None)
-        })
+        let lines = self.read(id)?;
+        let fences = |what| {
+            let such = lines.iter().filter(|line| line.what == what);
+            such.map(|line| line.fence).collect()
+        };
+        Ok((fences(What::Effect), fences(What::Refused)))
     }
 
-    /// Decides by all lines there are, and adds one, with no other process in between.
-    fn locked<T>(&self, decide: impl FnOnce(&[Line]) -> (T, Option<String>)) -> Result<T> {
-        let mut file = OpenOptions::new()
-            .create(true)
-            .read(true)
-            .append(true)
-            .open(&self.path)?;
-        // Given back when the file is closed, also by a kill.
+    fn read(&self, id: &str) -> Result<Vec<Line>> {
+        let mut lines: Vec<Line> = lines::read(&self.path)?;
+        lines.retain(|line| line.id == id);
+        Ok(lines)
+    }
+
+    /// Decides by the operation's lines, and adds one, with no other process in between.
+    fn locked<T>(
+        &self,
+        id: &str,
+        fence: u64,
+        decide: impl FnOnce(&[Line]) -> (T, Option<What>),
+    ) -> Result<T> {
+        let file = Lines::open(&self.path)?;
         file.lock()?;
-        let lines = read(&mut file)?;
-        let (answer, line) = decide(&lines);
-        if let Some(line) = line {
-            // One write: a kill leaves a whole line or none.
-            file.write_all(format!("{line}\n").as_bytes())?;
+        let (answer, what) = decide(&self.read(id)?);
+        if let Some(what) = what {
+            let id = id.to_owned();
+            file.append(&Line { what, id, fence })?;
         }
         Ok(answer)
     }
 }
 
+#[derive(Debug, Serialize, Deserialize)]
 struct Line {
-    what: String,
+    what: What,
     id: String,
     fence: u64,
 }
 
-impl Line {
-    fn is(&self, what: &str) -> bool {
-        self.what == what
-    }
-}
-
-fn read(file: &mut File) -> Result<Vec<Line>> {
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    let line = |line: &str| {
-        let mut words = line.split(' ');
-        Some(Line {
-            what: words.next()?.to_owned(),
-            id: words.next()?.to_owned(),
-            fence: words.next()?.parse().ok()?,
-        })
-    };
-    text.lines()
-        .map(|text| line(text).with_context(|| format!("a line of the ledger: {text:?}")))
-        .collect()
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum What {
+    Effect,
+    Refused,
+    Closed,
 }
 
 #[cfg(test)]

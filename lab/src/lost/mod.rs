@@ -2,7 +2,6 @@
 //! under each policy. `docs/unknown.md` says what must come of it; this kills and stops processes
 //! until it shows.
 
-mod fleet;
 mod ledger;
 mod report;
 mod scenario;

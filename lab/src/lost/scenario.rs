@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
-use super::fleet::Process;
 use super::ledger::Ledger;
 use super::report::{Report, Retry};
-use super::worker::{Settings, identity, paid};
+use super::worker::{COMMAND, Order, Point, Said, Settings, identity, paid};
 use super::{Bug, Options};
 use crate::gateway::OnLost;
 use crate::named::Named as _;
+use crate::process::Process;
 use crate::torture::Target;
 
 /// How long the background may take for what it does in a second.
@@ -53,7 +53,7 @@ impl Scene<'_> {
         let settings = self.settings(OnLost::Hold);
         let lost = self.killed(&settings, chance, report).await?;
         let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
-        let mut worker = Process::start(self.program, &settings).await?;
+        let mut worker = start(self.program, &settings).await?;
         // Twice: what is unknown stays so.
         for _ in 0..2 {
             let answers = run(&mut worker, &keys).await?;
@@ -81,7 +81,7 @@ impl Scene<'_> {
     async fn reconcile(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
         let settings = self.settings(OnLost::Reconcile);
         let lost = self.killed(&settings, chance, report).await?;
-        let mut worker = Process::start(self.program, &settings).await?;
+        let mut worker = start(self.program, &settings).await?;
         for Lost { key, after, .. } in &lost {
             let (state, by) = resolved(&mut worker, key).await?;
             let expected = if *after { "completed" } else { "released" };
@@ -117,22 +117,24 @@ impl Scene<'_> {
     async fn retry(&self, report: &mut Report) -> Result<()> {
         let settings = self.settings(OnLost::Retry);
         let keys = self.keys(OnLost::Retry);
-        let mut first = Process::start(self.program, &settings).await?;
+        let mut first = start(self.program, &settings).await?;
         for key in &keys {
-            first.order(&format!("run {key} before")).await?;
+            first
+                .tell(&Order::Run(key.clone(), Some(Point::Before)))
+                .await?;
         }
         let mut stale = HashMap::new();
         for _ in &keys {
-            let at = first.hear("at").await?;
-            stale.insert(at[1].clone(), at[3].parse::<u64>()?);
+            let at = waits(&mut first).await?;
+            stale.insert(at.key, at.fence);
         }
         first.signal(Signal::STOP)?;
         sleep(self.options.lease + self.options.lease / 2).await;
 
-        let mut second = Process::start(self.program, &settings).await?;
+        let mut second = start(self.program, &settings).await?;
         let taken_over = run(&mut second, &keys).await?;
         first.signal(Signal::CONT)?;
-        first.order("go").await?;
+        first.tell(&Order::Go).await?;
         let late = heard(&mut first, &keys).await?;
         let again = run(&mut second, &keys).await?;
         first.end().await?;
@@ -182,29 +184,24 @@ impl Scene<'_> {
         chance: &mut fastrand::Rng,
         report: &mut Report,
     ) -> Result<Vec<Lost>> {
-        let mut worker = Process::start(self.program, settings).await?;
+        let mut worker = start(self.program, settings).await?;
         let keys = self.keys(settings.policy);
         for (nth, key) in keys.iter().enumerate() {
             // Both, whatever chance says.
             let point = match nth {
-                0 => "after",
-                1 => "before",
-                _ if chance.bool() => "after",
-                _ => "before",
+                0 => Point::After,
+                1 => Point::Before,
+                _ if chance.bool() => Point::After,
+                _ => Point::Before,
             };
-            worker.order(&format!("run {key} {point}")).await?;
+            worker.tell(&Order::Run(key.clone(), Some(point))).await?;
         }
         let mut lost = Vec::new();
         for _ in &keys {
-            let at = worker.hear("at").await?;
-            lost.push(Lost {
-                key: at[1].clone(),
-                after: at[2] == "after",
-                fence: at[3].parse()?,
-            });
+            lost.push(waits(&mut worker).await?);
         }
         sleep(Duration::from_millis(chance.u64(..50))).await;
-        worker.kill().await?;
+        worker.kill::<Said>().await?;
         report.killed();
         sleep(self.options.lease + Duration::from_millis(100)).await;
         Ok(lost)
@@ -253,6 +250,27 @@ impl Scene<'_> {
     }
 }
 
+/// Starts a worker and waits until it has its store.
+async fn start(program: &Path, settings: &Settings) -> Result<Process> {
+    let mut worker = Process::start(program, COMMAND, settings)?;
+    match worker.hear().await? {
+        Said::Ready => Ok(worker),
+        other => bail!("a new worker says {other:?}"),
+    }
+}
+
+/// The next attempt that waits at its point.
+async fn waits(worker: &mut Process) -> Result<Lost> {
+    match worker.hear().await? {
+        Said::At { key, point, fence } => Ok(Lost {
+            key,
+            after: point == Point::After,
+            fence,
+        }),
+        other => bail!("a worker that is to wait says {other:?}"),
+    }
+}
+
 /// How runs of these keys end in a worker: result and body by key. What is in flight is asked for
 /// again, as clients do: a store without a clock takes an attempt to be alive until this process has
 /// seen no renewal for a lease.
@@ -262,7 +280,7 @@ async fn run(worker: &mut Process, keys: &[String]) -> Result<HashMap<String, (S
     let mut open = keys.to_vec();
     loop {
         for key in &open {
-            worker.order(&format!("run {key} never")).await?;
+            worker.tell(&Order::Run(key.clone(), None)).await?;
         }
         answers.extend(heard(worker, &open).await?);
         open.retain(|key| answers[key].0 == "in-flight");
@@ -276,8 +294,10 @@ async fn run(worker: &mut Process, keys: &[String]) -> Result<HashMap<String, (S
 async fn heard(worker: &mut Process, keys: &[String]) -> Result<HashMap<String, (String, String)>> {
     let mut answers = HashMap::new();
     for _ in keys {
-        let done = worker.hear("done").await?;
-        answers.insert(done[1].clone(), (done[2].clone(), done[3..].join(" ")));
+        match worker.hear().await? {
+            Said::Done { key, result, body } => answers.insert(key, (result, body)),
+            other => bail!("a worker that runs says {other:?}"),
+        };
     }
     Ok(answers)
 }
@@ -286,11 +306,14 @@ async fn heard(worker: &mut Process, keys: &[String]) -> Result<HashMap<String, 
 async fn resolved(worker: &mut Process, key: &str) -> Result<(String, String)> {
     let until = Instant::now() + PATIENCE;
     loop {
-        worker.order(&format!("state {key}")).await?;
-        let state = worker.hear("state").await?;
-        let open = ["in-flight", "unknown"].contains(&state[2].as_str());
+        worker.tell(&Order::State(key.to_owned())).await?;
+        let (state, by) = match worker.hear().await? {
+            Said::State { state, by } => (state, by),
+            other => bail!("a worker that was asked for a state says {other:?}"),
+        };
+        let open = ["in-flight", "unknown"].contains(&state.as_str());
         if !open || Instant::now() > until {
-            return Ok((state[2].clone(), state[3].clone()));
+            return Ok((state, by));
         }
         sleep(Duration::from_millis(50)).await;
     }

@@ -1,34 +1,25 @@
 //! A worker: a process with a guard. Its parent says on standard input what to run; it says on
 //! standard output how far each run is.
-//!
-//! | order | |
-//! |---|---|
-//! | `run KEY POINT` | runs the operation, and waits at the point: `before` or `after` its effect, or `never` |
-//! | `go` | what waits goes on |
-//! | `state KEY` | what the store knows of the key |
-//!
-//! It answers `at KEY POINT FENCE`, `effect KEY FENCE accepted|refused`, `done KEY RESULT BODY` and
-//! `state KEY STATE BY`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use semel::guard::{
     Answered, Attempt, AttemptInfo, Background, Case, Done, Finding, Guard, Policy,
     ReconcileOptions, Reconciler, RunError,
 };
 use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _, Value as _, store};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::watch;
 
-use super::ledger::{Ledger, Taken};
+use super::ledger::Ledger;
 use super::{Bug, Options};
 use crate::bugs::{self, Buggy};
 use crate::gateway::OnLost;
-use crate::worker::process::{open, say};
+use crate::process::{Orders, say};
+use crate::worker::process::open;
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "lost-worker";
@@ -45,6 +36,47 @@ pub struct Settings {
     pub(super) policy: OnLost,
     /// Part of the scope of its identities.
     pub(super) run: String,
+}
+
+/// What the parent tells a worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Run the operation on this key, and wait at this point.
+    Run(String, Option<Point>),
+    /// What waits goes on.
+    Go,
+    /// Say what the store knows of this key.
+    State(String),
+}
+
+/// Before or after its effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Point {
+    Before,
+    After,
+}
+
+/// What a worker tells its parent.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    Ready,
+    /// It waits there.
+    At {
+        key: String,
+        point: Point,
+        fence: u64,
+    },
+    /// A run ended.
+    Done {
+        key: String,
+        result: String,
+        body: String,
+    },
+    /// The state of a key, and who resolved it.
+    State {
+        state: String,
+        by: String,
+    },
 }
 
 /// Runs a worker until its input ends.
@@ -86,36 +118,34 @@ async fn obey(settings: Settings) -> Result<()> {
         tokio::spawn(background.run());
     }
     let (go, waiting) = watch::channel(false);
-    say("ready");
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(order) = orders.next_line().await? {
-        let words: Vec<&str> = order.split(' ').collect();
-        match words[..] {
-            ["run", key, point] => {
+    say(&Said::Ready);
+    let mut orders = Orders::new();
+    while let Some(order) = orders.next().await? {
+        match order {
+            Order::Run(key, point) => {
+                let (guard, identity) = (guard.clone(), identity(&settings, &key)?);
                 let call = Call {
-                    key: key.to_owned(),
-                    point: point.to_owned(),
+                    key,
+                    point,
                     ledger: ledger.clone(),
                     go: waiting.clone(),
                 };
-                let (guard, identity) = (guard.clone(), identity(&settings, key)?);
                 tokio::spawn(async move { call.run(&guard, &identity).await });
             }
-            ["go"] => {
+            Order::Go => {
                 go.send_replace(true);
             }
-            ["state", key] => {
-                let identity = identity(&settings, key)?;
+            Order::State(key) => {
+                let identity = identity(&settings, &key)?;
                 let record = guard.store().get(identity.digest()).await?;
                 let record = record.map(|entry| entry.record);
                 let state = record.as_ref().map_or("none", |r| r.state.kind().as_str());
                 let by = record.as_ref().and_then(|record| record.resolved.as_ref());
-                say(&format!(
-                    "state {key} {state} {}",
-                    by.map_or("-", |r| &r.by)
-                ));
+                say(&Said::State {
+                    state: state.into(),
+                    by: by.map_or("-", |r| &r.by).into(),
+                });
             }
-            _ => bail!("a worker does not know the order {order:?}"),
         }
     }
     Ok(())
@@ -130,7 +160,7 @@ pub(super) fn identity(settings: &Settings, key: &str) -> Result<Identity> {
 /// One call of the operation.
 struct Call {
     key: String,
-    point: String,
+    point: Option<Point>,
     ledger: Ledger,
     go: watch::Receiver<bool>,
 }
@@ -149,26 +179,27 @@ impl Call {
             Err(RunError::Superseded { .. }) => ("superseded", "-".to_owned()),
             Err(error) => ("error", error.to_string()),
         };
-        say(&format!("done {key} {result} {body}"));
+        let result = result.to_owned();
+        say(&Said::Done { key, result, body });
     }
 
     async fn work(mut self, attempt: Attempt<AnyStore>) -> Result<String, String> {
-        self.wait("before", &attempt).await;
+        self.wait(Point::Before, &attempt).await;
         let fence = attempt.fence.0;
         let taken = self.ledger.effect(&attempt.id.to_string(), fence);
-        let taken = match taken.map_err(|error| error.to_string())? {
-            Taken::Accepted => "accepted",
-            Taken::Refused => "refused",
-        };
-        say(&format!("effect {} {fence} {taken}", self.key));
-        self.wait("after", &attempt).await;
+        taken.map_err(|error| error.to_string())?;
+        self.wait(Point::After, &attempt).await;
         // Also where it was refused: a careless handler, whose completion must not count.
         Ok(paid(fence))
     }
 
-    async fn wait(&mut self, point: &str, attempt: &AttemptInfo) {
-        if self.point == point {
-            say(&format!("at {} {point} {}", self.key, attempt.fence));
+    async fn wait(&mut self, point: Point, attempt: &AttemptInfo) {
+        if self.point == Some(point) {
+            say(&Said::At {
+                key: self.key.clone(),
+                point,
+                fence: attempt.fence.0,
+            });
             // The parent says so, or kills.
             let _ = self.go.wait_for(|go| *go).await;
         }

@@ -3,7 +3,6 @@
 //! in which half of the steps without an answer are sent again, as the stores on servers do.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,24 +13,17 @@ use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKin
 use crate::check::Trouble;
 use crate::clock::{Nanos, now};
 
-/// How many of a thousand calls meet which fault.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Odds {
-    /// Done, but nobody is told.
-    pub answers_dropped: u32,
-    /// Not done, and the caller is told so.
-    pub refused: u32,
-    /// Done late, or told late.
-    pub delayed: u32,
-}
+/// So many of a thousand calls are done, but nobody is told; not done, and the caller is told so; and
+/// done late, or told late. In spells it is ten times as many.
+const DROPPED: u32 = 10;
+const REFUSED: u32 = 5;
+const DELAYED: u32 = 20;
 
 /// A store whose network is bad.
 #[derive(Debug, Clone)]
 pub struct Flaky {
     inner: AnyStore,
-    odds: Odds,
     chance: Arc<Mutex<fastrand::Rng>>,
-    dropped: Arc<AtomicUsize>,
     /// When it was made, if it is bad in spells.
     spells_from: Option<Nanos>,
 }
@@ -42,12 +34,10 @@ const PEACE: Nanos = 450_000_000;
 
 impl Flaky {
     /// A bad network before `inner`, the same for the same seed and order of calls.
-    pub fn new(inner: AnyStore, odds: Odds, seed: u64) -> Self {
+    pub fn new(inner: AnyStore, seed: u64) -> Self {
         Self {
             inner,
-            odds,
             chance: Arc::new(Mutex::new(fastrand::Rng::with_seed(seed))),
-            dropped: Arc::default(),
             spells_from: None,
         }
     }
@@ -55,9 +45,6 @@ impl Flaky {
     /// The same with faults in spells only, ten times as many, beginning now.
     #[must_use]
     pub fn in_spells(mut self) -> Self {
-        self.odds.answers_dropped *= 10;
-        self.odds.refused *= 10;
-        self.odds.delayed *= 10;
         self.spells_from = Some(now());
         self
     }
@@ -82,11 +69,6 @@ impl Flaky {
             .is_none_or(|begun| (now() - begun) % (SPELL + PEACE) < SPELL)
     }
 
-    /// How many faults there were.
-    pub fn faults(&self) -> usize {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
     fn roll(&self) -> (u32, Duration) {
         let mut chance = self.chance.lock();
         (chance.u32(..1000), Duration::from_millis(chance.u64(1..20)))
@@ -100,29 +82,20 @@ impl Flaky {
             return step().await;
         }
         let (roll, pause) = self.roll();
-        let Odds {
-            answers_dropped,
-            refused,
-            delayed,
-        } = self.odds;
-        let fault = |kind, what: &str| {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-            Err(StoreError::new(kind, what))
-        };
-        if roll < answers_dropped {
+        let times = if self.spells_from.is_some() { 10 } else { 1 };
+        let fault = |kind, what: &str| Err(StoreError::new(kind, what));
+        if roll < times * DROPPED {
             step().await?;
             if self.spells_from.is_some() && roll % 2 == 0 {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(pause).await;
                 return step().await;
             }
             return fault(StoreErrorKind::Unknown, "the answer was dropped");
         }
-        if roll < answers_dropped + refused {
+        if roll < times * (DROPPED + REFUSED) {
             return fault(StoreErrorKind::NotApplied, "the connection was refused");
         }
-        if roll < answers_dropped + refused + delayed {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        if roll < times * (DROPPED + REFUSED + DELAYED) {
             if roll % 2 == 0 {
                 tokio::time::sleep(pause).await;
                 return step().await;

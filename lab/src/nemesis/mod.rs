@@ -4,12 +4,10 @@ mod chosen;
 mod fault;
 pub mod flaky;
 mod schedule;
-mod switch;
 mod wall;
 
 pub use chosen::Chosen;
 pub use fault::{Fault, Lane};
 pub use schedule::{Planned, UPSTREAM_TIMEOUT, plan};
 pub(crate) use schedule::{SHORTEST_REST, lasts};
-pub use switch::Switch;
 pub(crate) use wall::{Wall, Wrong};

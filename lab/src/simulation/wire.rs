@@ -1,6 +1,7 @@
 //! A store behind a network that the seed scripts: what is sent is late, lost, sent twice; answers do
 //! not come; what was given up arrives for all that. The store itself is right.
 
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -268,7 +269,7 @@ impl Wire {
         step: impl Fn(Arc<Server>) -> F + Send + 'static,
     ) -> Result<T>
     where
-        T: Shown + Send + 'static,
+        T: Debug + Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let (server, process) = (&self.server, &self.process);
@@ -281,7 +282,7 @@ impl Wire {
             tokio::spawn(async move {
                 sleep(way).await;
                 let answer = step.await;
-                world.say(|| format!("  {what} of {number}: {}", shown(&answer)));
+                world.say(|| format!("  {what} of {number}: {answer:?}"));
                 answer
             })
         };
@@ -329,59 +330,8 @@ impl Wire {
             }
         };
         process.gate().await;
-        world.say(|| format!("{what} by {number} -> {}", shown(&answer)));
+        world.say(|| format!("{what} by {number} -> {answer:?}"));
         answer
-    }
-}
-
-/// An answer in a few words.
-trait Shown {
-    fn shown(&self) -> String;
-}
-
-fn shown<T: Shown>(answer: &Result<T>) -> String {
-    match answer {
-        Ok(answer) => answer.shown(),
-        Err(error) => format!("{:?}", error.kind()),
-    }
-}
-
-impl Shown for Claim {
-    fn shown(&self) -> String {
-        match self {
-            Self::Acquired(acquired) => {
-                let (fence, attempt) = (acquired.token.fence, acquired.attempt);
-                format!("acquired {fence}, attempt {attempt}")
-            }
-            other => format!("{other:?}"),
-        }
-    }
-}
-
-impl Shown for Fenced {
-    fn shown(&self) -> String {
-        format!("{self:?}")
-    }
-}
-
-impl Shown for Option<Entry> {
-    fn shown(&self) -> String {
-        self.as_ref().map_or("nothing".into(), |entry| {
-            let record = &entry.record;
-            format!("{} {}", record.state.kind().as_str(), record.token.fence)
-        })
-    }
-}
-
-impl Shown for Page {
-    fn shown(&self) -> String {
-        format!("{} records", self.entries.len())
-    }
-}
-
-impl Shown for Purged {
-    fn shown(&self) -> String {
-        format!("{} removed", self.removed)
     }
 }
 

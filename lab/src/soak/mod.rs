@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use semel_stores::OpenOptions;
 use serde::Serialize;
+use tempfile::TempDir;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -75,7 +76,7 @@ pub struct Report {
 /// # Errors
 /// Where the run could not be done.
 pub async fn run(options: &Options, program: &Path) -> Result<bool> {
-    let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
+    let folder = temporary()?;
     let target = Target::start(&options.store, &options.faults(), folder.path()).await?;
     let mut settings = Settings {
         options: options.clone(),
@@ -87,7 +88,8 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         of.tasks *= std::mem::replace(&mut of.processes, 1);
     }
     let processes = of.processes;
-    let fleet = Fleet::start(program, worker::COMMAND, &settings, processes, Vec::new()).await?;
+    let walls = torture::walls(&options.faults(), folder.path(), processes)?;
+    let fleet = Fleet::start(program, worker::COMMAND, &settings, processes, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let end = start + options.length();
@@ -112,7 +114,11 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     if growth.is_empty() {
         reasons.too_little("it was too short to say what grew");
     }
-    let out = options.out.clone().unwrap_or_else(|| folder.keep());
+    let out = match &options.out {
+        Some(out) => out.clone(),
+        // Not the run's own, which holds the store.
+        None => temporary()?.keep(),
+    };
     std::fs::create_dir_all(&out)?;
     let page = out.join(format!("soak-{}.html", target.name()));
     let seconds = options.length().as_secs_f64();
@@ -139,6 +145,10 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     )?;
     std::fs::write(page.with_extension("csv"), resources::csv(&samples, begun))?;
     report.reasons.tell(&report)
+}
+
+fn temporary() -> std::io::Result<TempDir> {
+    tempfile::Builder::new().prefix("semel-lab-").tempdir()
 }
 
 /// A fault now and then, each kind in its turn; the first worker is never killed, so that what it

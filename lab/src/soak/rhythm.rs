@@ -1,22 +1,21 @@
 //! How calls went, by half seconds: how many, and how long they took.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::{Nanos, nanos, now};
+use crate::lines::{self, Lines};
 
 /// So long is one of them.
 pub(super) const BEAT: Nanos = 500_000_000;
 
 /// Calls of one half second, or more. How long they took is kept by powers of the fourth root of 2,
 /// from a microsecond on: exact to a fifth.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Beat {
     pub(super) answered: u64,
     pub(super) failed: u64,
@@ -62,40 +61,18 @@ impl Beat {
 }
 
 /// A worker's file of them.
-pub(super) struct Beats(File);
+pub(super) struct Beats(Lines);
 
 impl Beats {
     pub(super) fn create(folder: &Path, number: u32, life: u32) -> std::io::Result<Self> {
         let path = folder.join(format!("{number:03}-{life:03}.beats"));
-        Ok(Self(File::create(path)?))
+        Ok(Self(Lines::create(&path)?))
     }
 
-    pub(super) fn write(&mut self, beat: &Beat) {
-        let mut line = format!("{} {} {}", now(), beat.answered, beat.failed);
-        for (place, count) in &beat.took {
-            let _ = write!(line, " {place}:{count}");
-        }
-        line.push('\n');
+    pub(super) fn write(&self, beat: &Beat) {
         // What is not written down would look like an outage.
-        self.0
-            .write_all(line.as_bytes())
-            .expect("the beats can be written");
+        self.0.record(&(now(), beat));
     }
-}
-
-fn parse(line: &str) -> Option<(Nanos, Beat)> {
-    let mut words = line.split(' ');
-    let at = words.next()?.parse().ok()?;
-    let mut beat = Beat {
-        answered: words.next()?.parse().ok()?,
-        failed: words.next()?.parse().ok()?,
-        took: BTreeMap::new(),
-    };
-    for word in words {
-        let (place, count) = word.split_once(':')?;
-        beat.took.insert(place.parse().ok()?, count.parse().ok()?);
-    }
-    Some((at, beat))
 }
 
 /// All workers' together, from `begun` on.
@@ -110,13 +87,7 @@ pub(super) fn read(folder: &Path, begun: Nanos, length: Duration) -> Result<Vec<
         {
             continue;
         }
-        let text = std::fs::read_to_string(&path)?;
-        // A killed worker's last line may be half a line.
-        let whole = text
-            .split_inclusive('\n')
-            .filter_map(|l| l.strip_suffix('\n'));
-        for line in whole {
-            let (at, beat) = parse(line).with_context(|| format!("{line:?}"))?;
+        for (at, beat) in lines::read::<(Nanos, Beat)>(&path)? {
             // What a worker says is of the half second before.
             let place = at.saturating_sub(begun).saturating_sub(BEAT / 2) / BEAT;
             if let Some(of) = beats.get_mut(usize::try_from(place)?) {

@@ -14,14 +14,14 @@ use semel::purge::Purger;
 use semel::store::{ClaimRequest, Nonce, OnLost, Retention};
 use semel::{AnyStore, Fingerprint, Identity, Key, Scope, Store as _};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep};
 
 use super::options::{Bug, Options};
 use super::rhythm::{Beat, Beats};
 use super::{LEASE, RETENTION};
-use crate::worker::process::{open, say};
+use crate::process::{Orders, say};
+use crate::worker::process::open;
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "soak-worker";
@@ -66,7 +66,7 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
         Some(Bug::KeepsRecords) => Duration::from_secs(3600),
         _ => RETENTION,
     };
-    let mut beats = Beats::create(&settings.folder, number, life)?;
+    let beats = Beats::create(&settings.folder, number, life)?;
     let worker = Arc::new(Worker {
         guard: Guard::from(store.clone()),
         policy: Policy::default()
@@ -96,16 +96,16 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
             beats.write(&beat);
         }
     });
-    say("ready");
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(order) = orders.next_line().await? {
+    say(&"ready");
+    let mut orders = Orders::new();
+    while let Some(order) = orders.next::<String>().await? {
         match order.as_str() {
             "stop" => {
                 worker.stopped.store(true, Ordering::Relaxed);
                 while let Some(ended) = tasks.join_next().await {
                     ended.context("a task of a worker")?;
                 }
-                say("stopped");
+                say(&"stopped");
             }
             "end" => {
                 others.abort_all();

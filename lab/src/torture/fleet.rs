@@ -1,26 +1,20 @@
 //! The workers' processes.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde::Serialize;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::time::timeout;
+use tokio::process::Command;
 
-use crate::nemesis::{Wall, Wrong};
-
-const PATIENCE: Duration = Duration::from_secs(90);
+use crate::nemesis::{Fault, Lane, Wall, Wrong};
+use crate::process::Process;
 
 /// A worker's process.
 #[derive(Debug)]
-struct Process {
-    child: Child,
-    orders: ChildStdin,
-    said: Lines<BufReader<ChildStdout>>,
+struct Worker {
+    process: Process,
+    life: u32,
     ready: bool,
 }
 
@@ -30,9 +24,22 @@ pub(crate) struct Fleet {
     program: PathBuf,
     command: &'static str,
     settings: String,
-    workers: Vec<Process>,
+    workers: Vec<Worker>,
     walls: Vec<Wall>,
-    lives: Vec<u32>,
+}
+
+/// A wall clock for each of `count` workers, where one of these faults sets them.
+///
+/// # Errors
+/// Where there is no library for it, or no file can be written.
+pub(crate) fn walls(faults: &[Fault], folder: &Path, count: u32) -> Result<Vec<Wall>> {
+    let sets = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
+    match faults.iter().any(sets) {
+        true => (0..count)
+            .map(|number| Wall::new(folder, &format!("{number:03}.clock")))
+            .collect(),
+        false => Ok(Vec::new()),
+    }
 }
 
 impl Fleet {
@@ -54,34 +61,26 @@ impl Fleet {
             settings: serde_json::to_string(settings)?,
             workers: Vec::new(),
             walls,
-            lives: Vec::new(),
         };
         for number in 0..count {
-            let process = fleet.spawn(number, 0)?;
-            fleet.workers.push(process);
-            fleet.lives.push(0);
+            let worker = fleet.spawn(number, 0)?;
+            fleet.workers.push(worker);
         }
         fleet.all_ready().await?;
         Ok(fleet)
     }
 
-    fn spawn(&self, number: u32, life: u32) -> Result<Process> {
-        let mut child = Command::new(&self.program)
-            .arg(self.command)
-            .arg(&self.settings)
-            .envs(self.wall(number).map(Wall::environment).unwrap_or_default())
-            .args([number.to_string(), life.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("a worker cannot be started")?;
-        let orders = child.stdin.take().context("a worker without an input")?;
-        let out = child.stdout.take().context("a worker without an output")?;
-        Ok(Process {
-            child,
-            orders,
-            said: BufReader::new(out).lines(),
+    fn spawn(&self, number: u32, life: u32) -> Result<Worker> {
+        let wall = self.walls.get(number as usize);
+        let process = Process::spawn(
+            Command::new(&self.program)
+                .args([self.command, &self.settings])
+                .args([number.to_string(), life.to_string()])
+                .envs(wall.map(Wall::environment).unwrap_or_default()),
+        )?;
+        Ok(Worker {
+            process,
+            life,
             ready: false,
         })
     }
@@ -91,23 +90,15 @@ impl Fleet {
     /// # Errors
     /// Where it had ended by itself.
     pub(crate) fn id(&self, number: usize) -> Result<u32> {
-        let id = self.workers[number].child.id();
+        let id = self.workers[number].process.id();
         id.ok_or_else(|| anyhow!("worker {number} ended by itself"))
     }
 
-    fn pid(&self, number: usize) -> Result<Pid> {
-        let id = i32::try_from(self.id(number)?)?;
-        Pid::from_raw(id).context("no process has this number")
-    }
-
     async fn hear(&mut self, number: usize, wanted: &str) -> Result<()> {
-        let line = timeout(PATIENCE, self.workers[number].said.next_line())
-            .await
-            .map_err(|_| anyhow!("worker {number} is not {wanted} after {PATIENCE:?}"))??;
-        match line {
-            Some(line) if line == wanted => Ok(()),
-            Some(line) => bail!("worker {number} says {line:?} and not {wanted:?}"),
-            None => bail!("worker {number} ended by itself"),
+        let said = self.workers[number].process.hear::<String>().await;
+        match said.with_context(|| format!("worker {number} is not {wanted}"))? {
+            said if said == wanted => Ok(()),
+            said => bail!("worker {number} says {said:?} and not {wanted:?}"),
         }
     }
 
@@ -130,10 +121,6 @@ impl Fleet {
         Ok(())
     }
 
-    fn wall(&self, number: u32) -> Option<&Wall> {
-        self.walls.get(number as usize)
-    }
-
     /// Sets the wall clock of the worker that `whom` chooses.
     ///
     /// # Errors
@@ -154,8 +141,8 @@ impl Fleet {
         let number = whom as usize % self.workers.len();
         // A kill before the first call proves nothing.
         self.ready(number).await?;
-        self.pid(number)?;
-        self.workers[number].child.kill().await?;
+        self.id(number)?;
+        self.workers[number].process.kill::<String>().await?;
         Ok(number)
     }
 
@@ -164,8 +151,7 @@ impl Fleet {
     /// # Errors
     /// Where it cannot be started.
     pub(super) fn revive(&mut self, number: usize) -> Result<()> {
-        self.lives[number] += 1;
-        let life = self.lives[number];
+        let life = self.workers[number].life + 1;
         self.workers[number] = self.spawn(u32::try_from(number)?, life)?;
         Ok(())
     }
@@ -177,7 +163,7 @@ impl Fleet {
     pub(super) async fn pause(&mut self, whom: u32) -> Result<usize> {
         let number = whom as usize % self.workers.len();
         self.ready(number).await?;
-        kill_process(self.pid(number)?, Signal::STOP)?;
+        self.workers[number].process.signal(Signal::STOP)?;
         Ok(number)
     }
 
@@ -186,7 +172,7 @@ impl Fleet {
     /// # Errors
     /// Where it is gone.
     pub(super) fn resume(&self, number: usize) -> Result<()> {
-        Ok(kill_process(self.pid(number)?, Signal::CONT)?)
+        self.workers[number].process.signal(Signal::CONT)
     }
 
     /// Gives all workers an order, and waits until all say that it is done.
@@ -196,14 +182,8 @@ impl Fleet {
     pub(crate) async fn all(&mut self, order: &str, done: &str) -> Result<()> {
         for number in 0..self.workers.len() {
             self.ready(number).await?;
-            let worker = &mut self.workers[number];
-            let line = format!("{order}\n");
-            worker
-                .orders
-                .write_all(line.as_bytes())
-                .await
-                .with_context(|| format!("worker {number} ended by itself"))?;
-            worker.orders.flush().await?;
+            let told = self.workers[number].process.tell(&order).await;
+            told.with_context(|| format!("worker {number} ended by itself"))?;
         }
         for number in 0..self.workers.len() {
             self.hear(number, done).await?;
@@ -217,16 +197,11 @@ impl Fleet {
     /// Where one says that it failed.
     pub(crate) async fn end(mut self) -> Result<()> {
         for worker in &mut self.workers {
-            worker.orders.write_all(b"end\n").await?;
-            worker.orders.flush().await?;
+            worker.process.tell(&"end").await?;
         }
-        for (number, worker) in self.workers.iter_mut().enumerate() {
-            let status = timeout(PATIENCE, worker.child.wait())
-                .await
-                .with_context(|| format!("worker {number} does not end"))??;
-            if !status.success() {
-                bail!("worker {number} ended with {status}");
-            }
+        for (number, worker) in self.workers.into_iter().enumerate() {
+            let ended = worker.process.end().await;
+            ended.with_context(|| format!("worker {number}"))?;
         }
         Ok(())
     }

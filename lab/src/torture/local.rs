@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use semel::memory::{Limits, MemoryStore};
-use semel::{AnyStore, Store};
+use semel::{AnyStore, Store as _};
 
 use super::{Options, Run};
 use crate::bugs::{Bug, Buggy};
 use crate::check::Trouble;
 use crate::clock::{nanos, now};
 use crate::nemesis::Chosen;
-use crate::nemesis::flaky::{Flaky, Odds};
+use crate::nemesis::flaky::Flaky;
 use crate::worker::{Settings, Worker};
 
 /// How a run in this process goes.
@@ -21,9 +21,8 @@ use crate::worker::{Settings, Worker};
 pub struct Local {
     /// What the workers are told.
     pub settings: Settings,
-    /// How bad the network is.
-    pub odds: Odds,
-    /// Only in spells, in which the store sends half of what got no answer again by itself.
+    /// The network is bad only in spells, in which the store sends half of what got no answer again by
+    /// itself.
     pub in_spells: bool,
 }
 
@@ -32,9 +31,7 @@ pub struct Local {
 pub struct Ran {
     /// When the keys began to be settled.
     pub settling: u64,
-    /// How many faults there were.
-    pub faults: usize,
-    /// When.
+    /// When the network was bad, if that was in spells.
     pub troubles: Vec<Trouble>,
 }
 
@@ -64,11 +61,6 @@ impl Local {
                 directory: directory.into(),
                 url: String::new(),
             },
-            odds: Odds {
-                answers_dropped: 10,
-                refused: 5,
-                delayed: 20,
-            },
             in_spells: false,
         }
     }
@@ -78,17 +70,9 @@ impl Local {
     /// # Errors
     /// Where the files cannot be written.
     pub async fn on_memory(&self) -> Result<Ran> {
-        let store = MemoryStore::new(Limits::default());
-        self.on(AnyStore::new(store)).await
-    }
-
-    /// Runs it on this store.
-    ///
-    /// # Errors
-    /// Where the files cannot be written.
-    pub async fn on(&self, store: AnyStore) -> Result<Ran> {
+        let store = AnyStore::new(MemoryStore::new(Limits::default()));
         let options = &self.settings.options;
-        let flaky = Flaky::new(store.clone(), self.odds, options.run.seed);
+        let flaky = Flaky::new(store.clone(), options.run.seed);
         let flaky = match self.in_spells {
             true => flaky.in_spells(),
             false => flaky,
@@ -113,7 +97,6 @@ impl Local {
                 ended?;
             }
         }
-        let faults = flaky.faults();
         let settling = now();
         let mut settled = tokio::task::JoinSet::new();
         for worker in workers {
@@ -123,7 +106,6 @@ impl Local {
         store.close().await?;
         Ok(Ran {
             settling,
-            faults,
             troubles: flaky.troubles(),
         })
     }

@@ -26,13 +26,14 @@ pub use target::Target;
 use crate::check::{self, check};
 use crate::clock::{Nanos, nanos, now};
 use crate::history::read_all;
-use crate::ledger;
+use crate::ledger::{self, Effect};
+use crate::lines;
 use crate::named::Named as _;
-use crate::nemesis::{Fault, Lane, Wall, plan};
+use crate::nemesis::{Fault, plan};
 use crate::reasons::Reasons;
 use crate::report::{self, Report};
 use crate::worker::{Settings, process};
-pub(crate) use fleet::Fleet;
+pub(crate) use fleet::{Fleet, walls};
 pub(crate) use options::seconds;
 pub(crate) use recovery::Recovery;
 use strike::MOST_HOURS;
@@ -105,7 +106,7 @@ const KNOWN: &str = "check.json";
 pub fn again(directory: &Path) -> Result<bool> {
     let known = std::fs::read(directory.join(KNOWN)).context("not the folder of a run")?;
     let ops = read_all(directory).context("the histories")?;
-    let effects = ledger::read(&directory.join("ledger")).context("the ledger")?;
+    let effects: Vec<Effect> = lines::read(&directory.join("ledger")).context("the ledger")?;
     let (accepted, _) = ledger::accepted(&effects);
     let findings = check(&ops, &accepted, &serde_json::from_slice(&known)?);
     let begun = ops.first().map_or(0, |op| op.invoked);
@@ -140,14 +141,8 @@ async fn work(
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
     calm: Nanos,
 ) -> Result<Ran> {
-    let clocks = |fault: &Fault| fault.lane() == Lane::Worker && fault.is_of_clocks();
-    let walls = match options.faults().iter().any(clocks) {
-        true => (0..settings.options.processes)
-            .map(|number| Wall::new(&settings.directory, &format!("{number:03}.clock")))
-            .collect::<Result<_>>()?,
-        false => Vec::new(),
-    };
     let (count, command) = (settings.options.processes, process::COMMAND);
+    let walls = walls(&options.faults(), &settings.directory, count)?;
     let fleet = Fleet::start(program, command, settings, count, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
@@ -193,7 +188,7 @@ async fn work(
 
 fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -> Result<Report> {
     let ops = read_all(&settings.directory).context("the histories")?;
-    let effects = ledger::read(&settings.ledger()).context("the ledger")?;
+    let effects: Vec<Effect> = lines::read(&settings.ledger()).context("the ledger")?;
     let (accepted, refused) = ledger::accepted(&effects);
     let known = checked(options, target, ran);
     std::fs::write(settings.directory.join(KNOWN), serde_json::to_vec(&known)?)?;

@@ -9,11 +9,12 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum as _;
 use semel_stores::OpenOptions;
 use semel_testkit::proxy::Proxy;
-use semel_testkit::servers::{self, Kind, MariaDb, Server};
+use semel_testkit::servers::{self, Kind, Server};
 
 use tempfile::TempDir;
 use thiserror::Error;
 
+use crate::base::mariadb;
 use crate::named::Named as _;
 use crate::nemesis::{Fault, Lane, Wall};
 
@@ -107,8 +108,7 @@ impl Target {
         };
         let server = tokio::task::block_in_place(|| -> Result<Box<dyn Server>> {
             Ok(match kind {
-                // Without it, others see what is not on disk yet, and a kill takes back: docs/stores/mysql.md.
-                Kind::MariaDb => Box::new(MariaDb::start(&BINARY_LOG)?),
+                Kind::MariaDb => Box::new(mariadb()?),
                 kind => servers::start(kind)?,
             })
         })?;
@@ -166,14 +166,6 @@ impl Target {
         self.kind == Some(Kind::Postgres)
     }
 }
-
-/// What a server that is to lose nothing writes: MySQL's default, and what replicas follow.
-const BINARY_LOG: [&str; 4] = [
-    "log-bin",
-    "binlog-format=row",
-    "sync-binlog=1",
-    "server-id=1",
-];
 
 /// A folder that servers can read, whoever they run as.
 fn readable() -> Result<TempDir> {

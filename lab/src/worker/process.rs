@@ -1,17 +1,16 @@
 //! A worker as a process of its own. The parent says on its standard input what to do next; where
 //! that ends, the parent is gone, and so is the worker.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use semel::{AnyStore, Store as _};
 use semel_stores::OpenOptions;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::time::{Instant, sleep};
 
 use super::{Settings, Worker};
 use crate::bugs::Buggy;
+use crate::process::{Orders, say};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "worker";
@@ -39,20 +38,20 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
     };
     let worker = Worker::new(settings, store, number, life)?;
     let mut tasks = worker.start(life);
-    say("ready");
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    while let Some(order) = orders.next_line().await? {
+    say(&"ready");
+    let mut orders = Orders::new();
+    while let Some(order) = orders.next::<String>().await? {
         match order.as_str() {
             "stop" => {
                 worker.stop();
                 while let Some(ended) = tasks.join_next().await {
                     ended.context("a task of a worker")?;
                 }
-                say("stopped");
+                say(&"stopped");
             }
             "settle" => {
                 worker.settle().await;
-                say("settled");
+                say(&"settled");
             }
             "end" => {
                 // What closing says is of no use any more.
@@ -63,13 +62,6 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
         }
     }
     bail!("the parent is gone")
-}
-
-/// Says something to the parent.
-pub(crate) fn say(what: &str) {
-    let mut out = std::io::stdout().lock();
-    // A parent that does not listen is gone.
-    let _ = writeln!(out, "{what}").and_then(|()| out.flush());
 }
 
 /// Opens a store, whose server may be starting again.

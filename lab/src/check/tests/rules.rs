@@ -541,5 +541,8 @@ fn an_excerpt_shows_the_key_around_the_instant() {
         "22.000 24.000 26.000 28.000 30.000 32.000 34.000 36.000"
     );
     let last = excerpt(&history.ops(), 0, 40 * MS, 4 * MS, 1);
-    assert_eq!(last, ["    36.000          … worker 0   get 0 -> lost"]);
+    assert_eq!(
+        last,
+        ["    36.000          … worker 0   Get { key: 0 } -> Lost"]
+    );
 }
