@@ -192,6 +192,13 @@ pub fn claim(
         return first(current, request, now, floor);
     };
     if let State::Released = record.state {
+        // A copy of the claim that began the attempt, which is over: nobody waits for its answer.
+        if record.token.nonce == request.nonce {
+            return Decision::unchanged(Claim::InFlight {
+                fence: record.token.fence,
+                remaining: Duration::ZERO,
+            });
+        }
         // Nothing happened under it: another payload is welcome (conformance row 59). But where
         // steps are finished, something did.
         if !record.progress.is_bare() && record.fingerprint != request.fingerprint {

@@ -48,12 +48,19 @@ struct Setup {
     prefetch: usize,
     ack_wait: Duration,
     is_recreated: bool,
+    /// One process, which neither dies nor drains nor stands still: it knows what became of each attempt.
+    is_alone: bool,
     faults: Duration,
 }
 
 impl Setup {
     fn of(world: &World) -> Self {
-        let lease = world.pick(&[300, 1000, 3000]);
+        let is_alone = world.one_in(4);
+        // A claim that is on its way for longer than its lease is known to nobody.
+        let lease = match is_alone {
+            true => 10_000,
+            false => world.pick(&[300, 1000, 3000]),
+        };
         Self {
             kind: world.pick(&[Kind::Kafka, Kind::Kafka, Kind::RabbitMq, Kind::JetStream]),
             on_lost: world.pick(&[OnLost::Hold, OnLost::Retry, OnLost::Reconcile]),
@@ -61,7 +68,11 @@ impl Setup {
             prefetch: world.pick(&[1, 2, 5]),
             ack_wait: Duration::from_millis(lease * 2),
             is_recreated: world.one_in(3),
-            faults: world.millis(lease * 6..lease * 20),
+            is_alone,
+            faults: match is_alone {
+                true => world.millis(10_000..60_000),
+                false => world.millis(lease * 6..lease * 20),
+            },
         }
     }
 }
@@ -742,8 +753,8 @@ impl Broker {
                     ));
                 }
             }
-            // A reconciler will know.
-            Reason::Unknown if self.setup.on_lost == OnLost::Hold => {}
+            // A reconciler will know, or the process itself.
+            Reason::Unknown if self.setup.on_lost == OnLost::Hold && !self.setup.is_alone => {}
             reason => self
                 .world
                 .wrong(format!("event {number} was set aside: {reason:?}")),
@@ -795,7 +806,11 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     world.say(|| format!("{setup:?}"));
     let outage = world.one_in(3).then(|| world.millis(5_000..60_000));
     let calm_from = Instant::now() + setup.faults + outage.unwrap_or_default();
-    let weather = Weather::of(world, setup.lease * 3);
+    let weather = match setup.is_alone {
+        // A copy that the network makes, or that arrives after other attempts in between, is begun for nobody.
+        true => Weather::of(world, Duration::from_millis(500)).without_copies(),
+        false => Weather::of(world, setup.lease * 3),
+    };
     let server = Server::new(world, weather, calm_from, bug);
     if let Some(outage) = outage {
         world.saw("outage");
@@ -845,17 +860,22 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
         tokio::spawn(consumer.clone().consume());
         consumer
     });
-    for _ in 0..world.draw(|chance| chance.u32(1..=3)) {
+    let most = if setup.is_alone { 1 } else { 3 };
+    for _ in 0..world.draw(|chance| chance.u32(1..=most)) {
         fleet.start();
     }
     let publishing = tokio::spawn(publish(Arc::clone(&broker)));
-    fleet.trouble().await;
+    if !setup.is_alone {
+        fleet.trouble().await;
+    }
     if publishing.await.is_err() {
         world.wrong("the producer of the model panicked");
     }
     tokio::time::sleep_until(calm_from).await;
     world.say(|| "calm".into());
-    fleet.start();
+    if !setup.is_alone {
+        fleet.start();
+    }
     let ending = async {
         while !broker.is_over() {
             sleep(Duration::from_secs(1)).await;

@@ -69,6 +69,10 @@ impl Weather {
             latest,
         }
     }
+
+    pub(super) fn without_copies(self) -> Self {
+        Self { doubled: 0, ..self }
+    }
 }
 
 enum Fate {

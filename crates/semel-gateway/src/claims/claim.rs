@@ -99,7 +99,11 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                 }));
             }
             Claim::InFlight { fence, remaining } => {
-                let left = deadline.saturating_duration_since(Instant::now());
+                // Nothing remains where this is a copy of a claim that is over: it has nothing to wait for.
+                let left = match remaining.is_zero() {
+                    true => Duration::ZERO,
+                    false => deadline.saturating_duration_since(Instant::now()),
+                };
                 if room.is_none() && !left.is_zero() {
                     room = claims.waiting.try_acquire().ok();
                 }

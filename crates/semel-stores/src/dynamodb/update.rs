@@ -211,7 +211,7 @@ pub(super) fn claim(identity: &Identity, request: &ClaimRequest, record: &Record
     }
     update.when(&format!(
         "attribute_not_exists(#{PK}) \
-         OR (#fence < :fence AND #state = :released AND #purge_us > :claimed_us \
+         OR (#fence < :fence AND #state = :released AND #nonce <> :nonce AND #purge_us > :claimed_us \
          AND ({BARE} OR #fingerprint = :fingerprint)){unknown}"
     ));
     update

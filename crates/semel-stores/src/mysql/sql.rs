@@ -248,7 +248,7 @@ impl Table {
              fence={fence},nonce={nonce},fingerprint={fingerprint},note={note},\
              lease_until={lease},settled_at=NULL,outcome=NULL,state={IN_FLIGHT},\
              expires_at={NEVER},purge_at={NEVER} WHERE digest={digest} AND (purge_at<={NOW} \
-             OR state={RELEASED} AND ({bare} OR fingerprint={fingerprint}){retry});",
+             OR state={RELEASED} AND nonce<>{nonce} AND ({bare} OR fingerprint={fingerprint}){retry});",
             bare = Bare,
             note = Hex(request.note.as_text().as_bytes()),
             last_attempt = u32::MAX - 1,

@@ -395,7 +395,8 @@ LEFT JOIN put AS p ON true
 LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
 
 /// Whether a claim writes: the record is past its retention, released, or its attempt is lost.
-const FREE: &str = "{gone} OR (r.state = 'released' AND (r.fingerprint = $3 OR {bare}))
+const FREE: &str =
+    "{gone} OR (r.state = 'released' AND r.nonce <> $2 AND (r.fingerprint = $3 OR {bare}))
     OR (r.fingerprint = $3 AND ((r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= {now})
       OR (r.state = 'unknown' AND $9)))";
 

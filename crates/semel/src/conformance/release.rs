@@ -1,15 +1,19 @@
 //! Release: an attempt that had no effect gives its identity back.
 
+use std::time::Duration;
+
 use super::bench::request;
 use super::expect::{acquired, applied, settled};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::record::{RELEASED_FOR, State, StateKind};
-use crate::store::{OnLost, Retention, Store as _, StoreExt as _};
+use crate::store::{Claim, OnLost, Retention, Store as _, StoreExt as _};
 
 cases! { "release";
     next_claim_runs [R1 R4]
         "after a release the next claim is acquired at once, with a higher fence and the next attempt number";
+    a_copy_of_its_claim_does_not_run [R1 R2]
+        "a copy of the released attempt's own claim, which arrives after the release, begins no attempt: nobody waits for it";
     again [R4]
         "abandoning again with the same token answers Applied and changes nothing";
     not_after_completion [R4 R5]
@@ -26,13 +30,39 @@ async fn next_claim_runs(bench: &Bench) -> Result<(), Failure> {
     applied(store.abandon(attempt.digest(), &attempt.token).await?)?;
     let record = bench.entry(attempt.digest()).await?.record;
     ensure_eq!(record.state, State::Released, "state");
-    // Even under its own nonce it is a new claim: the released one is over.
-    for (number, request) in [(2, attempt.request.clone()), (3, request()?)] {
-        let next = acquired(store.claim(&attempt.identity, &request).await?)?;
+    let mut fence = attempt.token.fence;
+    for number in [2, 3] {
+        let next = acquired(store.claim(&attempt.identity, &request()?).await?)?;
         ensure_eq!(next.attempt, number, "attempt");
-        ensure!(next.token.fence > attempt.token.fence, "the fence grows");
+        ensure!(next.token.fence > fence, "the fence grows");
+        fence = next.token.fence;
         applied(store.abandon(attempt.digest(), &next.token).await?)?;
     }
+    Ok(())
+}
+
+async fn a_copy_of_its_claim_does_not_run(bench: &Bench) -> Result<(), Failure> {
+    let attempt = bench.attempt().await?;
+    let (fence, remaining) = (attempt.token.fence, Duration::ZERO);
+    applied(
+        bench
+            .store()
+            .abandon(attempt.digest(), &attempt.token)
+            .await?,
+    )?;
+    let before = bench.entry(attempt.digest()).await?;
+    // Under any policy, and not by its first answer alone.
+    for on_lost in [OnLost::Hold, OnLost::Retry] {
+        let mut copy = attempt.request.clone();
+        copy.on_lost = on_lost;
+        for store in [bench.store(), bench.other()] {
+            let found = store.claim(&attempt.identity, &copy).await?;
+            ensure_eq!(found, Claim::InFlight { fence, remaining }, "answer");
+        }
+    }
+    ensure_eq!(bench.entry(attempt.digest()).await?, before, "record");
+    let next = acquired(bench.store().claim(&attempt.identity, &request()?).await?)?;
+    ensure_eq!(next.attempt, 2, "attempt");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use std::future::Future;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::FutureExt as _;
@@ -95,6 +96,8 @@ pub(crate) struct Claimed<S> {
     pub(super) sent: Instant,
     pub(super) lease: Lease,
     pub(super) steps: Mutex<Taken>,
+    /// It is known to have had none.
+    pub(super) had_no_effect: AtomicBool,
     /// What the store took of its end.
     pub(super) told: OnceLock<Settled>,
     #[cfg(feature = "tracing")]
@@ -126,6 +129,7 @@ impl<S: Store> Claimed<S> {
                 leaves: asked.unbegun.clone(),
                 ..Taken::default()
             }),
+            had_no_effect: AtomicBool::new(false),
             told: OnceLock::new(),
             #[cfg(feature = "tracing")]
             span: tracing::Span::none(),

@@ -1,7 +1,7 @@
 //! Claims an identity, and gives back a claim whose answer was lost.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -14,10 +14,10 @@ use super::settle::{PATIENCE, in_runtime};
 use super::{Again, Asked, Effects, Guard, Held, OnStoreError, Seen, Settled, Settlement, Signal};
 use crate::backoff::Backoff;
 use crate::store::{
-    Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Store, StoreExt as _,
+    Claim, ClaimRequest, Entry, Fence, Fenced, Nonce, OnLost, Store, StoreExt as _,
 };
 use crate::sync::Mutex;
-use crate::{Identity, IdentityDigest, Outcome, StoreError, StoreErrorKind};
+use crate::{Identity, Outcome, StoreError, StoreErrorKind};
 
 /// What [`Guard::begin`] found.
 #[must_use = "an acquired attempt that is dropped settles itself"]
@@ -145,7 +145,8 @@ impl<S: Store> Guard<S> {
                 Claim::InFlight { fence, remaining } => {
                     let deadline = *deadline.get_or_insert_with(|| later(sent, policy.wait));
                     let left = deadline.saturating_duration_since(Instant::now());
-                    if !left.is_zero() {
+                    // Nothing remains where this is a copy of a claim that is over: it has nothing to wait for.
+                    if !left.is_zero() && !remaining.is_zero() {
                         if let Some(before_waiting) = before_waiting.take() {
                             before_waiting();
                         }
@@ -216,7 +217,9 @@ impl<S: Store> InDoubt<'_, S> {
                 .claim_and_learn(self.identity, request, is_duplicate);
             let answer = claim.await;
             let Err(error) = answer else {
-                self.is_doubtful = false;
+                // A copy of it may arrive when what is in flight has ended.
+                let is_in_flight = matches!(answer, Ok((_, Claim::InFlight { .. })));
+                self.is_doubtful = was_doubtful && is_in_flight;
                 return answer;
             };
             self.is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
@@ -280,7 +283,7 @@ impl<S: Store> InDoubt<'_, S> {
             identity: self.identity.clone(),
             request: self.request.clone(),
             looked: Mutex::new(None),
-            found: Mutex::new(None),
+            found: OnceLock::new(),
         });
         let owed = Arc::clone(&doubt) as _;
         let digest = *self.identity.digest();
@@ -288,10 +291,12 @@ impl<S: Store> InDoubt<'_, S> {
             let guard = &doubt.guard;
             let signal = |signal| guard.tell(&Seen::of(&doubt.identity, signal));
             let look = || guard.ask_until(guard.drained(&signal), &signal, || doubt.look());
-            look().await?;
-            // What is still on its way, and there may be several of it, may arrive after the first look.
-            sleep(PATIENCE).await;
-            look().await
+            if !look().await? {
+                // What is still on its way may arrive after the first look.
+                sleep(PATIENCE).await;
+                look().await?;
+            }
+            Ok::<_, StoreError>(())
         });
     }
 }
@@ -305,16 +310,16 @@ struct Doubt<S: Store> {
     /// When the last look was begun that the store has answered.
     looked: Mutex<Option<Instant>>,
     /// The attempt that the claim began.
-    found: Mutex<Option<Arc<Claimed<S>>>>,
+    found: OnceLock<Arc<Claimed<S>>>,
 }
 
 impl<S: Store> Doubt<S> {
-    /// Gives the claim back if the store has made it.
-    async fn look(&self) -> Result<(), StoreError> {
+    /// Gives the claim back if the store has made it; whether it has.
+    async fn look(&self) -> Result<bool, StoreError> {
         let (store, other) = (self.guard.store(), self.identity.other());
         // Of two names it is not under this nonce that one is taken over.
         let takes_over = self.request.on_lost == OnLost::Retry && other.is_none();
-        let begun = Instant::now();
+        let (begun, mut is_found) = (Instant::now(), false);
         for name in [Some(&self.identity), other.as_ref()].into_iter().flatten() {
             let (digest, sent) = (*name.digest(), Instant::now());
             let found = store.get(&digest).await?;
@@ -322,30 +327,21 @@ impl<S: Store> Doubt<S> {
             let Some(Entry { record, .. }) = found else {
                 continue;
             };
+            // Of two names the other may be claimed still.
+            is_found = other.is_none();
             if other.is_some() {
                 // Nothing ran under it before, so it leaves no mark.
                 let _: Fenced = store.abandon(&digest, &record.token).await?;
             } else if !(takes_over && record.attempt > 1) {
-                let claimed = self.claimed(digest, record.acquired(), sent);
+                let (guard, acquired) = (self.guard.clone(), Some(record.acquired()));
+                let found = Claimed::new(guard, &self.asked, digest, acquired, sent);
+                // The same for all who find it: what it leaves is left once.
+                let claimed = Arc::clone(self.found.get_or_init(|| Arc::new(found)));
                 let _: Settled = claimed.tell(&Settlement::Release).await?;
             }
         }
         *self.looked.lock() = Some(begun);
-        Ok(())
-    }
-
-    /// The same for all who find it: what it leaves is left once.
-    fn claimed(
-        &self,
-        digest: IdentityDigest,
-        acquired: Acquired,
-        sent: Instant,
-    ) -> Arc<Claimed<S>> {
-        let (guard, token) = (self.guard.clone(), Some(acquired.token));
-        let claimed = Claimed::new(guard, &self.asked, digest, Some(acquired), sent);
-        let mut found = self.found.lock();
-        let known = found.take().filter(|known| known.token == token);
-        Arc::clone(found.insert(known.unwrap_or_else(|| Arc::new(claimed))))
+        Ok(is_found)
     }
 
     /// What arrives after a look has a lease that is not over yet.
@@ -360,7 +356,7 @@ impl<S: Store> Owed for Doubt<S> {
         Box::pin(async {
             match self.has_just_looked() {
                 true => Ok(()),
-                false => self.look().await,
+                false => self.look().await.map(drop),
             }
         })
     }

@@ -5,15 +5,19 @@
 //! [`spawn_blocking`](tokio::task::spawn_blocking) all the same.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Signal;
 use super::attempt::Claimed;
+use super::owed::Owed;
+use super::settle::PATIENCE;
 use crate::store::{Fenced, Refusal, Store, StoreExt as _};
 use crate::sync::Mutex;
 use crate::{StateKind, StoreError, StoreErrorKind};
@@ -43,6 +47,8 @@ struct State {
     /// When the claim, or the last renewal that was applied, was sent: the store counts from a
     /// later moment, so this clock never ends later than the store's.
     sent: Instant,
+    /// When the last renewal ended that was neither applied nor refused.
+    failed: Option<Instant>,
     /// The store refused a renewal.
     is_lost: bool,
     renewals: Option<AbortHandle>,
@@ -60,6 +66,7 @@ impl Lease {
             length,
             state: Mutex::new(State {
                 sent,
+                failed: None,
                 is_lost: false,
                 renewals: None,
             }),
@@ -148,7 +155,10 @@ impl<S: Store> Claimed<S> {
                 lease.lost.notify_waiters();
                 self.signal(Signal::Stale);
             }
-            Err(_) => self.signal(Signal::StoreError),
+            Err(_) => {
+                lease.state.lock().failed = Some(Instant::now());
+                self.signal(Signal::StoreError);
+            }
         }
         renewed
     }
@@ -175,14 +185,19 @@ impl<S: Store> Claimed<S> {
 
     async fn renew_on(self: Arc<Self>) {
         let lease = &self.lease;
+        let mut listed = None;
         loop {
             sleep_until(lease.after(lease.length / 3)).await;
             let renewing = lease.renewing().lock().await;
             match self.renew().await {
-                Ok(Fenced::Applied) => {}
+                Ok(Fenced::Applied) => listed = None,
                 Ok(Fenced::Refused(_)) => return,
                 Err(_) => {
                     drop(renewing);
+                    listed.get_or_insert_with(|| {
+                        let running = Arc::new(Running(Arc::clone(&self)));
+                        self.guard.list_owed(self.identity, running)
+                    });
                     sleep(lease.length / 10).await;
                 }
             }
@@ -195,5 +210,49 @@ impl<S: Store> Claimed<S> {
         if let Some(renewals) = renewals {
             renewals.abort();
         }
+    }
+}
+
+/// An attempt whose renewals fail: it goes on, and a claim that the store answers first would find it lost.
+struct Running<S: Store>(Arc<Claimed<S>>);
+
+impl<S: Store> Owed for Running<S> {
+    /// Those who wait for a renewal take its failure for theirs. A transaction that no renewal may run beside has as
+    /// long again as its lease was.
+    fn tell(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            let (claimed, lease, since) = (&self.0, &self.0.lease, Instant::now());
+            let needs_nothing =
+                || lease.is_held() || lease.state.lock().is_lost || claimed.told.get().is_some();
+            let failed = || {
+                let what = "the lease of the attempt that runs here could not be renewed";
+                Err(StoreError::new(StoreErrorKind::Unknown, what))
+            };
+            if needs_nothing() {
+                return Ok(());
+            }
+            let patience = PATIENCE.min(lease.length);
+            let Ok(_renewing) = timeout(patience, lease.renewing().lock()).await else {
+                return match Instant::now() < later(lease.after(lease.length), lease.length) {
+                    true => failed(),
+                    false => Ok(()),
+                };
+            };
+            if needs_nothing() {
+                return Ok(());
+            }
+            if lease.state.lock().failed >= Some(since) {
+                return failed();
+            }
+            claimed.renew().await.map(drop)
+        })
+    }
+
+    fn may_have_run(&self) -> bool {
+        !self.0.had_no_effect.load(Ordering::Relaxed)
+    }
+
+    fn is_running(&self) -> bool {
+        true
     }
 }

@@ -21,6 +21,11 @@ pub(super) trait Owed: Send + Sync {
 
     /// Whether there may have been an effect.
     fn may_have_run(&self) -> bool;
+
+    /// Whether it is only that an attempt runs: that matters where nothing is known of its end.
+    fn is_running(&self) -> bool {
+        false
+    }
 }
 
 struct Owing {
@@ -58,7 +63,8 @@ impl<S> Guard<S> {
     pub fn unsettled_since(&self, moment: Instant) -> usize {
         let all = self.shared.owings.all.lock();
         let owings = all.values().flatten();
-        owings.filter(|owing| owing.since >= moment).count()
+        let known = owings.filter(|owing| owing.since >= moment && !owing.owed.is_running());
+        known.count()
     }
 }
 
@@ -121,8 +127,9 @@ impl<S: Store> Guard<S> {
         identity: &Identity,
         may_have_run: &mut bool,
     ) -> Result<(), StoreError> {
-        let owed = self.shared.owings.of(identity);
+        let mut owed = self.shared.owings.of(identity);
         *may_have_run |= owed.iter().any(|one| one.may_have_run());
+        owed.sort_by_key(|one| one.is_running());
         for one in owed {
             one.tell()
                 .await
@@ -156,7 +163,7 @@ mod tests {
         let guard = Guard::from(MemoryStore::default());
         let identity = Identity::new(Scope::new(["a"]), "op", Key::new("k").unwrap());
         let list = |ran| guard.list_owed(*identity.digest(), Arc::new(Fake(ran)));
-        let mut may_have_run = false;
+        let (begun, mut may_have_run) = (Instant::now(), false);
         let first = list(false);
         guard
             .tell_owed(&identity, &mut may_have_run)
@@ -176,6 +183,8 @@ mod tests {
             .await
             .unwrap_err();
         assert!(!may_have_run);
+        assert_eq!(guard.unsettled_since(begun), 1);
+        assert_eq!(guard.unsettled_since(Instant::now()), 0);
         drop(first);
         guard.tell_owed(&identity, &mut may_have_run).await.unwrap();
         assert!(guard.shared.owings.all.lock().is_empty());

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{self, BoxFuture};
@@ -118,6 +119,8 @@ impl<S: Store> Claimed<S> {
         settlement: Settlement,
     ) -> JoinHandle<Result<Settled, StoreError>> {
         let ending = Ending(Arc::clone(self));
+        let had_no_effect = settlement == Settlement::Release;
+        self.had_no_effect.store(had_no_effect, Ordering::Relaxed);
         let known = Arc::new(Known {
             claimed: Arc::clone(self),
             settlement,

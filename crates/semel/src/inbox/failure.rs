@@ -107,8 +107,9 @@ impl<S: Store> Inbox<S> {
         if self.dead_letters.is_none() || failed < self.max_attempts {
             return Err(error.after(failed));
         }
-        // In an attempt of its own: if it is lost, that was not the work.
-        let policy = self.policy.with_on_lost(OnLost::Retry);
+        // In an attempt of its own: if it is lost, that was not the work. It takes over nobody's, so that a claim whose
+        // answer is lost can be given back.
+        let policy = self.policy.with_on_lost(OnLost::Hold);
         let policy = policy.with_wait(Duration::ZERO);
         match self.begin::<E>(event, Effects::Anywhere, policy).await {
             Ok(held) => self.set_aside(event, held, failed).await,

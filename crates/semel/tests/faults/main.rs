@@ -146,8 +146,7 @@ async fn claims_whose_answers_were_lost_are_given_back() {
         assert_eq!(error.ran(), Ran::No);
     }
     store.loses_claims.store(false, SeqCst);
-    // A copy of a claim may arrive for a while.
-    sleep(Duration::from_secs(6)).await;
+    sleep(Duration::from_secs(2)).await;
     assert_eq!(guard.unsettled(), 0);
     for n in 0..50 {
         let key = format!("k{n}");

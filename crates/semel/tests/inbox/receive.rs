@@ -83,8 +83,12 @@ async fn a_consumer_that_goes_away_does_not_stop_the_work() {
 
 /// A consumer whose process is as good as gone: its lease lapses.
 pub(crate) async fn lost(inbox: &Inbox<Arc<Scripted>>, event: &Event) {
-    inbox.guard().store().deaf.store(true, Ordering::SeqCst);
-    let (there, event) = (inbox.clone(), event.clone());
+    let store = inbox.guard().store();
+    store.deaf.store(true, Ordering::SeqCst);
+    // In a process of its own.
+    let retries = policy().with_on_lost(OnLost::Retry);
+    let there = Inbox::new(store.clone(), "billing").with_policy(retries);
+    let event = event.clone();
     let started = Arc::new(Notify::new());
     let starts = started.clone();
     tokio::spawn(async move {

@@ -279,10 +279,14 @@ async fn died_in_the_callback(takes: Duration) -> (Inbox<Arc<Scripted>>, Taken, 
             taken
         }
     };
-    let inbox = Inbox::new(Arc::new(Scripted::new(&[])), "billing");
-    let inbox = inbox.with_max_attempts(1).with_dead_letters(dies);
-    inbox.guard().store().deaf.store(true, Ordering::SeqCst);
-    let (there, runs_there) = (inbox.clone(), runs.clone());
+    let store = Arc::new(Scripted::new(&[]));
+    store.deaf.store(true, Ordering::SeqCst);
+    // Each in a process of its own.
+    let [inbox, there] = [store.clone(), store].map(|store| {
+        let inbox = Inbox::new(store, "billing").with_max_attempts(1);
+        inbox.with_dead_letters(dies.clone())
+    });
+    let runs_there = runs.clone();
     tokio::spawn(async move { receive(&there, &event("a"), &runs_there, true).await });
     called.notified().await;
     advance(Duration::from_secs(31)).await;
@@ -361,9 +365,10 @@ async fn an_event_that_a_reconciler_will_know_is_kept_back() {
     let reconciles = policy().with_on_lost(OnLost::Reconcile);
     // Nobody will know where there is no reconciler, or the policy has it not asked.
     let without = Inbox::new(Arc::new(Scripted::new(&[])), "billing").with_policy(reconciles);
-    for inbox in [without, Inbox::new(guard.clone(), "orders")] {
-        lost(&inbox, &event("a")).await;
-        let answer = receive(&inbox, &event("a"), &runs, false).await;
+    let told_not_to = Inbox::new(guard.clone(), "billing");
+    for (inbox, event) in [(without, event("a")), (told_not_to, event("b"))] {
+        lost(&inbox, &event).await;
+        let answer = receive(&inbox, &event, &runs, false).await;
         assert!(matches!(answer, Err(InboxError::Unknown)), "{answer:?}");
     }
     let inbox = taken.inbox(Inbox::new(guard, "billing").with_policy(reconciles));

@@ -229,14 +229,12 @@ async fn a_lost_answer_to_the_commit_is_what_the_records_say() {
 #[tokio::test(start_paused = true)]
 async fn r7_an_event_whose_consumer_stood_still_runs_again_and_is_applied_once() {
     let bench = Bench::new(&[]);
-    bench
-        .inbox
-        .guard()
-        .store()
-        .deaf
-        .store(true, Ordering::SeqCst);
+    let store = bench.inbox.guard().store();
+    store.deaf.store(true, Ordering::SeqCst);
+    // In a process of its own.
+    let inbox = Inbox::new(store.clone(), "billing");
     let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (inbox, begins, goes) = (bench.inbox.clone(), begun.clone(), go.clone());
+    let (begins, goes) = (begun.clone(), go.clone());
     let stale = tokio::spawn(async move {
         let work = move |_, mut tx: Tx| {
             let (begins, goes) = (begins.clone(), goes.clone());

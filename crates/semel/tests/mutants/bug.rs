@@ -31,6 +31,8 @@ pub(crate) enum Bug {
     ReplayProlongs,
     MismatchWhenCompletedOnly,
     OwnNonceLoses,
+    /// A copy of a released attempt's claim begins another.
+    CopyRuns,
     SecondCompletionRefused,
     SecondCompletionWins,
     VoidIsEmpty,

@@ -83,6 +83,10 @@ const CAUGHT: &[(Bug, &[&str])] = &[
     ),
     (Bug::OwnNonceLoses, &["claim::own_nonce_is_acquired_again"]),
     (
+        Bug::CopyRuns,
+        &["release::a_copy_of_its_claim_does_not_run"],
+    ),
+    (
         Bug::SecondCompletionRefused,
         &["complete::again_with_the_same_outcome"],
     ),

@@ -158,6 +158,9 @@ impl SmallStore {
             StateKind::InFlight if self.has(Bug::MismatchWhenCompletedOnly) => {
                 seen.request.fingerprint = record.fingerprint;
             }
+            StateKind::Released if self.has(Bug::CopyRuns) => {
+                record.token.nonce = semel::store::Nonce::from_bytes([0; 16]);
+            }
             StateKind::InFlight if self.has(Bug::OwnNonceLoses) => {
                 record.token.nonce = semel::store::Nonce::from_bytes([0; 16]);
             }

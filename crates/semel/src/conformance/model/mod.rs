@@ -187,6 +187,12 @@ impl Model {
         let now = self.now;
         let (mut attempt, mut created, mut steps) = (1, now, Vec::new());
         if let Some(row) = self.standing(identity) {
+            let claim = row.claim;
+            let own = self.subjects[identity].nonces[claim] == nonce;
+            if row.phase == Phase::Free && own {
+                let remaining = Duration::ZERO;
+                return Answer::InFlight { claim, remaining };
+            }
             if row.phase != Phase::Free {
                 if row.expires.is_some_and(|at| now >= at) {
                     return Answer::Expired;
@@ -194,8 +200,6 @@ impl Model {
                 if row.fingerprint != fingerprint {
                     return Answer::Mismatch;
                 }
-                let claim = row.claim;
-                let own = self.subjects[identity].nonces[claim] == nonce;
                 match row.phase {
                     Phase::Done(outcome) => {
                         let remaining = micros(row.expires.unwrap_or(u64::MAX) - now);
