@@ -221,7 +221,10 @@ impl Drop for InDoubt<'_> {
                     let mut is_found = is_last_look;
                     for name in [Some(&identity), other.as_ref()].into_iter().flatten() {
                         let found = store.get(name.digest()).await?;
-                        let ours = found.filter(|entry| entry.record.token.nonce == nonce);
+                        let ours = found.filter(|entry| {
+                            let found = &entry.record.token.nonce;
+                            *found == nonce || other.is_some() && found.is_of_rounds_from(&nonce)
+                        });
                         if let Some(Entry { record, .. }) = ours {
                             is_found = true;
                             if !(takes_over && record.attempt > 1) {

@@ -323,7 +323,10 @@ impl<S: Store> Doubt<S> {
         for name in [Some(&self.identity), other.as_ref()].into_iter().flatten() {
             let (digest, sent) = (*name.digest(), Instant::now());
             let found = store.get(&digest).await?;
-            let found = found.filter(|entry| entry.record.token.nonce == self.request.nonce);
+            let found = found.filter(|entry| {
+                let (nonce, ours) = (&entry.record.token.nonce, &self.request.nonce);
+                nonce == ours || other.is_some() && nonce.is_of_rounds_from(ours)
+            });
             let Some(Entry { record, .. }) = found else {
                 continue;
             };

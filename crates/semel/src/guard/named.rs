@@ -136,8 +136,14 @@ impl<S: Store> Guard<S> {
             let are_both_open = beside.stands() == Stands::Open && own.stands() == Stands::Open;
             *is_duplicate |= own.stands() > Stands::Nowhere;
             let mut sent = Instant::now();
-            let request_of = if is_first { &new } else { &passing };
-            let mut answer = self.claim_one(name, request_of).await?;
+            // What was given back in an earlier round is not acquired under the nonce that it had.
+            let given_back = u8::try_from(round - 1).unwrap_or_default();
+            let of_round = |request: &ClaimRequest| ClaimRequest {
+                nonce: request.nonce.after(given_back),
+                ..request.clone()
+            };
+            let request_of = of_round(if is_first { &new } else { &passing });
+            let mut answer = self.claim_one(name, &request_of).await?;
             let mut takes_over = false;
             if let Claim::InFlight { .. } | Claim::Unknown { .. } = answer
                 && request.on_lost == OnLost::Retry
@@ -145,7 +151,7 @@ impl<S: Store> Guard<S> {
             {
                 takes_over = true;
                 sent = Instant::now();
-                answer = self.claim_one(name, &taking_over).await?;
+                answer = self.claim_one(name, &of_round(&taking_over)).await?;
             }
             let Claim::Acquired(acquired) = answer else {
                 return Ok((name.clone(), answer));

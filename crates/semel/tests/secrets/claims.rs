@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use semel::guard::{Begin, Guard, OnStoreError, Policy};
 use semel::memory::{Limits, MemoryStore};
@@ -39,6 +40,8 @@ enum Way {
     Open,
     /// Another program, with the other list, claims the other name before it.
     Overtaken,
+    /// Likewise, and gives it back a millisecond later.
+    Passed,
     /// It takes as long as its lease.
     Slow,
     /// The store has gone away.
@@ -47,7 +50,7 @@ enum Way {
 
 /// A store, and the ways of its claims, one after the other; all later ones are open.
 struct Interrupted {
-    memory: MemoryStore<Arc<SystemClock>>,
+    memory: Arc<MemoryStore<Arc<SystemClock>>>,
     ways: Mutex<VecDeque<Way>>,
     /// It goes away when the first claim is given back.
     goes_away: bool,
@@ -58,7 +61,7 @@ impl Interrupted {
     fn new(ways: &[Way], goes_away: bool) -> Arc<Self> {
         let clock = Arc::new(SystemClock::new());
         Arc::new(Self {
-            memory: MemoryStore::with_clock(Limits::default(), clock),
+            memory: Arc::new(MemoryStore::with_clock(Limits::default(), clock)),
             ways: Mutex::new(ways.iter().copied().collect()),
             goes_away,
             is_away: AtomicBool::new(false),
@@ -119,6 +122,16 @@ impl Store for Interrupted {
         match way {
             Way::Closed => self.is_away.store(true, Ordering::SeqCst),
             Way::Overtaken => self.with(&identity.other().unwrap(), Stands::Held).await,
+            Way::Passed => {
+                let (memory, other) = (self.memory.clone(), identity.other().unwrap());
+                self.with(&other, Stands::Held).await;
+                tokio::spawn(async move {
+                    sleep(Duration::from_millis(1)).await;
+                    let rival = memory.get(other.digest()).await.unwrap().unwrap();
+                    let given_back = memory.abandon(other.digest(), &rival.record.token);
+                    assert_eq!(given_back.await.unwrap(), Fenced::Applied);
+                });
+            }
             Way::Slow => sleep(request.lease).await,
             Way::Open => {}
         }
@@ -262,6 +275,28 @@ async fn a_claim_that_steps_back_is_given_back() {
     assert!(claim.is_err(), "{claim:?}");
     let given_back = store.memory.get(under(&[A]).digest()).await.unwrap();
     assert_eq!(given_back.unwrap().record.state.kind(), StateKind::Released);
+}
+
+/// Under a name that it has given back it is acquired again, once nobody is in its way.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_stepped_back_is_made_again() {
+    for on_lost in [OnLost::Hold, OnLost::Retry] {
+        let store = Interrupted::new(&[Way::Passed], false);
+        let guard = Guard::from(store.clone());
+        let request = ClaimRequest {
+            on_lost,
+            ..request()
+        };
+        let (name, claim) = guard.claim(&under(&[A, B]), &request).await.unwrap();
+        let Claim::Acquired(acquired) = claim else {
+            panic!("{claim:?}");
+        };
+        let record = store.get(name.digest()).await.unwrap().unwrap().record;
+        assert_eq!(
+            (record.state.kind(), record.token),
+            (StateKind::InFlight, acquired.token)
+        );
+    }
 }
 
 /// R9: to run without the store is for what nobody knows of.
