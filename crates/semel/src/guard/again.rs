@@ -76,8 +76,11 @@ struct Leading {
 
 impl Lead {
     /// Tells the others what the store answered.
+    ///
+    /// Not that its own claim is over: theirs are not.
     pub fn tell(self, identity: &Identity, claim: &Claim) {
-        if let Some(leading) = &self.0 {
+        let is_over = matches!(claim, Claim::InFlight { remaining, .. } if remaining.is_zero());
+        if let Some(leading) = self.0.as_ref().filter(|_| !is_over) {
             leading.told.send_replace(Some(Told {
                 identity: identity.clone(),
                 claim: claim.clone(),

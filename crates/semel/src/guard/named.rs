@@ -138,12 +138,17 @@ impl<S: Store> Guard<S> {
             let mut sent = Instant::now();
             // What was given back in an earlier round is not acquired under the nonce that it had.
             let given_back = u8::try_from(round - 1).unwrap_or_default();
-            let of_round = |request: &ClaimRequest| ClaimRequest {
-                nonce: request.nonce.after(given_back),
-                ..request.clone()
-            };
-            let request_of = of_round(if is_first { &new } else { &passing });
+            let mut request_of = if is_first { &new } else { &passing }.clone();
+            request_of.nonce = request.nonce.after(given_back);
             let mut answer = self.claim_one(name, &request_of).await?;
+            // Given back by a call before this one.
+            if let Claim::InFlight { remaining, .. } = answer
+                && remaining.is_zero()
+                && round < ROUNDS
+            {
+                round += 1;
+                continue;
+            }
             let mut takes_over = false;
             if let Claim::InFlight { .. } | Claim::Unknown { .. } = answer
                 && request.on_lost == OnLost::Retry
@@ -151,7 +156,7 @@ impl<S: Store> Guard<S> {
             {
                 takes_over = true;
                 sent = Instant::now();
-                answer = self.claim_one(name, &of_round(&taking_over)).await?;
+                answer = self.claim_one(name, &taking_over).await?;
             }
             let Claim::Acquired(acquired) = answer else {
                 return Ok((name.clone(), answer));

@@ -262,11 +262,24 @@ async fn of_two_that_are_held_the_older_is_in_the_way() {
 async fn a_claim_that_steps_back_is_given_back() {
     let store = Interrupted::new(&[Way::Overtaken], false);
     let guard = Guard::from(store.clone());
-    let (name, claim) = guard.claim(&under(&[A, B]), &request()).await.unwrap();
+    let request_now = request();
+    let (name, claim) = guard.claim(&under(&[A, B]), &request_now).await.unwrap();
     assert_eq!(*name.digest(), *under(&[B]).digest());
     assert!(matches!(claim, Claim::InFlight { .. }), "{claim:?}");
     let given_back = store.get(under(&[A]).digest()).await.unwrap();
     assert_eq!(given_back.unwrap().record.state.kind(), StateKind::Released);
+    // The same call claims again once it has waited.
+    let rival = store
+        .get(name.digest())
+        .await
+        .unwrap()
+        .unwrap()
+        .record
+        .token;
+    let given_back = store.abandon(name.digest(), &rival).await.unwrap();
+    assert_eq!(given_back, Fenced::Applied);
+    let (_, claim) = guard.claim(&under(&[A, B]), &request_now).await.unwrap();
+    assert!(matches!(claim, Claim::Acquired(_)), "{claim:?}");
 
     // So is one that was answered when its lease was over: it does not run.
     let store = Interrupted::new(&[Way::Slow, Way::Closed], false);
