@@ -12,7 +12,7 @@ use http::Method;
 use tokio::net::TcpListener;
 
 use super::{assert_first, assert_refused, assert_replay, order_as};
-use crate::support::{Gateway, Shop, order_with, request, send};
+use crate::support::{Gateway, Shop, nobody, order_with, request, send};
 
 /// What an endpoint says to these credentials.
 #[derive(Clone, Copy)]
@@ -223,9 +223,8 @@ async fn an_endpoint_that_is_silent_or_away_lets_nobody_pass() {
     endpoint.say("Bearer 1", Says::Nothing);
     let silent = order_as(&gateway, "Bearer 1").await;
     assert_refused(&silent, 503, "auth-unavailable");
-    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let away = format!("http://{}/auth", unused.local_addr().unwrap());
-    drop(unused);
+    let (_nobody_else_gets_it, address) = nobody();
+    let away = format!("http://{address}/auth");
     let gateway = Gateway::start(shop.address, &flags(&away, &[]));
     let away = order_as(&gateway, "Bearer 1").await;
     assert_refused(&away, 503, "auth-unavailable");
