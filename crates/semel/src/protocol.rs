@@ -8,7 +8,7 @@ use chacha20::ChaCha12Rng;
 use chacha20::rand_core::{Rng as _, SeedableRng as _};
 use subtle::ConstantTimeEq as _;
 
-use crate::{Fingerprint, Note, Outcome, StoreError, Timestamp};
+use crate::{Fingerprint, Identity, Note, Outcome, StoreError, Timestamp};
 
 /// The name of a [`State`](crate::State), without what it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -156,9 +156,8 @@ impl Nonce {
         self
     }
 
-    /// Whether this is `first`, or what a claim under two names made of it when it had [given it
-    /// back](crate::secrets) and claimed again.
-    pub fn is_of_rounds_from(&self, first: &Self) -> bool {
+    /// Whether this is `first`, or that [after](Self::after) some rounds.
+    pub(crate) fn is_of_rounds_from(&self, first: &Self) -> bool {
         self.0[0] | ROUNDS == first.0[0] | ROUNDS && self.0[1..] == first.0[1..]
     }
 
@@ -246,6 +245,13 @@ impl ClaimRequest {
             note: Note::EMPTY,
             is_forgettable: false,
         }
+    }
+
+    /// Whether it is by this claim of the identity that an attempt has its token; of two names also by a [later
+    /// round](crate::secrets) of it.
+    pub fn began(&self, identity: &Identity, token: &Token) -> bool {
+        let found = &token.nonce;
+        *found == self.nonce || identity.other().is_some() && found.is_of_rounds_from(&self.nonce)
     }
 
     /// Whether a crash of the store may forget it: see [`is_forgettable`](Self::is_forgettable).

@@ -206,11 +206,11 @@ impl Drop for InDoubt<'_> {
             return;
         }
         let guard = self.claims.guard.clone();
-        let nonce = self.asked.request.nonce;
+        let request = self.asked.request.clone();
         let identity = self.asked.identity.clone();
         let other = identity.other();
         // Of two names it is not under this nonce that one is taken over.
-        let takes_over = self.asked.request.on_lost == OnLost::Retry && other.is_none();
+        let takes_over = request.on_lost == OnLost::Retry && other.is_none();
         let stopping = until_stopping(self.claims.stopping.clone());
         let give_back = async move {
             let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
@@ -221,10 +221,8 @@ impl Drop for InDoubt<'_> {
                     let mut is_found = is_last_look;
                     for name in [Some(&identity), other.as_ref()].into_iter().flatten() {
                         let found = store.get(name.digest()).await?;
-                        let ours = found.filter(|entry| {
-                            let found = &entry.record.token.nonce;
-                            *found == nonce || other.is_some() && found.is_of_rounds_from(&nonce)
-                        });
+                        let ours =
+                            found.filter(|entry| request.began(&identity, &entry.record.token));
                         if let Some(Entry { record, .. }) = ours {
                             is_found = true;
                             if !(takes_over && record.attempt > 1) {

@@ -96,7 +96,7 @@ pub(crate) struct Claimed<S> {
     pub(super) sent: Instant,
     pub(super) lease: Lease,
     pub(super) steps: Mutex<Taken>,
-    /// It is known to have had none.
+    /// Its end is known, and it had no effect.
     pub(super) had_no_effect: AtomicBool,
     /// What the store took of its end.
     pub(super) told: OnceLock<Settled>,

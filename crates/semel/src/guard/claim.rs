@@ -323,10 +323,8 @@ impl<S: Store> Doubt<S> {
         for name in [Some(&self.identity), other.as_ref()].into_iter().flatten() {
             let (digest, sent) = (*name.digest(), Instant::now());
             let found = store.get(&digest).await?;
-            let found = found.filter(|entry| {
-                let (nonce, ours) = (&entry.record.token.nonce, &self.request.nonce);
-                nonce == ours || other.is_some() && nonce.is_of_rounds_from(ours)
-            });
+            let found =
+                found.filter(|entry| self.request.began(&self.identity, &entry.record.token));
             let Some(Entry { record, .. }) = found else {
                 continue;
             };
@@ -336,10 +334,11 @@ impl<S: Store> Doubt<S> {
                 // Nothing ran under it before, so it leaves no mark.
                 let _: Fenced = store.abandon(&digest, &record.token).await?;
             } else if !(takes_over && record.attempt > 1) {
-                let (guard, acquired) = (self.guard.clone(), Some(record.acquired()));
-                let found = Claimed::new(guard, &self.asked, digest, acquired, sent);
                 // The same for all who find it: what it leaves is left once.
-                let claimed = Arc::clone(self.found.get_or_init(|| Arc::new(found)));
+                let claimed = self.found.get_or_init(|| {
+                    let (guard, acquired) = (self.guard.clone(), Some(record.acquired()));
+                    Arc::new(Claimed::new(guard, &self.asked, digest, acquired, sent))
+                });
                 let _: Settled = claimed.tell(&Settlement::Release).await?;
             }
         }

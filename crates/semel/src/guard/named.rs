@@ -34,7 +34,7 @@ enum Stands {
 const PASSING: &str = "semel.second-secret";
 const SAID: &str = "claimed only to look whether there are steps to go on with";
 /// How often a claim begins anew that met another under the other name.
-const ROUNDS: u32 = 6;
+const ROUNDS: u8 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
 
 impl<S: Store> Guard<S> {
@@ -137,9 +137,8 @@ impl<S: Store> Guard<S> {
             *is_duplicate |= own.stands() > Stands::Nowhere;
             let mut sent = Instant::now();
             // What was given back in an earlier round is not acquired under the nonce that it had.
-            let given_back = u8::try_from(round - 1).unwrap_or_default();
             let mut request_of = if is_first { &new } else { &passing }.clone();
-            request_of.nonce = request.nonce.after(given_back);
+            request_of.nonce = request.nonce.after(round - 1);
             let mut answer = self.claim_one(name, &request_of).await?;
             // Given back by a call before this one.
             if let Claim::InFlight { remaining, .. } = answer

@@ -115,9 +115,8 @@ async fn a_callback_that_panics_took_nothing() {
     assert!(matches!(answer, Err(InboxError::NotDeadLettered { .. })));
 }
 
-#[tokio::test(start_paused = true)]
-async fn attempts_that_end_without_a_word_count() {
-    let (taken, runs) = (Taken::default(), Runs::default());
+/// An inbox three of whose consumers, as many as may, died with event `a`.
+async fn lost_thrice(taken: &Taken) -> Inbox<Arc<Scripted>> {
     let store = Arc::new(Scripted::new(&[]));
     let retries = policy().with_on_lost(OnLost::Retry);
     let inbox = Inbox::new(store, "billing").with_policy(retries);
@@ -125,6 +124,13 @@ async fn attempts_that_end_without_a_word_count() {
     for _ in 0..3 {
         lost(&inbox, &event("a")).await;
     }
+    inbox
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_that_end_without_a_word_count() {
+    let (taken, runs) = (Taken::default(), Runs::default());
+    let inbox = lost_thrice(&taken).await;
     let aside = receive(&inbox, &event("a"), &runs, false).await;
     assert_eq!((aside.unwrap(), runs.count()), (Receipt::DeadLettered, 0));
     let letter = &taken.all()[0];
@@ -135,13 +141,7 @@ async fn attempts_that_end_without_a_word_count() {
 #[tokio::test(start_paused = true)]
 async fn what_was_handed_over_never_runs_again() {
     let (taken, runs) = (Taken::failing(300), Runs::default());
-    let store = Arc::new(Scripted::new(&[]));
-    let retries = policy().with_on_lost(OnLost::Retry);
-    let inbox = Inbox::new(store, "billing").with_policy(retries);
-    let inbox = taken.inbox(inbox).with_max_attempts(3);
-    for _ in 0..3 {
-        lost(&inbox, &event("a")).await;
-    }
+    let inbox = lost_thrice(&taken).await;
     for _ in 0..300 {
         let failed = receive(&inbox, &event("a"), &runs, false).await;
         assert!(matches!(failed, Err(InboxError::NotDeadLettered { .. })));
