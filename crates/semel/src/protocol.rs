@@ -339,7 +339,7 @@ pub enum Claim {
     InFlight {
         /// The other attempt's fence, for [`Store::wait`](crate::Store::wait).
         fence: Fence,
-        /// How long its lease lasts if it is not renewed.
+        /// How long its lease lasts if it is not renewed; zero where [this claim is over](Self::is_over).
         remaining: Duration,
     },
     /// The operation ran; this is to be replayed.
@@ -358,6 +358,15 @@ pub enum Claim {
     Mismatch,
     /// The outcome's retention ended, and its tombstone says so.
     Expired,
+}
+
+impl Claim {
+    /// Whether the attempt that this claim began was given back: the claim is a copy, or its nonce is used again. It
+    /// begins nothing (protocol rule R1), and nobody is to be waited for.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::InFlight { remaining, .. } if remaining.is_zero())
+    }
 }
 
 /// The answer to a fenced step.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use semel::guard::{Again, Guard, Lead, Seen, Signal};
-use semel::store::{Acquired, Claim, Entry, Fenced, OnLost, Store as _, StoreExt as _};
-use semel::{AnyStore, Backoff, Identity, Progress, StoreError, StoreErrorKind};
+use semel::guard::{self, Again, Guard, Lead, Seen, Signal};
+use semel::store::{Acquired, Claim, Entry, Store as _};
+use semel::{AnyStore, Identity, Progress, StoreErrorKind};
 use semel_tower::ProblemCode;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::asked::Asked;
 use super::body;
@@ -17,8 +17,6 @@ use crate::refused::Refused;
 
 /// What those are told who have to ask again; less where the lease ends sooner.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// How long something may still be on its way to the store.
-const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 /// What became of a claim.
 pub(super) enum Made {
@@ -70,14 +68,6 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         };
         let refused = match answer {
             Claim::Acquired(acquired) => {
-                // It may have been made long ago: what its client is told of the lease is to hold.
-                if acquired.is_repeated {
-                    let (store, lease) = (guard.store(), asked.request.lease);
-                    let renewed = store.renew(identity.digest(), &acquired.token, lease);
-                    if let Fenced::Refused(_) = renewed.await? {
-                        continue;
-                    }
-                }
                 let made = steps(guard, &identity, &acquired).await?;
                 let made = acquired_by(asked, id, &acquired, &made)?;
                 in_doubt.is_doubtful = false;
@@ -98,12 +88,15 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
                     remaining_ms: millis(remaining),
                 }));
             }
+            Claim::InFlight { fence, .. } if answer.is_over() => refused(
+                ProblemCode::InFlight,
+                Signal::InFlight,
+                "This nonce's attempt was given back. Claim again under another nonce.",
+            )
+            .retry_after(RETRY_AFTER)
+            .with("fence", fence.0),
             Claim::InFlight { fence, remaining } => {
-                // Nothing remains where this is a copy of a claim that is over: it has nothing to wait for.
-                let left = match remaining.is_zero() {
-                    true => Duration::ZERO,
-                    false => deadline.saturating_duration_since(Instant::now()),
-                };
+                let left = deadline.saturating_duration_since(Instant::now());
                 if room.is_none() && !left.is_zero() {
                     room = claims.waiting.try_acquire().ok();
                 }
@@ -192,8 +185,7 @@ fn acquired_by(
 }
 
 /// A claim that the store may have made, and that its client does not know of. Where that cannot come
-/// back with its nonce, the claim is given back in the background; but not where it may have taken over a lost
-/// attempt, whose effect nobody knows: that is left to its lease.
+/// back with its nonce, the claim is given back in the background.
 struct InDoubt<'a> {
     claims: &'a Claims,
     asked: &'a Asked,
@@ -202,54 +194,11 @@ struct InDoubt<'a> {
 
 impl Drop for InDoubt<'_> {
     fn drop(&mut self) {
-        if !self.is_doubtful || self.asked.is_repeatable {
-            return;
+        if self.is_doubtful && !self.asked.is_repeatable {
+            let request = &self.asked.request;
+            let asked = guard::Asked::new(self.asked.identity.clone(), request.fingerprint);
+            self.claims.guard.give_back_if_made(&asked, request);
         }
-        let guard = self.claims.guard.clone();
-        let request = self.asked.request.clone();
-        let identity = self.asked.identity.clone();
-        let other = identity.other();
-        // Of two names it is not under this nonce that one is taken over.
-        let takes_over = request.on_lost == OnLost::Retry && other.is_none();
-        let stopping = until_stopping(self.claims.stopping.clone());
-        let give_back = async move {
-            let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
-            let mut is_last_look = false;
-            loop {
-                let store = guard.store();
-                let given_back = async {
-                    let mut is_found = is_last_look;
-                    for name in [Some(&identity), other.as_ref()].into_iter().flatten() {
-                        let found = store.get(name.digest()).await?;
-                        let ours =
-                            found.filter(|entry| request.began(&identity, &entry.record.token));
-                        if let Some(Entry { record, .. }) = ours {
-                            is_found = true;
-                            if !(takes_over && record.attempt > 1) {
-                                let _: Fenced = store.abandon(name.digest(), &record.token).await?;
-                            }
-                        }
-                    }
-                    Ok::<_, StoreError>(is_found)
-                };
-                match given_back.await {
-                    Ok(true) => break,
-                    Ok(false) => {
-                        sleep(ON_ITS_WAY).await;
-                        is_last_look = true;
-                    }
-                    Err(error) if error.is_retryable() => sleep(backoff.pause()).await,
-                    Err(_) => break,
-                }
-            }
-        };
-        let spawned = self.claims.guard.spawn(async move {
-            tokio::select! {
-                () = give_back => {}
-                () = async { stopping.await; sleep(ON_ITS_WAY).await } => {}
-            }
-        });
-        drop(spawned);
     }
 }
 

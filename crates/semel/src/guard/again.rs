@@ -79,8 +79,7 @@ impl Lead {
     ///
     /// Not that its own claim is over: theirs are not.
     pub fn tell(self, identity: &Identity, claim: &Claim) {
-        let is_over = matches!(claim, Claim::InFlight { remaining, .. } if remaining.is_zero());
-        if let Some(leading) = self.0.as_ref().filter(|_| !is_over) {
+        if let Some(leading) = self.0.as_ref().filter(|_| !claim.is_over()) {
             leading.told.send_replace(Some(Told {
                 identity: identity.clone(),
                 claim: claim.clone(),

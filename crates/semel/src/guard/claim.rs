@@ -130,6 +130,7 @@ impl<S: Store> Guard<S> {
                 Err(error) => return Err(error),
             };
             let identity = &identity;
+            let is_over = answer.is_over();
             let (signal, fence, begin) = match answer {
                 Claim::Acquired(acquired) => {
                     let (acquired, digest) = (Some(acquired), *identity.digest());
@@ -145,8 +146,7 @@ impl<S: Store> Guard<S> {
                 Claim::InFlight { fence, remaining } => {
                     let deadline = *deadline.get_or_insert_with(|| later(sent, policy.wait));
                     let left = deadline.saturating_duration_since(Instant::now());
-                    // Nothing remains where this is a copy of a claim that is over: it has nothing to wait for.
-                    if !left.is_zero() && !remaining.is_zero() {
+                    if !left.is_zero() && !is_over {
                         if let Some(before_waiting) = before_waiting.take() {
                             before_waiting();
                         }
@@ -158,7 +158,10 @@ impl<S: Store> Guard<S> {
                         (has_waited, claim.is_duplicate) = (true, true);
                         continue;
                     }
-                    let retry_after = remaining.min(RETRY_AFTER);
+                    let retry_after = match is_over {
+                        true => RETRY_AFTER,
+                        false => remaining.min(RETRY_AFTER),
+                    };
                     let begin = Begin::InFlight { retry_after };
                     (Signal::InFlight, Some(fence), begin)
                 }
@@ -200,6 +203,37 @@ struct InDoubt<'a, S: Store> {
     is_duplicate: bool,
 }
 
+impl<S: Store> Guard<S> {
+    /// Looks in the background for a claim that nobody waits for any more, and gives it back: now, and once what is
+    /// still on its way has arrived. Not where it may have taken over an attempt that was lost: that is left to its
+    /// lease.
+    pub fn give_back_if_made(&self, asked: &Asked, request: &ClaimRequest) {
+        let Some(identity) = asked.identity() else {
+            return;
+        };
+        let doubt = Arc::new(Doubt {
+            guard: self.clone(),
+            asked: asked.clone(),
+            identity: identity.clone(),
+            request: request.clone(),
+            looked: Mutex::new(None),
+            found: OnceLock::new(),
+        });
+        let owed = Arc::clone(&doubt) as _;
+        self.pursue(*identity.digest(), owed, async move {
+            let guard = &doubt.guard;
+            let signal = |signal| guard.tell(&Seen::of(&doubt.identity, signal));
+            let look = || guard.ask_until(guard.drained(&signal), &signal, || doubt.look());
+            if !look().await? {
+                // What is still on its way may arrive after the first look.
+                sleep(PATIENCE).await;
+                look().await?;
+            }
+            Ok::<_, StoreError>(())
+        });
+    }
+}
+
 impl<S: Store> InDoubt<'_, S> {
     /// Tells what is owed, and sends the claim; and again under the same nonce while the store does not answer:
     /// if the first one arrived, the second is told that it won.
@@ -217,9 +251,15 @@ impl<S: Store> InDoubt<'_, S> {
                 .claim_and_learn(self.identity, request, is_duplicate);
             let answer = claim.await;
             let Err(error) = answer else {
-                // A copy of it may arrive when what is in flight has ended.
-                let is_in_flight = matches!(answer, Ok((_, Claim::InFlight { .. })));
-                self.is_doubtful = was_doubtful && is_in_flight;
+                // A copy of it may arrive when what is in its way has ended.
+                let is_in_its_way = matches!(
+                    answer,
+                    Ok((
+                        _,
+                        Claim::InFlight { .. } | Claim::Mismatch | Claim::Unknown { .. }
+                    ))
+                );
+                self.is_doubtful = was_doubtful && is_in_its_way;
                 return answer;
             };
             self.is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
@@ -244,6 +284,10 @@ impl<S: Store> InDoubt<'_, S> {
 
     /// Sends the claim, unless another that waited for the same attempt does.
     async fn send_again(&mut self, since: Instant) -> Result<(Identity, Claim), StoreError> {
+        // What another finds in flight may be the copy of this claim.
+        if self.is_doubtful {
+            return self.send().await;
+        }
         match self.guard.again(self.identity, &self.request, since).await {
             Again::Told(identity, claim) => Ok((identity, claim)),
             Again::Send(lead) => {
@@ -275,29 +319,8 @@ impl<S: Store> InDoubt<'_, S> {
         Ok(self.request.on_lost == OnLost::Retry)
     }
 
-    /// Looks for the claim in the background, by its nonce, and gives it back.
     fn give_back(&self) {
-        let doubt = Arc::new(Doubt {
-            guard: self.guard.clone(),
-            asked: self.asked.clone(),
-            identity: self.identity.clone(),
-            request: self.request.clone(),
-            looked: Mutex::new(None),
-            found: OnceLock::new(),
-        });
-        let owed = Arc::clone(&doubt) as _;
-        let digest = *self.identity.digest();
-        self.guard.pursue(digest, owed, async move {
-            let guard = &doubt.guard;
-            let signal = |signal| guard.tell(&Seen::of(&doubt.identity, signal));
-            let look = || guard.ask_until(guard.drained(&signal), &signal, || doubt.look());
-            if !look().await? {
-                // What is still on its way may arrive after the first look.
-                sleep(PATIENCE).await;
-                look().await?;
-            }
-            Ok::<_, StoreError>(())
-        });
+        self.guard.give_back_if_made(self.asked, &self.request);
     }
 }
 

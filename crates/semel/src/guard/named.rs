@@ -40,13 +40,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(4);
 impl<S: Store> Guard<S> {
     /// Claims an identity. The request's fingerprint is as it is without a secret. The answer comes with
     /// the identity that it is about: of two secrets, under that of the record. Changes, and waiting, are
-    /// by its digest.
+    /// by its digest. The lease of an acquired claim began after this call did: one that was made before is renewed.
     ///
     /// # Errors
     /// The store's; of kind [`Unknown`](StoreErrorKind::Unknown) where a claim may be left behind, with
     /// the request's nonce, under the identity or its [`other`](Identity::other). What cannot be opened
     /// for want of a key is [`Corrupt`](StoreErrorKind::Corrupt). With two secrets the nonce has to be
-    /// random, and this call's alone.
+    /// random, and no other caller's.
     pub async fn claim(
         &self,
         identity: &Identity,
@@ -63,7 +63,10 @@ impl<S: Store> Guard<S> {
         is_duplicate: &mut bool,
     ) -> Result<(Identity, Claim)> {
         match identity.other() {
-            None => Ok((identity.clone(), self.claim_one(identity, request).await?)),
+            None => Ok((
+                identity.clone(),
+                self.claim_and_hold(identity, request).await?,
+            )),
             Some(other) => {
                 let names = (identity, &other);
                 Box::pin(self.claim_of_two(names, request, is_duplicate)).await
@@ -90,11 +93,38 @@ impl<S: Store> Guard<S> {
         Ok(entry.map(|entry| (name.clone(), entry)))
     }
 
-    async fn claim_one(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let request = ClaimRequest {
-            fingerprint: identity.fingerprint(request.fingerprint),
-            ..request.clone()
-        };
+    /// Claims under one name. Where the claim was made before, its lease began then, and may be over.
+    async fn claim_and_hold(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        loop {
+            let claim = self.claim_one(identity, request.clone()).await?;
+            let Claim::Acquired(acquired) = &claim else {
+                return Ok(claim);
+            };
+            if !acquired.is_repeated || self.is_renewed(identity, acquired, request).await? {
+                return Ok(claim);
+            }
+        }
+    }
+
+    /// Whether a claim that was made before is the caller's still, and its lease begins now.
+    async fn is_renewed(
+        &self,
+        name: &Identity,
+        acquired: &Acquired,
+        request: &ClaimRequest,
+    ) -> Result<bool> {
+        let (digest, token) = (name.digest(), &acquired.token);
+        match self.store().renew(digest, token, request.lease).await {
+            Ok(renewed) => Ok(renewed == Fenced::Applied),
+            Err(error) => {
+                let what = "a claim that was made is left behind";
+                Err(StoreError::new(StoreErrorKind::Unknown, what).with_source(error))
+            }
+        }
+    }
+
+    async fn claim_one(&self, identity: &Identity, mut request: ClaimRequest) -> Result<Claim> {
+        request.fingerprint = identity.fingerprint(request.fingerprint);
         let claim = self.store().claim(identity, &request).await?;
         if let Claim::Completed { outcome, .. } = &claim
             && let Err(error) = outcome.readable()
@@ -139,12 +169,9 @@ impl<S: Store> Guard<S> {
             // What was given back in an earlier round is not acquired under the nonce that it had.
             let mut request_of = if is_first { &new } else { &passing }.clone();
             request_of.nonce = request.nonce.after(round - 1);
-            let mut answer = self.claim_one(name, &request_of).await?;
+            let mut answer = self.claim_one(name, request_of).await?;
             // Given back by a call before this one.
-            if let Claim::InFlight { remaining, .. } = answer
-                && remaining.is_zero()
-                && round < ROUNDS
-            {
+            if answer.is_over() && round < ROUNDS {
                 round += 1;
                 continue;
             }
@@ -155,7 +182,7 @@ impl<S: Store> Guard<S> {
             {
                 takes_over = true;
                 sent = Instant::now();
-                answer = self.claim_one(name, &taking_over).await?;
+                answer = self.claim_one(name, taking_over.clone()).await?;
             }
             let Claim::Acquired(acquired) = answer else {
                 return Ok((name.clone(), answer));
@@ -173,9 +200,8 @@ impl<S: Store> Guard<S> {
             if runs && acquired.is_repeated {
                 // Its lease began then.
                 sent = Instant::now();
-                let (digest, token) = (name.digest(), &acquired.token);
-                let renewed = self.store().renew(digest, token, request.lease).await;
-                runs = matches!(renewed, Ok(Fenced::Applied));
+                let renewed = self.is_renewed(name, &acquired, request).await;
+                runs = matches!(renewed, Ok(true));
                 failed = renewed.err();
             }
             if runs && sent.elapsed() < request.lease {

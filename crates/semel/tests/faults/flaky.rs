@@ -26,6 +26,8 @@ pub(crate) struct Flaky {
     pub(crate) claims: AtomicU32,
     /// Claims arrive, and their answers take this long.
     pub(crate) slow_claims: Mutex<Duration>,
+    /// Who waits learns so much later that it is over.
+    pub(crate) slow_waits: Mutex<Duration>,
     /// Changes other than renewals, of those that arrive or fail, take this long.
     pub(crate) slow_changes: Mutex<Duration>,
     /// How many of them were sent.
@@ -117,7 +119,12 @@ impl Store for Flaky {
     }
     async fn wait(&self, identity: &IdentityDigest, fence: Fence, timeout: Duration) -> Result<Waited> {
         self.up()?;
-        self.memory.wait(identity, fence, timeout).await
+        let waited = self.memory.wait(identity, fence, timeout).await;
+        let slow = *self.slow_waits.lock().unwrap();
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
+        waited
     }
     async fn probe(&self) -> Result<Probe> {
         self.up()?;

@@ -295,20 +295,79 @@ async fn a_copy_of_a_claim_that_was_given_back_begins_nothing() {
     }
 }
 
-/// One copy of a claim is told of an attempt in flight, and another arrives when that is over.
+/// One copy of a claim is told of an attempt in flight, of the same request or of another, and another copy arrives
+/// when that is over.
 #[tokio::test(start_paused = true)]
 async fn a_copy_of_a_claim_that_was_told_of_another_is_given_back() {
+    let other = Asked::new(identity("k"), Fingerprint::of(b"other"));
+    for (second, finds) in [(asked("k"), "InFlight"), (other, "Mismatch")] {
+        let store = Shared::default();
+        let guard = Guard::from(store.clone());
+        let first = held(&guard, &asked("k")).await;
+        *store.late_claims.lock().unwrap() = vec![Duration::from_secs(2)];
+        let found = guard.begin(&second).await.unwrap();
+        assert_eq!(format!("{found:?}"), finds);
+        assert_eq!(first.release().await.unwrap(), Settled::Applied);
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(state(&store, "k").await, Some(StateKind::InFlight));
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(state(&store, "k").await, Some(StateKind::Released));
+    }
+}
+
+/// A copy of a claim arrives when the attempt that its caller waits for is over. It is the caller's, and not what
+/// another who waits there finds in flight.
+#[tokio::test(start_paused = true)]
+async fn a_copy_is_acquired_for_its_caller_who_waits() {
+    for is_first in [true, false] {
+        let store = Shared::default();
+        let policy = Policy::default().with_lease(Duration::from_secs(2));
+        let guard = Guard::new(store.clone(), policy.with_wait(Duration::from_mins(1)));
+        let first = held(&guard, &asked("k")).await;
+        let waits = || {
+            let guard = guard.clone();
+            tokio::spawn(async move { held(&guard, &asked("k")).await })
+        };
+        *store.slow_waits.lock().unwrap() = Duration::from_secs(1);
+        let late = || *store.late_claims.lock().unwrap() = vec![Duration::from_secs(2)];
+        if is_first {
+            late();
+        }
+        let mut waiting = vec![waits()];
+        sleep(Duration::from_millis(100)).await;
+        if !is_first {
+            late();
+        }
+        waiting.push(waits());
+        sleep(Duration::from_millis(1_500)).await;
+        assert_eq!(first.release().await.unwrap(), Settled::Applied);
+        *store.slow_claims.lock().unwrap() = Duration::from_millis(10);
+        let caller = waiting.remove(usize::from(!is_first));
+        let found = timeout(Duration::from_secs(2), caller).await.unwrap();
+        assert_eq!(found.unwrap().release().await.unwrap(), Settled::Applied);
+        waiting.remove(0).await.unwrap();
+    }
+}
+
+/// Likewise, and the caller learns of it after the copy's lease: nobody takes over what the caller has then.
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_was_acquired_long_ago_is_renewed() {
     let store = Shared::default();
-    let guard = Guard::from(store.clone());
-    let first = held(&guard, &asked("k")).await;
+    let policy = Policy::default().with_lease(Duration::from_secs(2));
+    let policy = policy.with_on_lost(OnLost::Retry);
+    let (another, guard) = (
+        Guard::new(store.clone(), policy),
+        Guard::new(store.clone(), policy.with_wait(Duration::from_mins(1))),
+    );
+    let first = held(&another, &asked("k")).await;
+    *store.slow_waits.lock().unwrap() = Duration::from_secs(3);
     *store.late_claims.lock().unwrap() = vec![Duration::from_secs(2)];
-    let found = guard.begin(&asked("k")).await.unwrap();
-    assert!(matches!(found, Begin::InFlight { .. }), "{found:?}");
+    let caller = tokio::spawn(async move { held(&guard, &asked("k")).await });
+    sleep(Duration::from_millis(1_500)).await;
     assert_eq!(first.release().await.unwrap(), Settled::Applied);
-    sleep(Duration::from_secs(3)).await;
-    assert_eq!(state(&store, "k").await, Some(StateKind::InFlight));
-    sleep(Duration::from_secs(3)).await;
-    assert_eq!(state(&store, "k").await, Some(StateKind::Released));
+    let _found = caller.await.unwrap();
+    let beside = another.begin(&asked("k")).await.unwrap();
+    assert!(matches!(beside, Begin::InFlight { .. }), "{beside:?}");
 }
 
 /// The answer to a release is lost: it is told again, with the mark that it leaves, and is what it was.

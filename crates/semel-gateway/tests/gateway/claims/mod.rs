@@ -97,6 +97,25 @@ async fn the_same_nonce_gets_the_same_token() {
 }
 
 #[tokio::test]
+async fn the_nonce_of_an_abandoned_attempt_begins_and_awaits_nothing() {
+    let gateway = gateway();
+    let api = Api::of(gateway.admin).await;
+    let claim = json!({"nonce": "0".repeat(32), "payload": [1], "wait": "10m"});
+    api.acquire("k", claim.clone())
+        .await
+        .told("abandon", json!({}))
+        .await;
+    let refused = api.claim("k", claim).await;
+    assert_eq!(refused.problem(), "in-flight");
+    assert!(
+        refused.text().contains("another nonce"),
+        "{}",
+        refused.text()
+    );
+    api.acquire("k", json!({"payload": [2]})).await;
+}
+
+#[tokio::test]
 async fn another_payload_is_a_mismatch_and_changes_nothing() {
     let gateway = gateway();
     let api = Api::of(gateway.admin).await;
