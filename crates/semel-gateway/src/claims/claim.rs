@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel::guard::{self, Again, Guard, Lead, Seen, Signal};
-use semel::store::{Acquired, Claim, Entry, Store as _};
+use semel::store::{Acquired, Claim, Entry, Fenced, Store as _, StoreExt as _};
 use semel::{AnyStore, Identity, Progress, StoreErrorKind};
 use semel_tower::ProblemCode;
 use tokio::time::Instant;
@@ -68,6 +68,14 @@ pub(super) async fn make(claims: &Claims, asked: &Asked) -> Result<Made, Refused
         };
         let refused = match answer {
             Claim::Acquired(acquired) => {
+                // It may have been made long ago: what its client is told of the lease is to hold.
+                if acquired.is_repeated {
+                    let (store, lease) = (guard.store(), asked.request.lease);
+                    let renewed = store.renew(identity.digest(), &acquired.token, lease);
+                    if let Fenced::Refused(_) = renewed.await? {
+                        continue;
+                    }
+                }
                 let made = steps(guard, &identity, &acquired).await?;
                 let made = acquired_by(asked, id, &acquired, &made)?;
                 in_doubt.is_doubtful = false;

@@ -208,7 +208,8 @@ impl<S: Store> Guard<S> {
     /// still on its way has arrived. Not where it may have taken over an attempt that was lost: that is left to its
     /// lease.
     pub fn give_back_if_made(&self, asked: &Asked, request: &ClaimRequest) {
-        let Some(identity) = asked.identity() else {
+        // Outside a runtime the program ends.
+        let Some(identity) = asked.identity().filter(|_| in_runtime()) else {
             return;
         };
         let doubt = Arc::new(Doubt {
@@ -244,12 +245,24 @@ impl<S: Store> InDoubt<'_, S> {
             self.guard
                 .tell_owed(self.identity, &mut self.is_duplicate)
                 .await?;
-            let was_doubtful = std::mem::replace(&mut self.is_doubtful, true);
-            let (request, is_duplicate) = (&self.request, &mut self.is_duplicate);
-            let claim = self
-                .guard
-                .claim_and_learn(self.identity, request, is_duplicate);
-            let answer = claim.await;
+            let mut was_doubtful = std::mem::replace(&mut self.is_doubtful, true);
+            let (guard, request) = (self.guard, &self.request);
+            let claim = guard.claim_and_learn(self.identity, request, &mut self.is_duplicate);
+            let mut answer = claim.await;
+            // Its lease began when it was made, perhaps long ago. Of two names it is renewed already.
+            if let Ok((identity, Claim::Acquired(acquired))) = &answer
+                && acquired.is_repeated
+                && identity.other().is_none()
+            {
+                // What the store has confirmed does not run unprotected.
+                (was_doubtful, self.is_duplicate) = (true, true);
+                let (digest, token) = (identity.digest(), &acquired.token);
+                match guard.store().renew(digest, token, request.lease).await {
+                    Ok(Fenced::Applied) => {}
+                    Ok(Fenced::Refused(_)) => continue,
+                    Err(error) => answer = Err(error),
+                }
+            }
             let Err(error) = answer else {
                 // A copy of it may arrive when what is in its way has ended.
                 let is_in_its_way = matches!(
@@ -273,7 +286,7 @@ impl<S: Store> InDoubt<'_, S> {
             }
             // Of two names, a claim that is being given back is not to be taken for one's own.
             if self.is_doubtful && self.identity.other().is_some() {
-                self.give_back();
+                guard.give_back_if_made(self.asked, &self.request);
                 self.request.nonce = Nonce::random()?;
                 self.is_doubtful = false;
             }
@@ -317,10 +330,6 @@ impl<S: Store> InDoubt<'_, S> {
             self.request.on_lost = OnLost::Retry;
         }
         Ok(self.request.on_lost == OnLost::Retry)
-    }
-
-    fn give_back(&self) {
-        self.guard.give_back_if_made(self.asked, &self.request);
     }
 }
 
@@ -393,8 +402,8 @@ impl<S: Store> Owed for Doubt<S> {
 
 impl<S: Store> Drop for InDoubt<'_, S> {
     fn drop(&mut self) {
-        if self.is_doubtful && in_runtime() {
-            self.give_back();
+        if self.is_doubtful {
+            self.guard.give_back_if_made(self.asked, &self.request);
         }
     }
 }

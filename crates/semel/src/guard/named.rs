@@ -40,7 +40,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(4);
 impl<S: Store> Guard<S> {
     /// Claims an identity. The request's fingerprint is as it is without a secret. The answer comes with
     /// the identity that it is about: of two secrets, under that of the record. Changes, and waiting, are
-    /// by its digest. The lease of an acquired claim began after this call did: one that was made before is renewed.
+    /// by its digest.
     ///
     /// # Errors
     /// The store's; of kind [`Unknown`](StoreErrorKind::Unknown) where a claim may be left behind, with
@@ -65,7 +65,7 @@ impl<S: Store> Guard<S> {
         match identity.other() {
             None => Ok((
                 identity.clone(),
-                self.claim_and_hold(identity, request).await?,
+                self.claim_one(identity, request.clone()).await?,
             )),
             Some(other) => {
                 let names = (identity, &other);
@@ -91,36 +91,6 @@ impl<S: Store> Guard<S> {
             outcome.readable()?;
         }
         Ok(entry.map(|entry| (name.clone(), entry)))
-    }
-
-    /// Claims under one name. Where the claim was made before, its lease began then, and may be over.
-    async fn claim_and_hold(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        loop {
-            let claim = self.claim_one(identity, request.clone()).await?;
-            let Claim::Acquired(acquired) = &claim else {
-                return Ok(claim);
-            };
-            if !acquired.is_repeated || self.is_renewed(identity, acquired, request).await? {
-                return Ok(claim);
-            }
-        }
-    }
-
-    /// Whether a claim that was made before is the caller's still, and its lease begins now.
-    async fn is_renewed(
-        &self,
-        name: &Identity,
-        acquired: &Acquired,
-        request: &ClaimRequest,
-    ) -> Result<bool> {
-        let (digest, token) = (name.digest(), &acquired.token);
-        match self.store().renew(digest, token, request.lease).await {
-            Ok(renewed) => Ok(renewed == Fenced::Applied),
-            Err(error) => {
-                let what = "a claim that was made is left behind";
-                Err(StoreError::new(StoreErrorKind::Unknown, what).with_source(error))
-            }
-        }
     }
 
     async fn claim_one(&self, identity: &Identity, mut request: ClaimRequest) -> Result<Claim> {
@@ -200,8 +170,9 @@ impl<S: Store> Guard<S> {
             if runs && acquired.is_repeated {
                 // Its lease began then.
                 sent = Instant::now();
-                let renewed = self.is_renewed(name, &acquired, request).await;
-                runs = matches!(renewed, Ok(true));
+                let (digest, token) = (name.digest(), &acquired.token);
+                let renewed = self.store().renew(digest, token, request.lease).await;
+                runs = matches!(renewed, Ok(Fenced::Applied));
                 failed = renewed.err();
             }
             if runs && sent.elapsed() < request.lease {

@@ -38,6 +38,8 @@ pub(crate) struct Flaky {
     pub(crate) gets: AtomicU32,
     /// Renewals are not answered at all.
     pub(crate) hung_renewals: AtomicBool,
+    /// Renewals fail in this way.
+    pub(crate) failed_renewals: Mutex<Option<StoreErrorKind>>,
     /// So many changes do not arrive.
     pub(crate) fails_next: AtomicU32,
     /// Nothing arrives but renewals.
@@ -90,6 +92,9 @@ impl Store for Flaky {
         let renews = matches!(change, Change::Held(_, Update::Renew(_)));
         if renews && self.hung_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
+        }
+        if let Some(kind) = self.failed_renewals.lock().unwrap().filter(|_| renews) {
+            return Err(StoreError::new(kind, "no room"));
         }
         self.changes.fetch_add(u32::from(!renews), Ordering::SeqCst);
         let slow = *self.slow_changes.lock().unwrap();

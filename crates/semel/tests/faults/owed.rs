@@ -370,6 +370,22 @@ async fn a_copy_that_was_acquired_long_ago_is_renewed() {
     assert!(matches!(beside, Begin::InFlight { .. }), "{beside:?}");
 }
 
+/// What the store has confirmed, and cannot renew, does not run unprotected.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_made_is_not_failed_open() {
+    for kind in [StoreErrorKind::Capacity, StoreErrorKind::NotApplied] {
+        let store = Shared::default();
+        let policy = Policy::default().with_on_store_error(OnStoreError::FailOpen);
+        let guard = Guard::new(store.clone(), policy);
+        store.loses_next.store(1, SeqCst);
+        *store.failed_renewals.lock().unwrap() = Some(kind);
+        let error = guard.begin(&asked("k")).await.unwrap_err();
+        assert_eq!(error.kind(), kind);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(state(&store, "k").await, Some(StateKind::Released));
+    }
+}
+
 /// The answer to a release is lost: it is told again, with the mark that it leaves, and is what it was.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_told_again_is_not_called_stale() {
