@@ -21,3 +21,45 @@ pub(crate) fn undoubted(change: &Change, answer: Fenced, in_doubt: bool) -> Resu
         (_, answer) => Ok(answer),
     }
 }
+
+/// The answer to a claim; `in_doubt`: an earlier sending of it may be on its way still. It then arrives when what is in
+/// its way has ended, for nobody, unless somebody looks for it.
+///
+/// # Errors
+/// `Unknown` for an answer in doubt that is about another attempt.
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis"
+))]
+pub(crate) fn undoubted_claim(
+    claim: semel::store::Claim,
+    in_doubt: bool,
+) -> Result<semel::store::Claim> {
+    use semel::store::Claim;
+
+    match claim {
+        Claim::InFlight { .. } | Claim::Mismatch | Claim::Unknown { .. } if in_doubt => {
+            Err(StoreError::new(
+                StoreErrorKind::Unknown,
+                "the answer to the claim was lost: it may still be made, though another is in its way now",
+            ))
+        }
+        claim => Ok(claim),
+    }
+}
+
+/// The error of a step whose last trip met it; `in_doubt`: an earlier sending of it may have been applied.
+#[cfg(any(feature = "dynamodb", feature = "redis"))]
+pub(crate) fn doubtful(error: StoreError, in_doubt: bool) -> StoreError {
+    match error.kind() {
+        StoreErrorKind::NotApplied | StoreErrorKind::Capacity | StoreErrorKind::Config
+            if in_doubt =>
+        {
+            let message = format!("{error}; an earlier try may have happened");
+            StoreError::new(StoreErrorKind::Unknown, message).with_source(error)
+        }
+        _ => error,
+    }
+}

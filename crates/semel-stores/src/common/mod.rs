@@ -39,6 +39,8 @@ pub(crate) use self::{
     gate::Gate,
     waiters::{Poll, Running, Waiters},
 };
+#[cfg(any(feature = "dynamodb", feature = "redis"))]
+pub(crate) use doubt::doubtful;
 #[cfg(any(
     feature = "dynamodb",
     feature = "mysql",
@@ -47,6 +49,13 @@ pub(crate) use self::{
     feature = "redis"
 ))]
 pub(crate) use doubt::undoubted;
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis"
+))]
+pub(crate) use doubt::undoubted_claim;
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "_location")]

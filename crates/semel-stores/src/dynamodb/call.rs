@@ -82,14 +82,11 @@ impl Table {
             };
             open |= reached;
             if !again || attempt == ATTEMPTS || Instant::now() + pause >= deadline {
-                return Err(failure(
-                    error,
-                    if again {
-                        kind(does, open)
-                    } else {
-                        StoreErrorKind::Config
-                    },
-                ));
+                let kind = match again || open {
+                    true => kind(does, open),
+                    false => StoreErrorKind::Config,
+                };
+                return Err(failure(error, kind));
             }
             attempt += 1;
             sleep(pause).await;

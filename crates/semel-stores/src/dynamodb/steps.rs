@@ -14,6 +14,7 @@ use semel::{
 use super::call::Written;
 use super::item::{self, Item, Reader};
 use super::{DynamoDbStore, update};
+use crate::common::{doubtful, undoubted_claim};
 
 /// How often a step is decided anew because the record changed under it.
 const ROUNDS: usize = 16;
@@ -27,6 +28,7 @@ impl DynamoDbStore {
         let _under_way = self.gate.enter()?;
         let digest = identity.digest();
         let mut now = self.now();
+        let mut in_doubt = false;
         // A lapse that this handle has watched: what follows from it is tried at once. Nothing is
         // answered by it alone.
         let mut known = self.seen.lapsed(digest, now).filter(|(_, judged)| {
@@ -38,23 +40,22 @@ impl DynamoDbStore {
             let floor = self.fences.floor(judged, now);
             let decision = record::claim(judged, request, now, floor);
             let Some(record) = decision.write else {
-                return Ok(decision.claim);
+                return undoubted_claim(decision.claim, in_doubt);
             };
             let update = match &known {
                 None => update::claim(identity, request, &record),
                 Some((row, _)) => update::replace(identity, request, row, &record),
             };
-            match self
+            let written = self
                 .table
-                .update(digest, update, ReturnValue::AllNew, &mut false)
-                .await?
-            {
+                .update(digest, update, ReturnValue::AllNew, &mut in_doubt);
+            match written.await.map_err(|error| doubtful(error, in_doubt))? {
                 Written::Yes(item) => {
                     if let State::InFlight = record.state {
                         return self.acquired(digest, &item, now);
                     }
                     self.changed(digest, &record.token.nonce);
-                    return Ok(decision.claim);
+                    return undoubted_claim(decision.claim, in_doubt);
                 }
                 Written::No(item) => {
                     let row = item.map(|item| Reader(&item).row()).transpose()?;
@@ -66,7 +67,7 @@ impl DynamoDbStore {
                 }
             }
         }
-        Err(unsettled())
+        Err(doubtful(unsettled(), in_doubt))
     }
 
     pub(super) async fn prolong(

@@ -10,7 +10,7 @@ use semel::StoreError;
 use semel::store::Result;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Either, Executor as _, Row as _};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::error::{self, Effect, Failure};
 use super::group::Group;
@@ -35,6 +35,8 @@ pub(super) struct Connector {
     generation: Arc<AtomicU64>,
     // The server's `max_allowed_packet`, as the last connection found it.
     packet: AtomicU64,
+    // How long a connection that lay idle may take to show that it is one still.
+    patience: Duration,
 }
 
 pub(super) struct Link {
@@ -84,6 +86,7 @@ impl Connector {
             table,
             generation: Arc::default(),
             packet: AtomicU64::new(u64::MAX),
+            patience: timeout / 4,
         }
     }
 
@@ -204,7 +207,7 @@ impl Link {
 
     /// Best effort: the server notices by itself too.
     pub(super) async fn close(self) {
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.connection.close()).await;
+        let _ = timeout(Duration::from_secs(1), self.connection.close()).await;
     }
 }
 
@@ -231,7 +234,16 @@ impl Wire for Connector {
     }
 
     async fn is_alive(&self, link: &mut Link) -> bool {
-        link.used.elapsed() < FRESH || link.connection.ping().await.is_ok()
+        if link.used.elapsed() < FRESH {
+            return true;
+        }
+        // A server that is gone without a word leaves time for another.
+        let ping = timeout(self.patience, link.connection.ping());
+        let is_alive = matches!(ping.await, Ok(Ok(())));
+        if !is_alive {
+            link.give_up();
+        }
+        is_alive
     }
 
     /// A little longer each time, and not all the same.
@@ -249,9 +261,21 @@ impl Wire for Connector {
     async fn run(&self, link: &mut Link, step: &Step) -> Result<Answer, Failed> {
         let sql = step.packet(&self.table);
         self.fits(&sql).map_err(Failed::Refused)?;
-        let done = link.send(sql).await;
-        done.map(Answer::from)
-            .map_err(|(_, error)| link.failed(error, Effect::Writes).into())
+        let (done, error) = match link.send(sql).await {
+            Ok(done) => return Ok(Answer::from(done)),
+            Err(failed) => failed,
+        };
+        match link.failed(error, Effect::Writes).into() {
+            // Each statement of a packet commits by itself: those before the one that failed did.
+            Failed::Refused(error) | Failed::RolledBack(error)
+                if done > 0 && step.writes_at_once() =>
+            {
+                Err(Failed::Lost(
+                    pool::late(error.to_string()).with_source(error),
+                ))
+            }
+            failed => Err(failed),
+        }
     }
 
     async fn run_together(

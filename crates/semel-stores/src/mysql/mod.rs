@@ -54,7 +54,7 @@ use self::step::{Answer, Step};
 use self::transact::Transactions;
 use crate::OpenError;
 use crate::common::pool::{Limits, Sent};
-use crate::common::{Driver, Gate, Poll, Running, Waiters, undoubted};
+use crate::common::{Driver, Gate, Poll, Running, Waiters, undoubted, undoubted_claim};
 
 pub use self::options::MysqlOptions;
 pub use self::transact::MysqlTransaction;
@@ -190,11 +190,12 @@ impl Store for MysqlStore {
         let read = |turn, answer: Answer, sent: &Sent| {
             answer.claimed(request, !inserts(turn) && !sent.in_doubt())
         };
-        let claim = self.turns(&mut Sent::default(), make, read).await?;
+        let mut sent = Sent::default();
+        let claim = self.turns(&mut sent, make, read).await?;
         if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
             self.waiters.wake(digest);
         }
-        Ok(claim)
+        undoubted_claim(claim, sent.in_doubt())
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {

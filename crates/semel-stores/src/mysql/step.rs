@@ -54,6 +54,17 @@ impl Step {
         }
     }
 
+    /// Whether its first statement writes; that of a claim looks for a record.
+    pub(super) const fn writes_at_once(&self) -> bool {
+        matches!(
+            self,
+            Self::Packet {
+                effect: Effect::Writes,
+                ..
+            }
+        )
+    }
+
     /// What is sent where it is sent alone.
     pub(super) fn packet(&self, table: &Table) -> String {
         match self {

@@ -67,7 +67,9 @@ impl Transactions {
             Isolation::RepeatableRead => "REPEATABLE READ",
             Isolation::Serializable => "SERIALIZABLE",
         };
-        let begin = format!("SET TRANSACTION ISOLATION LEVEL {level};START TRANSACTION");
+        // A call that was given up between its sending and its answer may have left a transaction open, of which
+        // the driver does not know.
+        let begin = format!("ROLLBACK;SET TRANSACTION ISOLATION LEVEL {level};START TRANSACTION");
         let deadline = Instant::now() + self.timeout;
         let mut tried = 0;
         loop {

@@ -1,5 +1,7 @@
 //! The tables, by version.
 
+use std::time::Duration;
+
 use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 use tokio::time::timeout;
@@ -14,6 +16,8 @@ use crate::{Migrated, Schema};
 
 /// The version that this program works with. Those before it were never released, and are left alone.
 const PRESENT: u32 = 2;
+/// How long a migration may take, and wait for another one.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// `state` is text and times are `timestamptz`, for who reads them with psql. `outcome` is the
 /// versioned byte form of an answer; `code` repeats its code for who searches.
@@ -163,15 +167,17 @@ pub(super) async fn bounded<T>(
 ) -> Result<T> {
     match timeout(with.timeout, work).await {
         Ok(done) => done.map_err(|error| error::connecting(error, &with.table)),
-        Err(_) => Err(StoreError::new(
-            StoreErrorKind::NotApplied,
-            "PostgreSQL did not answer in time",
-        )),
+        Err(_) => Err(silent()),
     }
 }
 
+fn silent() -> StoreError {
+    let what = "PostgreSQL did not answer in time";
+    StoreError::new(StoreErrorKind::NotApplied, what)
+}
+
 /// One transaction under an advisory lock: who comes second finds the work done, and who dies on
-/// the way leaves nothing.
+/// the way leaves nothing. After an error the connection is not to be used any more.
 async fn apply(client: &Client, with: &Connector) -> Result<Migrated> {
     let run = async |text: &str| {
         let text = sql::fill(text, &with.table);
@@ -216,10 +222,7 @@ async fn apply(client: &Client, with: &Connector) -> Result<Migrated> {
             done,
         })
     };
-    let result = work.await;
-    if result.is_err() {
-        // Where the connection is gone the server does it.
-        let _gone = client.batch_execute("ROLLBACK").await;
-    }
-    result
+    timeout(PATIENCE, work)
+        .await
+        .unwrap_or_else(|_| Err(silent()))
 }

@@ -65,7 +65,7 @@ use self::step::{Answer, Step};
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Poll, Waiters, fits, undoubted};
+use crate::common::{Driver, Gate, Poll, Waiters, fits, undoubted, undoubted_claim};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]
@@ -193,8 +193,9 @@ impl PostgresStore {
 
 impl Store for PostgresStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.turns(
-            &mut Sent::default(),
+        let mut sent = Sent::default();
+        let claimed = self.turns(
+            &mut sent,
             |turn| match turn {
                 0 => step::claim_new(identity, request),
                 _ => step::claim(identity, request),
@@ -203,8 +204,9 @@ impl Store for PostgresStore {
                 0 => step::claimed_new(rows, request),
                 _ => step::claimed(rows, request),
             },
-        )
-        .await
+        );
+        let answer = claimed.await?;
+        undoubted_claim(answer, sent.in_doubt())
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {

@@ -3,7 +3,7 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use semel::{StoreError, StoreErrorKind};
 
-use crate::common::privacy;
+use crate::common::{doubtful, privacy};
 
 /// What a failed step does to the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,14 +73,9 @@ const SETTINGS: [&str; 6] = [
 /// The error for a caller whose step was sent; `before` says that it had been sent once before, and
 /// got no answer.
 pub(super) fn sent(error: RedisError, effect: Effect, before: bool) -> StoreError {
-    let (kind, message) = match meaning(&error, effect) {
-        (StoreErrorKind::NotApplied, message) if before && effect == Effect::Write => (
-            StoreErrorKind::Unknown,
-            format!("{message}; an earlier try may have happened"),
-        ),
-        told => told,
-    };
-    StoreError::new(kind, message).with_source(error)
+    let (kind, message) = meaning(&error, effect);
+    let error = StoreError::new(kind, message).with_source(error);
+    doubtful(error, before && effect == Effect::Write)
 }
 
 /// The error for a caller whose step was never sent, as there was no connection.
@@ -97,17 +92,6 @@ pub(super) fn unsent(error: RedisError) -> StoreError {
         ),
     };
     StoreError::new(kind, message).with_source(error)
-}
-
-/// The error of a step whose last trip met it; `before` says that an earlier one may have been applied unheard.
-pub(super) fn in_doubt(error: StoreError, before: bool) -> StoreError {
-    match error.kind() {
-        StoreErrorKind::NotApplied | StoreErrorKind::Capacity if before => {
-            let message = format!("{error}; an earlier try may have happened");
-            StoreError::new(StoreErrorKind::Unknown, message).with_source(error)
-        }
-        _ => error,
-    }
 }
 
 /// Whether it is about a server that is a replica.

@@ -7,12 +7,12 @@ use semel::{Identity, IdentityDigest, Progress, StoreError, StoreErrorKind, Time
 use tokio::time::Instant;
 
 use super::Inner;
-use super::error::{Effect, in_doubt};
+use super::error::Effect;
 use super::scripts::Script;
 use super::value::{self, Answer, Head, corrupt};
 use super::wire::Arg::{self, Bytes};
 use super::wire::Call;
-use crate::common::{Running, undoubted};
+use crate::common::{Running, doubtful, undoubted, undoubted_claim};
 
 /// How often a record is replaced that others change at the same time.
 const TRIES: usize = 100;
@@ -91,8 +91,8 @@ impl Inner {
             let now = ran.answer.now;
             return ran.confirm(true, decide(None, now).answer);
         }
-        let (claim, _) = self.pursue(&step, ran, true, decide).await?;
-        Ok(claim)
+        let (claim, resent) = self.pursue(&step, ran, true, decide).await?;
+        undoubted_claim(claim, resent)
     }
 
     pub(super) async fn change(&self, digest: &IdentityDigest, change: &Change) -> Result<Fenced> {
@@ -226,13 +226,13 @@ impl Inner {
             };
             let args = [Bytes(seen), Arg::count(length), Bytes(&next), insists];
             let swapped = self.run(step, &self.link.scripts().swap, &args).await;
-            ran = swapped.map_err(|error| in_doubt(error, resent))?;
+            ran = swapped.map_err(|error| doubtful(error, resent))?;
             if ran.answer.wrote {
                 return ran.confirm(stands, (answer, resent));
             }
             written = false;
         }
-        Err(in_doubt(contended(), resent))
+        Err(doubtful(contended(), resent))
     }
 
     fn step<'a>(&self, digest: &'a IdentityDigest, lasting: bool) -> Step<'a> {

@@ -225,3 +225,17 @@ fn typed(error: &semel::StoreError, failures: &AtomicU64) {
     );
     failures.fetch_add(1, Ordering::Relaxed);
 }
+
+/// The answer to a claim is lost, and sent again it finds another's attempt: its first sending may arrive after that.
+#[tokio::test]
+async fn a_claim_in_doubt_is_not_simply_told_of_another() {
+    let (_server, proxy, store) = behind_proxy(Duration::from_secs(30)).await;
+    let key = identity("key");
+    acquired(claim(&store, &key, &request(LONG, OnLost::Hold)).await);
+    proxy.once(Fault::CutAnswers);
+    let error = store.claim(&key, &request(LONG, OnLost::Hold)).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    let again = claim(&store, &key, &request(LONG, OnLost::Hold)).await;
+    assert!(matches!(again, Claim::InFlight { .. }), "{again:?}");
+}

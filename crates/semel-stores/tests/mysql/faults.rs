@@ -292,3 +292,36 @@ async fn paused_for_longer_than_a_lease() {
     assert_eq!(seen.len(), 4);
     assert!(won.len() > 12, "too few: {}", won.len());
 }
+
+/// The answer to a claim is lost, and sent again it finds another's attempt: its first sending may arrive after that.
+#[tokio::test]
+async fn a_claim_in_doubt_is_not_simply_told_of_another() {
+    let server = own(&[]).await;
+    let proxy = Proxy::start(server.address()).unwrap();
+    let store = open(&server.url_through(proxy.address())).await;
+    acquire(&store, "key").await;
+    proxy.once(Fault::CutAnswers);
+    let error = claim(&store, "key").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    let again = claim(&store, "key").await.unwrap();
+    assert!(matches!(again, Claim::InFlight { .. }), "{again:?}");
+}
+
+/// Idle connections to a server that is gone without a word are given up together, soon enough for another.
+#[tokio::test]
+async fn idle_connections_that_are_silent_are_left() {
+    let server = own(&[]).await;
+    let proxy = Proxy::start(server.address()).unwrap();
+    let store = Arc::new(open(&server.url_through(proxy.address())).await);
+    let mut warm = JoinSet::new();
+    for number in 0..4 {
+        let store = store.clone();
+        warm.spawn(async move { claim(&store, &format!("warm-{number}")).await.unwrap() });
+    }
+    warm.join_all().await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    // The ping's answer only.
+    proxy.once(Fault::SwallowAnswers);
+    acquire(&store, "key").await;
+    assert_eq!(proxy.hits(), 1);
+}

@@ -1,7 +1,9 @@
 //! An effect and its completion in one transaction.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use semel::guard::{Asked, AttemptInfo, Done, Guard, Policy, Ran, RunError, TransactOptions};
@@ -14,6 +16,7 @@ use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::Server as _;
 use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
 use tokio::sync::Barrier;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use super::{acquired, ask, common, identity, link, open, options, own, request, table};
@@ -352,9 +355,12 @@ async fn a_transaction_costs_one_packet_for_the_claim_and_one_statement_inside_i
         .iter()
         .filter_map(|row| row.get::<&str, _>(0).split_whitespace().next())
         .collect();
-    // A packet each. The claim's begins with the look for a record; the transaction's first sets
-    // the isolation and begins, and in it are the handler's statement and the completion.
-    assert_eq!(verbs, ["SELECT", "SET", "SELECT", "UPDATE", "COMMIT"]);
+    // A packet each. The claim's begins with the look for a record; the transaction's first ends what may
+    // be left, sets the isolation and begins, and in it are the handler's statement and the completion.
+    assert_eq!(
+        verbs,
+        ["SELECT", "ROLLBACK;SET", "SELECT", "UPDATE", "COMMIT"]
+    );
 }
 
 pub(super) async fn committing(look: &mut MySqlConnection) -> i64 {
@@ -464,5 +470,27 @@ async fn without_a_key_the_effects_are_committed_without_a_record() {
     for state in StateKind::ALL {
         let page = bench.store.list(&ListQuery::new(state)).await.unwrap();
         assert_eq!(page.entries, []);
+    }
+}
+
+/// A call that is given up while the server begins its transaction leaves none to who gets its connection.
+#[tokio::test]
+async fn a_begin_that_is_given_up_leaves_no_transaction() {
+    let store = options(&common().await).connections(1).open();
+    let store = store.await.unwrap();
+    for number in 0..60 {
+        let mut begun = Box::pin(store.begin(Isolation::Serializable));
+        for _ in 0..number {
+            let poll = |cx: &mut Context<'_>| Poll::Ready(begun.as_mut().poll(cx).is_ready());
+            if poll_fn(poll).await {
+                break;
+            }
+            // The server goes on meanwhile.
+            std::thread::sleep(Duration::from_micros(50));
+            yield_now().await;
+        }
+        drop(begun);
+        let begun = store.begin(Isolation::ReadCommitted).await;
+        begun.unwrap_or_else(|error| panic!("after {number}: {error}"));
     }
 }

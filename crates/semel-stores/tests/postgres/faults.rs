@@ -507,3 +507,22 @@ async fn dropped_calls_leave_the_store_usable() {
         acquire_as(&store, &key, &request).await;
     }
 }
+
+/// The answer to a claim is lost, and sent again it finds another's attempt: its first sending may arrive after that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_in_doubt_is_not_simply_told_of_another() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let store = open(&format!(
+        "{}?listen=off",
+        server.url_through(proxy.address())
+    ))
+    .await;
+    acquire(&store, "key").await;
+    recovered(&store).await;
+    proxy.once(Fault::CutAnswers);
+    let error = store.claim(&identity("key"), &request()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    let again = store.claim(&identity("key"), &request()).await.unwrap();
+    assert!(matches!(again, Claim::InFlight { .. }), "{again:?}");
+}

@@ -365,3 +365,22 @@ async fn a_master_that_becomes_a_replica_takes_no_step_until_it_is_one_again() {
     let done = super::complete(&store, digest, &own.token).await;
     assert_eq!(done.unwrap(), Fenced::Applied);
 }
+
+/// The answer to a claim is lost, and sent again it finds another's attempt: its first sending may arrive after that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_in_doubt_is_not_simply_told_of_another() {
+    let server = Redis::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let url = server.url_through(proxy.address());
+    let store = options().open(&url).await.unwrap();
+    let key = identity("key");
+    claim(&store, &key).await;
+    let other = ClaimRequest {
+        nonce: Nonce::random().unwrap(),
+        ..request()
+    };
+    proxy.once(Fault::CutAnswers);
+    failed(store.claim(&key, &other).await, StoreErrorKind::Unknown);
+    let again = store.claim(&key, &other).await.unwrap();
+    assert!(matches!(again, Claim::InFlight { .. }), "{again:?}");
+}
