@@ -575,7 +575,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Without a clock in the store a gateway takes a lost attempt to be alive until it has itself
-    /// watched it for a lease, since it was last broken.
+    /// watched it for a lease, since it was last broken. What it saw while the lease may have been renewed says nothing.
     fn is_watched(&self, call: &Call, calls: &[&Call]) -> bool {
         let lost = |other: &&&Call| self.may_be_lost(other, call.sent);
         let Some(lost) = calls.iter().filter(|c| c.sent < call.sent).rfind(lost) else {
@@ -585,8 +585,9 @@ impl<'a> Judge<'a> {
         let troubles = self.known.troubles.iter();
         let restarts = troubles.filter(|t| t.place == own && t.from < call.sent);
         let started = restarts.map(|t| t.until).max().unwrap_or(0);
+        let ended = self.works_until(lost).unwrap_or(lost.answered);
         let mut looks = calls.iter().filter(|other| {
-            let after = other.sent > lost.sent.max(started) && other.gateway == call.gateway;
+            let after = other.sent > ended.max(started) && other.gateway == call.gateway;
             after && other.said.is_problem("in-flight")
         });
         let watched = self.known.lapse() + GRACE;

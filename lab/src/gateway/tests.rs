@@ -413,6 +413,14 @@ fn in_flight_is_somebody_elses_attempt() {
     let restarted = |gateway| late().trouble(11_000, 12_000, Place::Gateway(gateway));
     restarted(0).right();
     restarted(1).is("cause");
+    // What was seen of an attempt while it was renewed is none of the lease that it left.
+    let mut renewed = run()
+        .call(0, 500, Said::Broken("reset".into()))
+        .changed(|call| call.gateway = 1)
+        .call(100, 101, problem(409, "in-flight"))
+        .trouble(500, 900, Place::Gateway(1));
+    renewed.known.clockless = true;
+    renewed.call(9000, 9001, problem(409, "in-flight")).right();
     let mut with_a_clock = lost();
     with_a_clock.known.clockless = false;
     with_a_clock.is("cause");
