@@ -1,4 +1,4 @@
-//! How a connection is used: whether a request is under way.
+//! How a connection is used: whether a request is under way, and whether the client takes its answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tower_service::Service;
 
 /// What is known of a connection's requests.
@@ -20,6 +20,12 @@ pub(crate) struct Usage {
     under_way: AtomicUsize,
     /// When hyper had taken the last answer whole, in milliseconds after `since`.
     rests: AtomicU64,
+    /// How many answers wait for the client to take more of them.
+    waiting: AtomicUsize,
+    /// Counts halves of the time in which it has to: reading a clock for each piece would take longer than the rest.
+    half: AtomicU64,
+    /// The half in which it last took of one, or the first began to wait.
+    taken: AtomicU64,
 }
 
 impl Usage {
@@ -30,6 +36,9 @@ impl Usage {
             has_begun: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
             rests: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            half: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
         }
     }
 
@@ -54,6 +63,25 @@ impl Usage {
                 return;
             }
         }
+    }
+
+    /// Returns once the client took nothing of its answers for `limit`, and at most half as long again. One that
+    /// takes of some of them is left alone: it may speak for many.
+    pub(crate) async fn refusal(&self, limit: Duration) {
+        loop {
+            sleep(limit / 2).await;
+            let half = self.half.fetch_add(1, Ordering::Relaxed) + 1;
+            let waits = self.waiting.load(Ordering::Relaxed) > 0;
+            // The first of the halves may have been no whole one.
+            if waits && half - self.taken.load(Ordering::Relaxed) > 2 {
+                return;
+            }
+        }
+    }
+
+    fn takes(&self) {
+        let half = self.half.load(Ordering::Relaxed);
+        self.taken.store(half, Ordering::Relaxed);
     }
 
     fn rests(&self) -> Instant {
@@ -97,22 +125,44 @@ where
 
 /// A request under way, until it is dropped.
 #[derive(Debug)]
-struct UnderWay(Arc<Usage>);
+struct UnderWay {
+    usage: Arc<Usage>,
+    /// Its answer waits for the client.
+    waits: bool,
+}
 
 impl UnderWay {
     fn begin(usage: &Arc<Usage>) -> Self {
         usage.under_way.fetch_add(1, Ordering::AcqRel);
         usage.has_begun.store(true, Ordering::Relaxed);
-        Self(Arc::clone(usage))
+        Self {
+            usage: Arc::clone(usage),
+            waits: false,
+        }
+    }
+
+    /// What was there of the answer is taken. Now the client is waited for, or else the upstream.
+    fn goes_on(&mut self, waits: bool) {
+        let usage = &self.usage;
+        let others = match (self.waits, waits) {
+            (false, true) => usage.waiting.fetch_add(1, Ordering::Relaxed),
+            (true, false) => usage.waiting.fetch_sub(1, Ordering::Relaxed),
+            _ => 1,
+        };
+        if self.waits || others == 0 {
+            usage.takes();
+        }
+        self.waits = waits;
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let since = self.0.since.elapsed().as_millis();
+        self.goes_on(false);
+        let since = self.usage.since.elapsed().as_millis();
         let since = u64::try_from(since).unwrap_or(u64::MAX);
-        self.0.rests.store(since, Ordering::Relaxed);
-        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
+        self.usage.rests.store(since, Ordering::Relaxed);
+        self.usage.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -135,7 +185,9 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let answer = ready!(this.inner.poll(cx));
-        let under_way = this.under_way.take();
+        let mut under_way = this.under_way.take();
+        // It may be that nothing of it is ever asked for.
+        under_way.iter_mut().for_each(|it| it.goes_on(true));
         Poll::Ready(answer.map(|answer| answer.map(|inner| InUse { inner, under_way })))
     }
 }
@@ -148,7 +200,11 @@ impl<B: Body> Body for InUse<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        self.project().inner.poll_frame(cx)
+        let this = self.project();
+        let frame = this.inner.poll_frame(cx);
+        let waits = matches!(frame, Poll::Ready(Some(_)));
+        this.under_way.iter_mut().for_each(|it| it.goes_on(waits));
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -162,6 +218,7 @@ impl<B: Body> Body for InUse<B> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::join;
     use tokio::time::timeout;
 
     use super::*;
@@ -185,6 +242,36 @@ mod tests {
         usage.idleness(LIMIT).await;
         // Counted in whole milliseconds.
         assert!(since.elapsed() + Duration::from_millis(1) >= LIMIT);
+    }
+
+    /// Who waits for the upstream refuses nothing, nor who takes of one answer.
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_of_its_answers_is_told() {
+        let usage = Arc::new(Usage::new());
+        let refuses = async || timeout(LIMIT * 5, usage.refusal(LIMIT)).await.is_ok();
+        let [mut first, mut second] = [0; 2].map(|_| UnderWay::begin(&usage));
+        assert!(!refuses().await);
+        first.goes_on(true);
+        second.goes_on(true);
+        let since = Instant::now();
+        assert!(refuses().await);
+        assert!(since.elapsed() >= LIMIT);
+        second.goes_on(false);
+        assert!(refuses().await);
+        let takes = async {
+            for _ in 0..20 {
+                second.goes_on(true);
+                sleep(LIMIT / 2).await;
+            }
+        };
+        assert!(
+            timeout(LIMIT * 9, join(usage.refusal(LIMIT), takes))
+                .await
+                .is_err()
+        );
+        drop(first);
+        drop(second);
+        assert!(!refuses().await);
     }
 
     #[tokio::test(start_paused = true)]

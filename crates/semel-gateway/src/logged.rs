@@ -19,6 +19,8 @@ use crate::telemetry::{self, ACCESS, SPANS, Told};
 const REQUEST_ID: &str = "x-request-id";
 /// More of it is not logged.
 const MOST_OF_ID: usize = 128;
+/// A value that is so long stands in a path on purpose.
+const LONG_ENOUGH: usize = 8;
 
 /// A service whose requests are told of: never their keys, other fields or queries.
 #[derive(Clone)]
@@ -91,7 +93,7 @@ struct Telling(Option<Box<Asked>>);
 
 struct Asked {
     method: Method,
-    uri: Uri,
+    path: Box<str>,
     request_id: Option<Box<str>>,
     since: Instant,
     told: Arc<Told>,
@@ -111,7 +113,7 @@ impl Asked {
         }
         Self {
             method: request.method().clone(),
-            uri: request.uri().clone(),
+            path: path(request.uri(), request.headers()).into(),
             request_id: request_id(request.headers()).map(Into::into),
             since: Instant::now(),
             told,
@@ -149,13 +151,29 @@ fn server_span<B>(request: &Request<B>) -> Span {
         http.request.method = request.method().as_str(),
         http.response.status_code = Empty,
         http.route = Empty,
-        url.path = request.uri().path(),
+        url.path = path(request.uri(), request.headers()),
         semel.event = Empty,
         semel.id = Empty,
         semel.attempt = Empty,
     );
     telemetry::below_client(&span, request.headers());
     span
+}
+
+/// The path, without the parts that a field has too: that may be the key, and keys are in no log (protocol rule R12).
+pub(crate) fn path(uri: &Uri, headers: &HeaderMap) -> String {
+    let values = headers.values().filter_map(|value| value.to_str().ok());
+    let values = values.map(|value| value.trim_matches('"'));
+    let values: Vec<_> = values.filter(|value| !value.is_empty()).collect();
+    let hides = |part: &str, value: &&str| {
+        part == *value || value.len() >= LONG_ENOUGH && part.contains(*value)
+    };
+    let parts = uri.path().split('/');
+    let shown = parts.map(|part| match values.iter().any(|value| hides(part, value)) {
+        true => "*",
+        false => part,
+    });
+    shown.collect::<Vec<_>>().join("/")
 }
 
 /// What a client or a proxy calls its request, unless that is what it calls its operation too: keys are in
@@ -198,7 +216,7 @@ impl Telling {
         tracing::info!(
             target: ACCESS,
             method = %asked.method,
-            path = asked.uri.path(),
+            path = &*asked.path,
             route = asked.told.route.get().map(|route| &**route),
             status,
             id,

@@ -26,6 +26,7 @@ use crate::command::with_causes;
 use crate::config::Route;
 use crate::connector;
 use crate::headers::{self, Rules};
+use crate::logged;
 use crate::metrics::{Metrics, RouteMetrics};
 use crate::pool::{self, Lent, NotAnswered, Pools};
 use crate::problem::Problem;
@@ -251,10 +252,12 @@ impl Inner {
 
     /// What the client gets where there is no answer, and what is told of it.
     fn failed(&self, failure: Failure, why: &str, asked: &Asked) -> Response<Body> {
-        let (method, path) = (&asked.method, asked.target.path());
+        let method = &asked.method;
         let name = failure.as_str();
         self.metrics.upstream_failure(name);
         let id = asked.id.as_ref().and_then(|id| id.to_str().ok());
+        // An operation has its id; its path may have its key in it (protocol rule R12).
+        let path = id.is_none().then(|| asked.target.path());
         if let Some((_, span)) = &asked.spans {
             span.record("otel.status_code", "ERROR");
             span.record("error.type", name);
@@ -279,7 +282,7 @@ impl Inner {
             otel.status_code = Empty,
             http.request.method = parts.method.as_str(),
             http.response.status_code = Empty,
-            url.path = parts.uri.path(),
+            url.path = logged::path(&parts.uri, &parts.headers),
             error.type = Empty,
         );
         telemetry::pass_on(&span, &mut parts.headers);

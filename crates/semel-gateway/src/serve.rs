@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
+use futures_util::future::join3;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use hyper::body::Incoming;
@@ -36,6 +36,9 @@ use crate::upgrade::Held;
 
 /// How long a connection may be open without a request under way: the time for a request's header is within it.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may leave its answers where they are, with their room and their upstreams' connections. A slow
+/// one takes some hundred KiB at a time.
+const REFUSAL_TIMEOUT: Duration = Duration::from_mins(5);
 /// When a system asks a peer that sends nothing whether it is there, and how often then.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 const PROBE_EVERY: Duration = Duration::from_secs(15);
@@ -47,6 +50,9 @@ const MAX_HEAD: usize = 64 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How many requests one HTTP/2 connection may have under way.
 const MAX_STREAMS: u32 = 250;
+/// How much of a request's body may lie here unread, in bytes. Of a connection 16 times that: one upload that its
+/// upstream does not read is not to stop the others.
+const STREAM_WINDOW: u32 = 256 << 10;
 /// How long to wait when the system has no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long it is not said again that connections have to wait.
@@ -59,13 +65,18 @@ pub struct Bounds {
     pub at_once: usize,
     /// How long one may be open without a request under way.
     pub idle: Duration,
+    /// How long its client may take nothing of its answers; half as long again at most.
+    pub refusal: Duration,
 }
 
 impl Bounds {
-    /// As many at once, and 30 s.
+    /// As many at once, 30 s and 5 minutes.
     pub const fn of(at_once: usize) -> Self {
-        let idle = IDLE_TIMEOUT;
-        Self { at_once, idle }
+        Self {
+            at_once,
+            idle: IDLE_TIMEOUT,
+            refusal: REFUSAL_TIMEOUT,
+        }
     }
 }
 
@@ -135,6 +146,8 @@ pub async fn run<S, B>(
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(16 * STREAM_WINDOW)
         .keep_alive_interval(PING_INTERVAL);
     // Each connection has a receiver until it ends.
     let (stop, _) = watch::channel(());
@@ -173,7 +186,7 @@ pub async fn run<S, B>(
             };
             let service = made(Peer::new(peer));
             let usage = Arc::new(Usage::new());
-            let mut ends = Ends::watch(Arc::clone(&usage), stopping, bounds.idle);
+            let mut ends = Ends::watch(Arc::clone(&usage), stopping, bounds);
             let service = service.map_request(move |mut request: Request<_>| {
                 let extensions = request.extensions_mut();
                 if let Some(certificate) = &certificate {
@@ -198,6 +211,10 @@ pub async fn run<S, B>(
                         if end == End::Idle && !usage.has_begun() {
                             return tracing::debug!("connection: no request in time");
                         }
+                        // Its answers stay where they are, so that it has no orderly end.
+                        if end == End::Refused {
+                            return tracing::debug!("connection: an answer was not taken in time");
+                        }
                         connection.as_mut().graceful_shutdown();
                     }
                 }
@@ -219,6 +236,8 @@ enum End {
     Stop,
     /// No request was under way for too long.
     Idle,
+    /// Nothing of its answers was taken for too long.
+    Refused,
 }
 
 /// What ends a connection, watched by a task of its own: a connection that is busy looks at one word,
@@ -226,19 +245,26 @@ enum End {
 struct Ends(mpsc::Receiver<End>);
 
 impl Ends {
-    fn watch(usage: Arc<Usage>, mut stopping: watch::Receiver<()>, idle: Duration) -> Self {
-        let (told, ends) = mpsc::channel(2);
+    fn watch(usage: Arc<Usage>, mut stopping: watch::Receiver<()>, bounds: Bounds) -> Self {
+        let (told, ends) = mpsc::channel(3);
         tokio::spawn(async move {
             let stops = async {
                 stopping.changed().await.ok();
                 told.send(End::Stop).await.ok();
             };
             let idles = async {
-                usage.idleness(idle).await;
+                usage.idleness(bounds.idle).await;
                 told.send(End::Idle).await.ok();
+                // It has to take the last bytes, too.
+                usage.idleness(bounds.refusal).await;
+                told.send(End::Refused).await.ok();
+            };
+            let refuses = async {
+                usage.refusal(bounds.refusal).await;
+                told.send(End::Refused).await.ok();
             };
             tokio::select! {
-                _ = join(stops, idles) => {}
+                _ = join3(stops, idles, refuses) => {}
                 () = told.closed() => {}
             }
         });
@@ -346,7 +372,7 @@ fn is_of_connection(error: &io::Error) -> bool {
 mod tests {
     use bytes::Bytes;
     use futures_util::future::join_all;
-    use http_body_util::{BodyExt as _, Channel, Empty};
+    use http_body_util::{BodyExt as _, Channel, Empty, Full};
     use hyper::client::conn::http2;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::sync::Barrier;
@@ -431,6 +457,7 @@ mod tests {
         let bounds = Bounds {
             at_once: 6,
             idle: IDLE,
+            refusal: IDLE,
         };
         let (cores, never) = (Cores::current(), std::future::pending());
         let made = move |_| service.clone();
@@ -481,6 +508,67 @@ mod tests {
             stream.write_all(rest.as_bytes()).await.unwrap();
             answers(&mut stream, 2).await;
         }
+    }
+
+    /// Bodies that nobody reads leave room for others on their connection.
+    #[tokio::test]
+    async fn an_upload_that_is_not_read_stops_no_other() {
+        let (listener, address) = bound().await;
+        let service = tower::service_fn(|request: Request<Incoming>| async move {
+            if request.uri().path() == "/unread" {
+                std::future::pending::<()>().await;
+            }
+            let body = request.into_body().collect().await.unwrap();
+            Ok(Response::new(Full::new(body.to_bytes())))
+        });
+        let (cores, never) = (Cores::current(), std::future::pending());
+        let (made, bounds) = (move |_| service, Bounds::of(1));
+        tokio::spawn(run(listener, cores, Entry::default(), bounds, made, never));
+        let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+        let opened = http2::handshake(TokioExecutor::new(), stream).await;
+        let (mut sender, connection) = opened.unwrap();
+        tokio::spawn(connection);
+        let mut post = |path: &str, len: usize| {
+            let request = Request::post(format!("http://localhost{path}"));
+            let body = Full::new(Bytes::from(vec![0; len]));
+            sender.send_request(request.body(body).unwrap())
+        };
+        let _unread = [0; 4].map(|_| tokio::spawn(post("/unread", 2 << 20)));
+        sleep(IDLE).await;
+        let answer = timeout(PATIENCE, post("/", 10)).await.unwrap().unwrap();
+        assert_eq!(answer.collect().await.unwrap().to_bytes().len(), 10);
+    }
+
+    /// A client that takes nothing of its answer, over HTTP/1 or HTTP/2, does not keep it for ever.
+    #[tokio::test]
+    async fn an_answer_that_is_not_taken_ends_with_its_connection() {
+        let (listener, address) = bound().await;
+        let (given_up, mut are_given_up) = mpsc::channel(2);
+        let service = tower::service_fn(move |_: Request<Incoming>| {
+            let given_up = given_up.clone();
+            let (mut pieces, body) = Channel::<Bytes>::new(1);
+            tokio::spawn(async move {
+                while pieces.send_data(vec![0; 64 << 10].into()).await.is_ok() {}
+                given_up.send(()).await.ok();
+            });
+            std::future::ready(Ok(Response::new(body)))
+        });
+        let bounds = Bounds {
+            refusal: IDLE,
+            ..Bounds::of(2)
+        };
+        let (cores, never) = (Cores::current(), std::future::pending());
+        let made = move |_| service.clone();
+        tokio::spawn(run(listener, cores, Entry::default(), bounds, made, never));
+
+        let mut unread = TcpStream::connect(address).await.unwrap();
+        unread.write_all(asking("/").as_bytes()).await.unwrap();
+        timeout(PATIENCE, are_given_up.recv()).await.unwrap();
+        drop(unread);
+        let mut asked = open_http2(address).await;
+        let unread = asked.send_request(get()).await.unwrap();
+        timeout(PATIENCE, are_given_up.recv()).await.unwrap();
+        drop(unread);
     }
 
     #[tokio::test]

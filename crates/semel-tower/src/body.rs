@@ -6,7 +6,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::panic::resume_unwind;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -38,8 +38,8 @@ pin_project_lite::pin_project! {
 pin_project_lite::pin_project! {
     #[project = KindProj]
     enum Kind<R, E> {
-        // Straight through.
-        Inner { #[pin] body: R },
+        // Straight through. Of an attempt whose answer is not kept, its slot: until it is read.
+        Inner { #[pin] body: R, slot: Option<Slot> },
         // In memory: recorded, replayed, or an answer of the layer itself.
         Whole { data: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
         // Read by the attempt's task: first what it had read before it gave up keeping the answer,
@@ -61,7 +61,7 @@ enum Relayed<E> {
 impl<R: HttpBody> Body<R> {
     pub(crate) fn inner(body: R) -> Self {
         Self {
-            kind: Kind::Inner { body },
+            kind: Kind::Inner { body, slot: None },
         }
     }
 
@@ -105,7 +105,13 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
         match self.project().kind.project() {
-            KindProj::Inner { body } => body.poll_frame(cx),
+            KindProj::Inner { body, slot } => {
+                let frame = ready!(body.poll_frame(cx));
+                if frame.is_none() {
+                    drop(slot.take());
+                }
+                Poll::Ready(frame)
+            }
             KindProj::Whole { data, trailers } => Poll::Ready(
                 data.take()
                     .map(Frame::data)
@@ -115,7 +121,7 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
             KindProj::Relayed { read, coming, size } => {
                 let frame = match read.pop_front() {
                     Some(frame) => Some(Ok(frame)),
-                    None => match std::task::ready!(coming.poll_recv(cx)) {
+                    None => match ready!(coming.poll_recv(cx)) {
                         Some(Relayed::Frame(frame)) => Some(frame),
                         // As if the inner body had been polled here.
                         Some(Relayed::Panic(panic)) => resume_unwind(panic),
@@ -132,7 +138,7 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Inner { body, .. } => body.is_end_stream(),
             Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
             Kind::Relayed { .. } => false,
         }
@@ -140,7 +146,7 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
+            Kind::Inner { body, .. } => body.size_hint(),
             Kind::Whole { data, trailers } => {
                 let len = data.as_ref().map_or(0, |d| d.len() as u64);
                 let mut size = SizeHint::new();
@@ -258,7 +264,12 @@ impl<R: Relayable> Content<R> {
     /// What the client gets. The attempt's `slot` is given back once all of it was read.
     pub(crate) fn into_body<S: Store>(self, guard: &Guard<S>, slot: Slot) -> Body<R> {
         match self {
-            Self::Untouched(body) => Body::inner(body),
+            Self::Untouched(body) => Body {
+                kind: Kind::Inner {
+                    slot: Some(slot).filter(|_| !body.is_end_stream()),
+                    body,
+                },
+            },
             Self::Whole(data, trailers) => Body::with_trailers(data, trailers),
             Self::Broken(read, error) => {
                 let (relay, coming) = mpsc::channel(1);

@@ -178,13 +178,24 @@ impl Jwks {
     /// The keys that may have signed a token which names this key and algorithm. If there are none the
     /// set is read again first, but not again and again.
     pub(super) async fn find(
-        &self,
+        self: &Arc<Self>,
         id: Option<&str>,
         algorithm: Algorithm,
     ) -> Result<Vec<DecodingKey>, NoKey> {
         if let Some(found) = self.look(id, algorithm) {
             return Ok(found);
         }
+        // Whose request is given up breaks nothing off: the next would begin it again, without a pause.
+        let (jwks, id) = (Arc::clone(self), id.map(str::to_owned));
+        let found = tokio::spawn(async move { jwks.find_again(id.as_deref(), algorithm).await });
+        found.await.unwrap_or(Err(NoKey::Unavailable))
+    }
+
+    async fn find_again(
+        &self,
+        id: Option<&str>,
+        algorithm: Algorithm,
+    ) -> Result<Vec<DecodingKey>, NoKey> {
         let mut tried = self.tried.lock().await;
         // Somebody else may have read it meanwhile.
         if let Some(found) = self.look(id, algorithm) {
@@ -273,9 +284,12 @@ async fn keep_fresh(jwks: Weak<Jwks>, mut is_there: bool, refresh: Duration) {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use serde_json::{Value, json};
-    use tokio::time::advance;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio::time::{advance, timeout};
 
     use super::*;
 
@@ -368,5 +382,40 @@ mod tests {
             }
         }
         panic!("it was not read again");
+    }
+
+    /// Requests that are given up while a slow provider is asked do not ask it again and again.
+    #[tokio::test]
+    async fn requests_that_are_given_up_ask_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                if counted.fetch_add(1, Ordering::SeqCst) == 0 {
+                    let set = json!({ "keys": [key("1")] }).to_string();
+                    let head = format!(
+                        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                        set.len()
+                    );
+                    stream.read_u8().await.unwrap();
+                    stream.write_all((head + &set).as_bytes()).await.unwrap();
+                }
+                // Of the others none is answered.
+                open.push(stream);
+            }
+        });
+        let source = Source::Url(url.parse().unwrap());
+        let jwks = Jwks::open(&source, Duration::from_hours(1), &Arc::default()).unwrap();
+        let find = |id| jwks.find(Some(id), Algorithm::EdDSA);
+        assert_eq!(find("1").await.map(|keys| keys.len()), Ok(1));
+        for _ in 0..5 {
+            let given_up = timeout(Duration::from_millis(50), find("2")).await;
+            assert!(given_up.is_err());
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
     }
 }

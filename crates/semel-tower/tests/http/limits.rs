@@ -224,25 +224,27 @@ async fn a_duplicate_that_waits_is_no_attempt() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_not_kept_is_an_attempt_until_its_end() {
-    let (mut rest, large) = Channel::<Bytes>::new(1);
-    let large = std::sync::Mutex::new(Some(large));
-    let large = Arc::new(large);
-    let layer = layer().with_max_response_body(2).with_max_attempts(1);
-    let app = App::answering(layer, move |_| match large.lock().unwrap().take() {
-        Some(body) => Body::new(body).into_response(),
-        None => StatusCode::CREATED.into_response(),
-    });
-    let piece = || Frame::data(Bytes::from_static(b"3 apples"));
-    rest.send(piece()).await.unwrap();
-    let response = app.router.clone().oneshot(with_key("large").request());
-    let response = response.await.unwrap();
-    app.send(with_key("new"))
-        .await
-        .assert_problem(503, "overloaded");
-    rest.send(piece()).await.unwrap();
-    drop(rest);
-    response.into_body().collect().await.unwrap();
-    app.send(with_key("new")).await.assert_first(201);
+    // Too large, and of an operation that did not run.
+    for status in [StatusCode::CREATED, StatusCode::SERVICE_UNAVAILABLE] {
+        let (mut rest, large) = Channel::<Bytes>::new(1);
+        let large = Arc::new(std::sync::Mutex::new(Some(large)));
+        let layer = layer().with_max_response_body(2).with_max_attempts(1);
+        let app = App::answering(layer, move |_| match large.lock().unwrap().take() {
+            Some(body) => (status, Body::new(body)).into_response(),
+            None => StatusCode::CREATED.into_response(),
+        });
+        let piece = || Frame::data(Bytes::from_static(b"3 apples"));
+        rest.send(piece()).await.unwrap();
+        let response = app.router.clone().oneshot(with_key("large").request());
+        let response = response.await.unwrap();
+        app.send(with_key("new"))
+            .await
+            .assert_problem(503, "overloaded");
+        let written = tokio::spawn(async move { rest.send(piece()).await.unwrap() });
+        response.into_body().collect().await.unwrap();
+        written.await.unwrap();
+        app.send(with_key("new")).await.assert_first(201);
+    }
 }
 
 #[tokio::test(start_paused = true)]
