@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use http::header::HOST;
 use http::{HeaderMap, Method, Request, Response, Uri};
 use semel_tower::{OperationId, PROTECTED, Replayed, TraceParent};
 use tokio::time::Instant;
@@ -162,7 +163,9 @@ fn server_span<B>(request: &Request<B>) -> Span {
 
 /// The path, without the parts that a field has too: that may be the key, and keys are in no log (protocol rule R12).
 pub(crate) fn path(uri: &Uri, headers: &HeaderMap) -> String {
-    let values = headers.values().filter_map(|value| value.to_str().ok());
+    // A service may be called like what it serves.
+    let others = headers.iter().filter(|(name, _)| *name != HOST);
+    let values = others.filter_map(|(_, value)| value.to_str().ok());
     let values = values.map(|value| value.trim_matches('"'));
     let values: Vec<_> = values.filter(|value| !value.is_empty()).collect();
     let hides = |part: &str, value: &&str| {

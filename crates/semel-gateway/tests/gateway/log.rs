@@ -62,7 +62,7 @@ async fn a_line_says_what_happened_and_of_which_operation() {
     order_with(gateway.address, &[("idempotency-key", "\"secret-key")]).await;
     order_with(gateway.address, &[]).await;
     get(gateway.address, "/orders/1?secret=query").await;
-    let keyed = "PUT /orders/secret-key/notes HTTP/1.1\r\nhost: a\r\nidempotency-key: \"secret-key\"\r\n\
+    let keyed = "PUT /orders/secret-key/notes HTTP/1.1\r\nhost: orders\r\nidempotency-key: \"secret-key\"\r\n\
                  content-length: 0\r\n\r\n";
     let _open = send_raw(gateway.address, keyed).await;
     let events = eventually("the lines", async || {
