@@ -105,8 +105,9 @@ impl Asked {
     fn new<B>(request: &mut Request<B>, has_span: bool) -> Self {
         let told = Arc::<Told>::default();
         request.extensions_mut().insert(Arc::clone(&told));
+        let path = path(request.uri(), request.headers());
         let span = match has_span {
-            true => server_span(request),
+            true => server_span(request, &path),
             false => Span::none(),
         };
         if let Some(parent) = telemetry::as_parent(&span) {
@@ -114,7 +115,7 @@ impl Asked {
         }
         Self {
             method: request.method().clone(),
-            path: path(request.uri(), request.headers()).into(),
+            path: path.into(),
             request_id: request_id(request.headers()).map(Into::into),
             since: Instant::now(),
             told,
@@ -142,7 +143,7 @@ impl Asked {
     }
 }
 
-fn server_span<B>(request: &Request<B>) -> Span {
+fn server_span<B>(request: &Request<B>, path: &str) -> Span {
     let span = tracing::info_span!(
         target: SPANS,
         parent: None,
@@ -152,7 +153,7 @@ fn server_span<B>(request: &Request<B>) -> Span {
         http.request.method = request.method().as_str(),
         http.response.status_code = Empty,
         http.route = Empty,
-        url.path = path(request.uri(), request.headers()),
+        url.path = path,
         semel.event = Empty,
         semel.id = Empty,
         semel.attempt = Empty,

@@ -8,7 +8,7 @@
     feature = "postgres",
     feature = "redis"
 ))]
-mod doubt;
+pub(crate) mod doubt;
 mod driver;
 #[cfg(feature = "_server")]
 mod gate;
@@ -39,23 +39,6 @@ pub(crate) use self::{
     gate::Gate,
     waiters::{Poll, Running, Waiters},
 };
-#[cfg(any(feature = "dynamodb", feature = "redis"))]
-pub(crate) use doubt::doubtful;
-#[cfg(any(
-    feature = "dynamodb",
-    feature = "mysql",
-    feature = "nats",
-    feature = "postgres",
-    feature = "redis"
-))]
-pub(crate) use doubt::undoubted;
-#[cfg(any(
-    feature = "dynamodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis"
-))]
-pub(crate) use doubt::undoubted_claim;
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "_location")]

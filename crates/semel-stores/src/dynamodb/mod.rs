@@ -51,7 +51,8 @@ use self::call::Table;
 use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
-use crate::common::{Driver, Gate, Poll, Running, Waiters, fits, undoubted};
+use crate::common::doubt::undoubted;
+use crate::common::{Driver, Gate, Poll, Running, Waiters, fits};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| DynamoDbOptions::from_url(url).map(drop),

@@ -14,7 +14,7 @@ use semel::{
 use super::call::Written;
 use super::item::{self, Item, Reader};
 use super::{DynamoDbStore, update};
-use crate::common::{doubtful, undoubted_claim};
+use crate::common::doubt::{doubtful, undoubted_claim};
 
 /// How often a step is decided anew because the record changed under it.
 const ROUNDS: usize = 16;

@@ -53,8 +53,9 @@ use self::sql::{Held, New, Table};
 use self::step::{Answer, Step};
 use self::transact::Transactions;
 use crate::OpenError;
+use crate::common::doubt::{undoubted, undoubted_claim};
 use crate::common::pool::{Limits, Sent};
-use crate::common::{Driver, Gate, Poll, Running, Waiters, undoubted, undoubted_claim};
+use crate::common::{Driver, Gate, Poll, Running, Waiters};
 
 pub use self::options::MysqlOptions;
 pub use self::transact::MysqlTransaction;

@@ -16,7 +16,7 @@ use super::effort::{Effort, contended};
 use super::frame::{self, Meant, Row};
 use super::link::{Put, Trouble, timestamp};
 use super::seen::Left;
-use crate::common::undoubted;
+use crate::common::doubt::undoubted;
 
 /// How often a read that must be stale is done again.
 const STALE_READS: u32 = 4;

@@ -65,7 +65,8 @@ use self::step::{Answer, Step};
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::{Driver, Gate, Poll, Waiters, fits, undoubted, undoubted_claim};
+use crate::common::doubt::{undoubted, undoubted_claim};
+use crate::common::{Driver, Gate, Poll, Waiters, fits};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]

@@ -3,7 +3,8 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use semel::{StoreError, StoreErrorKind};
 
-use crate::common::{doubtful, privacy};
+use crate::common::doubt::doubtful;
+use crate::common::privacy;
 
 /// What a failed step does to the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

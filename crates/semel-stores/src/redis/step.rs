@@ -12,7 +12,8 @@ use super::scripts::Script;
 use super::value::{self, Answer, Head, corrupt};
 use super::wire::Arg::{self, Bytes};
 use super::wire::Call;
-use crate::common::{Running, doubtful, undoubted, undoubted_claim};
+use crate::common::Running;
+use crate::common::doubt::{doubtful, undoubted, undoubted_claim};
 
 /// How often a record is replaced that others change at the same time.
 const TRIES: usize = 100;

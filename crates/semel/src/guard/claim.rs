@@ -130,7 +130,6 @@ impl<S: Store> Guard<S> {
                 Err(error) => return Err(error),
             };
             let identity = &identity;
-            let is_over = answer.is_over();
             let (signal, fence, begin) = match answer {
                 Claim::Acquired(acquired) => {
                     let (acquired, digest) = (Some(acquired), *identity.digest());
@@ -143,10 +142,16 @@ impl<S: Store> Guard<S> {
                     held.claimed().keep_renewed().await;
                     return Ok(Begin::Acquired(held));
                 }
+                Claim::InFlight { fence, .. } if answer.is_over() => {
+                    let begin = Begin::InFlight {
+                        retry_after: RETRY_AFTER,
+                    };
+                    (Signal::InFlight, Some(fence), begin)
+                }
                 Claim::InFlight { fence, remaining } => {
                     let deadline = *deadline.get_or_insert_with(|| later(sent, policy.wait));
                     let left = deadline.saturating_duration_since(Instant::now());
-                    if !left.is_zero() && !is_over {
+                    if !left.is_zero() {
                         if let Some(before_waiting) = before_waiting.take() {
                             before_waiting();
                         }
@@ -158,10 +163,7 @@ impl<S: Store> Guard<S> {
                         (has_waited, claim.is_duplicate) = (true, true);
                         continue;
                     }
-                    let retry_after = match is_over {
-                        true => RETRY_AFTER,
-                        false => remaining.min(RETRY_AFTER),
-                    };
+                    let retry_after = remaining.min(RETRY_AFTER);
                     let begin = Begin::InFlight { retry_after };
                     (Signal::InFlight, Some(fence), begin)
                 }
