@@ -1,7 +1,8 @@
 //! Benchmarks of semel: `cargo run --release --manifest-path bench/Cargo.toml -- TOPIC…`.
 //!
 //! One JSON line per measurement on stdout, progress on stderr; `docs/benchmarks.md` says what
-//! each of them is, and has the tables that `tables` makes of two runs.
+//! each of them is, and has the tables that `tables` makes of runs;
+//! `docs/growth.md` does for `growth`.
 
 mod callers;
 mod client;
@@ -9,6 +10,7 @@ mod disk;
 mod effects;
 mod embedded;
 mod gateway;
+mod growth;
 mod http;
 mod inputs;
 mod memory;
@@ -25,8 +27,8 @@ use anyhow::{Context as _, Result, bail};
 use run::{Run, progress};
 
 const USAGE: &str =
-    "usage: semel-bench memory|sealed|embedded|http|gateway|stores|effects|all… [--quick] [--only NAME]
-       semel-bench tables RUN RUN DOCUMENT";
+    "usage: semel-bench memory|sealed|embedded|http|gateway|stores|effects|growth|all… [--quick] [--only NAME]
+       semel-bench tables RUN [RUN] DOCUMENT";
 
 type Measure = fn(&Run) -> Result<()>;
 
@@ -40,6 +42,9 @@ const TOPICS: [(&str, Measure); 7] = [
     ("effects", effects::measure),
 ];
 
+/// Not part of `all`: takes longer than the others together.
+const GROWTH: (&str, Measure) = ("growth", growth::measure);
+
 fn main() -> Result<()> {
     let asked: Vec<String> = std::env::args().skip(1).collect();
     let mut arguments = asked.iter().cloned();
@@ -52,10 +57,14 @@ fn main() -> Result<()> {
             "tables" => return tables(arguments),
             // Not for people: what runs in a process of its own.
             memory::RESIDENT => return memory::resident(arguments),
+            growth::PEER => return growth::peer(arguments),
             server::APPLICATION => return server::serve(arguments),
             "all" => topics.extend(TOPICS),
             topic => {
-                let known = TOPICS.into_iter().find(|(name, _)| *name == topic);
+                let known = TOPICS
+                    .into_iter()
+                    .chain([GROWTH])
+                    .find(|(name, _)| *name == topic);
                 topics
                     .push(known.with_context(|| format!("there is no topic {topic:?}; {USAGE}"))?);
             }
@@ -74,18 +83,19 @@ fn main() -> Result<()> {
     })
 }
 
-/// Puts the tables of two runs into a document.
-fn tables(mut arguments: impl Iterator<Item = String>) -> Result<()> {
-    let mut next = || arguments.next().context(USAGE);
-    let (one, two, document) = (next()?, next()?, next()?);
-    let read = |file: &str| {
-        let printed = fs::read_to_string(file).with_context(|| file.to_owned())?;
-        semel_bench_report::Run::parse(&printed).with_context(|| file.to_owned())
+/// Puts the tables of one run or two into a document.
+fn tables(arguments: impl Iterator<Item = String>) -> Result<()> {
+    let files: Vec<String> = arguments.collect();
+    let (document, runs) = files.split_last().context(USAGE)?;
+    let read = |file: &String| {
+        let printed = fs::read_to_string(file).with_context(|| file.clone())?;
+        semel_bench_report::Run::parse(&printed).with_context(|| file.clone())
     };
-    let tables = semel_bench_report::render(&[read(&one)?, read(&two)?])?;
-    let before = fs::read_to_string(&document).with_context(|| document.clone())?;
+    let runs: Vec<_> = runs.iter().map(read).collect::<Result<_>>()?;
+    let tables = semel_bench_report::tables(&runs)?;
+    let before = fs::read_to_string(document).with_context(|| document.clone())?;
     fs::write(
-        &document,
+        document,
         semel_bench_report::into_document(&before, &tables)?,
     )?;
     Ok(())

@@ -1,14 +1,15 @@
-//! What a run of the benchmarks prints, line by line, and the tables that two runs make.
+//! What a run of the benchmarks prints, line by line, and the tables that runs make.
 //!
-//! A crate of its own so that the check of the tables in `docs/benchmarks.md` builds nothing else.
+//! A crate of its own so that the check of the tables in `docs/` builds nothing else.
 
+mod grid;
 mod tables;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use tables::{Run, into_document, render};
+pub use tables::{Run, into_document, tables};
 
 /// One line of a run.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,9 +1,10 @@
-//! Two runs as tables.
+//! Two runs as tables, row by row.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::grid::grid;
 use crate::{Begin, End, Line, Measurement, Spread};
 
 /// Medians of two runs that are farther apart than this part of the larger one do not agree.
@@ -18,7 +19,7 @@ const END: &str = "<!-- end of results -->";
 #[derive(Debug)]
 pub struct Run {
     begin: Begin,
-    rows: Vec<Measurement>,
+    pub(crate) rows: Vec<Measurement>,
     end: End,
 }
 
@@ -45,13 +46,21 @@ impl Run {
     }
 }
 
-/// The result of two runs, as Markdown.
+/// The result of runs, as Markdown: of two as rows that both have, of one of `growth` as a grid.
 ///
 /// # Errors
 ///
-/// If the runs are not of the same program, arguments and machine, or their rows differ.
-pub fn render(runs: &[Run; 2]) -> Result<String> {
-    let [one, two] = runs;
+/// If there are more runs than two; if two are not of the same program, arguments and machine, or their rows
+/// differ; if one is of another topic than `growth`.
+pub fn tables(runs: &[Run]) -> Result<String> {
+    match runs {
+        [run] => grid(run),
+        [one, two] => Ok(head(runs)? + &pairs(one, two)?),
+        _ => bail!("tables are made of one run or of two"),
+    }
+}
+
+fn pairs(one: &Run, two: &Run) -> Result<String> {
     let (first, second) = (&one.begin, &two.begin);
     let same = first.commit == second.commit
         && first.arguments == second.arguments
@@ -68,7 +77,7 @@ pub fn render(runs: &[Run; 2]) -> Result<String> {
         names(one),
         names(two)
     );
-    let mut text = head(runs)?;
+    let mut text = String::new();
     let mut topic = "";
     for (one, two) in one.rows.iter().zip(&two.rows) {
         let (its_topic, _) = one.name.split_once('/').unwrap_or((&one.name, ""));
@@ -86,7 +95,7 @@ pub fn render(runs: &[Run; 2]) -> Result<String> {
     Ok(text)
 }
 
-fn head(runs: &[Run; 2]) -> Result<String> {
+pub(crate) fn head(runs: &[Run]) -> Result<String> {
     let begin = &runs[0].begin;
     let machine = &begin.machine;
     let mut text = format!(
@@ -169,7 +178,7 @@ fn verdict(one: &Measurement, two: &Measurement) -> &'static str {
 }
 
 /// The median, and where the rounds differ the lowest and the highest.
-fn spread(Spread { min, median, max }: Spread) -> String {
+pub(crate) fn spread(Spread { min, median, max }: Spread) -> String {
     let [min, median, max] = [min, median, max].map(short);
     if min == max {
         return median;
@@ -178,7 +187,7 @@ fn spread(Spread { min, median, max }: Spread) -> String {
 }
 
 /// Three digits, as far as they say something.
-fn short(number: f64) -> String {
+pub(crate) fn short(number: f64) -> String {
     let size = number.abs();
     if size >= 1e6 {
         return format!("{} M", short(number / 1e6));
@@ -278,7 +287,7 @@ mod tests {
         let bytes = || Measurement::new("embedded/bytes", "bytes", vec![547.0]);
         let runs = [run(vec![row(), bytes()]), run(vec![row(), bytes()])];
         assert_eq!(
-            render(&runs).unwrap(),
+            tables(&runs).unwrap(),
             "\
 `semel-bench all`, commit `6e45d66`, rustc 1.95.0, on a processor, 2 cores, 23 GiB, Linux 6.18, ext4 on /dev/vda.
 
@@ -357,10 +366,10 @@ mod tests {
     fn runs_of_different_things_make_no_table() {
         let mut other = run(vec![rate(1.0)]);
         other.begin.commit = "79bf08a".into();
-        let error = render(&[run(vec![rate(1.0)]), other]).unwrap_err();
+        let error = tables(&[run(vec![rate(1.0)]), other]).unwrap_err();
         assert!(error.to_string().starts_with("the runs differ in more"));
 
-        let error = render(&[run(vec![rate(1.0)]), run(Vec::new())]).unwrap_err();
+        let error = tables(&[run(vec![rate(1.0)]), run(Vec::new())]).unwrap_err();
         assert!(error.to_string().starts_with("the runs have not measured"));
     }
 
@@ -368,9 +377,9 @@ mod tests {
     fn a_busy_machine_is_told() {
         let mut busy = run(vec![rate(1.0)]);
         busy.begin.moment.load = 4.3;
-        let text = render(&[run(vec![rate(1.0)]), busy]).unwrap();
+        let text = tables(&[run(vec![rate(1.0)]), busy]).unwrap();
         assert!(text.contains("busy when a run began"), "{text}");
-        let text = render(&[run(vec![rate(1.0)]), run(vec![rate(1.0)])]).unwrap();
+        let text = tables(&[run(vec![rate(1.0)]), run(vec![rate(1.0)])]).unwrap();
         assert!(!text.contains("busy"), "{text}");
     }
 
@@ -393,30 +402,28 @@ mod tests {
         assert_eq!(written.map(short), expected);
     }
 
-    /// What the document shows is what the command makes of the runs that are kept; as long as none
+    /// What a document shows is what the command makes of the runs that are kept; as long as none
     /// are, it says so.
     #[test]
-    fn the_document_has_the_tables_of_the_runs_that_are_kept() {
+    fn documents_have_the_tables_of_the_runs_that_are_kept() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let document = std::fs::read_to_string(root.join("docs/benchmarks.md")).unwrap();
-        let kept = |number| {
-            let file = root.join(format!("bench/results/run-{number}.jsonl"));
-            std::fs::read_to_string(file).ok()
+        let check = |document: &str, runs: &[&str]| {
+            let text = std::fs::read_to_string(root.join("docs").join(document)).unwrap();
+            let kept = |run: &&str| {
+                let file = root.join(format!("bench/results/{run}.jsonl"));
+                Some(Run::parse(&std::fs::read_to_string(file).ok()?).unwrap())
+            };
+            let kept: Option<Vec<Run>> = runs.iter().map(kept).collect();
+            if let Some(kept) = kept {
+                let expected = into_document(&text, &tables(&kept).unwrap()).unwrap();
+                assert!(text == expected, "docs/{document}: run scripts/bench");
+            } else {
+                let (_, results) = text.split_once(BEGIN).unwrap();
+                let none = "**Not yet run with this command.**";
+                assert!(results.trim_start().starts_with(none), "docs/{document}");
+            }
         };
-        if let [Some(one), Some(two)] = [kept(1), kept(2)] {
-            let runs = [Run::parse(&one).unwrap(), Run::parse(&two).unwrap()];
-            let expected = into_document(&document, &render(&runs).unwrap()).unwrap();
-            assert!(
-                document == expected,
-                "docs/benchmarks.md: run scripts/bench"
-            );
-        } else {
-            let (_, results) = document.split_once(BEGIN).unwrap();
-            assert!(
-                results
-                    .trim_start()
-                    .starts_with("**Not yet run with this command.**")
-            );
-        }
+        check("benchmarks.md", &["run-1", "run-2"]);
+        check("growth.md", &["growth"]);
     }
 }

@@ -4,7 +4,7 @@
 //! A step is one durable write, as is a row inserted in a transaction of its own or a `SET`.
 
 mod mariadb;
-mod postgres;
+pub(crate) mod postgres;
 mod purge;
 mod redis;
 mod sqlite;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use semel::store::{Claim, Fenced, Retention, StoreExt as _};
+use semel::store::{Claim, Fenced, Retention, StoreExt as _, Token};
 use semel::{AnyStore, Fingerprint, Store as _};
 use semel_bench_report::{Goal, Measurement};
 use semel_stores::{OpenOptions, Schema};
@@ -49,12 +49,26 @@ pub(crate) async fn open(url: &str) -> Result<AnyStore> {
 
 /// Claims a new identity and completes it.
 pub(crate) async fn pair(store: &AnyStore, index: usize, retention: Retention) -> Result<()> {
-    let identity = identity(index);
+    let token = claim(store, index).await?;
+    complete(store, index, &token, retention).await
+}
+
+/// Claims a new identity.
+pub(crate) async fn claim(store: &AnyStore, index: usize) -> Result<Token> {
     let request = request(Fingerprint::of(b"an order"));
-    let Claim::Acquired(acquired) = store.claim(&identity, &request).await? else {
-        bail!("the key of pair {index} is not free");
-    };
-    let (token, outcome) = (&acquired.token, outcome(index));
+    match store.claim(&identity(index), &request).await? {
+        Claim::Acquired(acquired) => Ok(acquired.token),
+        other => bail!("the key of pair {index} is not free: {other:?}"),
+    }
+}
+
+pub(crate) async fn complete(
+    store: &AnyStore,
+    index: usize,
+    token: &Token,
+    retention: Retention,
+) -> Result<()> {
+    let (identity, outcome) = (identity(index), outcome(index));
     let done = store.complete(identity.digest(), token, &outcome, retention);
     ensure!(
         done.await? == Fenced::Applied,
@@ -154,7 +168,7 @@ fn compare(run: &Run, store: &str, url: &str, references: &mut [Reference<'_>]) 
 }
 
 /// A number that follows `label` in what a program printed.
-fn number_after(printed: &str, label: &str) -> Option<f64> {
+pub(crate) fn number_after(printed: &str, label: &str) -> Option<f64> {
     let (_, rest) = printed.split_once(label)?;
     let digits = |c: char| c.is_ascii_digit() || c == '.';
     let rest = rest.trim_start_matches(|c| !digits(c));

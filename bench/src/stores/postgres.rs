@@ -79,7 +79,8 @@ pub(super) fn measure(run: &Run) -> Result<()> {
     compare(run, "postgres", &server.url(), &mut references)
 }
 
-fn command(name: &str, port: &str) -> Result<Command> {
+/// One of PostgreSQL's programs, on the server at this port.
+pub(crate) fn command(name: &str, port: &str) -> Result<Command> {
     let mut command = Command::new(Postgres::program(name)?);
     command
         .args(["-h", "127.0.0.1", "-U", "semel", "-p", port])
