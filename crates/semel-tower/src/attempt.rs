@@ -1,4 +1,8 @@
 //! A request with a key: claim, run, record, answer.
+#![expect(
+    clippy::manual_async_fn,
+    reason = "an async function has room for what it is given twice: as it came, and as it is used"
+)]
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -71,13 +75,51 @@ struct Called<R: HttpBody, E> {
 }
 
 impl<S: Store> Run<S> {
+    /// The answer to a request with a key.
+    pub(crate) fn answer<Inner, B, R>(
+        self,
+        inner: Inner,
+        mut parts: Parts,
+        body: Bytes,
+        client: Caller,
+    ) -> impl Future<Output = Result<Response<Body<R>>, Inner::Error>>
+    where
+        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
+            + Clone
+            + Send,
+        B: From<Bytes> + Send,
+        R: Relayable,
+    {
+        async move {
+            let slot = self
+                .config
+                .limits
+                .slot(&self.config.limited(&self.identity));
+            let mut response = match slot {
+                Ok(slot) => {
+                    // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
+                    // claim that nobody runs.
+                    let _begun = client.begin();
+                    self.once(inner, &mut parts, body, &client, slot).await?
+                }
+                Err(full) => Box::pin(self.without_attempt(full)).await,
+            };
+            let extensions = response.extensions_mut();
+            extensions.get_or_insert_with(|| OperationId {
+                id: *self.identity.digest(),
+                attempt: None,
+            });
+            Ok(response)
+        }
+    }
+
     /// Claims the identity, and runs the inner service if the claim is acquired.
-    pub(crate) async fn once<Inner, B, R>(
+    async fn once<Inner, B, R>(
         &self,
         inner: Inner,
         parts: &mut Parts,
         body: Bytes,
-        client: Caller,
+        client: &Caller,
         slot: Slot,
     ) -> Result<Response<Body<R>>, Inner::Error>
     where
@@ -89,7 +131,7 @@ impl<S: Store> Run<S> {
     {
         // What is kept must be readable by clients that accept other codings than this one.
         parts.headers.remove(ACCEPT_ENCODING);
-        let (begun, slot) = self.begin(slot, &client).await;
+        let (begun, slot) = self.begin(slot, client).await;
         let (held, slot) = match begun {
             Ok(Begin::Acquired(held)) => {
                 let again = || {
@@ -201,8 +243,8 @@ impl<S: Store> Run<S> {
         client: &Caller,
     ) -> (Result<Begin<S>, StoreError>, Option<Slot>) {
         let slot = &Mutex::new(Some(slot));
-        let gone = poll_fn(|context| match is_empty(slot) {
-            true => client.poll_gone(context),
+        let gone = poll_fn(|_| match is_empty(slot) && client.is_gone() {
+            true => Poll::Ready(()),
             false => Poll::Pending,
         });
         let begun = tokio::select! {
@@ -215,18 +257,20 @@ impl<S: Store> Run<S> {
     }
 
     /// Calls the inner service when it is ready. One that fails before that ran nothing.
-    async fn call<Inner, B, R>(
+    fn call<Inner, B, R>(
         &self,
         mut inner: Inner,
         request: Request<B>,
-    ) -> Called<R, Inner::Error>
+    ) -> impl Future<Output = Called<R, Inner::Error>>
     where
         Inner: Service<Request<B>, Response = Response<R>, Error: 'static>,
         R: HttpBody<Data = Bytes>,
     {
-        match poll_fn(|context| inner.poll_ready(context)).await {
-            Ok(()) => self.called(inner.call(request).await).await,
-            Err(error) => Called::failed(error, Some(Disposition::Release)),
+        async move {
+            match poll_fn(|context| inner.poll_ready(context)).await {
+                Ok(()) => self.called(inner.call(request).await).await,
+                Err(error) => Called::failed(error, Some(Disposition::Release)),
+            }
         }
     }
 
@@ -371,107 +415,111 @@ impl<S: Store> Run<S> {
     }
 
     /// Reads an answer as far as it is kept.
-    async fn called<R, E>(&self, answer: Result<Response<R>, E>) -> Called<R, E>
+    fn called<R, E>(&self, answer: Result<Response<R>, E>) -> impl Future<Output = Called<R, E>>
     where
         R: HttpBody<Data = Bytes>,
         E: 'static,
     {
-        let response = match answer {
-            Ok(response) => response,
-            Err(error) => {
-                let stated = self.config.classify_error(&error);
-                return Called::failed(error, stated);
-            }
-        };
-        let (mut head, body) = response.into_parts();
-        self.config.strip(&mut head.headers);
-        let not_kept = self
-            .config
-            .by_head(&head)
-            .filter(|by_head| !is_kept(*by_head) && !self.config.looks_into(&head));
-        let content = match not_kept {
-            // Nothing of the body is kept, so it goes its way untouched.
-            Some(_) => Content::Untouched(body),
-            None if body::is_event_stream(&head.headers) => Content::stream(body),
-            None => body::collect(body, self.config.max_response_body, &self.bodies).await,
-        };
-        let content = match content {
-            Content::Whole(data, trailers) => {
-                Content::Whole(self.config.first_body(&mut head, data), trailers)
-            }
-            content => content,
-        };
-        let (data, trailers) = match &content {
-            Content::Whole(data, trailers) => (Some(data), trailers.as_ref()),
-            // A head that is fine means that the operation ran.
-            _ => (None, None),
-        };
-        let reply = Reply {
-            head: &head,
-            body: data.filter(|_| trailers.is_none_or(replay::can_be_kept)),
-            trailers,
-        };
-        let disposition = not_kept.unwrap_or_else(|| self.config.classify(&reply));
-        let outcome = is_kept(disposition).then(|| {
-            // Without a body, what is kept is that it was omitted.
-            let kind = match (reply.body, disposition) {
-                (None, _) => OutcomeKind::Omitted,
-                (_, Disposition::KeepFailure) => OutcomeKind::Failure,
-                _ => OutcomeKind::Success,
+        async move {
+            let response = match answer {
+                Ok(response) => response,
+                Err(error) => {
+                    let stated = self.config.classify_error(&error);
+                    return Called::failed(error, stated);
+                }
             };
-            let allowed = &self.config.allowed_replay_headers;
-            let outcome = replay::outcome_of(kind, &head, reply.body, trailers, allowed);
-            let stated = head.extensions.get().copied();
-            let retention = self.guard.policy().retention();
-            (outcome, self.config.retention(stated, retention))
-        });
-        Called {
-            disposition,
-            is_stated: self.config.is_stated(&head),
-            outcome,
-            answer: Ok((head, content)),
+            let (mut head, body) = response.into_parts();
+            self.config.strip(&mut head.headers);
+            let not_kept = self
+                .config
+                .by_head(&head)
+                .filter(|by_head| !is_kept(*by_head) && !self.config.looks_into(&head));
+            let content = match not_kept {
+                // Nothing of the body is kept, so it goes its way untouched.
+                Some(_) => Content::Untouched(body),
+                None if body::is_event_stream(&head.headers) => Content::stream(body),
+                None => body::collect(body, self.config.max_response_body, &self.bodies).await,
+            };
+            let content = match content {
+                Content::Whole(data, trailers) => {
+                    Content::Whole(self.config.first_body(&mut head, data), trailers)
+                }
+                content => content,
+            };
+            let (data, trailers) = match &content {
+                Content::Whole(data, trailers) => (Some(data), trailers.as_ref()),
+                // A head that is fine means that the operation ran.
+                _ => (None, None),
+            };
+            let reply = Reply {
+                head: &head,
+                body: data.filter(|_| trailers.is_none_or(replay::can_be_kept)),
+                trailers,
+            };
+            let disposition = not_kept.unwrap_or_else(|| self.config.classify(&reply));
+            let outcome = is_kept(disposition).then(|| {
+                // Without a body, what is kept is that it was omitted.
+                let kind = match (reply.body, disposition) {
+                    (None, _) => OutcomeKind::Omitted,
+                    (_, Disposition::KeepFailure) => OutcomeKind::Failure,
+                    _ => OutcomeKind::Success,
+                };
+                let allowed = &self.config.allowed_replay_headers;
+                let outcome = replay::outcome_of(kind, &head, reply.body, trailers, allowed);
+                let stated = head.extensions.get().copied();
+                let retention = self.guard.policy().retention();
+                (outcome, self.config.retention(stated, retention))
+            });
+            Called {
+                disposition,
+                is_stated: self.config.is_stated(&head),
+                outcome,
+                answer: Ok((head, content)),
+            }
         }
     }
 
     /// Records what an answer means, then gives it to the client.
-    async fn settle<R: Relayable, E>(
+    fn settle<R: Relayable, E>(
         &self,
         held: Held<S>,
         called: Called<R, E>,
         slot: Slot,
-    ) -> Result<Response<Body<R>>, E> {
-        let (settlement, is_kept) = match (called.disposition, called.outcome) {
-            (Disposition::Release, _) => (Settlement::Release, false),
-            (_, Some((outcome, retention))) => {
-                slot.kept(outcome.as_bytes().len());
-                (Settlement::Complete(outcome, retention), true)
-            }
-            (_, None) => (Settlement::Unknown, false),
-        };
-        let settled = held.settle(settlement).await;
-        // An error is the answer anyway.
-        let (head, content) = called.answer?;
-        // What the handler does while it writes goes on, whoever reads it.
-        let body = content.into_body(&self.guard, slot);
-        let fails_open = self.guard.policy().on_store_error() == OnStoreError::FailOpen;
-        Ok(match settled {
-            // Where there is nothing to keep, whether the store knows is second to the answer.
-            _ if !is_kept => self.first(head, body),
-            Ok(Settled::Applied | Settled::Omitted) => self.first(head, body),
-            Ok(Settled::Refused(_)) => {
-                let lost = "The operation ran, but lost its lease, and its answer was not recorded. \
+    ) -> impl Future<Output = Result<Response<Body<R>>, E>> {
+        async move {
+            let (settlement, is_kept) = match (called.disposition, called.outcome) {
+                (Disposition::Release, _) => (Settlement::Release, false),
+                (_, Some((outcome, retention))) => {
+                    slot.kept(outcome.as_bytes().len());
+                    (Settlement::Complete(outcome, retention), true)
+                }
+                (_, None) => (Settlement::Unknown, false),
+            };
+            let settled = held.settle(settlement).await;
+            // An error is the answer anyway.
+            let (head, content) = called.answer?;
+            // What the handler does while it writes goes on, whoever reads it.
+            let body = content.into_body(&self.guard, slot);
+            let fails_open = self.guard.policy().on_store_error() == OnStoreError::FailOpen;
+            Ok(match settled {
+                // Where there is nothing to keep, whether the store knows is second to the answer.
+                _ if !is_kept => self.first(head, body),
+                Ok(Settled::Applied | Settled::Omitted) => self.first(head, body),
+                Ok(Settled::Refused(_)) => {
+                    let lost = "The operation ran, but lost its lease, and its answer was not recorded. \
                      Ask again with the same key to learn what is known of it.";
-                self.instead(lost).await
-            }
-            Err(_) if fails_open => self.unprotected(head, body),
-            Err(_) => {
-                let problem = Problem::new(ProblemCode::StoreUnavailable).with_detail(
-                    "The operation ran, and its answer is not recorded yet. Ask again with the \
+                    self.instead(lost).await
+                }
+                Err(_) if fails_open => self.unprotected(head, body),
+                Err(_) => {
+                    let problem = Problem::new(ProblemCode::StoreUnavailable).with_detail(
+                        "The operation ran, and its answer is not recorded yet. Ask again with the \
                      same key to get it.",
-                );
-                self.config.problem(problem, &self.echo)
-            }
-        })
+                    );
+                    self.config.problem(problem, &self.echo)
+                }
+            })
+        }
     }
 
     /// What is recorded in place of a refused completion (R4); a problem where nobody knows more.

@@ -210,10 +210,10 @@ impl Config {
         let scope = self.scope.with_target(scope, parts);
         let operation = self.operation.of(parts);
         let operation = match self.mode {
-            Mode::Observe => Cow::Owned(format!("{operation} (observed)")),
+            Mode::Observe => format!("{operation} (observed)").into(),
             Mode::Enforce | Mode::Off => operation,
         };
-        Identity::keyed(scope, &operation, key, self.secrets.as_ref())
+        Identity::keyed(scope, operation, key, self.secrets.as_ref())
     }
 
     /// Whose limits count for a request.

@@ -7,8 +7,9 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE
 use http::request::Parts;
 use semel::{Fingerprint, FingerprintBuilder};
 
+use crate::host;
+use crate::json::{self, Digits};
 use crate::preset::adcp_payload_hash;
-use crate::{host, json};
 
 /// How the body enters the fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -107,12 +108,14 @@ fn fields<'a>(
 }
 
 fn content(builder: FingerprintBuilder, body: &[u8], is_json: bool) -> FingerprintBuilder {
-    let canonical = is_json.then(|| json::canonical(body)).flatten();
-    // Two names, so that a canonical form never equals bytes that happen to look like it.
-    match canonical {
-        Some(canonical) => builder.part("json", &canonical),
-        None => builder.part("body", body),
+    if !is_json {
+        return builder.part("body", body);
     }
+    // Two names, so that a canonical form never equals bytes that happen to look like it.
+    json::with_canonical(body, Digits::Kept, |canonical| match canonical {
+        Some(canonical) => builder.part("json", canonical),
+        None => builder.part("body", body),
+    })
 }
 
 pub(crate) fn media_type(headers: &HeaderMap) -> Option<Cow<'_, [u8]>> {

@@ -8,11 +8,10 @@ use std::task::{Context, Poll, ready};
 
 use http::Response;
 use http_body::Body as HttpBody;
+use semel::guard::Attended;
 
 use crate::body::Body;
 use crate::config::Config;
-
-type Boxed<R, E> = Pin<Box<dyn Future<Output = Result<Response<Body<R>>, E>> + Send>>;
 
 pin_project_lite::pin_project! {
     /// The future that [`Idempotency`](crate::Idempotency) answers with.
@@ -41,7 +40,7 @@ pin_project_lite::pin_project! {
             // Set for a preflight that asks whether the key may be sent.
             preflight: Option<Arc<Config>>,
         },
-        Boxed { boxed: Boxed<R, E> },
+        Attended { attended: Attended<Result<Response<Body<R>>, E>> },
     }
 }
 
@@ -52,13 +51,9 @@ impl<F, R: HttpBody, E> ResponseFuture<F, R, E> {
         }
     }
 
-    pub(crate) fn boxed(
-        answer: impl Future<Output = Result<Response<Body<R>>, E>> + Send + 'static,
-    ) -> Self {
+    pub(crate) const fn attended(attended: Attended<Result<Response<Body<R>>, E>>) -> Self {
         Self {
-            kind: Kind::Boxed {
-                boxed: Box::pin(answer),
-            },
+            kind: Kind::Attended { attended },
         }
     }
 }
@@ -79,7 +74,7 @@ where
                 }
                 Poll::Ready(Ok(response))
             }
-            KindProj::Boxed { boxed } => boxed.as_mut().poll(cx),
+            KindProj::Attended { attended } => Pin::new(attended).poll(cx),
         }
     }
 }

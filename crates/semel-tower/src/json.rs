@@ -1,75 +1,23 @@
 //! Canonical JSON (RFC 8785) for fingerprints, only where it loses nothing.
 
-use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::LazyLock;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 /// The canonical form of a JSON text (RFC 8785), or `None` where the text is to be taken byte for
 /// byte instead.
 ///
 /// Two texts with the same canonical form count as the same request, so the form is given only to
 /// I-JSON (RFC 7493) that it represents without loss. `None` for what is not JSON at all (a byte
-/// order mark, invalid UTF-8, `NaN`), for duplicate names, lone surrogates, more than 128 levels, and
+/// order mark, invalid UTF-8, `NaN`), for duplicate names, lone surrogates, 128 levels and more, and
 /// numbers whose digits a double does not keep: `1.000000000000000001` would collapse into `1`, and
 /// `9007199254740993` into `9007199254740992`.
 pub fn canonical(text: &[u8]) -> Option<Vec<u8>> {
-    let value = parse(text, Digits::Kept)?;
-    // Whitespace is what it may lose most; numbers alone can become longer.
-    let mut out = Vec::with_capacity(text.len());
-    write(&value, &mut out)?;
-    Some(out)
-}
-
-/// The canonical form of a value; `None` where a number is beyond a double.
-pub(crate) fn to_canonical(value: &Value) -> Option<Vec<u8>> {
-    let mut out = Vec::new();
-    write(value, &mut out)?;
-    Some(out)
-}
-
-/// RFC 8785, section 3.2. serde_json escapes strings as it says (section 3.2.2.2), and `ryu_js` writes
-/// doubles as ECMAScript does (section 3.2.2.3).
-fn write(value: &Value, out: &mut Vec<u8>) -> Option<()> {
-    match value {
-        Value::Array(items) => {
-            out.push(b'[');
-            for (nth, item) in items.iter().enumerate() {
-                if nth > 0 {
-                    out.push(b',');
-                }
-                write(item, out)?;
-            }
-            out.push(b']');
-        }
-        Value::Object(members) => write_object(members, out)?,
-        Value::Number(number) => {
-            // With serde_json's `arbitrary_precision` unified in by some other crate, numbers beyond a
-            // double are found only here.
-            let double = number.as_f64().filter(|double| double.is_finite())?;
-            let mut text = ryu_js::Buffer::new();
-            out.extend_from_slice(text.format_finite(double).as_bytes());
-        }
-        Value::Null | Value::Bool(_) | Value::String(_) => {
-            serde_json::to_writer(out, value).ok()?;
-        }
-    }
-    Some(())
-}
-
-fn write_object(members: &Map<String, Value>, out: &mut Vec<u8>) -> Option<()> {
-    let mut members: Vec<_> = members.iter().collect();
-    // By UTF-16 (section 3.2.3). serde_json sorts by code points, which is the same but for a few, unless
-    // some other crate turned on its `preserve_order`.
-    members.sort_by(|(one, _), (other, _)| one.encode_utf16().cmp(other.encode_utf16()));
-    out.push(b'{');
-    for (nth, (name, value)) in members.into_iter().enumerate() {
-        if nth > 0 {
-            out.push(b',');
-        }
-        serde_json::to_writer(&mut *out, name).ok()?;
-        out.push(b':');
-        write(value, out)?;
-    }
-    out.push(b'}');
-    Some(())
+    with_canonical(text, Digits::Kept, |form| form.map(<[u8]>::to_vec))
 }
 
 /// What becomes of numbers whose digits a double does not keep.
@@ -81,41 +29,256 @@ pub(crate) enum Digits {
     Rounded,
 }
 
-/// A JSON text in which no object has two members of one name.
-pub(crate) fn parse(text: &[u8], digits: Digits) -> Option<Value> {
-    let value: Value = serde_json::from_slice(text).ok()?;
-    let members = scan(text, digits)?;
-    // serde_json keeps the last of two members with one name: then it has fewer than the text.
-    (members == count_members(&value)).then_some(value)
+/// Shows `then` the canonical form of a text, if it has one.
+pub(crate) fn with_canonical<T>(
+    text: &[u8],
+    digits: Digits,
+    then: impl FnOnce(Option<&[u8]>) -> T,
+) -> T {
+    // Most bodies are small, and each thread writes one after the other.
+    const KEPT: usize = 16 << 10;
+    thread_local! {
+        static WRITER: Cell<Writer> = const { Cell::new(Writer::new()) };
+    }
+    let mut writer = WRITER.take();
+    let shown = then(writer.write(text, digits));
+    if writer.out.capacity() <= KEPT && writer.members.capacity() <= KEPT / size_of::<Member>() {
+        WRITER.set(writer);
+    }
+    shown
 }
 
-/// Counts the members of all objects in a valid JSON text; `None` where a number loses digits that
-/// are to be kept.
-fn scan(text: &[u8], digits: Digits) -> Option<usize> {
-    let mut members = 0;
+/// Writes what it reads, without a tree of it (RFC 8785, section 3.2).
+#[derive(Default)]
+struct Writer {
+    out: Vec<u8>,
+    /// Of all objects that are open.
+    members: Vec<Member>,
+}
+
+/// Where a member of an object stands in what was written.
+#[derive(Clone, Copy)]
+struct Member {
+    start: usize,
+    name_end: usize,
+    end: usize,
+}
+
+impl Writer {
+    const fn new() -> Self {
+        Self {
+            out: Vec::new(),
+            members: Vec::new(),
+        }
+    }
+
+    fn write(&mut self, text: &[u8], digits: Digits) -> Option<&[u8]> {
+        self.out.clear();
+        self.members.clear();
+        let mut reader = serde_json::Deserializer::from_slice(text);
+        self.deserialize(&mut reader).ok()?;
+        reader.end().ok()?;
+        (digits == Digits::Rounded || keeps_all_digits(text)).then_some(&*self.out)
+    }
+
+    /// As serde_json escapes it: as section 3.2.2.2 says.
+    fn string<E: Error>(&mut self, text: &str) -> Result<(), E> {
+        serde_json::to_writer(&mut self.out, text).map_err(E::custom)
+    }
+
+    /// As `ryu_js` writes doubles: as ECMAScript does (section 3.2.2.3).
+    fn number<E: Error>(&mut self, number: f64) -> Result<(), E> {
+        if !number.is_finite() {
+            return Err(E::custom("a number beyond a double"));
+        }
+        let mut text = ryu_js::Buffer::new();
+        self.out
+            .extend_from_slice(text.format_finite(number).as_bytes());
+        Ok(())
+    }
+
+    /// Puts the members of the object that opens at `open`, which are the last from `first` on, in the order
+    /// of section 3.2.3.
+    fn sort<E: Error>(&mut self, open: usize, first: usize) -> Result<(), E> {
+        let (out, members) = (&mut self.out, &mut self.members[first..]);
+        let order = |one: &Member, other: &Member| {
+            let name = |member: &Member| &out[member.start..member.name_end];
+            by_utf16(name(one), name(other))
+        };
+        if !members.is_sorted_by(|one, other| order(one, other).is_lt()) {
+            members.sort_unstable_by(order);
+            let are_two_alike = |pair: &[Member]| order(&pair[0], &pair[1]).is_eq();
+            if members.windows(2).any(are_two_alike) {
+                return Err(E::custom("two members of one name"));
+            }
+            // Behind what is there, and then in its place.
+            let unsorted = out.len();
+            for (nth, member) in members.iter().enumerate() {
+                if nth > 0 {
+                    out.push(b',');
+                }
+                out.extend_from_within(member.start..member.end);
+            }
+            out.copy_within(unsorted.., open);
+            out.truncate(unsorted);
+        }
+        self.members.truncate(first);
+        Ok(())
+    }
+}
+
+/// Two names as they are written, by the UTF-16 of what they say.
+fn by_utf16(one: &[u8], other: &[u8]) -> Ordering {
+    let (one, other) = (said(one), said(other));
+    if one.is_ascii() && other.is_ascii() {
+        return one.cmp(&other);
+    }
+    one.encode_utf16().cmp(other.encode_utf16())
+}
+
+fn said(written: &[u8]) -> Cow<'_, str> {
+    let bare = written.get(1..written.len().saturating_sub(1));
+    if !written.contains(&b'\\')
+        && let Some(Ok(bare)) = bare.map(std::str::from_utf8)
+    {
+        return Cow::Borrowed(bare);
+    }
+    serde_json::from_slice(written).unwrap_or_default()
+}
+
+/// How serde_json names a number where some other crate turned on its `arbitrary_precision`.
+const NUMBER: &str = "$serde_json::private::Number";
+static ARE_NUMBERS_NAMED: LazyLock<bool> =
+    LazyLock::new(|| serde_json::from_str::<serde_json::Value>("1e400").is_ok());
+
+impl<'de> DeserializeSeed<'de> for &mut Writer {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Writer {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        self.out.extend_from_slice(b"null");
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, is_true: bool) -> Result<(), E> {
+        let text: &[u8] = if is_true { b"true" } else { b"false" };
+        self.out.extend_from_slice(text);
+        Ok(())
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<(), E> {
+        self.number(number as f64)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<(), E> {
+        self.number(number as f64)
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<(), E> {
+        self.number(number)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        self.string(text)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        self.out.push(b'[');
+        let mut end = self.out.len();
+        while items.next_element_seed(&mut *self)?.is_some() {
+            end = self.out.len();
+            self.out.push(b',');
+        }
+        self.out.truncate(end);
+        self.out.push(b']');
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        self.out.push(b'{');
+        let (first, open) = (self.members.len(), self.out.len());
+        let (mut start, mut end) = (open, open);
+        while let Some(is_number) = members.next_key_seed(Name(self))? {
+            if is_number && start == open && *ARE_NUMBERS_NAMED {
+                let number: String = members.next_value()?;
+                self.out.truncate(open - 1);
+                return self.number(number.parse().map_err(A::Error::custom)?);
+            }
+            let name_end = self.out.len();
+            self.out.push(b':');
+            members.next_value_seed(&mut *self)?;
+            end = self.out.len();
+            self.members.push(Member {
+                start,
+                name_end,
+                end,
+            });
+            self.out.push(b',');
+            start = self.out.len();
+        }
+        self.out.truncate(end);
+        self.sort(open, first)?;
+        self.out.push(b'}');
+        Ok(())
+    }
+}
+
+/// Writes the name of a member.
+struct Name<'w>(&'w mut Writer);
+
+impl<'de> DeserializeSeed<'de> for Name<'_> {
+    /// Whether it is [`NUMBER`].
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name<'_> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a member")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<bool, E> {
+        self.0.string(name)?;
+        Ok(name == NUMBER)
+    }
+}
+
+/// Whether all numbers of a valid JSON text keep their digits.
+fn keeps_all_digits(text: &[u8]) -> bool {
     let mut at = 0;
     while let Some(&byte) = text.get(at) {
         match byte {
             b'"' => at = string_end(text, at),
-            b':' => {
-                members += 1;
-                at += 1;
-            }
             b'-' | b'0'..=b'9' => {
                 let end = text[at..]
                     .iter()
                     .position(|b| !matches!(b, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E'))
                     .map_or(text.len(), |len| at + len);
-                let literal = std::str::from_utf8(&text[at..end]).ok()?;
-                if digits == Digits::Kept && !keeps_digits(literal) {
-                    return None;
+                if !std::str::from_utf8(&text[at..end]).is_ok_and(keeps_digits) {
+                    return false;
                 }
                 at = end;
             }
             _ => at += 1,
         }
     }
-    Some(members)
+    true
 }
 
 fn string_end(text: &[u8], start: usize) -> usize {
@@ -175,19 +338,10 @@ impl Decimal {
     }
 }
 
-fn count_members(value: &Value) -> usize {
-    match value {
-        Value::Array(items) => items.iter().map(count_members).sum(),
-        Value::Object(members) => {
-            members.len() + members.values().map(count_members).sum::<usize>()
-        }
-        _ => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::Value;
 
     use super::*;
 
@@ -334,7 +488,11 @@ mod tests {
         #[test]
         fn the_form_is_what_another_writer_makes_of_it(value in values()) {
             let other = serde_json_canonicalizer::to_vec(&value).unwrap();
-            prop_assert_eq!(to_canonical(&value), Some(other));
+            let text = serde_json::to_vec(&value).unwrap();
+            with_canonical(&text, Digits::Rounded, |form| {
+                prop_assert_eq!(form, Some(&*other));
+                Ok(())
+            })?;
         }
 
         #[test]

@@ -81,7 +81,8 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             config,
             ..
         } = self.taken();
-        ResponseFuture::boxed(async move {
+        let attending = guard.clone();
+        ResponseFuture::attended(attending.attend(|_| async move {
             // Counted until the request is answered and looked at.
             let bodies = Arc::new(looked.bodies);
             // Room for it was taken before.
@@ -129,7 +130,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             };
             drop(bodies);
             Ok(answer)
-        })
+        }))
     }
 
     /// What is known before the body is read; or what the request would have been told, or that it has

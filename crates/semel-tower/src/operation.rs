@@ -1,6 +1,5 @@
 //! The name of what is done, and of the service that does it.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,10 +46,10 @@ impl OperationRule {
         }
     }
 
-    pub(crate) fn of(&self, parts: &Parts) -> Cow<'_, str> {
+    pub(crate) fn of(&self, parts: &Parts) -> Arc<str> {
         match &self.name {
-            Name::Fixed { stored, .. } => Cow::Borrowed(stored),
-            Name::By(name) => Cow::Owned(self.service.operation(&name(parts)).into_owned()),
+            Name::Fixed { stored, .. } => Arc::clone(stored),
+            Name::By(name) => self.service.operation(&name(parts)).into(),
         }
     }
 }

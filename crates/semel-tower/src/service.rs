@@ -1,6 +1,5 @@
 //! The service: what passes through, what is refused, and what runs once.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -135,24 +134,21 @@ where
         };
         let identity = self.config.identity(&parts, scope, key);
         let once = self.taken();
-        ResponseFuture::boxed(async move {
-            let id = *identity.digest();
-            let config = Arc::clone(&once.config);
-            let bodies = config.limits.bodies();
-            let response = match read(&config, body, &bodies).await {
-                Ok(body) => {
-                    let echo = Echo::default();
-                    once.answer(identity, parts, body, bodies, echo).await?
-                }
+        ResponseFuture::attended(self.guard.attend(|client| async move {
+            let bodies = once.config.limits.bodies();
+            let body = match read(&once.config, body, &bodies).await {
+                Ok(body) => body,
                 Err(problem) => {
                     if let Some(signal) = problem.code.refusal() {
                         once.guard.tell(&Seen::of(&identity, signal));
                     }
-                    config.problem(problem, &Echo::default())
+                    let response = once.config.problem(problem, &Echo::default());
+                    return Ok(named(response, *identity.digest()));
                 }
             };
-            Ok(named(response, id))
-        })
+            let (inner, run) = once.asked(identity, &parts, &body, bodies, Echo::default());
+            run.answer(inner, parts, body, client).await
+        }))
     }
 }
 
@@ -216,7 +212,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
         E: Send + 'static,
     {
         let response = self.refusal(problem, &Echo::default());
-        ResponseFuture::boxed(std::future::ready(Ok(response)))
+        ResponseFuture::attended(self.guard.attend(|_| std::future::ready(Ok(response))))
     }
 
     fn refusal<R: HttpBody>(&self, problem: Problem, echo: &Echo) -> Response<Body<R>> {
@@ -285,7 +281,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             Err(problem) => return self.refuse(problem),
         };
         let once = self.taken();
-        ResponseFuture::boxed(async move {
+        ResponseFuture::attended(self.guard.attend(|client| async move {
             let config = Arc::clone(&once.config);
             let bodies = config.limits.bodies();
             let mut echo = Echo::default();
@@ -308,37 +304,27 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             };
             let scope = joined(scope, read.scope);
             let identity = once.config.identity(&parts, scope, key);
-            let id = *identity.digest();
-            let response = once.answer(identity, parts, body, bodies, echo).await?;
-            Ok(named(response, id))
-        })
+            let (inner, run) = once.asked(identity, &parts, &body, bodies, echo);
+            run.answer(inner, parts, body, client).await
+        }))
     }
 
-    /// The answer to a request with a key. Everything up to the claim is done at once, so that no future
-    /// has to hold it.
-    fn answer<B, R>(
+    /// What is known of a request before it is claimed.
+    fn asked(
         self,
         identity: Identity,
-        mut parts: Parts,
-        body: Bytes,
+        parts: &Parts,
+        body: &Bytes,
         bodies: Bodies,
         mut echo: Echo,
-    ) -> impl Future<Output = Result<Response<Body<R>>, Inner::Error>> + use<Inner, S, B, R>
-    where
-        Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
-        Inner::Future: Send + 'static,
-        Inner::Error: Send + 'static,
-        B: HttpBody<Data = Bytes> + From<Bytes> + Send + 'static,
-        R: HttpBody<Data = Bytes> + Send + 'static,
-        R::Error: Send + 'static,
-    {
+    ) -> (Inner, Run<S>) {
         let Self {
             inner,
             guard,
             config,
             transactions,
         } = self;
-        let mut asked = config.asked(identity.clone(), &parts, &body);
+        let mut asked = config.asked(identity.clone(), parts, body);
         if guard.policy().on_lost() == Some(OnLost::Reconcile) {
             asked = asked.about(format!("{} {}", parts.method, parts.uri.path()));
         }
@@ -349,25 +335,12 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
         let run = Run {
             echo,
             guard: guard.with_policy(config.policy(guard.policy())),
-            config: Arc::clone(&config),
+            config,
             transactions,
             identity,
             asked,
             bodies,
         };
-        let answered = match config.limits.slot(&config.limited(&run.identity)) {
-            // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
-            // claim that nobody runs.
-            Ok(slot) => Ok(guard.attend(|client| async move {
-                run.once(inner, &mut parts, body, client, slot).await
-            })),
-            Err(full) => Err(Box::pin(async move { run.without_attempt(full).await })),
-        };
-        async move {
-            match answered {
-                Ok(attended) => attended.await,
-                Err(known) => Ok(known.await),
-            }
-        }
+        (inner, run)
     }
 }

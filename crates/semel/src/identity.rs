@@ -99,15 +99,15 @@ struct Parts {
     // Of scope, operation and key together: stores that count bytes need not walk them.
     len: usize,
     scope: Scope,
-    operation: Box<str>,
+    // Most of a service's records share a few.
+    operation: Arc<str>,
     key: Key,
 }
 
 impl Identity {
     /// The identity of `key`, used for `operation` within `scope`.
     pub fn new(scope: Scope, operation: &str, key: Key) -> Self {
-        let digest = digest_of(&scope, operation, &key);
-        Self::of([digest; 2], None, scope, operation, key)
+        Self::keyed(scope, operation, key, None)
     }
 
     /// The same under `secrets`: what a store, a log or an upstream sees of it, and of the
@@ -124,29 +124,25 @@ impl Identity {
     /// assert_ne!(keyed.digest(), plain.digest());
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
-    pub fn keyed(scope: Scope, operation: &str, key: Key, secrets: Option<&Secrets>) -> Self {
-        let Some(secrets) = secrets else {
-            return Self::new(scope, operation, key);
-        };
-        let plain = digest_of(&scope, operation, &key);
-        let digests = secrets.digests(plain.as_bytes());
-        Self::of(digests, Some(secrets.clone()), scope, operation, key)
-    }
-
-    fn of(
-        digests: [IdentityDigest; 2],
-        secrets: Option<Secrets>,
+    pub fn keyed(
         scope: Scope,
-        operation: &str,
+        operation: impl Into<Arc<str>>,
         key: Key,
+        secrets: Option<&Secrets>,
     ) -> Self {
+        let operation = operation.into();
+        let plain = digest_of(&scope, &operation, &key);
+        let digests = match secrets {
+            Some(secrets) => secrets.digests(plain.as_bytes()),
+            None => [plain; 2],
+        };
         let names: usize = scope.segments().map(str::len).sum();
         let parts = Parts {
             digests,
-            secrets,
+            secrets: secrets.cloned(),
             len: names + operation.len() + key.as_str().len(),
             scope,
-            operation: operation.into(),
+            operation,
             key,
         };
         Self {

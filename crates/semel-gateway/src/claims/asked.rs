@@ -70,7 +70,7 @@ impl Asked {
             Some(OnLost::Hold) | None => store::OnLost::Hold,
         };
         let operation = service.operation(&wire.operation);
-        let identity = Identity::keyed(Scope::new(&wire.scope), &operation, key, secrets);
+        let identity = Identity::keyed(Scope::new(&wire.scope), operation, key, secrets);
         let given = wire.nonce.as_deref().map(nonce).transpose()?;
         let (nonce, is_repeatable) = match given {
             // Of two names a nonce is one call's: see `semel::secrets`.

@@ -198,7 +198,7 @@ impl Lookup {
             .map_or_else(Scope::anonymous, Scope::new);
         let operation = self.operation.as_deref().unwrap_or(reconcile::OPERATION);
         let operation = service.operation(operation);
-        Ok(Identity::keyed(scope, &operation, key, secrets))
+        Ok(Identity::keyed(scope, operation, key, secrets))
     }
 }
 

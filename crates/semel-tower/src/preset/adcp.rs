@@ -5,7 +5,6 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use semel::Outcome;
-use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
@@ -31,22 +30,33 @@ const EXCLUDED: [&str; 3] = ["idempotency_key", "context", "governance_context"]
 /// assert_ne!(first, hash(br#"{"budget":1000,"ext":{"trace":2}}"#));
 /// ```
 pub fn adcp_payload_hash(body: &[u8]) -> Option<[u8; 32]> {
-    hash_of(json::parse(body, Digits::Rounded)?)
+    // Also what is left out may not be said twice.
+    json::with_canonical(body, Digits::Rounded, |form| form.map(drop))?;
+    let mut payload = Members::of(body)?;
+    for name in EXCLUDED {
+        payload.set(name, None);
+    }
+    let config = payload.get("push_notification_config");
+    let config = config.and_then(without_credentials);
+    if let Some(config) = &config {
+        payload.set("push_notification_config", Some(config));
+    }
+    canonical_digest(&payload.write())
 }
 
-fn hash_of(payload: Value) -> Option<[u8; 32]> {
-    let Value::Object(mut payload) = payload else {
-        return None;
-    };
-    payload.retain(|name, _| !EXCLUDED.contains(&name.as_str()));
-    let credentials = payload
-        .get_mut("push_notification_config")
-        .and_then(|config| config.get_mut("authentication")?.as_object_mut());
-    if let Some(authentication) = credentials {
-        authentication.retain(|name, _| name != "credentials");
-    }
-    let canonical = json::to_canonical(&Value::Object(payload))?;
-    Some(Sha256::digest(canonical).into())
+fn without_credentials(config: &RawValue) -> Option<Box<RawValue>> {
+    let mut config = Members::of(config.get().as_bytes())?;
+    let mut authentication = Members::of(config.get("authentication")?.get().as_bytes())?;
+    authentication.set("credentials", None);
+    let authentication = authentication.to_raw()?;
+    config.set("authentication", Some(&authentication));
+    config.to_raw()
+}
+
+fn canonical_digest(text: &[u8]) -> Option<[u8; 32]> {
+    json::with_canonical(text, Digits::Rounded, |form| {
+        form.map(|form| Sha256::digest(form).into())
+    })
 }
 
 /// What of a payload belongs to the scope: the account, and the session of a conversation.
@@ -68,11 +78,8 @@ pub(crate) fn scope(payload: &Members<'_>) -> Vec<String> {
 }
 
 fn digest_of(value: &RawValue) -> String {
-    let value = value.get().as_bytes();
-    let canonical = json::parse(value, Digits::Rounded)
-        .and_then(|value| json::to_canonical(&value))
-        .unwrap_or_else(|| value.to_vec());
-    let digest: [u8; 32] = Sha256::digest(canonical).into();
+    let text = value.get().as_bytes();
+    let digest = canonical_digest(text).unwrap_or_else(|| Sha256::digest(text).into());
     semel::IdentityDigest::from_bytes(digest).to_string()
 }
 

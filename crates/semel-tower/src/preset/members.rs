@@ -40,6 +40,14 @@ impl<'a> Members<'a> {
     }
 
     pub(crate) fn write(&self) -> Bytes {
+        self.text().into()
+    }
+
+    pub(crate) fn to_raw(&self) -> Option<Box<RawValue>> {
+        RawValue::from_string(self.text()).ok()
+    }
+
+    fn text(&self) -> String {
         let mut text = String::from("{");
         for (nth, (name, value)) in self.0.iter().enumerate() {
             if nth > 0 {
@@ -50,7 +58,7 @@ impl<'a> Members<'a> {
             text.push_str(value.get());
         }
         text.push('}');
-        text.into()
+        text
     }
 }
 

@@ -1,132 +1,139 @@
 //! Work that is polled by whoever waits for it, and by a task of its own once nobody does (R11).
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-use futures_util::task::AtomicWaker;
 use tokio::runtime::Handle;
+use tokio::task_local;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Guard;
 
+task_local! {
+    // Known to the work while it is polled, so that the two need nothing that they share.
+    static STAGE: Cell<Stage>;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It ends with its caller.
+    Waiting,
+    /// It goes on without its caller.
+    Begun,
+    /// It goes on, and its caller has left.
+    Alone,
+}
+
 impl<S> Guard<S> {
-    /// Work that goes on if its caller goes away (R11), and which [`drain`](Guard::drain) waits for, like that
-    /// of [`spawn`](Guard::spawn); but as long as the caller polls it, it needs no task.
-    ///
-    /// Nothing happens before the first poll, and what was never polled is dropped with its caller.
-    pub fn attend<W>(&self, work: impl FnOnce(Caller) -> W) -> Attended<W>
+    /// Work that goes on if its caller goes away (R11) from the moment when it [begins](Caller::begin), and which
+    /// [`drain`](Guard::drain) waits for then, like that of [`spawn`](Guard::spawn); but as long as the caller
+    /// polls it, it needs no task. Before that it ends with its caller.
+    pub fn attend<W>(&self, work: impl FnOnce(Caller) -> W) -> Attended<W::Output>
     where
         W: Future + Send + 'static,
         W::Output: Send + 'static,
     {
-        let caller = Arc::<Leaving>::default();
         Attended {
-            work: Some(Box::pin(work(Caller(Arc::clone(&caller))))),
-            caller,
-            tasks: self.shared.tasks.clone(),
+            work: Some(Box::pin(work(Caller(self.shared.tasks.clone())))),
             begun: None,
+            go_on,
         }
     }
 }
 
+type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// Work that a caller waits for: [`Guard::attend`].
 #[must_use = "futures do nothing unless polled"]
-pub struct Attended<W>
-where
-    W: Future + Send + 'static,
-    W::Output: Send + 'static,
-{
+pub struct Attended<T> {
     // None while it is polled, so that a panic leaves nothing behind that could be polled again.
-    work: Option<Pin<Box<W>>>,
-    caller: Arc<Leaving>,
-    tasks: TaskTracker,
+    work: Option<Work<T>>,
     begun: Option<Begun>,
+    // A pointer, so that the bounds that a task needs are not those of this type.
+    go_on: fn(Work<T>, Begun),
 }
 
+/// Where work goes on that was left.
 struct Begun {
     runtime: Handle,
-    _counted: TaskTrackerToken,
     #[cfg(feature = "tracing")]
     span: tracing::Span,
 }
 
-impl<W> Future for Attended<W>
-where
-    W: Future + Send + 'static,
-    W::Output: Send + 'static,
-{
-    type Output = W::Output;
+impl<T> Future for Attended<T> {
+    type Output = T;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<W::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
-        this.begun.get_or_insert_with(|| Begun {
-            runtime: Handle::current(),
-            _counted: this.tasks.token(),
-            #[cfg(feature = "tracing")]
-            span: tracing::Span::current(),
-        });
         // It panicked, or was done.
         let Some(mut work) = this.work.take() else {
             return Poll::Pending;
         };
-        let polled = work.as_mut().poll(cx);
+        let stage = match this.begun {
+            Some(_) => Stage::Begun,
+            None => Stage::Waiting,
+        };
+        let (polled, stage) = STAGE.sync_scope(Cell::new(stage), || {
+            let polled = work.as_mut().poll(cx);
+            (polled, STAGE.with(Cell::get))
+        });
         if polled.is_pending() {
             this.work = Some(work);
+            if stage == Stage::Begun {
+                this.begun.get_or_insert_with(|| Begun {
+                    runtime: Handle::current(),
+                    #[cfg(feature = "tracing")]
+                    span: tracing::Span::current(),
+                });
+            }
         }
         polled
     }
 }
 
-impl<W> Drop for Attended<W>
-where
-    W: Future + Send + 'static,
-    W::Output: Send + 'static,
-{
+impl<T> Drop for Attended<T> {
     fn drop(&mut self) {
-        let (Some(work), Some(begun)) = (self.work.take(), &self.begun) else {
-            return;
-        };
-        self.caller.has_left.store(true, Ordering::Release);
-        self.caller.waker.wake();
-        #[cfg(feature = "tracing")]
-        let work = tracing::Instrument::instrument(work, begun.span.clone());
-        self.tasks.spawn_on(work, &begun.runtime);
+        if let (Some(work), Some(begun)) = (self.work.take(), self.begun.take()) {
+            (self.go_on)(work, begun);
+        }
     }
 }
 
-impl<W> fmt::Debug for Attended<W>
-where
-    W: Future + Send + 'static,
-    W::Output: Send + 'static,
-{
+fn go_on<T: Send + 'static>(work: Work<T>, begun: Begun) {
+    let work = STAGE.scope(Cell::new(Stage::Alone), work);
+    #[cfg(feature = "tracing")]
+    let work = tracing::Instrument::instrument(work, begun.span);
+    begun.runtime.spawn(work);
+}
+
+impl<T> fmt::Debug for Attended<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Attended").finish_non_exhaustive()
     }
 }
 
-/// Whoever waits for work, as the work sees them.
+/// Whoever waits for work, as the work itself sees them: not from a task that it spawns.
 #[derive(Debug)]
-pub struct Caller(Arc<Leaving>);
-
-#[derive(Debug, Default)]
-struct Leaving {
-    has_left: AtomicBool,
-    waker: AtomicWaker,
-}
+pub struct Caller(TaskTracker);
 
 impl Caller {
-    /// Ready once nobody waits any more.
-    pub fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.waker.register(cx.waker());
-        match self.0.has_left.load(Ordering::Acquire) {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        }
+    /// From now on the work goes on also where its caller goes away, and it is counted until what this returns is
+    /// dropped.
+    #[must_use = "work is counted as long as this is held"]
+    pub fn begin(&self) -> TaskTrackerToken {
+        STAGE
+            .try_with(|stage| stage.set(Stage::Begun))
+            .unwrap_or_default();
+        self.0.token()
+    }
+
+    /// Whether nobody waits any more. When that comes about, the work is polled.
+    pub fn is_gone(&self) -> bool {
+        STAGE.try_with(Cell::get) == Ok(Stage::Alone)
     }
 }
 
@@ -134,7 +141,8 @@ impl Caller {
 mod tests {
     use std::future::poll_fn;
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::Mutex;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use futures_util::FutureExt as _;
     use tokio::sync::{Notify, oneshot};
@@ -147,7 +155,12 @@ mod tests {
         let guard = Guard::from(MemoryStore::default());
         let (done, mut is_done) = oneshot::channel();
         let mut work = guard.attend(|caller| async move {
-            poll_fn(|cx| caller.poll_gone(cx)).await;
+            let _begun = caller.begin();
+            poll_fn(|_| match caller.is_gone() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+            .await;
             tokio::task::yield_now().await;
             done.send(()).ok();
         });
@@ -164,13 +177,48 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_never_polled_ends_with_its_caller() {
+    async fn before_it_begins_it_ends_with_its_caller() {
         let guard = Guard::from(MemoryStore::default());
-        let begun = Arc::new(Mutex::new(false));
-        let seen = Arc::clone(&begun);
-        drop(guard.attend(|_| async move { *seen.lock().unwrap() = true }));
+        let go_on = Arc::new(Notify::new());
+        let went_on = Arc::new(AtomicBool::new(false));
+        let (told, seen) = (Arc::clone(&go_on), Arc::clone(&went_on));
+        let mut work = guard.attend(|caller| async move {
+            told.notified().await;
+            let _begun = caller.begin();
+            seen.store(true, Ordering::Relaxed);
+        });
+        assert!((&mut work).now_or_never().is_none());
+        assert_eq!(guard.running(), 0);
+        drop(work);
+        go_on.notify_one();
         guard.drain().await;
-        assert!(!*begun.lock().unwrap());
+        assert!(!went_on.load(Ordering::Relaxed));
+    }
+
+    /// Each is left by itself.
+    #[tokio::test]
+    async fn work_within_work_sees_its_own_caller() {
+        let guard = Guard::from(MemoryStore::default());
+        let inner = guard.clone();
+        let (done, is_done) = oneshot::channel();
+        let mut work = guard.attend(|caller| async move {
+            let _begun = caller.begin();
+            let mut within = inner.attend(|caller| async move {
+                let _begun = caller.begin();
+                assert!(!caller.is_gone());
+                tokio::task::yield_now().await;
+                assert!(!caller.is_gone());
+            });
+            assert!((&mut within).now_or_never().is_none());
+            tokio::task::yield_now().await;
+            assert!(caller.is_gone());
+            within.await;
+            done.send(()).ok();
+        });
+        assert!((&mut work).now_or_never().is_none());
+        drop(work);
+        assert_eq!(is_done.await, Ok(()));
+        guard.drain().await;
     }
 
     #[tokio::test]
@@ -178,7 +226,8 @@ mod tests {
         let guard = Guard::from(MemoryStore::default());
         let go_on = Arc::new(Notify::new());
         let told = Arc::clone(&go_on);
-        let mut work = guard.attend(|_| async move {
+        let mut work = guard.attend(|caller| async move {
+            let _begun = caller.begin();
             told.notified().await;
             panic!("once");
         });
@@ -186,8 +235,9 @@ mod tests {
         go_on.notify_one();
         let polled = catch_unwind(AssertUnwindSafe(|| (&mut work).now_or_never()));
         assert!(polled.is_err());
-        assert_eq!(guard.running(), 1);
-        drop(work);
         assert_eq!(guard.running(), 0);
+        assert!((&mut work).now_or_never().is_none());
+        drop(work);
+        guard.drain().await;
     }
 }

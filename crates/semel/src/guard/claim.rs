@@ -114,7 +114,8 @@ impl<S: Store> Guard<S> {
                 });
             };
             let answer = match has_waited {
-                true => claim.send_again(since).await,
+                // Boxed, as is all that few claims come to, so that the others need no room for it.
+                true => Box::pin(claim.send_again(since)).await,
                 false => claim.send().await,
             };
             let (identity, answer) = match answer {
@@ -157,8 +158,9 @@ impl<S: Store> Guard<S> {
                         }
                         // A lapse is no change in the store: ask again when it is due.
                         let turn = left.min(remaining.max(Duration::from_millis(1)));
-                        let waited = self.store().wait(identity.digest(), fence, turn).await;
-                        waited
+                        let waited = self.store().wait(identity.digest(), fence, turn);
+                        Box::pin(waited)
+                            .await
                             .inspect_err(|_| self.tell(&Seen::of(identity, Signal::StoreError)))?;
                         (has_waited, claim.is_duplicate) = (true, true);
                         continue;
@@ -259,7 +261,8 @@ impl<S: Store> InDoubt<'_, S> {
                 // What the store has confirmed does not run unprotected.
                 (was_doubtful, self.is_duplicate) = (true, true);
                 let (digest, token) = (identity.digest(), &acquired.token);
-                match guard.store().renew(digest, token, request.lease).await {
+                let renewal = guard.store().renew(digest, token, request.lease);
+                match Box::pin(renewal).await {
                     Ok(Fenced::Applied) => {}
                     Ok(Fenced::Refused(_)) => continue,
                     Err(error) => answer = Err(error),
