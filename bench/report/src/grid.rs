@@ -59,28 +59,27 @@ fn leading(
 }
 
 fn of_store(table: &str, mut rest: &[Measurement]) -> Result<String> {
-    let mut text = String::new();
-    let mut header = false;
+    let mut columns: Vec<&str> = Vec::new();
+    for row in rest {
+        let column = Place::of(row)?.column;
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+    }
+    let (names, lines) = (columns.join(" | "), "---|".repeat(columns.len()));
+    let mut text =
+        format!("\n**{table}**\n\n| | {names} | goal | met |\n|---|{lines}---|---|\n");
     while let Some(first) = rest.first() {
         let row = Place::of(first)?.row;
         let (cells, behind) = leading(rest, |place| place.row == row)?;
-        if !header {
-            header = true;
-            write!(text, "\n**{table}**\n\n| |")?;
-            for cell in cells {
-                write!(text, " {} |", Place::of(cell)?.column)?;
-            }
-            writeln!(
-                text,
-                " goal | met |\n|---|{}---|---|",
-                "---|".repeat(cells.len())
-            )?;
-        }
         write!(text, "| `{row}`, {} |", first.unit)?;
-        for cell in cells {
-            write!(text, " {}", spread(cell.value))?;
-            if let Some(ratio) = cell.ratio {
-                write!(text, " · {}", short(ratio.median))?;
+        for column in &columns {
+            let in_it = |cell: &&Measurement| Place::of(cell).is_ok_and(|p| p.column == *column);
+            if let Some(cell) = cells.iter().find(in_it) {
+                write!(text, " {}", spread(cell.value))?;
+                if let Some(ratio) = cell.ratio {
+                    write!(text, " · {}", short(ratio.median))?;
+                }
             }
             text.push_str(" |");
         }
@@ -181,7 +180,7 @@ postgres**
 | | 10k | 1M | 10M | goal | met |
 |---|---|---|---|---|---|
 | `steps`, steps/s | 30.0 k | 27.0 k · 0.90 | 15.0 k · 0.50 | ratio ≥ 0.8 | no: 10M |
-| `bytes-per-record`, bytes | 690 |  |  |
+| `bytes-per-record`, bytes | 690 | | |  |  |
 
 **redis**
 

@@ -31,7 +31,7 @@ const ROWS: [Row; 6] = [
     ("p50", "ms", None),
     ("p99", "ms", None),
     ("processor-time", "µs a step", None),
-    ("processors", "busy with the server", None),
+    ("processors", "processors", None),
     ("connections", "to the server", None),
 ];
 

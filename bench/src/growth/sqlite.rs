@@ -11,8 +11,6 @@ use super::copies::{copies, value};
 use super::{Place, label};
 use crate::disk;
 
-const AT_ONCE: usize = 1_000;
-
 struct Folder(TempDir);
 
 pub(super) fn start() -> Result<Box<dyn Place>> {
@@ -49,7 +47,7 @@ impl Place for Folder {
             columns.join(", "),
             values.join(", ")
         ))?;
-        for copy in copies(records, AT_ONCE).flatten() {
+        for copy in copies(records, 1_000).flatten() {
             insert.execute((copy.digest.as_bytes(), copy.earlier as i64))?;
         }
         drop(insert);

@@ -72,8 +72,8 @@ pub(super) async fn turn(
                         Work::Pairs => pair(&store, index, &mut times).await?,
                         Work::Replays { of } => {
                             let asked = Instant::now();
-                            // A prime stride: none is next to the one before.
-                            replay(&store, index * 1_000_003 % of).await?;
+                            // Far from the one before in a store of any size, and all have their turn.
+                            replay(&store, index * 7_368_787 % of).await?;
                             times.push(since(asked));
                         }
                     }

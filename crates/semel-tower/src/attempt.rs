@@ -338,7 +338,7 @@ impl<S: Store> Run<S> {
     }
 
     /// The answer where no attempt may be begun: what is known already needs none.
-    pub(crate) async fn without_attempt<R: HttpBody>(&self, full: Full) -> Response<Body<R>> {
+    async fn without_attempt<R: HttpBody>(&self, full: Full) -> Response<Body<R>> {
         let found = match self.guard.look_up(&self.identity).await {
             Ok(found) => found,
             Err(error) => {

@@ -81,8 +81,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             config,
             ..
         } = self.taken();
-        let attending = guard.clone();
-        ResponseFuture::attended(attending.attend(|_| async move {
+        ResponseFuture::attended(self.guard.attend(|_| async move {
             // Counted until the request is answered and looked at.
             let bodies = Arc::new(looked.bodies);
             // Room for it was taken before.

@@ -10,7 +10,7 @@ use http::{Extensions, HeaderMap, Method, Request, Response};
 use http_body::Body as HttpBody;
 use semel::guard::{Guard, Seen, Signal};
 use semel::store::OnLost;
-use semel::{Identity, IdentityDigest, Scope, Store};
+use semel::{Identity, Scope, Store};
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -142,8 +142,12 @@ where
                     if let Some(signal) = problem.code.refusal() {
                         once.guard.tell(&Seen::of(&identity, signal));
                     }
-                    let response = once.config.problem(problem, &Echo::default());
-                    return Ok(named(response, *identity.digest()));
+                    let mut response = once.config.problem(problem, &Echo::default());
+                    let (id, attempt) = (*identity.digest(), None);
+                    response
+                        .extensions_mut()
+                        .insert(OperationId { id, attempt });
+                    return Ok(response);
                 }
             };
             let (inner, run) = once.asked(identity, &parts, &body, bodies, Echo::default());
@@ -163,12 +167,6 @@ where
         Read::TooLarge => Err(config.too_large()),
         Read::Failed => Err(Problem::new(ProblemCode::IncompleteBody)),
     }
-}
-
-fn named<R: HttpBody>(mut response: Response<Body<R>>, id: IdentityDigest) -> Response<Body<R>> {
-    let extensions = response.extensions_mut();
-    extensions.get_or_insert_with(|| OperationId { id, attempt: None });
-    response
 }
 
 impl<Inner, S: Store> Idempotency<Inner, S> {

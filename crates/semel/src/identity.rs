@@ -99,7 +99,7 @@ struct Parts {
     // Of scope, operation and key together: stores that count bytes need not walk them.
     len: usize,
     scope: Scope,
-    // Most of a service's records share a few.
+    // Shared by all identities of a layer.
     operation: Arc<str>,
     key: Key,
 }

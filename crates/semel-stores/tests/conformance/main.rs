@@ -16,6 +16,8 @@ mod postgres;
 mod redis;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod transactions;
 #[cfg(any(
     feature = "dynamodb",
     feature = "mysql",

@@ -6,12 +6,13 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use semel::conformance::{Bench, Factory, Failure};
 use semel::store::Nonce;
-use semel_stores::{PostgresOptions, PostgresStore, Schema};
+use semel::transaction::suite::Effects;
+use semel_stores::{PostgresOptions, PostgresStore, PostgresTransaction, Schema};
 use semel_testkit::servers::{Kind, shared};
 use tempfile::TempDir;
 
-use super::trials;
 use super::versioned::trials_in;
+use super::{transactions, trials};
 
 pub(super) fn all() -> Vec<Trial> {
     let mut all = trials("postgres", Way::Usual);
@@ -21,6 +22,10 @@ pub(super) fn all() -> Vec<Trial> {
     all.extend(trials_in("postgres", || versioned(Way::Usual)));
     all.extend(trials_in("postgres/one", || versioned(Way::One)));
     all.extend(trials_in("postgres/unnamed", || versioned(Way::Unnamed)));
+    all.extend(transactions::trials("postgres", || transacted(Way::Usual)));
+    all.extend(transactions::trials("postgres/unnamed", || {
+        transacted(Way::Unnamed)
+    }));
     all
 }
 
@@ -76,6 +81,49 @@ fn table() -> Result<String, Failure> {
 
 async fn versioned(way: Way) -> Result<(PostgresStore, Option<TempDir>), Failure> {
     Ok((open(way.options(&table()?)?).await?, None))
+}
+
+/// A table beside the records.
+struct Orders {
+    table: String,
+    look: tokio_postgres::Client,
+}
+
+async fn transacted(way: Way) -> Result<(PostgresStore, Orders, Option<TempDir>), Failure> {
+    let records = table()?;
+    let store = open(way.options(&records)?).await?;
+    let url = server(Kind::Postgres)?;
+    let (look, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls)
+        .await
+        .map_err(failure)?;
+    tokio::spawn(connection);
+    let table = format!("{records}_orders");
+    let sql = format!("CREATE TABLE {table} (name text NOT NULL)");
+    look.batch_execute(&sql).await.map_err(failure)?;
+    Ok((store, Orders { table, look }, None))
+}
+
+impl Effects<PostgresStore> for Orders {
+    type Error = tokio_postgres::Error;
+
+    async fn add(
+        &self,
+        transaction: &mut PostgresTransaction,
+        name: &str,
+    ) -> Result<(), Self::Error> {
+        let sql = format!("INSERT INTO {} VALUES ($1)", self.table);
+        transaction.execute(&sql, &[&name]).await.map(drop)
+    }
+
+    async fn fail(&self, transaction: &mut PostgresTransaction) -> Result<(), Self::Error> {
+        transaction.batch_execute("SELECT nonsense").await
+    }
+
+    async fn count(&self, name: &str) -> Result<u64, Failure> {
+        let sql = format!("SELECT count(*) FROM {} WHERE name = $1", self.table);
+        let row = self.look.query_one(&sql, &[&name]).await.map_err(failure)?;
+        Ok(row.get::<_, i64>(0).unsigned_abs())
+    }
 }
 
 impl Factory for Way {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use semel::guard::{Asked, AttemptInfo, Done, Guard, Policy, Ran, RunError, TransactOptions};
+use semel::guard::{AttemptInfo, Done, Guard, Policy, Ran, RunError, TransactOptions};
 use semel::record::Change;
-use semel::store::{Claim, Fenced, ListQuery, OnLost, Refusal, Retention, Store as _};
+use semel::store::{Claim, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, Value};
 use semel_stores::{MysqlStore, MysqlTransaction};
@@ -91,27 +91,6 @@ pub(super) async fn execute(mut tx: Tx, sql: String) -> Result<String, Error> {
     Ok("done".into())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_effect_and_the_outcome_are_committed_together_and_once() {
-    let bench = Arc::new(Bench::at(&common().await).await);
-    let wait = Policy::default().with_wait(Duration::from_secs(30));
-    let callers: Vec<_> = (0..16)
-        .map(|_| {
-            let bench = bench.clone();
-            tokio::spawn(async move {
-                let sql = bench.insert("k");
-                let work = move |_, tx| execute(tx, sql.clone());
-                bench.run("k", wait, TransactOptions::default(), work).await
-            })
-        })
-        .collect();
-    for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap().into_inner(), "done");
-    }
-    assert_eq!(bench.effects("k").await, 1);
-    assert_eq!(bench.state("k").await, Some(StateKind::Completed));
-}
-
 /// The application's sessions have the server's `sql_mode`, and in this one an assignment does not see those before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_is_kept_where_assignments_are_simultaneous() {
@@ -124,42 +103,6 @@ async fn an_outcome_is_kept_where_assignments_are_simultaneous() {
         assert_eq!(ran.await.unwrap(), done);
         assert_eq!(bench.store.purge(100).await.unwrap().removed, 0);
     }
-    assert_eq!(bench.effects("k").await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_error_and_a_panic_roll_back_and_release() {
-    let bench = Arc::new(Bench::at(&common().await).await);
-    for panics in [false, true] {
-        let (here, sql) = (bench.clone(), bench.insert("k"));
-        let ran = tokio::spawn(async move {
-            let work = move |_, mut tx: Tx| {
-                let sql = sql.clone();
-                async move {
-                    tx.execute(AssertSqlSafe(sql)).await?;
-                    assert!(!panics, "in the middle");
-                    tx.execute("SELECT nonsense").await?;
-                    Ok(())
-                }
-            };
-            here.run("k", Policy::default(), TransactOptions::default(), work)
-                .await
-        });
-        match ran.await {
-            Ok(ran) => assert!(!panics && matches!(ran, Err(RunError::Failed(_)))),
-            Err(error) => assert!(panics && error.is_panic()),
-        }
-        assert_eq!(bench.state("k").await, Some(StateKind::Released));
-        assert_eq!(bench.effects("k").await, 0);
-    }
-    // One that is dropped is rolled back too.
-    let mut tx = bench.store.begin(Isolation::default()).await.unwrap();
-    tx.execute(AssertSqlSafe(bench.insert("k"))).await.unwrap();
-    drop(tx);
-    let sql = bench.insert("k");
-    let work = move |_, tx| execute(tx, sql.clone());
-    let ran = bench.run("k", Policy::default(), TransactOptions::default(), work);
-    assert_eq!(ran.await.unwrap(), Done::Fresh("done".into()));
     assert_eq!(bench.effects("k").await, 1);
 }
 
@@ -440,37 +383,6 @@ async fn a_lost_answer_to_a_commit_is_resolved_by_the_record() {
     }
     let claim = super::claim(&bench.store, "committed").await;
     assert!(matches!(claim, Ok(Claim::Completed { .. })));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_key_the_effects_are_committed_without_a_record() {
-    let bench = Bench::at(&common().await).await;
-    let guard = Guard::from(bench.store.clone());
-    let (asked, options) = (Fingerprint::of(b"request"), TransactOptions::default());
-    for nth in 1..=2 {
-        let sql = bench.insert("k");
-        let work = move |_, tx| execute(tx, sql.clone());
-        let ran = guard.transact(Asked::unkeyed(asked), options, work).await;
-        assert_eq!(ran.unwrap(), Done::Unprotected("done".into()));
-        assert_eq!(bench.effects("k").await, nth);
-    }
-    let sql = bench.insert("k");
-    let fails = move |_, tx| {
-        let sql = sql.clone();
-        async move {
-            execute(tx, sql).await?;
-            Err::<(), _>(Error::RowNotFound)
-        }
-    };
-    let failed = guard.transact(Asked::unkeyed(asked), options, fails).await;
-    assert!(
-        matches!(failed, Err(RunError::Failed(f)) if matches!(f.error(), Some(Error::RowNotFound)))
-    );
-    assert_eq!(bench.effects("k").await, 2);
-    for state in StateKind::ALL {
-        let page = bench.store.list(&ListQuery::new(state)).await.unwrap();
-        assert_eq!(page.entries, []);
-    }
 }
 
 /// A call that is given up while the server begins its transaction leaves none to who gets its connection.

@@ -19,7 +19,7 @@ use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
 use super::transact::{Bench, Error, Tx, at, committing, execute};
-use super::{acquire, acquired, ask, common, identity, link, options, own, request};
+use super::{acquired, ask, common, identity, link, options, own, request};
 
 type InSteps = Result<Done<String>, RunError<StepError<Error>>>;
 
@@ -56,25 +56,6 @@ async fn there(bench: &Bench, key: &str) -> [i64; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_and_its_effect_are_committed_together_and_once() {
-    let bench = Bench::at(&common().await).await;
-    let run = |statements| steps_of(bench.store.clone(), Policy::default(), "k", statements);
-    let [first, _] = inserts(&bench, "k");
-    let failed = run([first, "SELECT nonsense".into()]).await;
-    let Err(RunError::Failed(failed)) = failed else {
-        panic!("{failed:?}");
-    };
-    assert!(matches!(failed.error(), Some(StepError::Failed(_))));
-    assert_eq!(there(&bench, "k").await, [1, 0]);
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    let ran = run(inserts(&bench, "k")).await;
-    assert_eq!(ran.unwrap(), Done::Fresh("done".into()));
-    let ran = run(inserts(&bench, "k")).await;
-    assert_eq!(ran.unwrap(), Done::Replayed("done".into()));
-    assert_eq!(there(&bench, "k").await, [1, 1]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_step_past_its_lease_commits_nothing() {
     let bench = Bench::at(&common().await).await;
     let step = FinishedStep::new("1", b"the zombie's").unwrap();
@@ -106,26 +87,6 @@ async fn a_step_past_its_lease_commits_nothing() {
         bench.store.rollback(tx).await;
         assert_eq!(there(&bench, &key).await, [1, 1]);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_is_there_already_is_none_of_this_transaction() {
-    let bench = Bench::at(&common().await).await;
-    let (id, token) = (identity("k"), acquire(&bench.store, "k").await);
-    let step = FinishedStep::new("one", b"result").unwrap();
-    for wanted in [Fenced::Applied, Refusal::OtherSteps.into()] {
-        let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
-        tx.execute(AssertSqlSafe(bench.insert("k"))).await.unwrap();
-        let change = Change::keep_step(&token, &step, 0);
-        let kept = bench.store.change_in(&mut tx, id.digest(), &change);
-        assert_eq!(kept.await.unwrap(), wanted);
-        if wanted == Fenced::Applied {
-            bench.store.commit(tx).await.unwrap();
-        } else {
-            bench.store.rollback(tx).await;
-        }
-    }
-    assert_eq!(bench.effects("k").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,11 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use semel::guard::{
-    Asked, AttemptInfo, Done, Guard, OnError, Policy, Ran, RunError, TransactOptions,
-};
+use semel::guard::{Asked, AttemptInfo, Done, Guard, Policy, Ran, RunError, TransactOptions};
 use semel::record::Change;
-use semel::store::{Claim, Fenced, ListQuery, Refusal, Retention, Store as _, StoreExt as _};
+use semel::store::{Claim, Fenced, Retention, Store as _, StoreExt as _};
 use semel::transaction::{Isolation, Lent, Sealing, TransactionError, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind, Value};
 use semel_stores::{PostgresStore, PostgresTransaction};
@@ -135,10 +133,6 @@ where
     guard.transact((&identity(key), asked), options, work).await
 }
 
-fn refused_now<T>(answer: &Result<Done<T>, RunError<Failure>>) -> bool {
-    matches!(answer, Err(RunError::Failed(failed)) if matches!(failed.error(), Some(Failure::Refused)))
-}
-
 pub(super) fn asked() -> Fingerprint {
     Fingerprint::of(b"body")
 }
@@ -179,90 +173,6 @@ async fn a_transaction_inside_another_takes_a_session_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_effect_and_the_outcome_are_committed_together_and_once() {
-    let bench = Bench::at(&url()).await;
-    let wait = Duration::from_secs(20);
-    let guard = bench.guard(Policy::default().with_wait(wait));
-    let callers: Vec<_> = (0..16)
-        .map(|_| {
-            let (guard, work) = (guard.clone(), bench.effect("k"));
-            tokio::spawn(async move {
-                let options = TransactOptions::default();
-                run(guard.clone(), "k", asked(), options, work).await
-            })
-        })
-        .collect();
-    let mut first = 0;
-    for caller in callers {
-        match caller.await.unwrap().unwrap() {
-            Done::Fresh(key) => first += usize::from(key == "k"),
-            Done::Replayed(key) => assert_eq!(key, "k"),
-            Done::Unprotected(_) => unreachable!(),
-        }
-    }
-    assert_eq!((first, bench.effects("k").await), (1, 1));
-    let other = run(
-        guard.clone(),
-        "k",
-        Fingerprint::of(b"other"),
-        TransactOptions::default(),
-        bench.effect("k"),
-    )
-    .await;
-    assert!(matches!(other, Err(RunError::Mismatch)));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_error_and_a_panic_roll_back_and_release() {
-    let bench = Bench::at(&url()).await;
-    let guard = bench.guard(Policy::default());
-    let failing = |work: Box<dyn Fn() -> Result<String, Failure> + Send>| {
-        let sql = insert(&bench.effects);
-        let work = Arc::new(parking_lot::Mutex::new(work));
-        move |_: AttemptInfo, tx: Tx| {
-            let (sql, work) = (sql.clone(), work.clone());
-            async move {
-                tx.execute(&sql, &[&"k"]).await?;
-                work.lock()()
-            }
-        }
-    };
-    let refused = failing(Box::new(|| Err(Failure::Refused)));
-    let options = TransactOptions::default();
-    let failed = run(guard.clone(), "k", asked(), options, refused);
-    assert!(refused_now(&failed.await));
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    assert_eq!(bench.effects("k").await, 0);
-
-    let panics = failing(Box::new(|| panic!("in the middle")));
-    let (again, id) = (guard.clone(), identity("k"));
-    let panicked =
-        tokio::spawn(async move { again.transact((&id, asked()), options, panics).await });
-    assert!(panicked.await.unwrap_err().is_panic());
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    assert_eq!(bench.effects("k").await, 0);
-
-    let ran = run(guard.clone(), "k", asked(), options, bench.effect("k"));
-    assert!(matches!(ran.await, Ok(Done::Fresh(_))));
-    assert_eq!(bench.effects("k").await, 1);
-
-    // A failure that is kept is kept without its effects.
-    let keeping = bench.guard(Policy::default().with_on_error(OnError::Keep));
-    for kept in [false, true] {
-        let refused = failing(Box::new(|| Err(Failure::Refused)));
-        let failed = run(keeping.clone(), "f", asked(), options, refused);
-        match failed.await {
-            Err(RunError::Failed(failed)) => {
-                assert_eq!(failed.to_string(), "no such article");
-                assert_eq!(failed.error().is_none(), kept);
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(bench.effects("k").await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_failed_and_was_ignored_commits_nothing() {
     let bench = Bench::at(&url()).await;
     let sql = insert(&bench.effects);
@@ -285,33 +195,6 @@ async fn a_statement_that_failed_and_was_ignored_commits_nothing() {
         matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
         "{ran:?}"
     );
-    assert_eq!(bench.effects("k").await, 0);
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_is_kept_is_not_committed() {
-    let bench = Bench::at(&url()).await;
-    let sql = insert(&bench.effects);
-    let kept = Arc::new(parking_lot::Mutex::new(None));
-    let keep = kept.clone();
-    let ran = run(
-        bench.guard(Policy::default()),
-        "k",
-        asked(),
-        TransactOptions::default(),
-        move |_, tx: Tx| {
-            let (sql, keep) = (sql.clone(), keep.clone());
-            async move {
-                tx.execute(&sql, &[&"k"]).await?;
-                *keep.lock() = Some(tx);
-                Ok::<_, Failure>(())
-            }
-        },
-    )
-    .await;
-    assert!(matches!(ran, Err(RunError::TransactionKept)));
-    drop(kept.lock().take());
     assert_eq!(bench.effects("k").await, 0);
     assert_eq!(bench.state("k").await, Some(StateKind::Released));
 }
@@ -369,41 +252,6 @@ async fn the_isolation_is_the_one_asked_for() {
             },
         );
         assert_eq!(ran.await.unwrap(), Done::Fresh(name.to_owned()));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn work_longer_than_a_third_of_the_lease_is_committed_at_every_level() {
-    let bench = Bench::at(&url()).await;
-    let guard = bench.guard(Policy::default().with_lease(Duration::from_secs(1)));
-    for isolation in [
-        Isolation::ReadCommitted,
-        Isolation::RepeatableRead,
-        Isolation::Serializable,
-    ] {
-        let key = format!("{isolation:?}");
-        let (sql, runs) = (insert(&bench.effects), Arc::new(AtomicU32::new(0)));
-        let (name, counted) = (key.clone(), runs.clone());
-        let ran = run(
-            guard.clone(),
-            &key,
-            asked(),
-            at(isolation),
-            move |_, tx: Tx| {
-                let (sql, name) = (sql.clone(), name.clone());
-                counted.fetch_add(1, Ordering::Relaxed);
-                async move {
-                    tx.execute(&sql, &[&name]).await?;
-                    sleep(Duration::from_millis(700)).await;
-                    Ok::<_, Failure>(())
-                }
-            },
-        );
-        assert_eq!(ran.await.unwrap(), Done::Fresh(()), "{key}");
-        assert_eq!(
-            (runs.load(Ordering::Relaxed), bench.effects(&key).await),
-            (1, 1)
-        );
     }
 }
 
@@ -642,35 +490,6 @@ async fn what_comes_after_the_attempt_was_given_up_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_completion_that_is_there_already_is_none_of_this_transaction() {
-    let bench = Bench::at(&url()).await;
-    let token = acquire(&bench.store, "k").await.token;
-    let (id, outcome) = (identity("k"), Outcome::success(b"k"));
-    for first in [true, false] {
-        let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
-        tx.execute(&insert(&bench.effects), &[&"k"]).await.unwrap();
-        let done = bench
-            .store
-            .change_in(
-                &mut tx,
-                id.digest(),
-                &Change::complete(&token, &outcome, Retention::ORDER),
-            )
-            .await
-            .unwrap();
-        if first {
-            assert_eq!(done, Fenced::Applied);
-            bench.store.commit(tx).await.unwrap();
-        } else {
-            let settled = Refusal::Settled(StateKind::Completed);
-            assert_eq!(done, Fenced::Refused(settled));
-            bench.store.rollback(tx).await;
-        }
-    }
-    assert_eq!(bench.effects("k").await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_dies_before_the_commit_leaves_neither() {
     let server = Arc::new(Postgres::start(&[]).unwrap());
     let bench = Bench::at(&server.url()).await;
@@ -902,34 +721,4 @@ async fn a_transaction_without_a_database_is_refused() {
         matches!(ran, Err(RunError::Store { ran: Ran::No, .. })),
         "{ran:?}"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_key_the_effects_are_committed_without_a_record() {
-    let bench = Bench::at(&url()).await;
-    let guard = bench.guard(Policy::default());
-    let options = TransactOptions::default();
-    for nth in 1..=2 {
-        let work = bench.effect("k");
-        let ran = guard.transact(Asked::unkeyed(asked()), options, work).await;
-        assert_eq!(ran.unwrap(), Done::Unprotected("k".into()));
-        assert_eq!(bench.effects("k").await, nth);
-    }
-    let sql = insert(&bench.effects);
-    let fails = move |_, tx: Tx| {
-        let sql = sql.clone();
-        async move {
-            tx.execute(&sql, &[&"k"]).await?;
-            Err::<(), _>(Failure::Refused)
-        }
-    };
-    let failed = guard
-        .transact(Asked::unkeyed(asked()), options, fails)
-        .await;
-    assert!(refused_now(&failed));
-    assert_eq!(bench.effects("k").await, 2);
-    for state in StateKind::ALL {
-        let page = bench.store.list(&ListQuery::new(state)).await.unwrap();
-        assert_eq!(page.entries, []);
-    }
 }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use semel::StateKind;
 use semel::guard::{
     Asked, Attempt, AttemptInfo, Begin, Done, Guard, Held, Policy, Ran, RunError, StepError,
     TransactOptions,
 };
-use semel::record::Change;
-use semel::store::{Fenced, Refusal, Store as _};
-use semel::transaction::{Isolation, Transactional as _};
-use semel::{FinishedStep, StateKind};
+use semel::store::Store as _;
+use semel::transaction::Isolation;
 use semel_stores::PostgresStore;
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Postgres, Server as _};
@@ -19,7 +18,7 @@ use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
 use super::transact::{Bench, Failure, Tx, asked, at, insert, slow_commits, when_committing};
-use super::{acquire, identity, open, url};
+use super::{identity, open, url};
 
 type InSteps = Result<Done<String>, RunError<StepError<Failure>>>;
 
@@ -53,36 +52,6 @@ async fn two_steps(
         Ok::<_, StepError<Failure>>(done.join(" "))
     };
     guard.run(asked, work).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_and_its_effect_are_committed_together_and_once() {
-    let bench = Bench::at(&url()).await;
-    let run = |fails| {
-        two_steps(
-            bench.guard(Policy::default()),
-            bench.effects.clone(),
-            "k".into(),
-            fails,
-        )
-    };
-    let failed = run(true).await;
-    let Err(RunError::Failed(failed)) = failed else {
-        panic!("{failed:?}");
-    };
-    let failed = failed.into_error();
-    assert!(matches!(failed, Some(StepError::Failed(Failure::Refused))));
-    assert_eq!(
-        (bench.effects("k-1").await, bench.effects("k-2").await),
-        (1, 0)
-    );
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    assert_eq!(run(false).await.unwrap(), Done::Fresh("k-1 k-2".into()));
-    assert_eq!(run(false).await.unwrap(), Done::Replayed("k-1 k-2".into()));
-    assert_eq!(
-        (bench.effects("k-1").await, bench.effects("k-2").await),
-        (1, 1)
-    );
 }
 
 async fn begin(guard: &Guard<Arc<PostgresStore>>, key: &str) -> Held<Arc<PostgresStore>> {
@@ -129,32 +98,6 @@ async fn a_step_past_its_lease_commits_nothing() {
         let entry = bench.store.get(identity(key).digest()).await.unwrap();
         assert_eq!(entry.unwrap().record.progress.steps().count(), 1);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_is_there_already_is_none_of_this_transaction() {
-    let bench = Bench::at(&url()).await;
-    let token = acquire(&bench.store, "k").await.token;
-    let step = FinishedStep::new("one", b"result").unwrap();
-    for (round, wanted) in [Fenced::Applied, Refusal::OtherSteps.into()]
-        .into_iter()
-        .enumerate()
-    {
-        let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
-        tx.execute(&insert(&bench.effects), &[&"k"]).await.unwrap();
-        let id = identity("k");
-        let kept = bench
-            .store
-            .change_in(&mut tx, id.digest(), &Change::keep_step(&token, &step, 0))
-            .await;
-        assert_eq!(kept.unwrap(), wanted, "{round}");
-        if wanted == Fenced::Applied {
-            bench.store.commit(tx).await.unwrap();
-        } else {
-            bench.store.rollback(tx).await;
-        }
-    }
-    assert_eq!(bench.effects("k").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

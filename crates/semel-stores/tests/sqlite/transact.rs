@@ -9,7 +9,7 @@ use semel::guard::{AttemptInfo, Done, Guard, Policy, RunError, TransactOptions};
 use semel::record::Change;
 use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
-use semel::{Fingerprint, Outcome, StateKind, StoreErrorKind};
+use semel::{Fingerprint, Outcome, StoreErrorKind};
 use semel_stores::{SqliteStore, SqliteTransaction};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
@@ -53,11 +53,6 @@ impl Bench {
         let asked = Fingerprint::of(b"request");
         guard.transact((&identity(key), asked), options, work).await
     }
-
-    pub(super) async fn state(&self, key: &str) -> Option<StateKind> {
-        let entry = self.store.get(identity(key).digest()).await.unwrap();
-        entry.map(|entry| entry.record.state.kind())
-    }
 }
 
 pub(super) fn orders(path: &Path, key: &str) -> i64 {
@@ -71,65 +66,6 @@ pub(super) async fn order(mut tx: Tx, key: &'static str) -> rusqlite::Result<Str
     tx.call(move |on| on.execute("INSERT INTO orders VALUES (?1)", [key]))
         .await?;
     Ok(key.to_owned())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn many_callers_have_one_effect() {
-    let bench = Arc::new(Bench::new());
-    let wait = Policy::default().with_wait(Duration::from_secs(20));
-    let callers: Vec<_> = (0..16)
-        .map(|_| {
-            let bench = bench.clone();
-            tokio::spawn(async move { bench.run("k", wait, |_, tx| order(tx, "k")).await })
-        })
-        .collect();
-    for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap().into_inner(), "k");
-    }
-    assert_eq!(orders(&bench.path, "k"), 1);
-    assert_eq!(replayed(&bench.store, "k").await.body().unwrap(), "k");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_error_and_a_panic_roll_back_and_release() {
-    let bench = Arc::new(Bench::new());
-    let failed = bench.run("k", Policy::default(), |_, mut tx| async move {
-        tx.call(|on| {
-            on.execute("INSERT INTO orders VALUES ('k')", [])?;
-            on.query_row("SELECT nonsense", [], |row| row.get(0))
-        })
-        .await
-    });
-    assert!(matches!(failed.await, Err(RunError::Failed(_))));
-    assert_eq!(
-        (bench.state("k").await, orders(&bench.path, "k")),
-        (Some(StateKind::Released), 0)
-    );
-    let again = bench.clone();
-    let panicked = tokio::spawn(async move {
-        let work = |_, mut tx: Tx| async move {
-            tx.call(|on| {
-                on.execute("INSERT INTO orders VALUES ('k')", [])?;
-                if on.is_autocommit() {
-                    Ok(String::new())
-                } else {
-                    panic!("in the middle")
-                }
-            })
-            .await
-        };
-        again.run("k", Policy::default(), work).await
-    });
-    assert!(panicked.await.unwrap_err().is_panic());
-    assert_eq!(
-        (bench.state("k").await, orders(&bench.path, "k")),
-        (Some(StateKind::Released), 0)
-    );
-    let ran = bench
-        .run("k", Policy::default(), |_, tx| order(tx, "k"))
-        .await;
-    assert_eq!(ran.unwrap(), Done::Fresh("k".into()));
-    assert_eq!(orders(&bench.path, "k"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,15 +7,13 @@ use std::time::Duration;
 use semel::guard::{
     Asked, Attempt, Begin, Done, Guard, Policy, Ran, RunError, StepError, TransactOptions,
 };
-use semel::record::Change;
-use semel::store::{Fenced, Refusal, Store as _};
-use semel::transaction::{Isolation, Transactional as _};
-use semel::{Fingerprint, FinishedStep, StateKind};
+use semel::store::Store as _;
+use semel::{Fingerprint, StateKind};
 use semel_stores::SqliteStore;
 use tokio::time::sleep;
 
 use super::transact::{Bench, Tx, order, orders};
-use super::{acquire, identity, open};
+use super::{identity, open};
 
 type InSteps = Result<Done<String>, RunError<StepError<rusqlite::Error>>>;
 
@@ -50,26 +48,6 @@ async fn two_steps(guard: Guard<Arc<SqliteStore>>, key: String, fails: bool) -> 
         Ok::<_, StepError<rusqlite::Error>>(done.join(" "))
     };
     guard.run(asked, work).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_and_its_effect_are_committed_together_and_once() {
-    let bench = Bench::new();
-    let run = |fails| {
-        let guard = Guard::from(bench.store.clone());
-        two_steps(guard, "k".into(), fails)
-    };
-    let failed = run(true).await;
-    let Err(RunError::Failed(failed)) = failed else {
-        panic!("{failed:?}");
-    };
-    assert!(matches!(failed.error(), Some(StepError::Failed(_))));
-    let there = || (orders(&bench.path, "k-1"), orders(&bench.path, "k-2"));
-    assert_eq!(there(), (1, 0));
-    assert_eq!(bench.state("k").await, Some(StateKind::Released));
-    assert_eq!(run(false).await.unwrap(), Done::Fresh("k-1 k-2".into()));
-    assert_eq!(run(false).await.unwrap(), Done::Replayed("k-1 k-2".into()));
-    assert_eq!(there(), (1, 1));
 }
 
 /// No renewal comes beside a transaction of SQLite's. Nobody else gets at the record either.
@@ -113,28 +91,6 @@ async fn a_step_longer_than_its_lease_is_committed_and_one_past_it_is_not() {
         "{late:?}"
     );
     assert_eq!(orders(&bench.path, "late"), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_is_there_already_is_none_of_this_transaction() {
-    let bench = Bench::new();
-    let token = acquire(&bench.store, "k").await.token;
-    let step = FinishedStep::new("one", b"result").unwrap();
-    for wanted in [Fenced::Applied, Refusal::OtherSteps.into()] {
-        let mut tx = bench.store.begin(Isolation::Serializable).await.unwrap();
-        let put = tx.call(|on| on.execute("INSERT INTO orders VALUES ('k')", []));
-        put.await.unwrap();
-        let id = identity("k");
-        let change = Change::keep_step(&token, &step, 0);
-        let kept = bench.store.change_in(&mut tx, id.digest(), &change);
-        assert_eq!(kept.await.unwrap(), wanted);
-        if wanted == Fenced::Applied {
-            bench.store.commit(tx).await.unwrap();
-        } else {
-            bench.store.rollback(tx).await;
-        }
-    }
-    assert_eq!(orders(&bench.path, "k"), 1);
 }
 
 #[test]

@@ -30,7 +30,7 @@ const EXCLUDED: [&str; 3] = ["idempotency_key", "context", "governance_context"]
 /// assert_ne!(first, hash(br#"{"budget":1000,"ext":{"trace":2}}"#));
 /// ```
 pub fn adcp_payload_hash(body: &[u8]) -> Option<[u8; 32]> {
-    // Also what is left out may not be said twice.
+    // Duplicate names are refused in the excluded members too.
     json::with_canonical(body, Digits::Rounded, |form| form.map(drop))?;
     let mut payload = Members::of(body)?;
     for name in EXCLUDED {

@@ -29,9 +29,9 @@ enum Stage {
 }
 
 impl<S> Guard<S> {
-    /// Work that goes on if its caller goes away (R11) from the moment when it [begins](Caller::begin), and which
-    /// [`drain`](Guard::drain) waits for then, like that of [`spawn`](Guard::spawn); but as long as the caller
-    /// polls it, it needs no task. Before that it ends with its caller.
+    /// Work for a caller who may go away. Until it [begins](Caller::begin) it is dropped with its caller. From then
+    /// on it survives its caller (R11), and [`drain`](Guard::drain) waits for it, as for that of
+    /// [`spawn`](Guard::spawn). As long as the caller polls it, it needs no task.
     pub fn attend<W>(&self, work: impl FnOnce(Caller) -> W) -> Attended<W::Output>
     where
         W: Future + Send + 'static,
@@ -39,7 +39,7 @@ impl<S> Guard<S> {
     {
         Attended {
             work: Some(Box::pin(work(Caller(self.shared.tasks.clone())))),
-            begun: None,
+            alone: None,
             go_on,
         }
     }
@@ -52,13 +52,13 @@ type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub struct Attended<T> {
     // None while it is polled, so that a panic leaves nothing behind that could be polled again.
     work: Option<Work<T>>,
-    begun: Option<Begun>,
-    // A pointer, so that the bounds that a task needs are not those of this type.
-    go_on: fn(Work<T>, Begun),
+    alone: Option<Alone>,
+    // A pointer, so that this type needs no `Send + 'static`.
+    go_on: fn(Work<T>, Alone),
 }
 
-/// Where work goes on that was left.
-struct Begun {
+/// Where abandoned work continues.
+struct Alone {
     runtime: Handle,
     #[cfg(feature = "tracing")]
     span: tracing::Span,
@@ -73,7 +73,7 @@ impl<T> Future for Attended<T> {
         let Some(mut work) = this.work.take() else {
             return Poll::Pending;
         };
-        let stage = match this.begun {
+        let stage = match this.alone {
             Some(_) => Stage::Begun,
             None => Stage::Waiting,
         };
@@ -84,7 +84,7 @@ impl<T> Future for Attended<T> {
         if polled.is_pending() {
             this.work = Some(work);
             if stage == Stage::Begun {
-                this.begun.get_or_insert_with(|| Begun {
+                this.alone.get_or_insert_with(|| Alone {
                     runtime: Handle::current(),
                     #[cfg(feature = "tracing")]
                     span: tracing::Span::current(),
@@ -97,17 +97,22 @@ impl<T> Future for Attended<T> {
 
 impl<T> Drop for Attended<T> {
     fn drop(&mut self) {
-        if let (Some(work), Some(begun)) = (self.work.take(), self.begun.take()) {
-            (self.go_on)(work, begun);
+        if let (Some(work), Some(alone)) = (self.work.take(), self.alone.take()) {
+            (self.go_on)(work, alone);
         }
     }
 }
 
-fn go_on<T: Send + 'static>(work: Work<T>, begun: Begun) {
+fn go_on<T: Send + 'static>(work: Work<T>, alone: Alone) {
+    let Alone {
+        runtime,
+        #[cfg(feature = "tracing")]
+        span,
+    } = alone;
     let work = STAGE.scope(Cell::new(Stage::Alone), work);
     #[cfg(feature = "tracing")]
-    let work = tracing::Instrument::instrument(work, begun.span);
-    begun.runtime.spawn(work);
+    let work = tracing::Instrument::instrument(work, span);
+    runtime.spawn(work);
 }
 
 impl<T> fmt::Debug for Attended<T> {
@@ -120,18 +125,33 @@ impl<T> fmt::Debug for Attended<T> {
 #[derive(Debug)]
 pub struct Caller(TaskTracker);
 
+/// Work that survives its caller: [`Caller::begin`].
+#[must_use = "work is counted as long as this is held"]
+#[derive(Debug)]
+pub struct Begun {
+    _counted: TaskTrackerToken,
+}
+
 impl Caller {
-    /// From now on the work goes on also where its caller goes away, and it is counted until what this returns is
-    /// dropped.
-    #[must_use = "work is counted as long as this is held"]
-    pub fn begin(&self) -> TaskTrackerToken {
-        STAGE
-            .try_with(|stage| stage.set(Stage::Begun))
-            .unwrap_or_default();
-        self.0.token()
+    /// From now on the work survives its caller, and is counted until what this returns is dropped. For the work
+    /// itself to call, once.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, where nothing could take the work over.
+    pub fn begin(&self) -> Begun {
+        drop(Handle::current());
+        let begun = STAGE.try_with(|stage| {
+            if stage.get() == Stage::Waiting {
+                stage.set(Stage::Begun);
+            }
+        });
+        debug_assert!(begun.is_ok(), "it is not the work that begins");
+        Begun {
+            _counted: self.0.token(),
+        }
     }
 
-    /// Whether nobody waits any more. When that comes about, the work is polled.
+    /// Whether nobody waits any more. The work is polled once when that happens.
     pub fn is_gone(&self) -> bool {
         STAGE.try_with(Cell::get) == Ok(Stage::Alone)
     }

@@ -114,7 +114,7 @@ impl<S: Store> Guard<S> {
                 });
             };
             let answer = match has_waited {
-                // Boxed, as is all that few claims come to, so that the others need no room for it.
+                // Boxed, like everything rare here, so that other claims stay small.
                 true => Box::pin(claim.send_again(since)).await,
                 false => claim.send().await,
             };

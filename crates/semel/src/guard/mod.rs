@@ -60,7 +60,7 @@ use crate::sync::Watched;
 pub use again::{Again, Lead};
 pub use asked::Asked;
 pub use attempt::{Attempt, AttemptInfo, Held, Settled, catch_panic};
-pub use attended::{Attended, Caller};
+pub use attended::{Attended, Begun, Caller};
 pub use claim::Begin;
 pub use engine::{Opening, TransactOptions, Transacted};
 pub use named::name_of;

@@ -1,5 +1,8 @@
 //! The port to a store whose database can commit more than the record at once.
 
+#[cfg(feature = "conformance")]
+pub mod suite;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
