@@ -263,6 +263,11 @@ impl Progress {
         }))
     }
 
+    /// Whether more of the body is to come: it is still there.
+    pub(crate) fn goes_on(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// Whether the body broke off.
     pub(crate) fn is_broken(&self) -> bool {
         self.0.is_broken.load(Ordering::Acquire)

@@ -424,6 +424,19 @@ impl Lent {
         Self { busy, ..self }
     }
 
+    /// Whether the request was answered by the service. Of the only address it is not counted: there is no
+    /// choice.
+    pub(crate) fn answered(&self, is_good: bool) {
+        if self.busy.is_some() {
+            self.pool.health.answered(is_good);
+        }
+    }
+
+    /// What counts as in use, for whoever goes on when the answer was read.
+    pub(crate) fn busy(&mut self) -> Option<Busy> {
+        self.busy.take()
+    }
+
     /// Another connection in place of this one, which turned out to be closed.
     pub(crate) async fn renewed(self, http1: bool) -> Result<Self, ConnectError> {
         Ok(self.pool.connect(http1).await?.counted(self.busy))

@@ -215,7 +215,7 @@ impl Inner {
     /// The upstream's answer as the client gets it.
     fn to_client(
         &self,
-        (mut response, connection): (Response<Incoming>, Lent),
+        (mut response, mut connection): (Response<Incoming>, Lent),
         asked: Asked,
         took: Duration,
     ) -> Response<Body> {
@@ -232,6 +232,7 @@ impl Inner {
                 client,
                 upstream,
                 held,
+                busy: connection.busy(),
             };
             tokio::spawn(tunnel.run(Arc::clone(&self.metrics)));
         }
@@ -320,30 +321,45 @@ impl Inner {
                 biased;
                 sent = connection.send(request) => sent,
                 () = progress.ceases(self.silence) => {
+                    // Whose silence it is, is not known while the client's body is still to come.
+                    if !progress.goes_on() {
+                        connection.answered(false);
+                    }
                     return Err((Failure::Silent, "no answer in time".to_owned()));
                 }
             };
             let NotAnswered { error, unsent } = match sent {
                 Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    connection.answered(true);
                     return Ok((answer, connection));
                 }
                 // 101 is an answer to those who asked for it, and other statuses have no meaning
                 // (RFC 9110, section 15). hyper reads over other 1xx.
                 Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
+                    connection.answered(false);
                     let status = answer.status().as_u16();
                     return Err((Failure::Invalid, format!("answered with {status}")));
                 }
-                Ok(answer) => return Ok((answer, connection)),
+                Ok(answer) => {
+                    connection.answered(!matches!(answer.status().as_u16(), 502..=504));
+                    return Ok((answer, connection));
+                }
                 Err(error) => error,
             };
             request = match unsent {
                 Some(request) if !is_again => request,
-                Some(_) => return Err((Failure::Unsent, with_causes(&error))),
+                Some(_) => {
+                    connection.answered(false);
+                    return Err((Failure::Unsent, with_causes(&error)));
+                }
                 None => {
                     let failure = match kind_of(&error) {
                         Failure::Unanswered if progress.is_broken() => Failure::ClientBody,
                         failure => failure,
                     };
+                    if failure != Failure::ClientBody {
+                        connection.answered(false);
+                    }
                     return Err((failure, with_causes(&error)));
                 }
             };
