@@ -43,6 +43,8 @@ struct Inner {
     upstreams: Upstreams,
     rules: Arc<Rules>,
     silence: Option<Duration>,
+    /// Of larger answers nothing is kept.
+    max_kept: usize,
     metrics: Arc<Metrics>,
     counted: Arc<RouteMetrics>,
     has_spans: bool,
@@ -65,6 +67,7 @@ impl Proxy {
             upstreams: pools.of(route)?,
             rules,
             silence: route.upstream_timeout,
+            max_kept: route.max_body,
             metrics,
             counted,
             has_spans,
@@ -245,9 +248,11 @@ impl Inner {
                 parts.extensions.insert(TraceParent(this));
             }
         }
-        // An answer that is to be kept is read whole, so its silence counts; a stream without a key may
-        // be silent for as long as it likes.
-        let silence = self.silence.filter(|_| asked.id.is_some());
+        // An answer that is to be kept is read whole, so its silence counts; what is passed on may be silent for
+        // as long as it likes.
+        let is_kept = asked.id.is_some() && !headers::is_event_stream(&parts.headers);
+        let silence = self.silence.filter(|_| is_kept);
+        let silence = silence.map(|silence| (silence, self.max_kept));
         Response::from_parts(parts, Body::answer(body, version, silence, connection))
     }
 
