@@ -184,7 +184,8 @@ impl Pool {
         trust: &Arc<Trust>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, InvalidHeaderValue> {
-        let connector = |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks);
+        let connector =
+            |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks).for_upstreams();
         Ok(Self {
             // In HTTP/2 a `Host` must be the `:authority`, and that is the upstream's.
             any: connector(if way.preserves_host {

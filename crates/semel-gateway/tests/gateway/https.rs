@@ -28,7 +28,7 @@ use crate::support::{
 /// A gateway in front of `https://localhost`, which trusts this authority.
 struct Secured {
     gateway: Gateway,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Secured {
@@ -38,10 +38,7 @@ impl Secured {
         let url = format!("--upstream=https://localhost:{}", upstream.port());
         let ca = format!("--upstream-ca={}", ca.display());
         let gateway = Gateway::start(upstream, &[&[&*url, &*ca], more].concat());
-        Self {
-            gateway,
-            _directory: directory,
-        }
+        Self { gateway, directory }
     }
 }
 
@@ -87,6 +84,44 @@ async fn the_clients_host_is_preserved_over_tls() {
     let seen = upstream.seen();
     assert_eq!(seen[0].headers["host"], *host);
     assert_eq!(seen[0].version, Version::HTTP_11);
+}
+
+/// Both kinds of files are read again while the gateway runs.
+#[tokio::test]
+async fn an_upstream_is_shown_the_certificate_that_it_asks_for() {
+    let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
+    let signed = servers.sign(&["localhost"]);
+    let server = signed.server_for(&["h2"], Some(&clients));
+    let upstream = Served::start(Some(server)).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ours = others.sign_client("gateway", "spiffe://example/gateway");
+    let [certificate, key] = ours.files_in(directory.path());
+    let flags = [
+        format!("--upstream-cert={}", certificate.display()),
+        format!("--upstream-key={}", key.display()),
+    ];
+    let secured = Secured::start(
+        upstream.address,
+        &others,
+        &flags.each_ref().map(String::as_str),
+    );
+    let answered = async || order(secured.gateway.address, "\"k\"").await;
+    // Whom it does not trust it sends nothing, and who does not trust it begins nothing.
+    assert_eq!(answered().await.problem(), "upstream-unreachable");
+    servers.file_in(secured.directory.path());
+    eventually("the new authority", async || {
+        assert_eq!(answered().await.problem(), "upstream-unreachable");
+        let log = secured.gateway.log();
+        log.contains("received fatal alert").then_some(())
+    })
+    .await;
+    let ours = clients.sign_client("gateway", "spiffe://example/gateway");
+    ours.files_in(directory.path());
+    eventually("the new certificate", async || {
+        (answered().await.status == 201).then_some(())
+    })
+    .await;
+    assert_eq!(upstream.seen().len(), 1);
 }
 
 /// Whoever answers in the upstream's place gets nothing.
