@@ -34,6 +34,8 @@ struct Stream {
     body: Incoming,
     is_http2: bool,
     limit: Option<Duration>,
+    /// How many bytes more there may be with this limit, unless any.
+    limited: Option<usize>,
     silence: Option<Pin<Box<Sleep>>>,
     /// When all of it is to be there; later with every piece that comes.
     due: Option<Instant>,
@@ -78,6 +80,7 @@ impl Body {
             body,
             is_http2: version == Version::HTTP_2,
             limit,
+            limited: None,
             silence: None,
             due: None,
             progress: None,
@@ -87,16 +90,22 @@ impl Body {
         })))
     }
 
-    /// The body of an answer, with the connection that it comes from.
+    /// The body of an answer, with the connection that it comes from. The limit is one of answers up to a size:
+    /// the rest of a larger one has none.
     pub(crate) fn answer(
         body: Incoming,
         version: Version,
-        limit: Option<Duration>,
+        limit: Option<(Duration, usize)>,
         connection: Lent,
     ) -> Self {
+        let larger = |size: usize| body.size_hint().lower() > size as u64;
+        let (limit, limited) = limit.filter(|(_, size)| !larger(*size)).unzip();
         let mut body = Self::stream(body, version, limit);
         match &mut body.0 {
-            Kind::Stream(stream) => stream.connection = Some(connection),
+            Kind::Stream(stream) => {
+                stream.limited = limited;
+                stream.connection = Some(connection);
+            }
             Kind::Whole(_) => connection.give_back(),
         }
         body
@@ -205,6 +214,13 @@ impl Stream {
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
                 *due += Duration::from_secs(1) * bytes / BYTES_A_SECOND;
             }
+            if let (Some(limited), Some(Ok(frame))) = (&mut self.limited, &frame) {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                match limited.checked_sub(bytes) {
+                    Some(rest) => *limited = rest,
+                    None => self.limit = None,
+                }
+            }
             if let Some(progress) = &self.progress {
                 progress.made();
                 if matches!(frame, Some(Err(_))) {
@@ -261,6 +277,11 @@ impl Progress {
             last: AtomicU64::new(0),
             is_broken: AtomicBool::new(false),
         }))
+    }
+
+    /// Whether more of the body is to come: it is still there.
+    pub(crate) fn goes_on(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     /// Whether the body broke off.

@@ -34,6 +34,7 @@ pub(crate) struct Connector {
     timeout: Duration,
     trust: Arc<Trust>,
     speaks: Speaks,
+    is_upstream: bool,
 }
 
 impl Connector {
@@ -49,6 +50,15 @@ impl Connector {
             timeout,
             trust,
             speaks,
+            is_upstream: false,
+        }
+    }
+
+    /// The same to an upstream or its reconciler, which gets the certificate that they are shown.
+    pub(crate) fn for_upstreams(self) -> Self {
+        Self {
+            is_upstream: true,
+            ..self
         }
     }
 }
@@ -68,12 +78,13 @@ impl Service<Uri> for Connector {
             timeout,
             trust,
             speaks,
+            is_upstream,
             ..
         } = self.clone();
         Box::pin(async move {
             let stream = connecting.await?.into_inner();
             let stream = if target.scheme() == Some(&Scheme::HTTPS) {
-                let shaking = shake_hands(stream, &target, trust.config(speaks));
+                let shaking = shake_hands(stream, &target, trust.config(speaks, is_upstream));
                 let shaken = tokio::time::timeout(timeout, shaking).await;
                 shaken.map_err(|_| "TLS: no answer in time")??
             } else {

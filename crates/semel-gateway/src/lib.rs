@@ -40,6 +40,7 @@ pub mod refused;
 mod reload;
 pub mod routing;
 pub mod serve;
+mod shared;
 pub mod stack;
 pub mod store;
 pub mod telemetry;

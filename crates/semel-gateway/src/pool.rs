@@ -4,20 +4,20 @@
 //! of a connection that ends at the same moment (its issue 4122): on one thread there is no such moment.
 
 use std::collections::{BTreeMap, HashMap};
-use std::error::Error as _;
+use std::error::Error as StdError;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryFutureExt as _;
-use futures_util::future::Either;
+use futures_util::future::{self, BoxFuture, Either, WeakShared};
+use futures_util::{FutureExt as _, TryFutureExt as _};
 use http::header::{CONNECTION, HOST, HeaderValue, InvalidHeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::client::conn::{TrySendError, http1};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
@@ -28,6 +28,7 @@ use crate::config::Route;
 use crate::connector::{self, ConnectError, Connector};
 use crate::cores;
 use crate::metrics::Metrics;
+use crate::shared::{Share, Shared};
 use crate::tls::client::{Speaks, Trust};
 use crate::upstream::{Address, Busy, Health, Protocol, Upstreams};
 
@@ -37,8 +38,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// is on its way makes an outcome unknown. Common servers close idle connections after 2 s to 75 s:
 /// this stays below.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often an upstream is asked whether it is there, on a connection of HTTP/2 that is silent.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// How often upstreams are asked whether they can be used, and how long an answer may take.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -47,13 +46,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// than 100 fields cost an allocation for each answer, a tenth of the gateway's work: an answer is worth it.
 const MAX_FIELDS: usize = 256;
 const MAX_HEAD: u32 = 256 << 10;
-/// How many requests a connection of HTTP/2 takes at once: as many as RFC 9113 (section 6.5.2) wants an
-/// upstream to allow at least. hyper would let others wait there without a word.
-const MAX_STREAMS: usize = 100;
-/// How much of an answer may be on its way that its client does not take yet; and of all answers of a
-/// connection, as much as there can be: those who take nothing hinder no others.
-const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// How often a request waits for a connection of HTTP/2 whose room others take, until it makes one of its own.
+const SHARED_TRIES: usize = 3;
 
 /// The connections to all upstreams, for whatever routes lead there.
 #[derive(Debug)]
@@ -152,6 +146,8 @@ pub(crate) struct Pool {
     host: HeaderValue,
     preserves_host: bool,
     check: Option<PathAndQuery>,
+    /// Whether connections are of HTTP/2, as far as is known.
+    is_shared: AtomicBool,
     shelves: Box<[Mutex<Shelf>]>,
 }
 
@@ -162,25 +158,24 @@ struct Shelf {
     idle: Vec<(Instant, http1::SendRequest<Body>)>,
     // Of HTTP/2.
     shared: Vec<Shared>,
+    // The one that is being made.
+    making: Option<WeakShared<Making>>,
     // Whether somebody looks after what nobody takes.
     is_swept: bool,
 }
 
-/// A connection for several requests.
-struct Shared {
-    taken: Instant,
-    sender: http2::SendRequest<Body>,
-    // Each of them has a clone.
-    load: Arc<()>,
-}
+/// A connection that is being made: for the first of those who wait for it, and for the others on the shelf if it can
+/// be shared.
+type Making = BoxFuture<'static, Result<Arc<Mutex<Option<Lent>>>, NotMade>>;
+
+/// Why there is none, for all of them.
+#[derive(Debug, Clone)]
+struct NotMade(Arc<dyn StdError + Send + Sync>);
 
 #[derive(Debug)]
 enum Sender {
     Http1(http1::SendRequest<Body>),
-    Http2 {
-        sender: http2::SendRequest<Body>,
-        _load: Arc<()>,
-    },
+    Http2(Share),
 }
 
 impl Pool {
@@ -189,7 +184,8 @@ impl Pool {
         trust: &Arc<Trust>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, InvalidHeaderValue> {
-        let connector = |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks);
+        let connector =
+            |speaks| Connector::new(CONNECT_TIMEOUT, Arc::clone(trust), speaks).for_upstreams();
         Ok(Self {
             // In HTTP/2 a `Host` must be the `:authority`, and that is the upstream's.
             any: connector(if way.preserves_host {
@@ -202,6 +198,9 @@ impl Pool {
             host: HeaderValue::from_str(way.upstream.authority.as_str())?,
             preserves_host: way.preserves_host,
             check: way.check.clone(),
+            is_shared: AtomicBool::new(
+                way.upstream.protocol != Protocol::Http && !way.preserves_host,
+            ),
             shelves: (0..cores::places()).map(|_| Mutex::default()).collect(),
         })
     }
@@ -242,11 +241,40 @@ impl Pool {
 
     /// A connection that is there already, or else a new one; of HTTP/1 only, where asked.
     pub(crate) async fn lend(self: &Arc<Self>, http1: bool) -> Result<Lent, ConnectError> {
-        let kept = self.shelf(cores::place()).take(http1);
-        match kept {
-            Some(sender) => Ok(self.lent(sender)),
-            None => self.connect(http1).await,
+        for _ in 0..SHARED_TRIES {
+            let kept = self.shelf(cores::place()).take(http1);
+            if let Some(sender) = kept {
+                return Ok(self.lent(sender));
+            }
+            if http1 || !self.is_shared.load(Ordering::Relaxed) {
+                break;
+            }
+            let made = self.making().await?;
+            let made = made.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(lent) = made {
+                return Ok(lent);
+            }
         }
+        self.connect(http1).await
+    }
+
+    /// The connection that is being made for all who can share it.
+    fn making(self: &Arc<Self>) -> future::Shared<Making> {
+        let mut shelf = self.shelf(cores::place());
+        let making = shelf.making.as_ref().and_then(WeakShared::upgrade);
+        if let Some(making) = making.filter(|making| making.peek().is_none()) {
+            return making;
+        }
+        let pool = Arc::clone(self);
+        let making = async move {
+            let made = pool.connect(false).await;
+            let made = made.map(|lent| Arc::new(Mutex::new(Some(lent))));
+            made.map_err(|error| NotMade(error.into()))
+        };
+        let making = making.boxed().shared();
+        // Whoever waits makes it: where nobody does any more, it is not made.
+        shelf.making = making.downgrade();
+        making
     }
 
     /// A new connection; of HTTP/1, where asked.
@@ -267,25 +295,15 @@ impl Pool {
         let connector = if http1 { &self.http1 } else { &self.any };
         let target = self.target(PathAndQuery::from_static("/"));
         let stream = connector.clone().oneshot(target).await?;
-        if !self.has_http1() || stream.inner().speaks_http2() {
-            let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .keep_alive_interval(PING_INTERVAL)
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
-                .max_header_list_size(MAX_HEAD)
-                .handshake(stream)
-                .await?;
-            tokio::spawn(told(connection));
-            let (taken, load) = (Instant::now(), Arc::default());
-            let mut shared = Shared {
-                taken,
-                sender,
-                load,
-            };
-            let sender = shared.lend();
+        let is_shared = !self.has_http1() || stream.inner().speaks_http2();
+        if !http1 {
+            self.is_shared.store(is_shared, Ordering::Relaxed);
+        }
+        if is_shared {
+            let mut shared = Shared::begin(stream, MAX_HEAD).await?;
+            let share = shared.lend();
             self.keep(|shelf| shelf.shared.push(shared));
-            return Ok(self.lent(sender));
+            return Ok(self.lent(Sender::Http2(share)));
         }
         let (sender, connection) = http1::Builder::new()
             .max_headers(MAX_FIELDS)
@@ -334,6 +352,12 @@ impl Pool {
         });
     }
 
+    /// No other request gets this connection.
+    fn forget(&self, share: &Share) {
+        let mut shelf = self.shelf(cores::place());
+        shelf.shared.retain(|shared| !shared.is_that_of(share));
+    }
+
     fn shelf(&self, place: usize) -> MutexGuard<'_, Shelf> {
         // Whoever panics there leaves nothing half done.
         let shelf = self.shelves[place].lock();
@@ -347,30 +371,14 @@ async fn told(connection: impl Future<Output = hyper::Result<()>>) {
     }
 }
 
-impl Shared {
-    fn lend(&mut self) -> Sender {
-        self.taken = Instant::now();
-        Sender::Http2 {
-            sender: self.sender.clone(),
-            _load: Arc::clone(&self.load),
-        }
-    }
-
-    fn under_way(&self) -> usize {
-        Arc::strong_count(&self.load) - 1
-    }
-}
-
 impl Shelf {
     fn take(&mut self, http1: bool) -> Option<Sender> {
         if !http1 {
-            self.shared.retain(|shared| !shared.sender.is_closed());
-            let free = self
-                .shared
-                .iter_mut()
-                .filter(|shared| shared.under_way() < MAX_STREAMS);
-            if let Some(shared) = free.min_by_key(|shared| shared.under_way()) {
-                return Some(shared.lend());
+            self.shared.retain(|shared| !shared.is_closed());
+            let usable = self.shared.iter_mut().filter(|shared| shared.has_room());
+            // The fullest: others are let go once nobody needs them.
+            if let Some(shared) = usable.max_by_key(|shared| shared.under_way()) {
+                return Some(Sender::Http2(shared.lend()));
             }
         }
         // The one that was used last: others may be about to be closed.
@@ -394,9 +402,21 @@ impl Shelf {
         let unused = self.idle.partition_point(|(since, _)| old(since));
         self.idle.drain(..unused);
         self.shared
-            .retain(|shared| !old(&shared.taken) || shared.under_way() > 0);
+            .retain(|shared| !old(shared.taken()) || shared.under_way() > 0);
         self.is_swept = !self.idle.is_empty() || !self.shared.is_empty();
         !self.is_swept
+    }
+}
+
+impl fmt::Display for NotMade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for NotMade {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
     }
 }
 
@@ -424,9 +444,32 @@ impl Lent {
         Self { busy, ..self }
     }
 
+    /// Whether the request was answered by the service. Of the only address it is not counted: there is no
+    /// choice.
+    pub(crate) fn answered(&self, is_good: bool) {
+        if self.busy.is_some() {
+            self.pool.health.answered(is_good);
+        }
+    }
+
+    /// What counts as in use, for whoever goes on when the answer was read.
+    pub(crate) fn busy(&mut self) -> Option<Busy> {
+        self.busy.take()
+    }
+
     /// Another connection in place of this one, which turned out to be closed.
     pub(crate) async fn renewed(self, http1: bool) -> Result<Self, ConnectError> {
-        Ok(self.pool.connect(http1).await?.counted(self.busy))
+        let is_shared = matches!(self.sender, Sender::Http2(_));
+        if let Sender::Http2(share) = &self.sender {
+            self.pool.forget(share);
+        }
+        let renewed = match is_shared {
+            // Others on that connection need one as well.
+            true => self.pool.lend(http1).await?,
+            // Those that are kept may be closed, too.
+            false => self.pool.connect(http1).await?,
+        };
+        Ok(renewed.counted(self.busy))
     }
 
     /// Sends a request to the path of its target; the host is this upstream's, unless the client's is to be
@@ -446,7 +489,7 @@ impl Lent {
                 *request.uri_mut() = Uri::from(path);
                 Either::Left(sender.try_send_request(request).map_err(NotAnswered::from))
             }
-            Sender::Http2 { sender, .. } => {
+            Sender::Http2(Share { sender, .. }) => {
                 // hyper would remove what it names, and `TE` is to arrive.
                 request.headers_mut().remove(CONNECTION);
                 *request.uri_mut() = self.pool.target(path);

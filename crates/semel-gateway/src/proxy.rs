@@ -43,6 +43,8 @@ struct Inner {
     upstreams: Upstreams,
     rules: Arc<Rules>,
     silence: Option<Duration>,
+    /// Of larger answers nothing is kept.
+    max_kept: usize,
     metrics: Arc<Metrics>,
     counted: Arc<RouteMetrics>,
     has_spans: bool,
@@ -65,6 +67,7 @@ impl Proxy {
             upstreams: pools.of(route)?,
             rules,
             silence: route.upstream_timeout,
+            max_kept: route.max_body,
             metrics,
             counted,
             has_spans,
@@ -215,7 +218,7 @@ impl Inner {
     /// The upstream's answer as the client gets it.
     fn to_client(
         &self,
-        (mut response, connection): (Response<Incoming>, Lent),
+        (mut response, mut connection): (Response<Incoming>, Lent),
         asked: Asked,
         took: Duration,
     ) -> Response<Body> {
@@ -232,6 +235,7 @@ impl Inner {
                 client,
                 upstream,
                 held,
+                busy: connection.busy(),
             };
             tokio::spawn(tunnel.run(Arc::clone(&self.metrics)));
         }
@@ -244,9 +248,11 @@ impl Inner {
                 parts.extensions.insert(TraceParent(this));
             }
         }
-        // An answer that is to be kept is read whole, so its silence counts; a stream without a key may
-        // be silent for as long as it likes.
-        let silence = self.silence.filter(|_| asked.id.is_some());
+        // An answer that is to be kept is read whole, so its silence counts; what is passed on may be silent for
+        // as long as it likes.
+        let is_kept = asked.id.is_some() && !headers::is_event_stream(&parts.headers);
+        let silence = self.silence.filter(|_| is_kept);
+        let silence = silence.map(|silence| (silence, self.max_kept));
         Response::from_parts(parts, Body::answer(body, version, silence, connection))
     }
 
@@ -320,30 +326,45 @@ impl Inner {
                 biased;
                 sent = connection.send(request) => sent,
                 () = progress.ceases(self.silence) => {
+                    // Whose silence it is, is not known while the client's body is still to come.
+                    if !progress.goes_on() {
+                        connection.answered(false);
+                    }
                     return Err((Failure::Silent, "no answer in time".to_owned()));
                 }
             };
             let NotAnswered { error, unsent } = match sent {
                 Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    connection.answered(true);
                     return Ok((answer, connection));
                 }
                 // 101 is an answer to those who asked for it, and other statuses have no meaning
                 // (RFC 9110, section 15). hyper reads over other 1xx.
                 Ok(answer) if !(200..600).contains(&answer.status().as_u16()) => {
+                    connection.answered(false);
                     let status = answer.status().as_u16();
                     return Err((Failure::Invalid, format!("answered with {status}")));
                 }
-                Ok(answer) => return Ok((answer, connection)),
+                Ok(answer) => {
+                    connection.answered(!matches!(answer.status().as_u16(), 502..=504));
+                    return Ok((answer, connection));
+                }
                 Err(error) => error,
             };
             request = match unsent {
                 Some(request) if !is_again => request,
-                Some(_) => return Err((Failure::Unsent, with_causes(&error))),
+                Some(_) => {
+                    connection.answered(false);
+                    return Err((Failure::Unsent, with_causes(&error)));
+                }
                 None => {
                     let failure = match kind_of(&error) {
                         Failure::Unanswered if progress.is_broken() => Failure::ClientBody,
                         failure => failure,
                     };
+                    if failure != Failure::ClientBody {
+                        connection.answered(false);
+                    }
                     return Err((failure, with_causes(&error)));
                 }
             };

@@ -9,6 +9,7 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::metrics::Metrics;
+use crate::upstream::Busy;
 
 /// What a client's connection holds until it ends, be it as a tunnel. An extension of the requests that
 /// ask for an upgrade.
@@ -48,6 +49,8 @@ pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
     pub(crate) upstream: OnUpgrade,
     pub(crate) held: Option<Arc<Held>>,
+    /// Of the address that the upstream's end leads to.
+    pub(crate) busy: Option<Busy>,
 }
 
 impl Tunnel {
@@ -65,7 +68,7 @@ impl Tunnel {
             tokio::try_join!(self.client, self.upstream).map_err(io::Error::other)?;
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
         let passed = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
-        drop(self.held);
+        drop((self.held, self.busy));
         passed
     }
 }

@@ -10,7 +10,6 @@ use super::{MISUSED, block_on, explain, fail};
 use crate::access::Access;
 use crate::config::{self, Sources};
 use crate::store;
-use crate::tls::client::Trust;
 
 /// Prints every setting with its value and where it comes from, and what was found of the store; or
 /// what is wrong, on stderr.
@@ -33,7 +32,7 @@ pub fn main(flags: &ArgMatches) -> ExitCode {
         return fail(MISUSED, format_args!("error: {error}"));
     }
     if config.asks_over_tls()
-        && let Err(error) = Trust::new(config.upstream_ca.clone()).read()
+        && let Err(error) = config.trust().read()
     {
         return fail(MISUSED, format_args!("error: {error}"));
     }

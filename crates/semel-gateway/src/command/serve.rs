@@ -154,7 +154,7 @@ fn becomes(routes: &[Route]) -> String {
 /// The gateway, and what it tells of itself.
 async fn serve(sources: Sources, config: &Config) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new());
-    let trust = Arc::new(Trust::new(config.upstream_ca.clone()));
+    let trust = Arc::new(config.trust());
     let open = |url| Traces::open(url, Arc::clone(&trust), Arc::clone(&metrics));
     let traces = config.collector.as_ref().map(open).transpose();
     let spans = traces.as_ref().ok().and_then(Option::as_ref);
@@ -188,6 +188,7 @@ async fn gateway(
     if config.asks_over_tls() {
         trust.read()?;
     }
+    let trusted = trust.watch()?;
     let access = Access::open(&config.tokens)?;
     let opened = store::open(&config.store, &config.at_rest).await?;
     let secrets = opened.secrets.clone();
@@ -342,6 +343,9 @@ async fn gateway(
     };
     for certificates in [certificates, admin_certificates].into_iter().flatten() {
         tokio::spawn(certificates.run());
+    }
+    if let Some(trusted) = trusted {
+        tokio::spawn(trusted.run());
     }
     let bounds = Bounds::of(shares.connections);
     let proxies = config

@@ -33,8 +33,9 @@ use crate::at_rest::AtRest;
 use crate::principal::{Auth, Jwt, Part, Source};
 use crate::reconcile::{self, Settings};
 use crate::routing::Matches;
-use crate::tls::PemFile;
+use crate::tls::client::Trust;
 use crate::tls::server::Files;
+use crate::tls::{PemFile, Shown};
 use crate::upstream::{Address, Protocol};
 pub use dispositions::Dispositions;
 pub(crate) use schema::schema;
@@ -50,6 +51,8 @@ pub struct Config {
     /// Who signs the certificates of upstreams and of the reconciler, where it is not whom the system
     /// trusts.
     pub upstream_ca: Option<PemFile>,
+    /// What those of them are shown that ask for a certificate.
+    pub upstream_shown: Option<Shown>,
     /// Where clients connect, as `HOST:PORT`.
     pub listen: String,
     /// The files for TLS towards clients, unless they speak without.
@@ -97,22 +100,38 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whom it trusts, and what it shows. Nothing is read yet.
+    pub fn trust(&self) -> Trust {
+        Trust::new(self.upstream_ca.clone()).showing(self.upstream_shown.clone())
+    }
+
+    /// Whether an upstream or the reconciler is asked over TLS.
+    pub(crate) fn asks_upstreams_over_tls(&self) -> bool {
+        let mut upstreams = self.routes.iter().flat_map(|route| &route.upstreams);
+        upstreams.any(|upstream| upstream.protocol == Protocol::Https)
+            || self
+                .reconcile
+                .as_ref()
+                .is_some_and(|settings| is_https(&settings.url))
+    }
+
     /// Whether something is asked over TLS.
     pub fn asks_over_tls(&self) -> bool {
         let keys = self.jwt.as_ref().and_then(|jwt| match &jwt.jwks {
             Source::Url(url) => Some(url),
             Source::File(_) => None,
         });
-        let reconciler = self.reconcile.as_ref().map(|settings| &settings.url);
         let auth = self.auth.as_ref().map(|auth| &auth.url);
-        let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
-        let mut upstreams = self.routes.iter().flat_map(|route| &route.upstreams);
-        upstreams.any(|upstream| upstream.protocol == Protocol::Https)
-            || [reconciler, auth, keys, self.collector.as_ref()]
+        self.asks_upstreams_over_tls()
+            || [auth, keys, self.collector.as_ref()]
                 .into_iter()
                 .flatten()
                 .any(is_https)
     }
+}
+
+fn is_https(url: &Uri) -> bool {
+    url.scheme() == Some(&Scheme::HTTPS)
 }
 
 /// Which requests are treated alike, and how.

@@ -12,8 +12,8 @@ use crate::at_rest::{self, AtRest, Large, Source};
 use crate::reconcile::Settings;
 use crate::routing::{Host, Matches, Path, method};
 use crate::telemetry;
-use crate::tls::PemFile;
 use crate::tls::server::Files;
+use crate::tls::{PemFile, Shown};
 use crate::upstream::{Address, Protocol};
 
 impl Sources {
@@ -41,13 +41,15 @@ impl Sources {
         admin_hosts.extend(admin.rsplit_once(':').map(|(host, _)| host.to_owned()));
         // Whatever is missing here has its message among the errors.
         let tls = reader.tls();
-        let admin_tls = reader.shown(
-            "operators",
-            [
-                ("admin-tls-cert", "--admin-tls-cert"),
-                ("admin-tls-key", "--admin-tls-key"),
-            ],
-        );
+        let admin_tls = reader.shown([
+            ("admin-tls-cert", "--admin-tls-cert"),
+            ("admin-tls-key", "--admin-tls-key"),
+        ]);
+        let admin_tls = admin_tls.map(|shown| Files {
+            listener: "operators",
+            shown,
+            client_ca: None,
+        });
         let trust_forwarded = reader
             .read("trust-forwarded", values::networks)
             .unwrap_or_default();
@@ -55,6 +57,10 @@ impl Sources {
         reader.check_callers(&routes, !trust_forwarded.is_empty(), asks_clients);
         let config = Config {
             upstream_ca: reader.file("upstream-ca", "--upstream-ca"),
+            upstream_shown: reader.shown([
+                ("upstream-cert", "--upstream-cert"),
+                ("upstream-key", "--upstream-key"),
+            ]),
             tls,
             admin_tls,
             store: StoreUrl(reader.read("store", values::store).unwrap_or_default()),
@@ -93,10 +99,19 @@ impl Sources {
             admin,
             routes,
         };
-        let is_unused = config.upstream_ca.is_some() && !config.asks_over_tls();
-        if is_unused && !self.has_kept && reader.errors.is_empty() {
-            let message = "--upstream-ca is for https:// URLs, and there is none";
-            reader.error(message.to_owned());
+        let has_unused_ca = config.upstream_ca.is_some() && !config.asks_over_tls();
+        let is_unshown = config.upstream_shown.is_some() && !config.asks_upstreams_over_tls();
+        let unused = [
+            (has_unused_ca, "--upstream-ca is for https:// URLs"),
+            (
+                is_unshown,
+                "--upstream-cert is for https:// upstreams and reconcilers",
+            ),
+        ];
+        if !self.has_kept && reader.errors.is_empty() {
+            for (_, what) in unused.iter().filter(|(is_unused, _)| *is_unused) {
+                reader.error(format!("{what}, and there is none"));
+            }
         }
         if config.proxy_protocol && !self.top.given.contains_key("trust-forwarded") {
             let message =
@@ -261,24 +276,22 @@ impl Reader<'_> {
             self.error("--tls-client-ca needs --tls-cert and --tls-key".to_owned());
         }
         let names = [("tls-cert", "--tls-cert"), ("tls-key", "--tls-key")];
-        let files = self.shown("clients", names)?;
-        Some(Files { client_ca, ..files })
+        let shown = self.shown(names)?;
+        Some(Files {
+            listener: "clients",
+            shown,
+            client_ca,
+        })
     }
 
-    /// What a listener shows of itself.
+    /// What the gateway shows of itself.
     fn shown(
         &mut self,
-        listener: &'static str,
         [(cert, cert_flag), (key, key_flag)]: [(&'static str, &'static str); 2],
-    ) -> Option<Files> {
+    ) -> Option<Shown> {
         let missing = match (self.file(cert, cert_flag), self.file(key, key_flag)) {
             (Some(certificate), Some(key)) => {
-                return Some(Files {
-                    listener,
-                    certificate,
-                    key,
-                    client_ca: None,
-                });
+                return Some(Shown { certificate, key });
             }
             (Some(_), None) => format!("{cert_flag} needs {key_flag}: the file of its private key"),
             (None, Some(_)) => format!("{key_flag} needs {cert_flag}: the file of its certificate"),

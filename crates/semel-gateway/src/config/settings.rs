@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 64] = [
+pub const SETTINGS: [Setting; 66] = [
     list(
         "upstream",
         "URL",
@@ -331,6 +331,18 @@ pub const SETTINGS: [Setting; 64] = [
         "FILE",
         None,
         "Who signs the certificates of https:// upstreams and reconcilers, in PEM, in place of the system's roots",
+    ),
+    setting(
+        "upstream-cert",
+        "FILE",
+        None,
+        "The certificate for https:// upstreams and reconcilers that ask for one, with its chain, in PEM; with --upstream-key",
+    ),
+    setting(
+        "upstream-key",
+        "FILE",
+        None,
+        "The private key of --upstream-cert, in PEM",
     ),
     list(
         "trust-forwarded",

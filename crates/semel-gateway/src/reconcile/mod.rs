@@ -115,7 +115,7 @@ impl Endpoint {
         metrics: Arc<Metrics>,
     ) -> Self {
         let timeout = settings.timeout.min(CONNECT_TIMEOUT);
-        let connector = Connector::new(timeout, trust, Speaks::Http1);
+        let connector = Connector::new(timeout, trust, Speaks::Http1).for_upstreams();
         let client = Client::builder(TokioExecutor::new())
             // Questions are rare: a connection each cannot be one that is just being closed.
             .pool_max_idle_per_host(0)

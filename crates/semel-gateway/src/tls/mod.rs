@@ -4,6 +4,7 @@ mod certificate;
 pub mod client;
 pub mod server;
 pub(crate) mod stream;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,6 +126,50 @@ impl PemFile {
             setting: self.setting,
             path: self.path.clone(),
             why: why.to_string(),
+        }
+    }
+}
+
+/// What one end shows of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The certificate, and those between it and a root.
+    pub certificate: PemFile,
+    /// Its private key.
+    pub key: PemFile,
+}
+
+/// What its files held.
+#[derive(PartialEq, Eq)]
+struct ShownContents {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Shown {
+    fn read(&self) -> Result<ShownContents, Error> {
+        Ok(ShownContents {
+            certificate: self.certificate.read()?,
+            key: self.key.read()?,
+        })
+    }
+
+    fn parse(
+        &self,
+        contents: &ShownContents,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), Error> {
+        let chain = self.certificate.certificates(&contents.certificate)?;
+        Ok((chain, self.key.key(&contents.key)?))
+    }
+
+    /// Which of the files rustls does not take.
+    fn refused(&self, error: rustls::Error) -> Error {
+        match error {
+            rustls::Error::InconsistentKeys(_) => self.key.unusable(format_args!(
+                "it is not the key of the certificate in {}",
+                self.certificate.setting
+            )),
+            error => self.certificate.unusable(error),
         }
     }
 }

@@ -8,38 +8,33 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs::Ticketer;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::net::TcpStream;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, interval_at, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::certificate::{self, ClientCertificate};
 use super::stream::Stream;
-use super::{Error, H2, HTTP1, PemFile, VERSIONS, provider};
+use super::watch::{Replaceable, Watch};
+use super::{Error, H2, HTTP1, PemFile, Shown, ShownContents, VERSIONS, provider};
 use crate::metrics::Metrics;
 
 /// How long a client may take until TLS is agreed on.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often the files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The files that a listener's TLS is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// Whom the listener is for.
     pub(crate) listener: &'static str,
-    /// The certificate, and those between it and a root.
-    pub certificate: PemFile,
-    /// Its private key.
-    pub key: PemFile,
+    /// What it shows.
+    pub shown: Shown,
     /// Who signs clients' certificates, where these must have one.
     pub client_ca: Option<PemFile>,
 }
 
 /// What the files held.
 #[derive(PartialEq, Eq)]
-struct Contents {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
+pub(crate) struct Contents {
+    shown: ShownContents,
     client_ca: Option<Vec<u8>>,
 }
 
@@ -60,17 +55,15 @@ impl Files {
 
     fn read(&self) -> Result<Contents, Error> {
         Ok(Contents {
-            certificate: self.certificate.read()?,
-            key: self.key.read()?,
+            shown: self.shown.read()?,
             client_ca: self.client_ca.as_ref().map(PemFile::read).transpose()?,
         })
     }
 
     fn make(&self, contents: &Contents) -> Result<Made, Error> {
-        let chain = self.certificate.certificates(&contents.certificate)?;
-        let key = self.key.key(&contents.key)?;
+        let (chain, key) = self.shown.parse(&contents.shown)?;
         let end = chain.first().map(certificate::expiry).transpose();
-        let end = end.map_err(|error| self.certificate.unusable(error))?;
+        let end = end.map_err(|error| self.shown.certificate.unusable(error))?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(VERSIONS)
             .map_err(Error::Setup)?;
@@ -85,13 +78,7 @@ impl Files {
         };
         let mut config = builder
             .with_single_cert(chain, key)
-            .map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => self.key.unusable(format_args!(
-                    "it is not the key of the certificate in {}",
-                    self.certificate.setting
-                )),
-                error => self.certificate.unusable(error),
-            })?;
+            .map_err(|error| self.shown.refused(error))?;
         config.alpn_protocols = vec![H2.to_vec(), HTTP1.to_vec()];
         // A session that is resumed would not see that its certificate ended, or is signed by nobody
         // who is trusted any more.
@@ -120,7 +107,10 @@ impl Acceptor {
     ///
     /// # Errors
     /// Files that cannot be read or used.
-    pub fn new(files: Files, metrics: Arc<Metrics>) -> Result<(Arc<Self>, Watch), Error> {
+    pub(crate) fn new(
+        files: Files,
+        metrics: Arc<Metrics>,
+    ) -> Result<(Arc<Self>, Watch<Self>), Error> {
         let contents = files.read()?;
         let Made { config, expiry } = files.make(&contents)?;
         metrics.certificate_ends(files.listener, expiry);
@@ -129,10 +119,7 @@ impl Acceptor {
             config: RwLock::new(config),
             metrics,
         });
-        let watch = Watch {
-            acceptor: Arc::clone(&acceptor),
-            seen: Ok(contents),
-        };
+        let watch = Watch::new(Arc::clone(&acceptor), contents);
         Ok((acceptor, watch))
     }
 
@@ -160,59 +147,22 @@ impl Acceptor {
         let config = self.config.read();
         Arc::clone(&config.unwrap_or_else(PoisonError::into_inner))
     }
+}
 
-    fn replace(&self, made: Made) {
+impl Replaceable for Acceptor {
+    type Contents = Contents;
+
+    fn read(&self) -> Result<Contents, Error> {
+        self.files.read()
+    }
+
+    fn replace(&self, contents: &Contents) -> Result<(), Error> {
+        let made = self.files.make(contents)?;
         let listener = self.files.listener;
         self.metrics.certificate_ends(listener, made.expiry);
         let mut config = self.config.write().unwrap_or_else(PoisonError::into_inner);
         *config = made.config;
-    }
-}
-
-/// Replaces an acceptor's certificates.
-pub struct Watch {
-    acceptor: Arc<Acceptor>,
-    seen: Result<Contents, String>,
-}
-
-impl Watch {
-    /// Reads the files again when they change and at SIGHUP, for ever. What cannot be used is told once,
-    /// and changes nothing.
-    pub async fn run(mut self) {
-        let Ok(mut hangup) = signal(SignalKind::hangup()) else {
-            return tracing::error!("TLS: no signals come: certificates are not read again");
-        };
-        let mut look = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
-        loop {
-            let asked = tokio::select! {
-                _ = look.tick() => false,
-                _ = hangup.recv() => true,
-            };
-            let files = self.acceptor.files.clone();
-            let read = move || files.read().map_err(|error| error.to_string());
-            let Ok(read) = tokio::task::spawn_blocking(read).await else {
-                continue;
-            };
-            if asked || read != self.seen {
-                self.seen = read;
-                self.take();
-            }
-        }
-    }
-
-    fn take(&self) {
-        let files = &self.acceptor.files;
-        let made = match &self.seen {
-            Ok(contents) => files.make(contents).map_err(|error| error.to_string()),
-            Err(error) => Err(error.clone()),
-        };
-        match made {
-            Ok(made) => {
-                self.acceptor.replace(made);
-                tracing::info!("TLS: new certificates are in use");
-            }
-            Err(error) => tracing::error!("TLS: {error}; the old certificates stay in use"),
-        }
+        Ok(())
     }
 }
 
@@ -223,6 +173,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpListener;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -237,8 +188,10 @@ mod tests {
         };
         Files {
             listener: "clients",
-            certificate: file("--tls-cert", "cert.pem", certificate.pem()),
-            key: file("--tls-key", "key.pem", key.serialize_pem()),
+            shown: Shown {
+                certificate: file("--tls-cert", "cert.pem", certificate.pem()),
+                key: file("--tls-key", "key.pem", key.serialize_pem()),
+            },
             client_ca: None,
         }
     }
@@ -275,35 +228,29 @@ mod tests {
             path: directory.path().join("none"),
             ..file.clone()
         };
-        let message = said(&Files {
-            certificate: missing(&files.certificate),
+        let shows = |certificate: &PemFile, key: &PemFile| Files {
+            shown: Shown {
+                certificate: certificate.clone(),
+                key: key.clone(),
+            },
             ..files.clone()
-        });
+        };
+        let Shown { certificate, key } = &files.shown;
+        let message = said(&shows(&missing(certificate), key));
         assert!(
             message.starts_with("--tls-cert: cannot read `"),
             "{message}"
         );
-        let message = said(&Files {
-            key: PemFile {
-                path: files.certificate.path.clone(),
-                ..files.key.clone()
-            },
-            ..files.clone()
-        });
+        let at = |path: &PemFile, of: &PemFile| PemFile {
+            path: path.path.clone(),
+            ..of.clone()
+        };
+        let message = said(&shows(certificate, &at(certificate, key)));
         let end = "holds no private key; it must be a PEM file with a private key in it";
         assert!(message.ends_with(end), "{message}");
-        let message = said(&Files {
-            certificate: PemFile {
-                path: files.key.path.clone(),
-                ..files.certificate.clone()
-            },
-            ..files.clone()
-        });
+        let message = said(&shows(&at(key, certificate), key));
         assert!(message.contains("holds no certificate"), "{message}");
-        let message = said(&Files {
-            key: others.key,
-            ..files.clone()
-        });
+        let message = said(&shows(certificate, &others.shown.key));
         let end = "cannot be used: it is not the key of the certificate in --tls-cert";
         assert!(message.ends_with(end), "{message}");
         let rubbish = directory.path().join("rubbish");
@@ -314,7 +261,7 @@ mod tests {
                 setting: "--tls-client-ca",
                 path: rubbish,
             }),
-            ..files
+            ..files.clone()
         });
         let begin = "--tls-client-ca: `";
         assert!(message.starts_with(begin), "{message}");

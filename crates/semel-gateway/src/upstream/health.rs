@@ -1,5 +1,5 @@
-//! Whether an address can be used: what becomes of connections to it, and of checks where a path is named
-//! for them.
+//! Whether an address can be used: what becomes of connections to it and of requests, and of checks where a
+//! path is named for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -12,18 +12,31 @@ use crate::metrics::Metrics;
 
 /// After so many connections in a row that failed, others are preferred.
 const FAILURES: u32 = 3;
-/// How long they are; then one request tries again.
+/// How long they are; then one request tries again. It costs nothing: nothing is sent.
 const PAUSE: Duration = Duration::from_secs(10);
+/// After so many requests in a row without an answer of the service, others are preferred. This and the
+/// pauses are Envoy's.
+const BAD_ANSWERS: u32 = 5;
+/// How long they are for the first time; as much longer each time after that, up to the longest. Each trial
+/// can cost an outcome that nobody knows.
+const ANSWER_PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// After so many checks in a row that failed, others are preferred.
 const BAD_CHECKS: u32 = 2;
 
-/// What is known of an address.
+/// What is known of an address. Times are in milliseconds after `since`.
 pub(crate) struct Health {
     address: Address,
     /// Connections in a row that failed.
     failures: AtomicU32,
-    /// When the last one did, in milliseconds after `since`.
-    failed: AtomicU64,
+    /// Requests in a row that were not answered.
+    bad_answers: AtomicU32,
+    /// How often it went out for those; each trial counts until it succeeds.
+    ejections: AtomicU32,
+    /// When it came back after that.
+    returned: AtomicU64,
+    /// When the next request may try it, while it is out.
+    trial: AtomicU64,
     since: Instant,
     /// Checks in a row that failed.
     bad_checks: AtomicU32,
@@ -38,7 +51,10 @@ impl Health {
         Self {
             address: address.clone(),
             failures: AtomicU32::new(0),
-            failed: AtomicU64::new(0),
+            bad_answers: AtomicU32::new(0),
+            ejections: AtomicU32::new(0),
+            returned: AtomicU64::new(0),
+            trial: AtomicU64::new(0),
             since: Instant::now(),
             bad_checks: AtomicU32::new(0),
             was_up: AtomicBool::new(true),
@@ -57,29 +73,47 @@ impl Health {
     }
 
     fn is_ejected(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) >= FAILURES
+        self.failures.load(Ordering::Relaxed) >= FAILURES || self.answers_badly()
     }
 
-    /// Whether it is time to try again where connections failed. Of all who ask at that time one tries.
+    fn answers_badly(&self) -> bool {
+        self.bad_answers.load(Ordering::Relaxed) >= BAD_ANSWERS
+    }
+
+    /// Whether it is time to try again what failed. Of all who ask at that time one tries.
     pub(super) fn takes_trial(&self) -> bool {
         if !self.is_ejected() || self.bad_checks.load(Ordering::Relaxed) >= BAD_CHECKS {
             return false;
         }
-        let failed = self.failed.load(Ordering::Relaxed);
-        let now = self.now();
-        now.saturating_sub(failed) >= PAUSE.as_millis().try_into().unwrap_or(u64::MAX)
-            && self
-                .failed
-                .compare_exchange(failed, now, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+        let (trial, now) = (self.trial.load(Ordering::Relaxed), self.now());
+        if now < trial {
+            return false;
+        }
+        let ejections = self.ejections.load(Ordering::Relaxed);
+        // As if it failed: what succeeds sets it right.
+        let pause = match self.answers_badly() {
+            true => answer_pause(ejections.saturating_add(1)),
+            false => PAUSE,
+        };
+        let next = now.saturating_add(millis(pause));
+        let is_first = self
+            .trial
+            .compare_exchange(trial, next, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok();
+        if is_first && self.answers_badly() {
+            self.ejections.fetch_add(1, Ordering::Relaxed);
+        }
+        is_first
     }
 
     fn now(&self) -> u64 {
-        self.since
-            .elapsed()
-            .as_millis()
-            .try_into()
-            .unwrap_or(u64::MAX)
+        millis(self.since.elapsed())
+    }
+
+    /// No requests until then, but for a trial.
+    fn rest(&self, pause: Duration) {
+        let until = self.now().saturating_add(millis(pause));
+        self.trial.fetch_max(until, Ordering::Relaxed);
     }
 
     /// A connection was made.
@@ -93,9 +127,38 @@ impl Health {
     /// No connection was made.
     pub(crate) fn unreached(&self) {
         self.metrics.upstream_unreached(&self.address);
-        self.failed.store(self.now(), Ordering::Relaxed);
-        self.failures.fetch_add(1, Ordering::Relaxed);
+        // Those who are late have nothing to add.
+        if self.failures.fetch_add(1, Ordering::Relaxed) == FAILURES - 1 {
+            self.rest(PAUSE);
+        }
         self.tell("3 connections in a row failed");
+    }
+
+    /// A request was answered by the service, or not: without an answer, or with one that says that the
+    /// service was not there.
+    pub(crate) fn answered(&self, is_good: bool) {
+        if !is_good {
+            if self.bad_answers.fetch_add(1, Ordering::Relaxed) == BAD_ANSWERS - 1 {
+                self.ejected();
+            }
+            self.tell("5 requests in a row had no answer, or 502, 503 or 504");
+        } else if self.bad_answers.load(Ordering::Relaxed) != 0 {
+            if self.answers_badly() {
+                self.returned.store(self.now(), Ordering::Relaxed);
+                self.trial.store(0, Ordering::Relaxed);
+            }
+            self.bad_answers.store(0, Ordering::Relaxed);
+            self.tell("answered");
+        }
+    }
+
+    fn ejected(&self) {
+        let returned = self.returned.load(Ordering::Relaxed);
+        if self.now().saturating_sub(returned) >= millis(LONGEST_PAUSE) {
+            self.ejections.store(0, Ordering::Relaxed);
+        }
+        let before = self.ejections.fetch_add(1, Ordering::Relaxed);
+        self.rest(answer_pause(before.saturating_add(1)));
     }
 
     /// A check was answered as it should be, or not.
@@ -121,6 +184,14 @@ impl Health {
             tracing::warn!(%upstream, "upstream: down: {why}");
         }
     }
+}
+
+fn answer_pause(ejections: u32) -> Duration {
+    ANSWER_PAUSE.saturating_mul(ejections).min(LONGEST_PAUSE)
+}
+
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -153,6 +224,87 @@ mod tests {
         health.reached();
         assert!(health.is_up());
         assert!(!health.takes_trial());
+    }
+
+    fn fail(health: &Health) {
+        for _ in 0..BAD_ANSWERS {
+            assert!(health.is_up());
+            health.answered(false);
+        }
+        assert!(!health.is_up());
+    }
+
+    /// How long it takes until somebody tries, to a second.
+    async fn until_trial(health: &Health) -> u64 {
+        for seconds in 0..1000 {
+            if health.takes_trial() {
+                return seconds;
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        panic!("nobody tries");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pauses_of_an_address_that_does_not_answer_grow() {
+        let health = health();
+        for _ in 1..BAD_ANSWERS {
+            health.answered(false);
+        }
+        health.answered(true);
+        fail(&health);
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            pauses.push(until_trial(&health).await);
+            assert!(!health.takes_trial());
+            health.answered(false);
+            // Nor is a connection an answer.
+            health.reached();
+            assert!(!health.is_up());
+        }
+        assert_eq!(pauses[..4], [30, 60, 90, 120]);
+        assert_eq!(pauses[9..], [300, 300, 300]);
+        health.answered(true);
+        assert!(health.is_up());
+        assert!(!health.takes_trial());
+        // Not well for long: not as if nothing had been.
+        fail(&health);
+        assert_eq!(until_trial(&health).await, 300);
+        health.answered(true);
+        tokio::time::advance(LONGEST_PAUSE).await;
+        fail(&health);
+        assert_eq!(until_trial(&health).await, 30);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_under_way_when_an_address_went_out_prolongs_nothing() {
+        let health = health();
+        fail(&health);
+        for _ in 0..100 {
+            health.answered(false);
+        }
+        assert_eq!(until_trial(&health).await, 30);
+        // An answer to any of them brings it back at once.
+        health.answered(true);
+        assert!(health.is_up());
+        for _ in 0..FAILURES {
+            health.unreached();
+        }
+        assert_eq!(until_trial(&health).await, 10);
+    }
+
+    #[tokio::test]
+    async fn an_answer_overrules_no_check() {
+        let health = health();
+        health.checked(false, "503");
+        health.checked(false, "503");
+        health.answered(false);
+        health.answered(true);
+        assert!(!health.is_up());
+        (0..BAD_ANSWERS).for_each(|_| health.answered(false));
+        assert!(!health.takes_trial());
+        health.checked(true, "200");
+        assert!(!health.is_up());
     }
 
     #[tokio::test]

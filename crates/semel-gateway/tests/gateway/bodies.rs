@@ -9,18 +9,19 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Method, Request};
+use axum::http::{Method, Request, Response};
 use axum::routing::get;
 use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::BodyExt as _;
+use http_body_util::channel::Channel;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Gateway, Reaction, Recorder, Script, Shop, order, read_head, request, send, send_raw,
+    Gateway, Reaction, Recorder, Script, Served, Shop, order, read_head, request, send, send_raw,
 };
 
 const KEY: (&str, &str) = ("idempotency-key", "\"k\"");
@@ -253,4 +254,54 @@ async fn a_body_that_is_given_up_over_http2_is_not_taken_for_whole() {
     let bodies: Vec<_> = whole.map(|seen| seen.body).collect();
     assert_eq!(bodies, [b"{\"item\":1}"]);
     driving.abort();
+}
+
+/// What of an answer is not kept may be silent, with a key as without: a stream of events, and what is larger than is
+/// kept.
+#[tokio::test]
+async fn a_stream_with_a_key_may_pause_longer_than_the_upstream_may_be_silent() {
+    for (kind, first) in [("text/event-stream", 6), ("text/plain", 100)] {
+        let (say, said) = mpsc::channel::<&str>(1);
+        let said = Arc::new(tokio::sync::Mutex::new(said));
+        let upstream = Served::start_with(None, move |request| {
+            let said = Arc::clone(&said);
+            async move {
+                if request.uri().path() == "/silent" {
+                    std::future::pending::<()>().await;
+                }
+                let mut rest = said.lock_owned().await;
+                let (mut sender, body) = Channel::<Bytes>::new(1);
+                tokio::spawn(async move {
+                    sender
+                        .send(Frame::data("x".repeat(first).into()))
+                        .await
+                        .unwrap();
+                    while let Some(more) = rest.recv().await {
+                        sender.send(Frame::data(more.into())).await.unwrap();
+                    }
+                });
+                let answer = Response::builder().header("content-type", kind);
+                answer.body(Body::new(body)).unwrap()
+            }
+        })
+        .await;
+        let flags = ["--upstream-timeout", "300ms", "--max-body", "64B"];
+        let gateway = Gateway::start(upstream.address, &flags);
+        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+        let post = |path: &str, key: &str| {
+            let to = format!("http://{}{path}", gateway.address);
+            let request = Request::post(to).header("idempotency-key", key);
+            client.request(request.body(Body::empty()).unwrap())
+        };
+        let mut answer = post("/stream", "\"a\"").await.unwrap().into_body();
+        let frame = answer.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap().len(), first);
+        // Its silence begins after the stream's.
+        let silent = post("/silent", "\"b\"").await.unwrap();
+        assert_eq!(silent.status(), 504);
+        say.send("rest").await.unwrap();
+        drop(say);
+        let rest = answer.collect().await.expect(kind).to_bytes();
+        assert_eq!(rest, "rest");
+    }
 }

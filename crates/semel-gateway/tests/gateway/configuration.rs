@@ -398,6 +398,14 @@ fn the_files_of_tls_go_together() {
             "--upstream-ca is for https:// URLs, and there is none",
         ),
         (
+            &["--upstream-cert=/no"],
+            "--upstream-cert needs --upstream-key",
+        ),
+        (
+            &["--upstream-cert=/no", "--upstream-key=/no"],
+            "--upstream-cert is for https:// upstreams and reconcilers, and there is none",
+        ),
+        (
             &["--tls-cert=/no", "--tls-key=/no", "--store=memory:"],
             "--tls-cert: cannot read `/no`: ",
         ),
@@ -414,6 +422,14 @@ fn upstreams_that_speak_http2_or_tls_have_their_own_errors() {
         (
             &["--upstream=https://a", "--upstream-ca=/no"][..],
             "--upstream-ca: cannot read `/no`: ",
+        ),
+        (
+            &[
+                "--upstream=https://a",
+                "--upstream-cert=/no",
+                "--upstream-key=/no",
+            ],
+            "--upstream-cert: cannot read `/no`: ",
         ),
         (
             &["--upstream=http://a,http://b", "--upstream=http://a"],

@@ -1,21 +1,34 @@
 //! Upstreams that speak TLS, and HTTP/2.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use http::{Response, StatusCode, Version};
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use crate::support::tls::Authority;
-use crate::support::{Gateway, Served, eventually, order, order_with};
+use crate::support::{
+    Gateway, Reaction, Script, Served, eventually, order, order_with, read_whole, request,
+};
 
 /// A gateway in front of `https://localhost`, which trusts this authority.
 struct Secured {
     gateway: Gateway,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Secured {
@@ -25,10 +38,7 @@ impl Secured {
         let url = format!("--upstream=https://localhost:{}", upstream.port());
         let ca = format!("--upstream-ca={}", ca.display());
         let gateway = Gateway::start(upstream, &[&[&*url, &*ca], more].concat());
-        Self {
-            gateway,
-            _directory: directory,
-        }
+        Self { gateway, directory }
     }
 }
 
@@ -76,6 +86,44 @@ async fn the_clients_host_is_preserved_over_tls() {
     assert_eq!(seen[0].version, Version::HTTP_11);
 }
 
+/// Both kinds of files are read again while the gateway runs.
+#[tokio::test]
+async fn an_upstream_is_shown_the_certificate_that_it_asks_for() {
+    let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
+    let signed = servers.sign(&["localhost"]);
+    let server = signed.server_for(&["h2"], Some(&clients));
+    let upstream = Served::start(Some(server)).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ours = others.sign_client("gateway", "spiffe://example/gateway");
+    let [certificate, key] = ours.files_in(directory.path());
+    let flags = [
+        format!("--upstream-cert={}", certificate.display()),
+        format!("--upstream-key={}", key.display()),
+    ];
+    let secured = Secured::start(
+        upstream.address,
+        &others,
+        &flags.each_ref().map(String::as_str),
+    );
+    let answered = async || order(secured.gateway.address, "\"k\"").await;
+    // Whom it does not trust it sends nothing, and who does not trust it begins nothing.
+    assert_eq!(answered().await.problem(), "upstream-unreachable");
+    servers.file_in(secured.directory.path());
+    eventually("the new authority", async || {
+        assert_eq!(answered().await.problem(), "upstream-unreachable");
+        let log = secured.gateway.log();
+        log.contains("received fatal alert").then_some(())
+    })
+    .await;
+    let ours = clients.sign_client("gateway", "spiffe://example/gateway");
+    ours.files_in(directory.path());
+    eventually("the new certificate", async || {
+        (answered().await.status == 201).then_some(())
+    })
+    .await;
+    assert_eq!(upstream.seen().len(), 1);
+}
+
 /// Whoever answers in the upstream's place gets nothing.
 #[tokio::test]
 async fn an_upstream_without_the_right_certificate_is_sent_nothing() {
@@ -114,6 +162,175 @@ async fn an_upstream_gets_http2_without_tls_if_it_is_said_to_speak_it() {
         assert_eq!(seen.uri.scheme_str(), Some("http"));
         assert!(!seen.headers.contains_key("connection"), "{seen:?}");
     }
+}
+
+/// Answers 201 once so many requests are there at the same time.
+fn together(count: usize) -> impl Fn(Request<Incoming>) -> Together + Clone + Send + Sync {
+    let barrier = Arc::new(Barrier::new(count));
+    move |request| {
+        let barrier = Arc::clone(&barrier);
+        Box::pin(async move {
+            request.into_body().collect().await.unwrap();
+            barrier.wait().await;
+            let answer = Response::builder().status(StatusCode::CREATED);
+            answer.body(Body::empty()).unwrap()
+        })
+    }
+}
+
+type Together = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+async fn orders(gateway: SocketAddr, count: usize) {
+    let mut orders = JoinSet::new();
+    for n in 0..count {
+        orders.spawn(async move {
+            let answer = order(gateway, &format!("\"k{n}\"")).await;
+            assert_eq!(answer.status, 201, "{answer:?}");
+        });
+    }
+    while let Some(done) = orders.join_next().await {
+        done.unwrap();
+    }
+}
+
+/// Each thread of the gateway has connections of its own.
+#[tokio::test]
+async fn requests_at_once_share_a_connection_of_http2() {
+    let threads = std::thread::available_parallelism().unwrap().get();
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let server = signed.server(&["h2", "http/1.1"]);
+    let upstream = Served::start_with(Some(server), together(50)).await;
+    let secured = Secured::start(upstream.address, &authority, &[]);
+    orders(secured.gateway.address, 50).await;
+    let connections = upstream.connections();
+    assert!(connections <= threads, "{connections}");
+}
+
+#[tokio::test]
+async fn requests_at_once_have_a_connection_of_http1_each() {
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let server = signed.server(&["http/1.1"]);
+    let upstream = Served::start_with(Some(server), together(20)).await;
+    let secured = Secured::start(upstream.address, &authority, &[]);
+    orders(secured.gateway.address, 20).await;
+    assert_eq!(upstream.connections(), 20);
+}
+
+/// What the upstream has no room for is asked of it on another connection.
+#[tokio::test]
+async fn a_request_waits_for_no_room_on_a_connection_of_http2() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let all_there = Arc::new(Barrier::new(4));
+    let first = Arc::new(AtomicBool::new(true));
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (all_there, first) = (Arc::clone(&all_there), Arc::clone(&first));
+            let service = service_fn(move |_| {
+                let (all_there, first) = (Arc::clone(&all_there), Arc::clone(&first));
+                async move {
+                    if !first.swap(false, Ordering::SeqCst) {
+                        all_there.wait().await;
+                    }
+                    Ok::<_, Infallible>(Response::new(Body::from("ok")))
+                }
+            });
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(1);
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let flags = [
+        &*format!("--upstream=h2c://{address}"),
+        "--upstream-timeout=5s",
+    ];
+    let gateway = Gateway::start(address, &flags);
+    // One connection of the client: one thread.
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let sender = crate::support::tls::http2::<Full<Bytes>>(stream).await;
+    let order = |n: usize| {
+        let mut sender = sender.clone();
+        let key = format!("\"k{n}\"");
+        let order = request(
+            Method::POST,
+            gateway.address,
+            "/orders",
+            &[("idempotency-key", &key)],
+            "{}",
+        );
+        async move {
+            let answer = sender.send_request(order).await;
+            read_whole(answer.unwrap()).await.unwrap()
+        }
+    };
+    assert_eq!(order(0).await.status, 200);
+    for answer in futures_util::future::join_all((1..5).map(order)).await {
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
+
+/// Who does not begin to speak HTTP/2 was sent nothing.
+#[tokio::test]
+async fn an_upstream_that_speaks_no_http2_was_sent_nothing() {
+    let upstream = Script::start(Reaction::Send("HTTP/1.1 400 Bad Request\r\n\r\n")).await;
+    let url = format!("--upstream=h2c://{}", upstream.address);
+    let gateway = Gateway::start(upstream.address, &[&url]);
+    for _ in 0..2 {
+        let answer = order(gateway.address, "\"k\"").await;
+        assert_eq!(answer.problem(), "upstream-unreachable");
+    }
+}
+
+/// While one connection is being made, requests that cannot share it make others.
+#[tokio::test]
+async fn requests_of_http1_wait_for_no_connection_of_others() {
+    let authority = Authority::new();
+    let server = authority.sign(&["localhost"]).server(&["http/1.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stalled, mut stalls) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        for nth in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            // The second one gets no TLS.
+            if nth == 1 {
+                stalled.send(stream).await.unwrap();
+                continue;
+            }
+            let server = server.clone();
+            tokio::spawn(async move {
+                let stream = server.accept(stream).await.unwrap();
+                let service = service_fn(async |request: Request<Incoming>| {
+                    request.into_body().collect().await.unwrap();
+                    let answer = Response::builder().header("connection", "close");
+                    Ok::<_, Infallible>(answer.body(Body::empty()).unwrap())
+                });
+                let http1 = hyper::server::conn::http1::Builder::new();
+                http1
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await
+                    .ok();
+            });
+        }
+    });
+    let secured = Secured::start(address, &authority, &[]);
+    let stream = TcpStream::connect(secured.gateway.address).await.unwrap();
+    let sender = crate::support::tls::http2::<Full<Bytes>>(stream).await;
+    let get = || {
+        let mut sender = sender.clone();
+        let get = request(Method::GET, secured.gateway.address, "/", &[], "");
+        async move { sender.send_request(get).await.unwrap().status() }
+    };
+    assert_eq!(get().await, 200);
+    let waits = tokio::spawn(get());
+    let held = stalls.recv().await.unwrap();
+    assert_eq!(get().await, 200);
+    assert!(!waits.is_finished());
+    drop(held);
+    assert_eq!(waits.await.unwrap(), 502);
 }
 
 /// An upstream that refuses streams and says GOAWAY while requests come: what it says it has not done is

@@ -220,6 +220,25 @@ async fn clients_need_a_certificate_where_one_is_asked_for() {
     assert_eq!(shop.placed(), 1);
 }
 
+#[tokio::test]
+async fn who_signs_clients_certificates_is_replaced() {
+    let shop = Shop::open().await;
+    let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
+    let files = Files::of(&servers.sign(&["localhost"])).and_client_ca(&clients);
+    let gateway = files.start(shop.address, &[]);
+    let ask = async |signer: &Authority| {
+        let worker = signer.sign_client("worker", "spiffe://example/worker");
+        let client = servers.client(&["http/1.1"], Some(&worker));
+        send(&gateway, &client, order("\"k\"")).await
+    };
+    assert!(ask(&clients).await.is_ok());
+    assert!(ask(&others).await.is_err());
+    others.file_in(files.path());
+    gateway.hang_up();
+    eventually("the new authority", async || ask(&others).await.ok()).await;
+    assert!(ask(&clients).await.is_err());
+}
+
 /// A renewed certificate names the same client, whatever HTTP it speaks.
 #[tokio::test]
 async fn a_certificate_names_the_caller() {

@@ -195,3 +195,26 @@ async fn a_stopping_gateway_waits_for_tunnels_until_its_drain_ends() {
         assert_eq!(gateway.ended().await.code(), Some(0));
     }
 }
+
+#[tokio::test]
+async fn a_tunnel_is_under_way_until_it_ends() {
+    let [one, two] = [parrot(None).await, parrot(None).await];
+    let both = format!("--upstream=http://{},http://{}", one.address, two.address);
+    let gateway = Gateway::start(one.address, &[&both]);
+    let mut stream = send_raw(gateway.address, ASKS).await;
+    read_switch(&mut stream).await;
+    let (busy, idle) = match one.seen().len() {
+        1 => (one, two),
+        _ => (two, one),
+    };
+    for _ in 0..6 {
+        get(gateway.address, "/").await;
+    }
+    assert_eq!([busy.seen().len(), idle.seen().len()], [1, 6]);
+    part(stream).await;
+    eventually("a request where the tunnel was", async || {
+        get(gateway.address, "/").await;
+        (busy.seen().len() > 1).then_some(())
+    })
+    .await;
+}

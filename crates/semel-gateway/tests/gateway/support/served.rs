@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
@@ -21,6 +22,7 @@ use tokio_rustls::TlsAcceptor;
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<Parts>>>,
+    connections: Arc<AtomicUsize>,
     server: JoinHandle<()>,
 }
 
@@ -58,9 +60,12 @@ impl Served {
         let address = listener.local_addr().unwrap();
         let seen = Arc::<Mutex<Vec<Parts>>>::default();
         let record = Arc::clone(&seen);
+        let connections = Arc::<AtomicUsize>::default();
+        let accepted = Arc::clone(&connections);
         let server = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
+                accepted.fetch_add(1, Ordering::SeqCst);
                 let (tls, answer, record) = (tls.clone(), answer.clone(), Arc::clone(&record));
                 let service = service_fn(move |request: Request<Incoming>| {
                     let (head, body) = request.into_parts();
@@ -95,6 +100,7 @@ impl Served {
         Self {
             address,
             seen,
+            connections,
             server,
         }
     }
@@ -102,6 +108,11 @@ impl Served {
     /// The headers that came.
     pub(crate) fn seen(&self) -> Vec<Parts> {
         self.seen.lock().unwrap().clone()
+    }
+
+    /// How many connections were accepted.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 }
 

@@ -8,6 +8,7 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -111,11 +112,25 @@ impl Signed {
 
     /// A server that shows it.
     pub(crate) fn server(&self, alpn: &[&str]) -> TlsAcceptor {
+        self.server_for(alpn, None)
+    }
+
+    /// The same for clients with a certificate that an authority has signed.
+    pub(crate) fn server_for(&self, alpn: &[&str], clients: Option<&Authority>) -> TlsAcceptor {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = ServerConfig::builder_with_provider(provider)
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
+            .unwrap();
+        let builder = match clients {
+            Some(Authority(issuer)) => {
+                let mut roots = RootCertStore::empty();
+                roots.add(issuer.der().clone()).unwrap();
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+                builder.with_client_cert_verifier(verifier.build().unwrap())
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder
             .with_single_cert(vec![self.certificate.der().clone()], der(&self.key))
             .unwrap();
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
