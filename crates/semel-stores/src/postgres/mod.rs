@@ -51,6 +51,7 @@ use semel::store::{
     Waited,
 };
 use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind, Timestamp};
+use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use self::connect::Connector;
@@ -66,6 +67,7 @@ pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
 use crate::common::doubt::{undoubted, undoubted_claim};
+use crate::common::subscription::Subscription;
 use crate::common::{Driver, Gate, Poll, Waiters, fits};
 
 /// The version whose connections [`SqlxSteps`] takes.
@@ -103,7 +105,9 @@ pub struct PostgresStore {
     pool: Pool,
     gate: Gate,
     waiters: Arc<Waiters>,
-    push: Push,
+    subscription: Subscription,
+    /// `None`: it listens to nobody.
+    push: Option<Push>,
     transactions: Transactions,
     /// What is due before then was purged, in microseconds.
     purge_from: AtomicU64,
@@ -138,10 +142,16 @@ impl PostgresStore {
             Listen::At(config) => Some(Hosts::new(config, options.timeout)),
             Listen::Off => None,
         };
+        let push = listen.map(|hosts| Push {
+            connector: connector.clone(),
+            hosts: Arc::new(hosts),
+            waiters: waiters.clone(),
+        });
         Ok(Self {
-            pool: Pool::new(connector.clone(), &options),
+            pool: Pool::new(connector, &options),
             gate: Gate::new("postgres"),
-            push: Push::new(connector, listen, waiters.clone()),
+            subscription: Subscription::new(waiters.clone()),
+            push,
             waiters,
             transactions: Transactions::new(&options)?,
             purge_from: AtomicU64::new(0),
@@ -149,25 +159,18 @@ impl PostgresStore {
         })
     }
 
-    /// Runs steps, each made for its turn, until the rows of one are an answer; `read` also says
-    /// whether they tell of a change.
+    /// Runs steps, each made for its turn, until the rows of one are an answer.
     async fn turns<T>(
         &self,
         sent: &mut Sent,
         make: impl Fn(usize) -> Step + Send,
-        read: impl Fn(usize, &[Row]) -> Result<(Answer<T>, bool)> + Send,
+        read: impl Fn(usize, &[Row]) -> Result<Answer<T>> + Send,
     ) -> Result<T> {
         let _step = self.gate.enter()?;
+        let deadline = Instant::now() + self.pool.connector().timeout;
         for turn in 0..TURNS {
-            let step = make(turn);
-            let digest = step.digest;
-            let rows = self.pool.run(step, sent).await?;
-            let (answer, changed) = read(turn, &rows)?;
-            if let (true, Some(digest)) = (changed, &digest) {
-                // Who waits in this process need not wait for the server to tell.
-                self.waiters.wake(digest);
-            }
-            match answer {
+            let rows = self.pool.run_by(deadline, make(turn), sent).await?;
+            match read(turn, &rows)? {
                 Answer::Is(answer) => return Ok(answer),
                 // Rivals follow one another closely: out of step with them.
                 Answer::Again if turn > 2 => {
@@ -187,7 +190,7 @@ impl PostgresStore {
         make: impl Fn() -> Step + Send + Sync,
         read: impl Fn(&[Row]) -> Result<T> + Send + Sync,
     ) -> Result<T> {
-        let read = |_, rows: &[Row]| Ok((Answer::Is(read(rows)?), false));
+        let read = |_, rows: &[Row]| Ok(Answer::Is(read(rows)?));
         self.turns(&mut Sent::default(), |_| make(), read).await
     }
 }
@@ -206,8 +209,12 @@ impl Store for PostgresStore {
                 _ => step::claimed(rows, request),
             },
         );
-        let answer = claimed.await?;
-        undoubted_claim(answer, sent.in_doubt())
+        let claim = claimed.await?;
+        if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
+            // Who waits in this process need not wait for the server to tell.
+            self.waiters.wake(identity.digest());
+        }
+        undoubted_claim(claim, sent.in_doubt())
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
@@ -223,14 +230,18 @@ impl Store for PostgresStore {
             },
             |turn, rows| {
                 Ok(match rows {
-                    rows if !writes(turn) => (step::judged(rows, change)?, false),
-                    [] => (Answer::Again, false),
-                    _ => (Answer::Is(Fenced::Applied), change.ends_attempt()),
+                    rows if !writes(turn) => step::judged(rows, change)?,
+                    [] => Answer::Again,
+                    _ => Answer::Is(Fenced::Applied),
                 })
             },
         );
-        let answer = changed.await?;
-        undoubted(change, answer, sent.in_doubt())
+        let changed = changed.await;
+        if change.ends_attempt() {
+            // After an error too: it may have happened.
+            self.waiters.wake(identity);
+        }
+        undoubted(change, changed?, sent.in_doubt())
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
@@ -267,9 +278,12 @@ impl Store for PostgresStore {
     ) -> Result<Waited> {
         // Not for the whole wait: closing does not wait for who waits.
         drop(self.gate.enter()?);
-        self.push.start();
         let look = async || {
-            let make = if self.push.is_up() {
+            let _step = self.gate.enter()?;
+            if let Some(push) = &self.push {
+                self.subscription.start(|| push.clone());
+            }
+            let make = if self.subscription.is_up() {
                 step::watch
             } else {
                 step::look
@@ -290,7 +304,7 @@ impl Store for PostgresStore {
 
     async fn close(&self) -> Result<()> {
         self.gate.close().await;
-        self.push.close();
+        self.subscription.stop();
         self.pool.close();
         self.transactions.close();
         // They look once more, and are told.
