@@ -54,7 +54,7 @@ pub struct Metrics {
     registry: Registry,
     /// In the order of [`Signal::ALL`].
     events: Box<[Counter]>,
-    observed: Box<[Counter]>,
+    observed: Family<ByRoute, Counter>,
     answers: [Counter; CLASSES.len()],
     requests: Family<ByEvent, Counter>,
     /// Those of `requests` that are frequent: a family does not say what is in it.
@@ -90,7 +90,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("semel"),
             events: Box::default(),
-            observed: Box::default(),
+            observed: Family::default(),
             answers: Default::default(),
             requests: Family::default(),
             by_route: Mutex::default(),
@@ -122,12 +122,9 @@ impl Metrics {
             metrics.certificate_ends(listener, Duration::ZERO);
         }
         // A counter that is there from the start can be told from one that was lost.
-        let [events, observed] = [(); 2].map(|()| Family::<Label, Counter>::default());
-        let all = |family: &Family<Label, Counter>| {
-            let of = |event: &Signal| family.get_or_create_owned(&[("event", event.as_str())]);
-            Signal::ALL.iter().map(of).collect()
-        };
-        (metrics.events, metrics.observed) = (all(&events), all(&observed));
+        let events = Family::<Label, Counter>::default();
+        let of = |event: &Signal| events.get_or_create_owned(&[("event", event.as_str())]);
+        metrics.events = Signal::ALL.iter().map(of).collect();
         for failure in Failure::ALL {
             let label = [("kind", failure.as_str())];
             drop(metrics.upstream_failures.get_or_create(&label));
@@ -147,8 +144,8 @@ impl Metrics {
         );
         registry.register(
             "observed",
-            "What would have become of requests that are only observed (--mode observe)",
-            observed,
+            "What would have become of requests that are only observed (--mode observe), by route",
+            metrics.observed.clone(),
         );
         registry.register("answers", "Answers by status class", answers);
         registry.register(
@@ -314,8 +311,16 @@ impl Metrics {
         counted.collect()
     }
 
-    pub(crate) fn observed(&self, signal: Signal) {
-        count(&self.observed, signal);
+    /// What is counted of the requests of a route that only observes.
+    pub(crate) fn observed(&self, route: &str) -> Observed {
+        let of = |event: &Signal| {
+            let labels = [
+                ("route", route.to_owned()),
+                ("event", event.as_str().to_owned()),
+            ];
+            self.observed.get_or_create_owned(&labels)
+        };
+        Observed(Signal::ALL.iter().map(of).collect())
     }
 
     /// What is counted and timed of the requests of a route.
@@ -428,6 +433,16 @@ impl Metrics {
     pub(crate) fn reconcile_left(&self, tally: Tally) {
         self.reconcile_pending.set(number(tally.pending));
         self.reconcile_given_up.set(number(tally.given_up));
+    }
+}
+
+/// What would have become of the requests of one route, in the order of [`Signal::ALL`].
+#[derive(Debug)]
+pub(crate) struct Observed(Box<[Counter]>);
+
+impl Observed {
+    pub(crate) fn happened(&self, signal: Signal) {
+        count(&self.0, signal);
     }
 }
 

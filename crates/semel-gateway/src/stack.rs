@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tower::Layer as _;
 
 use crate::bounded::Bounded;
-use crate::config::{Config, Route};
+use crate::config::{Config, KeyPlace, Route};
 use crate::descriptors::Shares;
 use crate::events::Events;
 use crate::headers::{self, Rules};
@@ -40,6 +40,7 @@ pub struct Stacks<S> {
     pools: Arc<Pools>,
     trust: Arc<Trust>,
     metrics: Arc<Metrics>,
+    events: Arc<Events>,
     has_spans: bool,
     decisions: Mutex<Option<mpsc::UnboundedReceiver<Decided>>>,
 }
@@ -79,17 +80,11 @@ impl<S: Store + Clone> Stacks<S> {
         metrics: Arc<Metrics>,
         events: Arc<Events>,
     ) -> Self {
-        let observing = Observing {
-            metrics: Arc::clone(&metrics),
-            events: Arc::clone(&events),
-        };
-        let observing = Guard::builder(store.clone())
-            .observer(Arc::new(observing))
-            .build();
+        let observing = Guard::builder(store.clone()).build();
         let (decided, decisions) = mpsc::unbounded_channel();
         let watching = Watching {
             decided: Some(decided),
-            ..Watching::new(Arc::clone(&metrics), events)
+            ..Watching::new(Arc::clone(&metrics), Arc::clone(&events))
         };
         let mut guard = Guard::builder(store).observer(Arc::new(watching));
         if let Some(settings) = &config.reconcile {
@@ -119,6 +114,7 @@ impl<S: Store + Clone> Stacks<S> {
             pools: Arc::new(Pools::new(Arc::clone(&trust), Arc::clone(&metrics))),
             trust,
             metrics,
+            events,
             has_spans: config.collector.is_some(),
             decisions: Mutex::new(Some(decisions)),
         }
@@ -186,7 +182,7 @@ impl<S: Store + Clone> Stacks<S> {
                 metrics: Arc::clone(&self.metrics),
             };
             let service = Verified {
-                inner: layer_of(route, layer).layer(bounded),
+                inner: layer_of(route, &self.told(route, layer)).layer(bounded),
                 principals: route.verifies().then(|| Arc::new(principals)),
             };
             Ok(Handler {
@@ -204,6 +200,20 @@ impl<S: Store + Clone> Stacks<S> {
         drop(kept);
         let unrouted = Arc::new(self.metrics.of_route("", ""));
         Ok(Table::new(config, unrouted, handlers))
+    }
+
+    /// The layer of a route with what it tells, where that is by route.
+    fn told(&self, route: &Route, layer: &IdempotencyLayer<S>) -> IdempotencyLayer<S> {
+        let layer = layer.clone();
+        match route.mode {
+            Mode::Observe if route.protect => layer.with_observer(Arc::new(Observing {
+                route: route.label.clone(),
+                dialect: route.dialect,
+                counted: self.metrics.observed(&route.label),
+                events: Arc::clone(&self.events),
+            })),
+            _ => layer,
+        }
     }
 
     /// The layer that counts what the scopes of a route use: the one that there is, if its limits are the
@@ -234,6 +244,13 @@ pub(crate) fn layer_of<S: Store>(
         .clone()
         .with_preset(route.preset)
         .with_policy(route.policy())
+        .with_syntax(route.key_syntax)
+        .with_key_rule(route.key_rule)
+        .with_scope_target(route.scope_target)
+        .with_body_form(route.body_form)
+        .with_fingerprint_headers(route.fingerprint_headers.iter().cloned())
+        .with_dialect(route.dialect)
+        .with_allowed_replay_headers(route.kept_headers.iter().cloned())
         .with_mode(if route.protect { route.mode } else { Mode::Off })
         .with_max_request_body(route.max_body)
         .with_max_response_body(route.max_body)
@@ -241,6 +258,18 @@ pub(crate) fn layer_of<S: Store>(
         .with_principal_required(route.require_principal || route.names_caller())
         .with_service(route.service())
         .with_note(route.note.iter().cloned());
+    let layer = match &route.key {
+        KeyPlace::Header(name) => layer.with_key_header(name.clone()),
+        KeyPlace::Member(name) => layer.with_key_member(name.as_str()),
+    };
+    let layer = match &route.replay_header {
+        Some(name) => layer.with_replay_header(name.clone()),
+        None => layer.without_replay_header(),
+    };
+    let layer = match &route.key_methods[..] {
+        [] => layer,
+        methods => layer.with_methods(methods.iter().cloned()),
+    };
     let layer = scoped(layer, route);
     route
         .dispositions

@@ -7,7 +7,63 @@ use std::process::{Command, Output, Stdio};
 use crate::routes::file;
 
 /// A file and its message, without the path in front.
-const BROKEN: [(&str, &str); 41] = [
+const BROKEN: [(&str, &str); 55] = [
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-rule = \"uuid\"",
+        "3: route 1: key-rule: `uuid` is none of general, strict, uuid-v7",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-syntax = \"quoted\"",
+        "3: route 1: key-syntax: `quoted` is none of lenient, strict",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ndialect = \"rfc9457\"",
+        "3: route 1: dialect: `rfc9457` is none of problem, stripe, adcp, acp, iceberg, odata",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nbody-form = \"text\"",
+        "3: route 1: body-form: `text` is none of json, raw",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-header = \"X-Request-Id\"",
+        "3: route 1: key-header: `x-request-id` has another meaning",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nreplay-header = \"Content-Type\"",
+        "3: route 1: replay-header: `content-type` has another meaning",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-member = \"\"",
+        "3: route 1: key-member: a member's name is missing",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-max = 256",
+        "3: route 1: key-max: `256` is too long: no key has more than 255 bytes",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-rule = \"strict\"\nkey-max = 15",
+        "4: route 1: key-max: `15` is too short: the shortest key of this rule has 16 bytes",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-methods = [\"POST\", \"GET\"]",
+        "3: route 1: key-methods: `GET` changes nothing: keys never count there",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npreset = \"acp\"\nscope-target = false",
+        "4: route 1: scope-target: the preset acp compares bodies only: method and path have to belong to the scope",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npreset = \"adcp\"\nfingerprint-header = \"X-Version\"",
+        "4: route 1: fingerprint-header: the preset adcp says itself what makes two requests the same",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkept-header = \"Set Cookie\"",
+        "3: route 1: kept-header: `Set Cookie` cannot be the name of a header field",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ntombstone = \"a week\"",
+        "3: route 1: tombstone: `a week` is not a duration; write it like 500ms, 30s, 24h or 7d",
+    ),
     (
         "[[routes]]\npath = \"/a\"",
         "1: route 1: `upstream` is required in each route, or at the top for all",

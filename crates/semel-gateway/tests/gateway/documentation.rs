@@ -76,7 +76,8 @@ fn hold(metrics: &str, expressions: &str) -> (usize, usize) {
 /// What the gateway says that was just started.
 async fn metrics() -> String {
     let upstream = Script::start(Reaction::Close).await;
-    let gateway = Gateway::start(upstream.address, &[]);
+    // So that there is what only those routes have.
+    let gateway = Gateway::start(upstream.address, &["--mode", "observe"]);
     get(gateway.admin, "/metrics").await.text().to_owned()
 }
 

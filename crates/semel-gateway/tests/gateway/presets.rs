@@ -13,14 +13,14 @@ use crate::conventions::{Got, ROWS, Row, Sent, System, Upstream, check};
 use crate::support::{Answer, Gateway, Recorder, request, send};
 
 /// A gateway with these flags in front of the service.
-struct Behind {
+pub(crate) struct Behind {
     gateway: Gateway,
-    upstream: Upstream,
+    pub(crate) upstream: Upstream,
     server: JoinHandle<()>,
 }
 
 impl Behind {
-    async fn start(flags: &[&str]) -> Self {
+    pub(crate) async fn start(flags: &[&str]) -> Self {
         let upstream = Upstream::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -283,6 +283,16 @@ fn retention_is_bounded_and_declared() {
     }
 }
 
+/// What is only observed is promised to nobody.
+#[test]
+fn what_is_observed_is_not_declared() {
+    for preset in ["adcp", "iceberg"] {
+        let (code, text) = semel_check(&["--preset", preset, "--mode", "observe"], "");
+        assert_eq!(code, Some(0), "{text}");
+        assert!(!text.contains("to declare"), "{text}");
+    }
+}
+
 /// What is said counts before what a preset says, wherever it is said.
 #[test]
 fn what_is_said_counts_before_the_preset() {
@@ -294,7 +304,7 @@ fn what_is_said_counts_before_the_preset() {
             .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect();
         lines.retain(|line| {
-            ["ttl", "require-key", "preset"]
+            ["ttl", "require-key", "preset", "key-header", "key-member"]
                 .iter()
                 .any(|name| line.starts_with(name))
         });
@@ -302,12 +312,17 @@ fn what_is_said_counts_before_the_preset() {
     };
     assert_eq!(
         lines(&["--preset", "stripe-v2"], ""),
-        ["preset stripe-v2 (--preset)", "ttl 720h (preset stripe-v2)"]
+        [
+            "preset stripe-v2 (--preset)",
+            "key-header idempotency-key (preset stripe-v2)",
+            "ttl 720h (preset stripe-v2)"
+        ]
     );
     assert_eq!(
         lines(&["--preset", "acp"], "ttl = \"7d\"\nrequire-key = false\n"),
         [
             "preset acp (--preset)",
+            "key-header idempotency-key (preset acp)",
             "require-key false (semel.toml:2: require-key)",
             "ttl 7d (semel.toml:1: ttl)",
         ]
@@ -318,13 +333,39 @@ fn what_is_said_counts_before_the_preset() {
         lines(&[], routes),
         [
             "preset ietf (default)",
+            "key-header idempotency-key (default)",
             "ttl 24h (default)",
             "preset adcp (semel.toml:3: route 1: preset)",
+            "key-member idempotency_key (preset adcp)",
             "require-key true (preset adcp)",
             "ttl 24h (preset adcp)",
             "preset iceberg (semel.toml:6: route 2: preset)",
+            "key-header idempotency-key (preset iceberg)",
             "ttl 1h (semel.toml:7: route 2: ttl)",
         ]
+    );
+    // A place that is said takes the other one's place, and a stronger one a weaker one's.
+    let places = "key-member = \"id\"\n[[routes]]\npath = \"/a\"\nkey-header = \"X-Key\"\n\
+                  [[routes]]\npath = \"/b\"\n";
+    assert_eq!(
+        lines(&["--preset", "adcp"], places)[1..],
+        [
+            "key-member id (semel.toml:1: key-member)",
+            "require-key true (preset adcp)",
+            "ttl 24h (preset adcp)",
+            "preset adcp (--preset)",
+            "key-header X-Key (semel.toml:4: route 1: key-header)",
+            "require-key true (preset adcp)",
+            "ttl 24h (preset adcp)",
+            "preset adcp (--preset)",
+            "key-member id (semel.toml:1: key-member)",
+            "require-key true (preset adcp)",
+            "ttl 24h (preset adcp)",
+        ]
+    );
+    assert_eq!(
+        lines(&["--key-header", "X-Key"], "key-member = \"id\"\n")[1],
+        "key-header X-Key (--key-header)"
     );
     let (code, text) = semel_check(&["--preset", "stripe"], "");
     assert_eq!(code, Some(2));
