@@ -9,12 +9,15 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
-use rusqlite::Connection;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::support::{Gateway, eventually, get, request, send};
+use crate::support::{Gateway, eventually, get, read_whole, request, send};
 
 /// A service that says what it got, and how often it ran; `/held` answers once it may.
 #[derive(Default)]
@@ -280,7 +283,33 @@ async fn a_route_can_be_observed_alone() {
     );
 }
 
+/// Over HTTP/2 as well: all answers are the service's, and each duplicate counts.
+#[tokio::test]
+async fn requests_over_http2_are_observed() {
+    let gateway = Gateway::start(serve(Arc::default()).await, &["--mode", "observe"]);
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    for ran in 1..=3 {
+        let request = http::Request::post(format!("http://{}/orders", gateway.address))
+            .header("idempotency-key", "k")
+            .body(Full::new(Bytes::from_static(b"a body")));
+        let answer = sender.clone().send_request(request.unwrap()).await.unwrap();
+        let answer = read_whole(answer).await.unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(
+            (answer.status, &body["ran"]),
+            (StatusCode::CREATED, &json!(ran))
+        );
+        counted(&gateway, "completed", 1).await;
+    }
+    counted(&gateway, "replayed", 2).await;
+}
+
 /// A store that is locked by somebody else holds a bounded number of observations, and no request.
+#[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn a_store_that_stalls_delays_nobody() {
     let directory = tempfile::tempdir().unwrap();
@@ -288,7 +317,7 @@ async fn a_store_that_stalls_delays_nobody() {
     let url = format!("sqlite:{}", path.display());
     let flags = ["--mode", "observe", "--store", &url, "--max-attempts", "4"];
     let gateway = Gateway::start(serve(Arc::default()).await, &flags);
-    let locked = Connection::open(&path).unwrap();
+    let locked = rusqlite::Connection::open(&path).unwrap();
     locked.execute_batch("begin immediate").unwrap();
     let all: Vec<_> = (0..50)
         .map(|n| sent(&format!("key-{n}"), "a body"))

@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 /// How often the configuration is replaced under load; `SEMEL_RELOADS` says otherwise.
-const RELOADS: usize = 250;
+const RELOADS: usize = 1_000;
 
 /// A folder for a file that changes.
 struct Place(TempDir);
