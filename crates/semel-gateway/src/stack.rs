@@ -1,5 +1,6 @@
 //! What a request passes through, from the outside in.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -23,7 +24,7 @@ use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::principal::{self, Principals, Verified, Verifiers};
 use crate::proxy::Proxy;
-use crate::reconcile::{Decided, Endpoint, OPERATION, Watching};
+use crate::reconcile::{Decided, Endpoint, Watching};
 use crate::routing::{Handler, Router, Table};
 use crate::tls::{self, client::Trust};
 use crate::wellformed::Checked;
@@ -159,12 +160,8 @@ impl<S: Store + Clone> Stacks<S> {
         let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
         let handlers = counting.iter().map(|(route, layer)| {
             let rules = Arc::new(Rules::new(&config, route));
-            let service = route.service();
-            let operation = match route.protect {
-                true => service.operation(OPERATION),
-                false => "".into(),
-            };
-            let counted = Arc::new(self.metrics.of_route(&route.label, &operation));
+            let operation = operation_of(route);
+            let counted = self.metrics.of_route(&route.label, &operation);
             let proxy = Proxy::new(
                 route,
                 &self.pools,
@@ -193,13 +190,33 @@ impl<S: Store + Clone> Stacks<S> {
             })
         });
         let handlers = handlers.collect::<Result<_, Error>>()?;
-        *kept = Kept {
-            counting,
-            verifiers,
-        };
+        let before = std::mem::replace(
+            &mut *kept,
+            Kept {
+                counting,
+                verifiers,
+            },
+        );
+        self.forget(&before, &kept);
         drop(kept);
-        let unrouted = Arc::new(self.metrics.of_route("", ""));
+        let unrouted = self.metrics.of_route("", "");
         Ok(Table::new(config, unrouted, handlers))
+    }
+
+    /// Forgets what was counted of routes that are no more.
+    fn forget(&self, before: &Kept<S>, now: &Kept<S>) {
+        let labels = |route: &Route| [route.label.clone(), operation_of(route)];
+        let are: BTreeSet<[String; 2]> = now.counting.iter().map(|(it, _)| labels(it)).collect();
+        self.metrics
+            .keep(|labels| labels[0].is_empty() || are.contains(labels));
+        let observes = |route: &Route| route.protect && route.mode == Mode::Observe;
+        let observed = |kept: &Kept<S>| -> BTreeSet<String> {
+            let routes = kept.counting.iter().filter(|(route, _)| observes(route));
+            routes.map(|(route, _)| route.label.clone()).collect()
+        };
+        for route in observed(before).difference(&observed(now)) {
+            self.metrics.forget_observed(route);
+        }
     }
 
     /// The layer of a route with what it tells, where that is by route.
@@ -232,6 +249,14 @@ impl<S: Store + Clone> Stacks<S> {
         };
         let new = || layer.clone().with_scope_limits(route.scope_limits);
         known.map_or_else(new, |(_, layer)| layer.clone())
+    }
+}
+
+/// What a route's requests are claimed as; nothing where they are not.
+fn operation_of(route: &Route) -> String {
+    match route.protect {
+        true => route.operation(),
+        false => String::new(),
     }
 }
 
