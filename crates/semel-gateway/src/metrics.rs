@@ -1,7 +1,7 @@
 //! What is counted and timed, in the text format of Prometheus.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -54,11 +54,11 @@ pub struct Metrics {
     registry: Registry,
     /// In the order of [`Signal::ALL`].
     events: Box<[Counter]>,
-    observed: Box<[Counter]>,
+    observed: Family<ByRoute, Counter>,
     answers: [Counter; CLASSES.len()],
     requests: Family<ByEvent, Counter>,
-    /// Those of `requests` that are frequent: a family does not say what is in it.
-    by_route: Mutex<BTreeMap<[String; 2], [Counter; FREQUENT.len()]>>,
+    /// What there is of each route and operation: a family does not say what is in it.
+    by_route: Mutex<BTreeMap<[String; 2], Arc<RouteMetrics>>>,
     upstream_time: Family<ByRoute, Histogram, fn() -> Histogram>,
     spans: Family<Label, Counter>,
     upstream_failures: Family<Label, Counter>,
@@ -90,7 +90,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("semel"),
             events: Box::default(),
-            observed: Box::default(),
+            observed: Family::default(),
             answers: Default::default(),
             requests: Family::default(),
             by_route: Mutex::default(),
@@ -122,12 +122,9 @@ impl Metrics {
             metrics.certificate_ends(listener, Duration::ZERO);
         }
         // A counter that is there from the start can be told from one that was lost.
-        let [events, observed] = [(); 2].map(|()| Family::<Label, Counter>::default());
-        let all = |family: &Family<Label, Counter>| {
-            let of = |event: &Signal| family.get_or_create_owned(&[("event", event.as_str())]);
-            Signal::ALL.iter().map(of).collect()
-        };
-        (metrics.events, metrics.observed) = (all(&events), all(&observed));
+        let events = Family::<Label, Counter>::default();
+        let of = |event: &Signal| events.get_or_create_owned(&[("event", event.as_str())]);
+        metrics.events = Signal::ALL.iter().map(of).collect();
         for failure in Failure::ALL {
             let label = [("kind", failure.as_str())];
             drop(metrics.upstream_failures.get_or_create(&label));
@@ -147,8 +144,8 @@ impl Metrics {
         );
         registry.register(
             "observed",
-            "What would have become of requests that are only observed (--mode observe)",
-            observed,
+            "What would have become of requests that are only observed (--mode observe), by route",
+            metrics.observed.clone(),
         );
         registry.register("answers", "Answers by status class", answers);
         registry.register(
@@ -314,33 +311,61 @@ impl Metrics {
         counted.collect()
     }
 
-    pub(crate) fn observed(&self, signal: Signal) {
-        count(&self.observed, signal);
+    /// What is counted of the requests of a route that only observes.
+    pub(crate) fn observed(&self, route: &str) -> Observed {
+        let of = |event: &Signal| {
+            let event = event.as_str();
+            self.observed
+                .get_or_create_owned(&by_observed(route, event))
+        };
+        Observed(Signal::ALL.iter().map(of).collect())
     }
 
-    /// What is counted and timed of the requests of a route.
-    pub(crate) fn of_route(&self, route: &str, operation: &str) -> RouteMetrics {
+    /// What is counted and timed of the requests of a route: the same as before where there is some.
+    pub(crate) fn of_route(&self, route: &str, operation: &str) -> Arc<RouteMetrics> {
         let labels = [route, operation].map(str::to_owned);
-        let of = |event: &&str| self.requests.get_or_create_owned(&by_event(&labels, event));
-        let [route, operation] = labels.clone();
-        let by_route = [("route", route), ("operation", operation)];
-        let frequent = FREQUENT.each_ref().map(of);
         let mut routes = self.by_route.lock().unwrap_or_else(PoisonError::into_inner);
-        routes.insert(labels.clone(), frequent.clone());
-        drop(routes);
-        RouteMetrics {
-            frequent,
-            upstream_time: self.upstream_time.get_or_create_owned(&by_route),
-            requests: self.requests.clone(),
-            labels,
+        let known = routes.entry(labels).or_insert_with_key(|labels| {
+            let of = |event: &&str| self.requests.get_or_create_owned(&by_event(labels, event));
+            Arc::new(RouteMetrics {
+                frequent: FREQUENT.each_ref().map(of),
+                upstream_time: self.upstream_time.get_or_create_owned(&by_route(labels)),
+                requests: self.requests.clone(),
+                others: Mutex::new(Some(BTreeSet::new())),
+                labels: labels.clone(),
+            })
+        });
+        Arc::clone(known)
+    }
+
+    /// Forgets the routes that are in no configuration any more. Of requests that are still under way there
+    /// nothing is counted.
+    pub(crate) fn keep(&self, is_kept: impl Fn(&[String; 2]) -> bool) {
+        let mut routes = self.by_route.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.retain(|labels, route| {
+            let is_kept = is_kept(labels);
+            if !is_kept {
+                for event in FREQUENT.into_iter().chain(route.end()) {
+                    self.requests.remove(&by_event(labels, event));
+                }
+                self.upstream_time.remove(&by_route(labels));
+            }
+            is_kept
+        });
+    }
+
+    /// Forgets what was observed of a route that does not observe any more.
+    pub(crate) fn forget_observed(&self, route: &str) {
+        for event in Signal::ALL {
+            self.observed.remove(&by_observed(route, event.as_str()));
         }
     }
 
     /// What became of each route's requests.
     pub(crate) fn by_route(&self) -> ByRouteCounts {
         let routes = self.by_route.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = routes.iter().map(|(labels, counters)| {
-            let counts = counters.each_ref().map(Counter::get);
+        let counts = routes.iter().map(|(labels, route)| {
+            let counts = route.frequent.each_ref().map(Counter::get);
             (labels.clone(), counts)
         });
         counts.collect()
@@ -431,6 +456,16 @@ impl Metrics {
     }
 }
 
+/// What would have become of the requests of one route, in the order of [`Signal::ALL`].
+#[derive(Debug)]
+pub(crate) struct Observed(Box<[Counter]>);
+
+impl Observed {
+    pub(crate) fn happened(&self, signal: Signal) {
+        count(&self.0, signal);
+    }
+}
+
 fn count(counters: &[Counter], signal: Signal) {
     if let Some(counter) = counters.get(signal as usize) {
         counter.inc();
@@ -444,25 +479,47 @@ pub(crate) struct RouteMetrics {
     frequent: [Counter; FREQUENT.len()],
     upstream_time: Histogram,
     requests: Family<ByEvent, Counter>,
+    /// The events besides that were counted; none any more once the route is gone.
+    others: Mutex<Option<BTreeSet<&'static str>>>,
     labels: [String; 2],
 }
 
 impl RouteMetrics {
     /// This became of a request.
     pub(crate) fn request(&self, event: &'static str) {
-        match FREQUENT.iter().position(|known| *known == event) {
-            Some(nth) => self.frequent[nth].inc(),
-            None => self
-                .requests
-                .get_or_create(&by_event(&self.labels, event))
-                .inc(),
-        };
+        if let Some(nth) = FREQUENT.iter().position(|known| *known == event) {
+            self.frequent[nth].inc();
+            return;
+        }
+        let mut others = self.others();
+        if let Some(others) = &mut *others {
+            others.insert(event);
+            let labels = by_event(&self.labels, event);
+            self.requests.get_or_create(&labels).inc();
+        }
+    }
+
+    /// The events besides the frequent ones; there are no more from now on.
+    fn end(&self) -> BTreeSet<&'static str> {
+        self.others().take().unwrap_or_default()
+    }
+
+    fn others(&self) -> MutexGuard<'_, Option<BTreeSet<&'static str>>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The upstream answered.
     pub(crate) fn upstream_answered(&self, took: Duration) {
         self.upstream_time.observe(took.as_secs_f64());
     }
+}
+
+fn by_route([route, operation]: &[String; 2]) -> ByRoute {
+    [("route", route.clone()), ("operation", operation.clone())]
+}
+
+fn by_observed(route: &str, event: &str) -> ByRoute {
+    [("route", route.to_owned()), ("event", event.to_owned())]
 }
 
 fn by_event([route, operation]: &[String; 2], event: &str) -> ByEvent {

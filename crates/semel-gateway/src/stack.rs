@@ -1,5 +1,6 @@
 //! What a request passes through, from the outside in.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -12,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tower::Layer as _;
 
 use crate::bounded::Bounded;
-use crate::config::{Config, Route};
+use crate::config::{Config, KeyPlace, Route};
 use crate::descriptors::Shares;
 use crate::events::Events;
 use crate::headers::{self, Rules};
@@ -23,7 +24,7 @@ use crate::peer::Peer;
 use crate::pool::Pools;
 use crate::principal::{self, Principals, Verified, Verifiers};
 use crate::proxy::Proxy;
-use crate::reconcile::{Decided, Endpoint, OPERATION, Watching};
+use crate::reconcile::{Decided, Endpoint, Watching};
 use crate::routing::{Handler, Router, Table};
 use crate::tls::{self, client::Trust};
 use crate::wellformed::Checked;
@@ -40,6 +41,7 @@ pub struct Stacks<S> {
     pools: Arc<Pools>,
     trust: Arc<Trust>,
     metrics: Arc<Metrics>,
+    events: Arc<Events>,
     has_spans: bool,
     decisions: Mutex<Option<mpsc::UnboundedReceiver<Decided>>>,
 }
@@ -79,17 +81,11 @@ impl<S: Store + Clone> Stacks<S> {
         metrics: Arc<Metrics>,
         events: Arc<Events>,
     ) -> Self {
-        let observing = Observing {
-            metrics: Arc::clone(&metrics),
-            events: Arc::clone(&events),
-        };
-        let observing = Guard::builder(store.clone())
-            .observer(Arc::new(observing))
-            .build();
+        let observing = Guard::builder(store.clone()).build();
         let (decided, decisions) = mpsc::unbounded_channel();
         let watching = Watching {
             decided: Some(decided),
-            ..Watching::new(Arc::clone(&metrics), events)
+            ..Watching::new(Arc::clone(&metrics), Arc::clone(&events))
         };
         let mut guard = Guard::builder(store).observer(Arc::new(watching));
         if let Some(settings) = &config.reconcile {
@@ -119,6 +115,7 @@ impl<S: Store + Clone> Stacks<S> {
             pools: Arc::new(Pools::new(Arc::clone(&trust), Arc::clone(&metrics))),
             trust,
             metrics,
+            events,
             has_spans: config.collector.is_some(),
             decisions: Mutex::new(Some(decisions)),
         }
@@ -163,12 +160,8 @@ impl<S: Store + Clone> Stacks<S> {
         let counting: Vec<_> = config.routes.iter().cloned().zip(counting).collect();
         let handlers = counting.iter().map(|(route, layer)| {
             let rules = Arc::new(Rules::new(&config, route));
-            let service = route.service();
-            let operation = match route.protect {
-                true => service.operation(OPERATION),
-                false => "".into(),
-            };
-            let counted = Arc::new(self.metrics.of_route(&route.label, &operation));
+            let operation = operation_of(route);
+            let counted = self.metrics.of_route(&route.label, &operation);
             let proxy = Proxy::new(
                 route,
                 &self.pools,
@@ -186,7 +179,7 @@ impl<S: Store + Clone> Stacks<S> {
                 metrics: Arc::clone(&self.metrics),
             };
             let service = Verified {
-                inner: layer_of(route, layer).layer(bounded),
+                inner: layer_of(route, &self.told(route, layer)).layer(bounded),
                 principals: route.verifies().then(|| Arc::new(principals)),
             };
             Ok(Handler {
@@ -197,13 +190,47 @@ impl<S: Store + Clone> Stacks<S> {
             })
         });
         let handlers = handlers.collect::<Result<_, Error>>()?;
-        *kept = Kept {
-            counting,
-            verifiers,
-        };
+        let before = std::mem::replace(
+            &mut *kept,
+            Kept {
+                counting,
+                verifiers,
+            },
+        );
+        self.forget(&before, &kept);
         drop(kept);
-        let unrouted = Arc::new(self.metrics.of_route("", ""));
+        let unrouted = self.metrics.of_route("", "");
         Ok(Table::new(config, unrouted, handlers))
+    }
+
+    /// Forgets what was counted of routes that are no more.
+    fn forget(&self, before: &Kept<S>, now: &Kept<S>) {
+        let labels = |route: &Route| [route.label.clone(), operation_of(route)];
+        let are: BTreeSet<[String; 2]> = now.counting.iter().map(|(it, _)| labels(it)).collect();
+        self.metrics
+            .keep(|labels| labels[0].is_empty() || are.contains(labels));
+        let observes = |route: &Route| route.protect && route.mode == Mode::Observe;
+        let observed = |kept: &Kept<S>| -> BTreeSet<String> {
+            let routes = kept.counting.iter().filter(|(route, _)| observes(route));
+            routes.map(|(route, _)| route.label.clone()).collect()
+        };
+        for route in observed(before).difference(&observed(now)) {
+            self.metrics.forget_observed(route);
+        }
+    }
+
+    /// The layer of a route with what it tells, where that is by route.
+    fn told(&self, route: &Route, layer: &IdempotencyLayer<S>) -> IdempotencyLayer<S> {
+        let layer = layer.clone();
+        match route.mode {
+            Mode::Observe if route.protect => layer.with_observer(Arc::new(Observing {
+                route: route.label.clone(),
+                dialect: route.dialect,
+                counted: self.metrics.observed(&route.label),
+                events: Arc::clone(&self.events),
+            })),
+            _ => layer,
+        }
     }
 
     /// The layer that counts what the scopes of a route use: the one that there is, if its limits are the
@@ -225,6 +252,14 @@ impl<S: Store + Clone> Stacks<S> {
     }
 }
 
+/// What a route's requests are claimed as; nothing where they are not.
+fn operation_of(route: &Route) -> String {
+    match route.protect {
+        true => route.operation(),
+        false => String::new(),
+    }
+}
+
 /// The idempotency layer of a route, from one that shares store and limits.
 pub(crate) fn layer_of<S: Store>(
     route: &Route,
@@ -234,6 +269,13 @@ pub(crate) fn layer_of<S: Store>(
         .clone()
         .with_preset(route.preset)
         .with_policy(route.policy())
+        .with_syntax(route.key_syntax)
+        .with_key_rule(route.key_rule)
+        .with_scope_target(route.scope_target)
+        .with_body_form(route.body_form)
+        .with_fingerprint_headers(route.fingerprint_headers.iter().cloned())
+        .with_dialect(route.dialect)
+        .with_allowed_replay_headers(route.kept_headers.iter().cloned())
         .with_mode(if route.protect { route.mode } else { Mode::Off })
         .with_max_request_body(route.max_body)
         .with_max_response_body(route.max_body)
@@ -241,6 +283,18 @@ pub(crate) fn layer_of<S: Store>(
         .with_principal_required(route.require_principal || route.names_caller())
         .with_service(route.service())
         .with_note(route.note.iter().cloned());
+    let layer = match &route.key {
+        KeyPlace::Header(name) => layer.with_key_header(name.clone()),
+        KeyPlace::Member(name) => layer.with_key_member(name.as_str()),
+    };
+    let layer = match &route.replay_header {
+        Some(name) => layer.with_replay_header(name.clone()),
+        None => layer.without_replay_header(),
+    };
+    let layer = match &route.key_methods[..] {
+        [] => layer,
+        methods => layer.with_methods(methods.iter().cloned()),
+    };
     let layer = scoped(layer, route);
     route
         .dispositions

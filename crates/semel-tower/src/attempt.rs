@@ -19,8 +19,7 @@ use semel::guard::{
 };
 use semel::store::OnLost;
 use semel::{
-    Identity, IdentityDigest, Outcome, OutcomeKind, Record, State, Store, StoreError,
-    StoreErrorKind,
+    Identity, IdentityDigest, Outcome, OutcomeKind, State, Store, StoreError, StoreErrorKind,
 };
 use tower::ServiceExt as _;
 use tower_service::Service;
@@ -339,35 +338,19 @@ impl<S: Store> Run<S> {
 
     /// The answer where no attempt may be begun: what is known already needs none.
     async fn without_attempt<R: HttpBody>(&self, full: Full) -> Response<Body<R>> {
-        let found = match self.guard.look_up(&self.identity).await {
-            Ok(found) => found,
+        match known(&self.guard, &self.identity, &self.asked).await {
+            Ok(None) => self.full(full),
+            // A claim might run it again, or ask the reconciler.
+            Ok(Some((Signal::Unknown, _))) if !self.holds() => self.full(full),
+            Ok(Some((signal, begun))) => {
+                self.tell(signal);
+                self.without_running(Ok(begun))
+            }
             Err(error) => {
                 self.tell(Signal::StoreError);
-                return self.without_running(Err(error));
+                self.without_running(Err(error))
             }
-        };
-        let name = found.as_ref().map_or(&self.identity, |(name, _)| name);
-        let fingerprint = name.fingerprint(self.asked.fingerprint());
-        let record = found.map(|(_, entry)| entry.record);
-        let is_other = |record: &Record| record.fingerprint != fingerprint;
-        let is_mismatch = record.as_ref().is_some_and(is_other);
-        // Whether a tombstone is all that is left of an outcome the store's clock alone knows.
-        let may_be_expired = |record: &Record| record.expires_at < record.purge_at;
-        let record = record.filter(|record| !may_be_expired(record));
-        let (signal, begun) = match record.map(|record| record.state) {
-            None | Some(State::Released) => return self.full(full),
-            Some(_) if is_mismatch => (Signal::Mismatch, Begin::Mismatch),
-            Some(State::Completed(outcome)) => (Signal::Replayed, Begin::Completed(outcome)),
-            // A claim might run it again, or ask the reconciler.
-            Some(State::Unknown) if !self.holds() => return self.full(full),
-            Some(State::Unknown) => (Signal::Unknown, Begin::Unknown),
-            Some(State::InFlight) => {
-                let retry_after = SOON;
-                (Signal::InFlight, Begin::InFlight { retry_after })
-            }
-        };
-        self.tell(signal);
-        self.without_running(Ok(begun))
+        }
     }
 
     /// Whether a lost attempt stays unknown until somebody resolves it, whatever its record says.
@@ -456,16 +439,19 @@ impl<S: Store> Run<S> {
                 body: data.filter(|_| trailers.is_none_or(replay::can_be_kept)),
                 trailers,
             };
+            let kept = reply
+                .body
+                .filter(|body| self.config.can_be_replayed(&head, body));
             let disposition = not_kept.unwrap_or_else(|| self.config.classify(&reply));
             let outcome = is_kept(disposition).then(|| {
                 // Without a body, what is kept is that it was omitted.
-                let kind = match (reply.body, disposition) {
+                let kind = match (kept, disposition) {
                     (None, _) => OutcomeKind::Omitted,
                     (_, Disposition::KeepFailure) => OutcomeKind::Failure,
                     _ => OutcomeKind::Success,
                 };
                 let allowed = &self.config.allowed_replay_headers;
-                let outcome = replay::outcome_of(kind, &head, reply.body, trailers, allowed);
+                let outcome = replay::outcome_of(kind, &head, kept, trailers, allowed);
                 let stated = head.extensions.get().copied();
                 let retention = self.guard.policy().retention();
                 (outcome, self.config.retention(stated, retention))
@@ -540,6 +526,7 @@ impl<S: Store> Run<S> {
 
     /// The inner service's own answer.
     fn first<R: HttpBody>(&self, mut head: response::Parts, body: Body<R>) -> Response<Body<R>> {
+        let body = self.config.first_stream(&mut head.headers, body);
         self.config.first_head(&mut head.headers);
         Response::from_parts(head, body)
     }
@@ -559,12 +546,38 @@ impl<S: Store> Run<S> {
     }
 }
 
+/// What a claim would find, if it would not begin an attempt: looked at only.
+pub(crate) async fn known<S: Store>(
+    guard: &Guard<S>,
+    identity: &Identity,
+    asked: &Asked,
+) -> Result<Option<(Signal, Begin<S>)>, StoreError> {
+    let Some((name, entry)) = guard.look_up(identity).await? else {
+        return Ok(None);
+    };
+    let record = entry.record;
+    // Whether a tombstone is all that is left of an outcome the store's clock alone knows.
+    let may_be_expired = record.expires_at < record.purge_at;
+    let is_mismatch = record.fingerprint != name.fingerprint(asked.fingerprint());
+    Ok(match record.state {
+        _ if may_be_expired => None,
+        State::Released => None,
+        _ if is_mismatch => Some((Signal::Mismatch, Begin::Mismatch)),
+        State::Completed(outcome) => Some((Signal::Replayed, Begin::Completed(outcome))),
+        State::Unknown => Some((Signal::Unknown, Begin::Unknown)),
+        State::InFlight => {
+            let retry_after = SOON;
+            Some((Signal::InFlight, Begin::InFlight { retry_after }))
+        }
+    })
+}
+
 /// The head of a request, which is not looked at again.
 fn taken(parts: &mut Parts) -> Parts {
     std::mem::replace(parts, Request::new(()).into_parts().0)
 }
 
-const fn is_kept(disposition: Disposition) -> bool {
+pub(crate) const fn is_kept(disposition: Disposition) -> bool {
     matches!(
         disposition,
         Disposition::KeepSuccess | Disposition::KeepFailure

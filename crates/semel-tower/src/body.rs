@@ -20,6 +20,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::limits::{Bodies, Slot};
+use crate::observe::Watch;
+use crate::preset::unmark::Unmark;
 
 /// What errors of request bodies are made into, to be looked at.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
@@ -32,6 +34,8 @@ pin_project_lite::pin_project! {
     {
         #[pin]
         kind: Kind<R, R::Error>,
+        // What is taken back of what passes.
+        unmark: Option<Box<Unmark>>,
     }
 }
 
@@ -40,6 +44,8 @@ pin_project_lite::pin_project! {
     enum Kind<R, E> {
         // Straight through. Of an attempt whose answer is not kept, its slot: until it is read.
         Inner { #[pin] body: R, slot: Option<Slot> },
+        // The same, and looked at on its way.
+        Watched { #[pin] body: R, watch: Box<Watch> },
         // In memory: recorded, replayed, or an answer of the layer itself.
         Whole { data: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
         // Read by the attempt's task: first what it had read before it gave up keeping the answer,
@@ -60,9 +66,39 @@ enum Relayed<E> {
 
 impl<R: HttpBody> Body<R> {
     pub(crate) fn inner(body: R) -> Self {
+        Self::of(Kind::Inner { body, slot: None })
+    }
+
+    const fn of(kind: Kind<R, R::Error>) -> Self {
+        Self { kind, unmark: None }
+    }
+
+    /// The same, in which no JSON object says of itself that it is a replay of AdCP.
+    pub(crate) fn unmarked(self) -> Self {
         Self {
-            kind: Kind::Inner { body, slot: None },
+            unmark: Some(Box::default()),
+            ..self
         }
+    }
+
+    pub(crate) const fn is_whole(&self) -> bool {
+        matches!(self.kind, Kind::Whole { .. })
+    }
+
+    /// Another text in place of that in memory.
+    pub(crate) fn set_data(&mut self, text: Bytes) {
+        if let Kind::Whole { data, .. } = &mut self.kind {
+            *data = Some(text);
+        }
+    }
+
+    /// Passes as it is. What `watch` sees of it is told once.
+    pub(crate) fn watched(body: R, mut watch: Watch) -> Self {
+        if body.is_end_stream() {
+            watch.ended();
+        }
+        let watch = Box::new(watch);
+        Self::of(Kind::Watched { body, watch })
     }
 
     pub(crate) fn whole(data: Bytes) -> Self {
@@ -70,12 +106,10 @@ impl<R: HttpBody> Body<R> {
     }
 
     pub(crate) fn with_trailers(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self {
-            kind: Kind::Whole {
-                data: Some(data).filter(|d| !d.is_empty()),
-                trailers: trailers.map(Box::new),
-            },
-        }
+        Self::of(Kind::Whole {
+            data: Some(data).filter(|d| !d.is_empty()),
+            trailers: trailers.map(Box::new),
+        })
     }
 
     fn relayed(
@@ -83,9 +117,7 @@ impl<R: HttpBody> Body<R> {
         coming: mpsc::Receiver<Relayed<R::Error>>,
         size: SizeHint,
     ) -> Self {
-        Self {
-            kind: Kind::Relayed { read, coming, size },
-        }
+        Self::of(Kind::Relayed { read, coming, size })
     }
 }
 
@@ -104,11 +136,51 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
-        match self.project().kind.project() {
+        let this = self.project();
+        let frame = ready!(this.kind.poll_frame(cx));
+        Poll::Ready(match this.unmark {
+            Some(unmark) => {
+                frame.map(|frame| frame.map(|frame| frame.map_data(|data| unmark.pass(data))))
+            }
+            None => frame,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.kind.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.unmark {
+            Some(_) => SizeHint::new(),
+            None => self.kind.size_hint(),
+        }
+    }
+}
+
+impl<R: HttpBody<Data = Bytes>> Kind<R, R::Error> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
+        match self.project() {
             KindProj::Inner { body, slot } => {
                 let frame = ready!(body.poll_frame(cx));
                 if frame.is_none() {
                     drop(slot.take());
+                }
+                Poll::Ready(frame)
+            }
+            KindProj::Watched { mut body, watch } => {
+                let frame = ready!(body.as_mut().poll_frame(cx));
+                match &frame {
+                    Some(Ok(frame)) => watch.saw(frame),
+                    Some(Err(_)) => watch.broke(),
+                    None => watch.ended(),
+                }
+                // Who knows the length of it does not ask for its end.
+                if body.is_end_stream() {
+                    watch.ended();
                 }
                 Poll::Ready(frame)
             }
@@ -137,17 +209,17 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Inner { body, .. } => body.is_end_stream(),
-            Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
-            Kind::Relayed { .. } => false,
+        match self {
+            Self::Inner { body, .. } | Self::Watched { body, .. } => body.is_end_stream(),
+            Self::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Self::Relayed { .. } => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            Kind::Inner { body, .. } => body.size_hint(),
-            Kind::Whole { data, trailers } => {
+        match self {
+            Self::Inner { body, .. } | Self::Watched { body, .. } => body.size_hint(),
+            Self::Whole { data, trailers } => {
                 let len = data.as_ref().map_or(0, |d| d.len() as u64);
                 let mut size = SizeHint::new();
                 size.set_lower(len);
@@ -157,7 +229,7 @@ impl<R: HttpBody<Data = Bytes>> HttpBody for Body<R> {
                 }
                 size
             }
-            Kind::Relayed { size, .. } => *size,
+            Self::Relayed { size, .. } => *size,
         }
     }
 }
@@ -166,6 +238,7 @@ impl<R: HttpBody> fmt::Debug for Body<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             Kind::Inner { .. } => "Body::Inner",
+            Kind::Watched { .. } => "Body::Watched",
             Kind::Whole { .. } => "Body::Whole",
             Kind::Relayed { .. } => "Body::Relayed",
         })
@@ -264,12 +337,10 @@ impl<R: Relayable> Content<R> {
     /// What the client gets. The attempt's `slot` is given back once all of it was read.
     pub(crate) fn into_body<S: Store>(self, guard: &Guard<S>, slot: Slot) -> Body<R> {
         match self {
-            Self::Untouched(body) => Body {
-                kind: Kind::Inner {
-                    slot: Some(slot).filter(|_| !body.is_end_stream()),
-                    body,
-                },
-            },
+            Self::Untouched(body) => Body::of(Kind::Inner {
+                slot: Some(slot).filter(|_| !body.is_end_stream()),
+                body,
+            }),
             Self::Whole(data, trailers) => Body::with_trailers(data, trailers),
             Self::Broken(read, error) => {
                 let (relay, coming) = mpsc::channel(1);
@@ -399,6 +470,10 @@ impl Chunks {
             self.gather();
             self.more.push_back(data);
         }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
     }
 
     fn gather(&mut self) {

@@ -7,9 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, response};
+use http::{HeaderMap, Method, Response, StatusCode, response};
 use http_body::Body as HttpBody;
 use semel::guard::{Asked, Policy};
 use semel::secrets::Secrets;
@@ -80,7 +80,7 @@ pub(crate) struct Echo {
     pub(crate) context: Option<Box<RawValue>>,
 }
 
-/// A request whose key is in its body, which was read.
+/// A request whose body was read for what it says.
 pub(crate) struct Read {
     pub(crate) key: Option<Key>,
     /// What of the body belongs to the scope.
@@ -221,58 +221,64 @@ impl Config {
         self.scope.without_target(identity.scope())
     }
 
+    /// Whether the body of a request has something to say, where it is JSON: the key, or whose it is, or
+    /// what goes into the answer.
+    pub(crate) fn reads_body(&self) -> bool {
+        self.key_member.is_some()
+            || self.convention().content == Content::Adcp
+            || self.dialect == Dialect::Adcp
+    }
+
     /// Whether the body of a request may hold the key.
     pub(crate) fn may_hold_key(headers: &HeaderMap) -> bool {
         let media_type = fingerprint::media_type(headers);
         media_type.is_none_or(|media_type| fingerprint::is_json(&media_type))
     }
 
-    /// The key in a body, and what else of it says who asks.
+    /// The key, if it is not known from a field, and what of a body says who asks.
     pub(crate) fn read(
         &self,
-        member: &str,
+        key: Option<Key>,
         body: &Bytes,
         echo: &mut Echo,
     ) -> Result<Read, Problem> {
-        let invalid = |detail| Problem::new(ProblemCode::InvalidKey).with_detail(detail);
-        let is_empty = body.trim_ascii().is_empty();
-        let members = match Members::of(body) {
-            Some(members) => members,
-            None if is_empty => {
-                return Ok(Read {
-                    key: None,
-                    scope: Vec::new(),
-                });
-            }
-            None => {
+        let members = Members::of(body);
+        if self.dialect == Dialect::Adcp {
+            let context = members.as_ref().and_then(|members| members.get("context"));
+            echo.context = context.map(ToOwned::to_owned);
+        }
+        let key = match (&self.key_member, &members) {
+            (None, _) => key,
+            (Some(member), Some(members)) => self.key_of(member, members)?,
+            (Some(_), None) if body.trim_ascii().is_empty() => None,
+            (Some(member), None) => {
                 let detail = format!(
                     "The body is no JSON object, or names a member twice, so that its `{member}` cannot \
                      be read. Nothing was run."
                 );
-                return Err(invalid(detail));
+                return Err(Problem::new(ProblemCode::InvalidKey).with_detail(detail));
             }
         };
-        if self.dialect == Dialect::Adcp {
-            echo.context = members.get("context").map(ToOwned::to_owned);
-        }
-        let key = match members.get(member) {
-            None => None,
-            Some(value) => {
-                let text: Option<String> = serde_json::from_str(value.get()).ok();
-                let key = text.ok_or("it is no text".to_owned());
-                let key = key.and_then(|text| {
-                    let parsed = self.key_rule.parse(&text);
-                    parsed.map_err(|error| error.to_string())
-                });
-                let refused = |error| invalid(format!("In `{member}`: {error}. Nothing was run."));
-                Some(key.map_err(refused)?)
-            }
-        };
-        let scope = match self.convention().content {
-            Content::Adcp => adcp::scope(&members),
+        let scope = match (self.convention().content, &members) {
+            (Content::Adcp, Some(members)) => adcp::scope(members),
             _ => Vec::new(),
         };
         Ok(Read { key, scope })
+    }
+
+    fn key_of(&self, member: &str, members: &Members<'_>) -> Result<Option<Key>, Problem> {
+        let Some(value) = members.get(member) else {
+            return Ok(None);
+        };
+        let text: Option<String> = serde_json::from_str(value.get()).ok();
+        let key = text.ok_or("it is no text".to_owned()).and_then(|text| {
+            let parsed = self.key_rule.parse(&text);
+            parsed.map_err(|error| error.to_string())
+        });
+        key.map(Some).map_err(|error| {
+            let detail = format!("In `{member}`: {error}. Nothing was run.");
+            Problem::new(ProblemCode::InvalidKey).with_detail(detail)
+        })
     }
 
     /// What a request asks for.
@@ -345,15 +351,13 @@ impl Config {
 
     pub(crate) fn replay<R: HttpBody>(&self, outcome: &Outcome, echo: &Echo) -> Response<Body<R>> {
         let (mark, origin) = (self.replay_header.as_ref(), echo.origin.as_ref());
-        let is_envelope = self.dialect == Dialect::Adcp;
-        let envelope = is_envelope
-            .then(|| adcp::replay(outcome, echo.context.as_deref()))
-            .flatten();
-        let is_changed = envelope.is_some();
-        let body = envelope.or_else(|| outcome.body());
-        let mut response = replay::response_of(outcome, body, mark, origin);
-        if is_changed {
+        let mut response = replay::response_of(outcome, outcome.body(), mark, origin);
+        if self.is_envelope(response.headers())
+            && let Some(body) = outcome.body()
+            && let Some(envelope) = adcp::replay(&body, echo.context.as_deref())
+        {
             adcp::forget_body(response.headers_mut());
+            response.body_mut().set_data(envelope);
         }
         self.dialect.accept(response.headers_mut());
         replay::expose(response.headers_mut(), mark);
@@ -370,9 +374,23 @@ impl Config {
         self.dialect == Dialect::Adcp && Self::may_hold_key(&head.headers)
     }
 
+    /// Whether the body of an answer is an envelope of AdCP: JSON, as its media type says.
+    pub(crate) fn is_envelope(&self, headers: &HeaderMap) -> bool {
+        let is_json =
+            |headers| fingerprint::media_type(headers).is_some_and(|it| fingerprint::is_json(&it));
+        self.dialect == Dialect::Adcp && is_json(headers)
+    }
+
+    /// Whether a replay of this body can be made: of an envelope, with another request's context in place of
+    /// the first one's.
+    pub(crate) fn can_be_replayed(&self, head: &response::Parts, body: &Bytes) -> bool {
+        !self.is_envelope(&head.headers)
+            || !head.headers.contains_key(CONTENT_ENCODING) && adcp::is_readable(body)
+    }
+
     /// The body of a first answer, in which nothing says that it is a replay.
     pub(crate) fn first_body(&self, head: &mut response::Parts, body: Bytes) -> Bytes {
-        if !self.looks_into(head) || !head.headers.contains_key(CONTENT_TYPE) {
+        if !self.is_envelope(&head.headers) {
             return body;
         }
         match adcp::first(&body) {
@@ -382,6 +400,19 @@ impl Config {
             }
             None => body,
         }
+    }
+
+    /// The same of a body that was not read whole: it passes as it comes.
+    pub(crate) fn first_stream<R: HttpBody>(
+        &self,
+        headers: &mut HeaderMap,
+        body: Body<R>,
+    ) -> Body<R> {
+        if !self.is_envelope(headers) || body.is_whole() {
+            return body;
+        }
+        adcp::forget_body(headers);
+        body.unmarked()
     }
 
     /// Lets scripts of other origins send a key, and what belongs to it.
@@ -413,6 +444,12 @@ impl Config {
         })
     }
 
+    /// The same, where its body could not say otherwise.
+    pub(crate) fn by_head_alone(&self, head: &response::Parts) -> Option<Disposition> {
+        let is_open = self.looks_into(head) || head.status == StatusCode::UNPROCESSABLE_ENTITY;
+        self.by_head(head).filter(|_| !is_open)
+    }
+
     /// What a response means.
     pub(crate) fn classify(&self, reply: &Reply<'_>) -> Disposition {
         self.stated(reply.head)
@@ -426,7 +463,7 @@ impl Config {
 
     fn by_convention(&self, reply: &Reply<'_>) -> Option<Disposition> {
         let by_status = self.convention().disposition(reply.head.status);
-        let is_task = self.dialect == Dialect::Adcp && reply.head.status.is_success();
+        let is_task = self.looks_into(reply.head) && reply.head.status.is_success();
         by_status.or_else(|| adcp::disposition(reply.body.filter(|_| is_task)?))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, IntoHeaderName};
 use http::{HeaderMap, Method, StatusCode, request};
-use semel::guard::{Guard, Policy, TransactOptions};
+use semel::guard::{Guard, Observer, Policy, TransactOptions};
 use semel::secrets::Secrets;
 use semel::transaction::Transactional;
 use semel::{Fingerprint, KeyRule, Scope, Service, Store, StoreError};
@@ -105,7 +105,8 @@ impl<S: Store> IdempotencyLayer<S> {
     /// What the service has to declare of the layer under its [preset](Self::with_preset): under `adcp`
     /// the block `adcp.idempotency` of `get_adcp_capabilities`, under `iceberg` the member
     /// `idempotency-key-lifetime` of `GET /v1/config`, each as a JSON object to merge into the answer.
-    /// `None` under the others, which have none.
+    /// `None` under the others, which have none, and where the layer does not
+    /// [enforce](Mode::Enforce): what is only observed is no promise.
     ///
     /// It says for how long answers are replayed, and none is for less, whatever a handler says.
     ///
@@ -122,7 +123,8 @@ impl<S: Store> IdempotencyLayer<S> {
     /// As of [`checked`](Self::checked).
     pub fn declaration(&self) -> Result<Option<serde_json::Value>, RetentionError> {
         let preset = self.config.preset;
-        preset.declaration(self.guard.policy().retention())
+        let declared = preset.declaration(self.guard.policy().retention())?;
+        Ok(declared.filter(|_| self.config.mode == Mode::Enforce))
     }
 
     fn careful(guard: impl Into<Guard<S>>, policy: Policy) -> Self {
@@ -174,6 +176,13 @@ impl<S: Store> IdempotencyLayer<S> {
     /// [`outcome_of_response`](crate::outcome_of_response).
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.guard = self.guard.with_policy(policy);
+        self
+    }
+
+    /// Tells this observer of its requests, in place of the guard's: of several layers that share a guard
+    /// each can have its own.
+    pub fn with_observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.guard = self.guard.with_observer(observer);
         self
     }
 
@@ -414,6 +423,12 @@ impl<S: Store> IdempotencyLayer<S> {
     /// The field that marks replays. `Idempotency-Replayed` unless set.
     pub fn with_replay_header(self, name: impl IntoHeaderName) -> Self {
         self.configured(|config| config.replay_header = Some(field(name)))
+    }
+
+    /// Marks replays by no field: their extension [`Replayed`](crate::Replayed) is all that tells them
+    /// from first answers.
+    pub fn without_replay_header(self) -> Self {
+        self.configured(|config| config.replay_header = None)
     }
 
     /// Fields that are kept though they belong to one transmission, for instance `Set-Cookie`.

@@ -12,9 +12,15 @@ use crate::quota::{Quotas, ScopeLimits, Share};
 /// The bounds of a layer. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Limits {
-    attempts: Option<Arc<Semaphore>>,
+    attempts: Option<Attempts>,
     memory: Option<Arc<Memory>>,
     scopes: Option<Arc<Quotas>>,
+}
+
+#[derive(Debug, Clone)]
+struct Attempts {
+    free: Arc<Semaphore>,
+    most: usize,
 }
 
 /// Why no attempt may be begun now.
@@ -28,8 +34,9 @@ pub(crate) enum Full {
 
 impl Limits {
     pub(crate) fn set_attempts(&mut self, at_once: usize) {
-        let at_once = at_once.min(Semaphore::MAX_PERMITS);
-        self.attempts = Some(Arc::new(Semaphore::new(at_once)));
+        let most = at_once.min(Semaphore::MAX_PERMITS);
+        let free = Arc::new(Semaphore::new(most));
+        self.attempts = Some(Attempts { free, most });
     }
 
     pub(crate) fn set_body_memory(&mut self, bytes: usize) {
@@ -45,13 +52,28 @@ impl Limits {
 
     /// Room for an attempt.
     pub(crate) fn slot(&self, scope: &Scope) -> Result<Slot, Full> {
-        let attempts = self.attempts.as_ref();
-        let permit = attempts.map(|attempts| Arc::clone(attempts).try_acquire_owned());
+        let slot = self.slot_of_nobody()?;
         let share = self.scopes.as_ref().map(|scopes| scopes.share(scope));
         Ok(Slot {
-            _permit: permit.transpose().map_err(|_| Full::Process)?,
             share: share.transpose().map_err(Full::Scope)?,
+            ..slot
         })
+    }
+
+    /// Room in the process, whatever its scope has used.
+    pub(crate) fn slot_of_nobody(&self) -> Result<Slot, Full> {
+        let attempts = self.attempts.as_ref();
+        let permit = attempts.map(|attempts| Arc::clone(&attempts.free).try_acquire_owned());
+        Ok(Slot {
+            _permit: permit.transpose().map_err(|_| Full::Process)?,
+            share: None,
+        })
+    }
+
+    /// Whether so many are as many as may run, or more.
+    pub(crate) fn are_enough(&self, running: usize) -> bool {
+        let attempts = self.attempts.as_ref();
+        attempts.is_some_and(|attempts| running >= attempts.most)
     }
 
     /// Where the bodies of one request and its answer are counted.

@@ -5,23 +5,25 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
-use http_body::Body as HttpBody;
+use http::{HeaderMap, Request, Response, response};
+use http_body::{Body as HttpBody, Frame};
 use semel::guard::{Asked, Begin, Guard, Seen, Signal};
 use semel::store::OnLost;
-use semel::{Key, Outcome, Scope, Store};
+use semel::{Identity, Key, Outcome, Scope, Store};
 use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
-use crate::body::{self, Body, BoxError, Read};
+use crate::attempt::{is_kept, known};
+use crate::body::{self, Body, BoxError, Chunks, Read};
 use crate::config::{Config, Echo};
 use crate::future::ResponseFuture;
-use crate::limits::{Bodies, Limits};
+use crate::limits::{Bodies, Full, Limits, Slot};
+use crate::policy::{self, Disposition, Reply};
 use crate::problem::{Problem, ProblemCode};
+use crate::replay;
 use crate::scope::joined;
 use crate::service::Idempotency;
-use crate::{Disposition, policy};
 
 /// What a layer does with requests that may have a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -33,10 +35,15 @@ pub enum Mode {
     /// Passes all of them on, and their answers back, unchanged. What would have become of them is told
     /// to the guard's [`Observer`](semel::guard::Observer): `replayed`, `in_flight`, `mismatch` and so
     /// on. For that the layer keeps records, without answers, under names of their own: they mean
-    /// nothing to a layer that enforces. The store is asked beside the request, which does not wait.
+    /// nothing to a layer that enforces. The store is asked beside the request, which does not wait: it
+    /// goes on when its body is there.
     ///
     /// A request whose body is longer than the layer reads, or of no announced length, is passed on and
-    /// told as `too_large`; one for which there is no memory as `overloaded`.
+    /// told as `too_large`. One for which there is no memory, or no room among as many as
+    /// [may run](crate::IdempotencyLayer::with_max_attempts) at once, is passed on, told as `overloaded`,
+    /// and not recorded: a store that is slow keeps no more requests waiting to be recorded than these.
+    /// One whose scope has [used what it may](crate::IdempotencyLayer::with_scope_limits) is told as
+    /// `limited`.
     Observe,
     /// Lets every request go past.
     Off,
@@ -82,8 +89,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             ..
         } = self.taken();
         ResponseFuture::attended(self.guard.attend(|_| async move {
-            // Counted until the request is answered and looked at.
-            let bodies = Arc::new(looked.bodies);
+            let Looked { scope, key, bodies } = looked;
             // Room for it was taken before.
             let unbounded = Limits::default().bodies();
             let read = body::read(body, config.max_request_body, &unbounded).await;
@@ -92,16 +98,9 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                 return Ok(config.problem(broken, &Echo::default()));
             };
             let (told, answered) = oneshot::channel();
-            match asked(&config, &parts, looked.scope, looked.key, &body) {
-                Ok(Some(asked)) => {
-                    let policy = guard.policy();
-                    let policy = policy.with_wait(Duration::ZERO).with_on_lost(OnLost::Retry);
-                    let observing = observed(guard.with_policy(policy), asked, answered);
-                    let held = Arc::clone(&bodies);
-                    guard.spawn(async move {
-                        observing.await;
-                        drop(held);
-                    });
+            match asked(&config, &parts, scope, key, &body) {
+                Ok(Some((identity, asked))) => {
+                    look_on(&guard, &config, identity, asked, answered);
                 }
                 Ok(None) => {
                     let required = guard.policy().key_required();
@@ -114,21 +113,22 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
                 }
             }
             let request = Request::from_parts(parts, B::from(body));
-            let answer = match inner.oneshot(request).await {
+            match inner.oneshot(request).await {
                 Ok(response) => {
                     let (head, body) = response.into_parts();
-                    let said = config.by_head(&head);
-                    let said = said.unwrap_or_else(|| Disposition::of_status(head.status));
-                    told.send(said).ok();
-                    Response::from_parts(head, Body::inner(body))
+                    let body = watched(config, &head, body, told, bodies);
+                    Ok(Response::from_parts(head, body))
                 }
                 Err(error) => {
-                    told.send(Disposition::Unknown).ok();
-                    return Err(error);
+                    let disposition = config.classify_error(&error);
+                    let answered = Answered {
+                        disposition: disposition.unwrap_or_else(|| Disposition::of_error(&error)),
+                        bytes: 0,
+                    };
+                    told.send(answered).ok();
+                    Err(error)
                 }
-            };
-            drop(bodies);
-            Ok(answer)
+            }
         }))
     }
 
@@ -174,41 +174,202 @@ fn asked(
     scope: Scope,
     key: Option<Key>,
     body: &Bytes,
-) -> Result<Option<Asked>, Problem> {
-    let (scope, key) = match &config.key_member {
-        None => (scope, key),
-        Some(member) => {
-            let read = config.read(member, body, &mut Echo::default())?;
-            let scope = joined(scope, read.scope);
-            (scope, read.key)
+) -> Result<Option<(Identity, Asked)>, Problem> {
+    let reads_body = config.reads_body() && Config::may_hold_key(&parts.headers);
+    let (scope, key) = match reads_body {
+        false => (scope, key),
+        true => {
+            let read = config.read(key, body, &mut Echo::default())?;
+            (joined(scope, read.scope), read.key)
         }
     };
     let asked = |key| {
         let identity = config.identity(parts, scope, key);
-        config.asked(identity, parts, body)
+        let asked = config.asked(identity.clone(), parts, body);
+        (identity, asked)
     };
     Ok(key.map(asked))
+}
+
+/// Looks beside a request at what would become of it, in a task that takes the room of an attempt. Where
+/// there is none it is not looked at: what a store that is slow, or away, has not settled counts as well.
+fn look_on<S: Store>(
+    guard: &Guard<S>,
+    config: &Config,
+    identity: Identity,
+    asked: Asked,
+    answered: oneshot::Receiver<Answered>,
+) {
+    let limits = &config.limits;
+    let slot = match limits.are_enough(guard.unsettled()) {
+        true => Err(Full::Process),
+        false => limits.slot(&config.limited(&identity)),
+    };
+    // What is known already is not limited.
+    let (slot, is_limited) = match slot {
+        Err(Full::Scope(_)) => (limits.slot_of_nobody(), true),
+        slot => (slot, false),
+    };
+    let Ok(slot) = slot else {
+        return guard.tell(&Seen::of(&identity, Signal::Overloaded));
+    };
+    let policy = guard.policy();
+    let policy = policy.with_wait(Duration::ZERO).with_on_lost(OnLost::Retry);
+    let looking = guard.with_policy(policy);
+    guard.spawn(async move {
+        match is_limited {
+            true => limited(&looking, &identity, &asked).await,
+            false => observed(&looking, &asked, answered, slot).await,
+        }
+    });
+}
+
+/// Tells of a request whose scope has used what it may. It is not recorded: it would not have run.
+async fn limited<S: Store>(guard: &Guard<S>, identity: &Identity, asked: &Asked) {
+    let signal = match known(guard, identity, asked).await {
+        Ok(Some((signal, _))) => signal,
+        Ok(None) => Signal::Limited,
+        Err(_) => Signal::StoreError,
+    };
+    guard.tell(&Seen::of(identity, signal));
 }
 
 /// Records what the attempt would have recorded, but for the answer itself. The guard tells what
 /// happens.
 async fn observed<S: Store>(
-    guard: Guard<S>,
-    asked: Asked,
-    answered: oneshot::Receiver<Disposition>,
+    guard: &Guard<S>,
+    asked: &Asked,
+    answered: oneshot::Receiver<Answered>,
+    mut slot: Slot,
 ) {
-    let Ok(Begin::Acquired(held)) = guard.begin(&asked).await else {
+    let Ok(Begin::Acquired(held)) = guard.begin(asked).await else {
         return;
     };
-    let settled = match answered.await {
-        Ok(Disposition::Release) => held.release().await,
-        Ok(Disposition::KeepFailure) => held.complete(&Outcome::failure(b"")).await,
-        // What would be unknown would not run again either, and needs nobody who resolves it here. A client
-        // that goes away does not stop an attempt (protocol rule R11).
-        Ok(Disposition::KeepSuccess | Disposition::Unknown) | Err(_) => {
+    slot.begun();
+    let answered = answered.await.ok();
+    let disposition = answered.as_ref().map(|answered| answered.disposition);
+    // What would be unknown would not run again either, and needs nobody who resolves it here. A client
+    // that goes away does not stop an attempt (protocol rule R11).
+    let settled = match disposition.unwrap_or(Disposition::Unknown) {
+        Disposition::Release => held.release().await,
+        Disposition::KeepFailure => held.complete(&Outcome::failure(b"")).await,
+        Disposition::KeepSuccess | Disposition::Unknown => {
             held.complete(&Outcome::success(b"")).await
         }
     };
     // What the store did not take the guard goes on with, and tells.
     drop(settled);
+    if let Some(Answered { disposition, bytes }) = answered
+        && is_kept(disposition)
+    {
+        slot.kept(bytes);
+    }
+}
+
+/// What a service answered.
+struct Answered {
+    disposition: Disposition,
+    /// How long its body is, as far as that is known.
+    bytes: usize,
+}
+
+/// The answer's body on its way to the client, which is told of as an attempt would settle it.
+fn watched<R: HttpBody<Data = Bytes>>(
+    config: Arc<Config>,
+    head: &response::Parts,
+    body: R,
+    told: oneshot::Sender<Answered>,
+    bodies: Bodies,
+) -> Body<R> {
+    let most = config.max_response_body;
+    let bytes = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if let Some(disposition) = config.by_head_alone(head) {
+        let bytes = bytes.min(most);
+        told.send(Answered { disposition, bytes }).ok();
+        return Body::inner(body);
+    }
+    let is_read = bytes <= most && !body::is_event_stream(&head.headers);
+    let mut watch = Watch {
+        unsaid: Some(Box::new(Unsaid {
+            config,
+            head: head.clone(),
+            told,
+        })),
+        read: Chunks::default(),
+        trailers: None,
+        bodies,
+    };
+    if !is_read {
+        watch.broke();
+        return Body::inner(body);
+    }
+    Body::watched(body, watch)
+}
+
+/// What passes of a body, until it is known what it means.
+pub(crate) struct Watch {
+    unsaid: Option<Box<Unsaid>>,
+    read: Chunks,
+    trailers: Option<HeaderMap>,
+    bodies: Bodies,
+}
+
+struct Unsaid {
+    config: Arc<Config>,
+    head: response::Parts,
+    told: oneshot::Sender<Answered>,
+}
+
+impl Watch {
+    pub(crate) fn saw(&mut self, frame: &Frame<Bytes>) {
+        let Some(unsaid) = &self.unsaid else {
+            return;
+        };
+        if let Some(trailers) = frame.trailers_ref() {
+            self.trailers = Some(trailers.clone());
+        }
+        let Some(data) = frame.data_ref() else {
+            return;
+        };
+        let is_more = self.read.len() + data.len() > unsaid.config.max_response_body;
+        match is_more || !self.bodies.take(data.len()) {
+            true => self.broke(),
+            false => self.read.push(data.clone()),
+        }
+    }
+
+    pub(crate) fn ended(&mut self) {
+        if self.unsaid.is_some() {
+            let body = std::mem::take(&mut self.read).join();
+            self.say(Some(&body));
+        }
+    }
+
+    /// It is not seen whole.
+    pub(crate) fn broke(&mut self) {
+        self.say(None);
+    }
+
+    fn say(&mut self, body: Option<&Bytes>) {
+        let Some(unsaid) = self.unsaid.take() else {
+            return;
+        };
+        let Unsaid { config, head, told } = *unsaid;
+        let trailers = self.trailers.take();
+        let trailers = trailers.as_ref().filter(|_| body.is_some());
+        let disposition = config.classify(&Reply {
+            head: &head,
+            body: body.filter(|_| trailers.is_none_or(replay::can_be_kept)),
+            trailers,
+        });
+        let bytes = body.map_or(0, Bytes::len);
+        told.send(Answered { disposition, bytes }).ok();
+        self.read = Chunks::default();
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.broke();
+    }
 }

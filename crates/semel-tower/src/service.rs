@@ -10,7 +10,7 @@ use http::{Extensions, HeaderMap, Method, Request, Response};
 use http_body::Body as HttpBody;
 use semel::guard::{Guard, Seen, Signal};
 use semel::store::OnLost;
-use semel::{Identity, Scope, Store};
+use semel::{Identity, Key, Scope, Store};
 use tower::ServiceExt as _;
 use tower_service::Service;
 
@@ -99,8 +99,9 @@ where
         if self.config.mode == Mode::Observe {
             return self.observe(request);
         }
-        if self.config.key_member.is_some() && Config::may_hold_key(request.headers()) {
-            return self.call_for_body(request);
+        let reads_body = self.config.reads_body() && Config::may_hold_key(request.headers());
+        if reads_body && self.config.key_member.is_some() {
+            return self.call_for_body(request, None);
         }
         let key = match self.config.key_member {
             None => self.config.key(request.headers()),
@@ -127,6 +128,9 @@ where
                 return self.refuse(problem);
             }
         };
+        if reads_body {
+            return self.call_for_body(request, Some(key));
+        }
         let (parts, body) = request.into_parts();
         let scope = match self.scope(&parts, &body) {
             Ok(scope) => scope,
@@ -259,10 +263,12 @@ impl<Inner: std::fmt::Debug, S> std::fmt::Debug for Idempotency<Inner, S> {
 }
 
 impl<Inner, S: Store> Idempotency<Inner, S> {
-    /// A request whose key is in its body, if it has one: that is read first.
+    /// A request whose body is read first: the key is in it, if there is one and it is not known yet, or it
+    /// says more of who asks.
     fn call_for_body<B, R>(
         &mut self,
         request: Request<B>,
+        key: Option<Key>,
     ) -> ResponseFuture<Inner::Future, R, Inner::Error>
     where
         Inner: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -284,8 +290,7 @@ impl<Inner, S: Store> Idempotency<Inner, S> {
             let bodies = config.limits.bodies();
             let mut echo = Echo::default();
             let read = read(&config, body, &bodies).await.and_then(|body| {
-                let member = config.key_member.as_deref().unwrap_or_default();
-                let read = config.read(member, &body, &mut echo)?;
+                let read = config.read(key, &body, &mut echo)?;
                 Ok((body, read))
             });
             let (body, read) = match read {

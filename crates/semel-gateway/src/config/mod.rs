@@ -18,14 +18,14 @@ pub(crate) mod values;
 use std::fmt;
 use std::time::Duration;
 
-use http::Uri;
 use http::header::HeaderName;
 use http::uri::{PathAndQuery, Scheme};
+use http::{Method, Uri};
 use ipnet::IpNet;
-use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
-use semel_tower::{Mode, NoteField, Preset, ScopeLimits};
+use semel::{KeyRule, Service};
+use semel_tower::{BodyForm, Dialect, Mode, NoteField, Preset, ScopeLimits, Syntax};
 use tracing::Level;
 
 use crate::access::Token;
@@ -147,6 +147,26 @@ pub struct Route {
     pub upstreams: Vec<Address>,
     /// The published convention that they follow.
     pub preset: Preset,
+    /// Where their keys are.
+    pub key: KeyPlace,
+    /// Which forms of a key's field are accepted.
+    pub key_syntax: Syntax,
+    /// Which keys are accepted.
+    pub key_rule: KeyRule,
+    /// The methods whose keys count; all but safe ones where none are named.
+    pub key_methods: Vec<Method>,
+    /// Whether method and path belong to the scope.
+    pub scope_target: bool,
+    /// How JSON bodies are compared.
+    pub body_form: BodyForm,
+    /// The fields that are compared, besides those that always are.
+    pub fingerprint_headers: Vec<HeaderName>,
+    /// In which words requests are refused.
+    pub dialect: Dialect,
+    /// The field that marks replays.
+    pub replay_header: Option<HeaderName>,
+    /// The fields of answers that are kept though they belong to one transmission.
+    pub kept_headers: Vec<HeaderName>,
     /// Whether their keys are looked at. If not, most of the rest has no meaning.
     pub protect: bool,
     /// Whether operations are made to happen once, or only observed.
@@ -159,6 +179,8 @@ pub struct Route {
     pub lease: Duration,
     /// How long answers are replayed.
     pub ttl: Duration,
+    /// How long after that retries are refused.
+    pub tombstone: Duration,
     /// How long a duplicate waits for the attempt in flight.
     pub wait: Duration,
     /// What becomes of a lost attempt.
@@ -206,10 +228,7 @@ impl Route {
 
     /// How long an answer is replayed, and remembered after that.
     pub fn retention(&self) -> Retention {
-        Retention {
-            replay: self.ttl,
-            ..self.preset.retention()
-        }
+        Retention::new(self.ttl).with_tombstone(self.tombstone)
     }
 
     /// The service whose records it makes.
@@ -249,6 +268,15 @@ impl Route {
         let names = |part: &Part| *part != Part::Auth || self.auth_names;
         self.protect && self.principal.iter().any(names)
     }
+}
+
+/// Where a key is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyPlace {
+    /// In this field.
+    Header(HeaderName),
+    /// In this member of a body that is a JSON object.
+    Member(String),
 }
 
 /// How much may be open, run and be held at once.

@@ -1,13 +1,15 @@
 //! From what is said to a [`Config`].
 
 use http::Uri;
+use http::header::HeaderName;
+use semel::KeyRule;
 use semel::store::{OnLost, Retention};
 use semel_tower::Preset;
 use tracing::Level;
 
 use super::file::SectionSaid;
 use super::sources::{Given, Said, Sources};
-use super::{Config, ConfigError, Dispositions, Limits, Route, StoreUrl, values};
+use super::{Config, ConfigError, Dispositions, KeyPlace, Limits, Route, StoreUrl, values};
 use crate::at_rest::{self, AtRest, Large, Source};
 use crate::reconcile::Settings;
 use crate::routing::{Host, Matches, Path, method};
@@ -332,6 +334,22 @@ impl Reader<'_> {
             name: String::new(),
             label,
             preset,
+            key: self.key_place(),
+            key_syntax: self.read("key-syntax", values::syntax).unwrap_or_default(),
+            key_rule: self.key_rule(),
+            key_methods: self.list("key-methods", values::key_method),
+            scope_target: self.scope_target(preset),
+            body_form: self.compared(preset, "body-form", values::body_form),
+            fingerprint_headers: self.compared(
+                preset,
+                "fingerprint-header",
+                values::fields_or_none,
+            ),
+            dialect: self.read("dialect", values::dialect).unwrap_or_default(),
+            replay_header: self.read("replay-header", values::replay_header).flatten(),
+            kept_headers: self
+                .read("kept-header", values::fields_or_none)
+                .unwrap_or_default(),
             matches,
             upstreams: self.upstreams(own),
             protect,
@@ -350,6 +368,7 @@ impl Reader<'_> {
                     }
                 })
                 .unwrap_or_default(),
+            tombstone: self.read("tombstone", values::duration).unwrap_or_default(),
             wait: self.read("wait", values::duration).unwrap_or_default(),
             on_lost: self.read("on-lost", values::on_lost).unwrap_or_default(),
             max_body: self.read("max-body", values::size).unwrap_or_default(),
@@ -369,6 +388,62 @@ impl Reader<'_> {
             upstream_timeout: self.read("upstream-timeout", values::limit).flatten(),
             preserve_host: self.switch("preserve-host"),
         }
+    }
+
+    /// Where keys are: in one place.
+    fn key_place(&mut self) -> KeyPlace {
+        let header = self.read("key-header", values::own_field);
+        let member = self.read("key-member", values::member);
+        let said = |name| self.said.given.get(name).map(|given| &given.from);
+        if let (Some(header), Some(member)) = (said("key-header"), said("key-member")) {
+            let message =
+                format!("{header}, {member}: a key is in a field or in the body, not in both");
+            self.error(message);
+        }
+        match member {
+            Some(member) => KeyPlace::Member(member),
+            None => KeyPlace::Header(header.unwrap_or(HeaderName::from_static("idempotency-key"))),
+        }
+    }
+
+    fn key_rule(&mut self) -> KeyRule {
+        let rule = self.read("key-rule", values::key_rule);
+        let (rule, least) = rule.unwrap_or((KeyRule::GENERAL, 1));
+        let max = self.read("key-max", |value| match values::key_max(value)? {
+            max if max < least => Err(format!(
+                "`{max}` is too short: the shortest key of this rule has {least} bytes"
+            )),
+            max => Ok(max),
+        });
+        max.map_or(rule, |max| rule.with_max(max))
+    }
+
+    /// Where a convention compares bodies only, the same key on another path would get this one's answer.
+    fn scope_target(&mut self, preset: Preset) -> bool {
+        let is_needed = preset.scope_target() && !preset.compares_requests();
+        let read = self.read("scope-target", |value| match values::boolean(value)? {
+            false if is_needed => Err(format!(
+                "the preset {preset} compares bodies only: method and path have to belong to the scope"
+            )),
+            belongs => Ok(belongs),
+        });
+        read.unwrap_or_default()
+    }
+
+    /// What is compared of two requests: the default, where a convention says so itself.
+    fn compared<T: Default + PartialEq>(
+        &mut self,
+        preset: Preset,
+        name: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> T {
+        let read = self.read(name, |value| match parse(value)? {
+            set if set != T::default() && !preset.compares_requests() => Err(format!(
+                "the preset {preset} says itself what makes two requests the same"
+            )),
+            set => Ok(set),
+        });
+        read.unwrap_or_default()
     }
 
     fn switch(&mut self, name: &'static str) -> bool {

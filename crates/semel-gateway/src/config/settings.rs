@@ -129,7 +129,7 @@ const fn switch(name: &'static str, help: &'static str) -> Setting {
 }
 
 /// Every setting of `semel serve`.
-pub const SETTINGS: [Setting; 66] = [
+pub const SETTINGS: [Setting; 79] = [
     list(
         "upstream",
         "URL",
@@ -212,6 +212,73 @@ pub const SETTINGS: [Setting; 66] = [
         "The published convention that clients follow: ietf, ietf-strict, stripe-v1, stripe-v2, adcp, acp, iceberg or oasis",
     ).at(Reach::Protected),
     setting(
+        "key-header",
+        "NAME",
+        Some("idempotency-key"),
+        "The field that carries the key",
+    ).at(Reach::Protected),
+    setting(
+        "key-member",
+        "NAME",
+        None,
+        "The member of a JSON body that is the key, in place of a field",
+    ).at(Reach::Protected),
+    setting(
+        "key-syntax",
+        "lenient|strict",
+        Some("lenient"),
+        "Which forms of the field are accepted: quoted or bare, or quoted only",
+    ).at(Reach::Protected),
+    setting(
+        "key-rule",
+        "general|strict|uuid-v7",
+        Some("general"),
+        "Which keys are accepted: 1 to 255 bytes, [A-Za-z0-9_.:-]{16,255}, or UUIDs of version 7",
+    ).at(Reach::Protected),
+    setting(
+        "key-max",
+        "N",
+        Some("255"),
+        "The longest key that is accepted, in bytes; 255 at most",
+    ).at(Reach::Protected),
+    list(
+        "key-methods",
+        "METHOD",
+        "The methods whose keys count; all but GET, HEAD, OPTIONS and TRACE unless set",
+    ).at(Reach::Protected),
+    switch(
+        "scope-target",
+        "Method and path belong to the scope: the same key on another path is another record, and no mismatch",
+    ).at(Reach::Protected),
+    setting(
+        "body-form",
+        "json|raw",
+        Some("json"),
+        "How JSON bodies are compared: by what they say, or byte for byte",
+    ).at(Reach::Protected),
+    list(
+        "fingerprint-header",
+        "NAME",
+        "Fields that two requests must have in common to be the same, besides those that always count; or none",
+    ).at(Reach::Protected),
+    setting(
+        "dialect",
+        "problem|stripe|adcp|acp|iceberg|odata",
+        Some("problem"),
+        "In which words requests are refused: problem details, or the errors of a convention",
+    ).at(Reach::Protected),
+    setting(
+        "replay-header",
+        "NAME",
+        Some("idempotency-replayed"),
+        "The field that marks replays; none: no field does",
+    ).at(Reach::Protected),
+    list(
+        "kept-header",
+        "NAME",
+        "Fields of answers that are replayed though they belong to one transmission, such as Set-Cookie; or none",
+    ).at(Reach::Protected),
+    setting(
         "mode",
         "enforce|observe",
         Some("enforce"),
@@ -232,6 +299,12 @@ pub const SETTINGS: [Setting; 66] = [
         "DUR",
         Some("24h"),
         "How long answers are replayed, from completion; or payment, order, email, api, webhook",
+    ).at(Reach::Protected),
+    setting(
+        "tombstone",
+        "DUR",
+        Some("0s"),
+        "How long after that a retry is refused as expired, before its key is new again",
     ).at(Reach::Protected),
     setting(
         "wait",

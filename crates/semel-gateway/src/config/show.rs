@@ -1,6 +1,7 @@
 //! What holds, and where it comes from, for people.
 
 use semel::store::Retention;
+use semel_tower::Mode;
 
 use super::file::route_settings;
 use super::settings::{RECONCILE, SETTINGS, Setting};
@@ -88,6 +89,10 @@ fn line(setting: &Setting, name: &str, said: &Said) -> Option<String> {
 /// What the service has to declare to its clients of what holds.
 fn declaration(said: &Said) -> Option<String> {
     let preset = values::preset(&said.given.get("preset")?.value).ok()?;
+    // What is only observed is not promised.
+    if values::mode(&said.given.get("mode")?.value).ok()? == Mode::Observe {
+        return None;
+    }
     let replay = values::retention(&said.given.get("ttl")?.value).ok()?;
     let declared = preset.declaration(Retention::new(replay)).ok()??;
     Some(format!(

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use clap::ArgMatches;
-use http::header::HeaderMap;
+use http::header::{HeaderMap, HeaderName};
+use semel::store::Retention;
 use semel_tower::Preset;
 
 use super::file::{File, SectionSaid};
@@ -46,6 +47,7 @@ impl Said {
     /// This where it says something, and else what is said at the top.
     pub(super) fn over(&self, top: &Self) -> Self {
         let mut all = top.clone();
+        settle_place(&mut all.given, &self.given);
         all.given.extend(self.given.clone());
         // A class here says more than a status at the top.
         let is_said = |statuses: &str| {
@@ -68,16 +70,16 @@ impl Said {
         let preset: Preset = name
             .and_then(|name| name.parse().ok())
             .unwrap_or(Preset::Ietf);
-        let ttl = values::hours(preset.retention().replay);
-        let key_required = preset.key_required().then(|| "true".to_owned());
         let from = match preset {
             Preset::Ietf => DEFAULT.to_owned(),
             preset => format!("{PRESET}{preset}"),
         };
-        for (name, value) in [("ttl", Some(ttl)), ("require-key", key_required)] {
+        let has_place = PLACES.iter().any(|name| self.is_said(name));
+        for (name, value) in of_preset(preset) {
             if self.is_said(name) {
                 continue;
             }
+            let value = value.filter(|_| !(has_place && PLACES.contains(&name)));
             let from = from.clone();
             match value {
                 Some(value) => self.given.insert(name, Given { value, from }),
@@ -89,6 +91,51 @@ impl Said {
     pub(super) fn is_said(&self, name: &str) -> bool {
         let given = self.given.get(name);
         given.is_some_and(|given| given.from != DEFAULT && !given.from.starts_with(PRESET))
+    }
+}
+
+/// Where a key can be. Who says one of them says that it is not the other one.
+const PLACES: [&str; 2] = ["key-header", "key-member"];
+
+/// What a preset says of settings.
+fn of_preset(preset: Preset) -> [(&'static str, Option<String>); 11] {
+    let Retention { tombstone, replay } = preset.retention();
+    let is_set = |set: bool| set.then(|| "true".to_owned());
+    let mark = preset.replay_header();
+    let mark = mark.as_ref().map_or(values::NONE, HeaderName::as_str);
+    let methods = preset.methods().join(",");
+    let rule = preset.key_rule();
+    [
+        ("ttl", Some(values::hours(replay))),
+        ("tombstone", Some(values::hours(tombstone))),
+        ("require-key", is_set(preset.key_required())),
+        (
+            "key-header",
+            preset.key_header().map(|name| name.to_string()),
+        ),
+        ("key-member", preset.key_member().map(str::to_owned)),
+        (
+            "key-syntax",
+            values::name_in(&values::SYNTAXES, |one| *one == preset.syntax()),
+        ),
+        (
+            "key-rule",
+            values::name_in(&values::KEY_RULES, |(one, _)| *one == rule),
+        ),
+        (
+            "key-methods",
+            Some(methods).filter(|methods| !methods.is_empty()),
+        ),
+        ("scope-target", is_set(preset.scope_target())),
+        ("dialect", Some(preset.dialect().as_str().to_owned())),
+        ("replay-header", Some(mark.to_owned())),
+    ]
+}
+
+/// Of two places of a key the one that is said by whom counts more.
+fn settle_place(given: &mut BTreeMap<&'static str, Given>, over: &BTreeMap<&'static str, Given>) {
+    if PLACES.iter().any(|name| over.contains_key(name)) {
+        given.retain(|name, _| !PLACES.contains(name));
     }
 }
 
@@ -181,6 +228,7 @@ impl Sources {
         }
         errors.append(&mut said.errors);
         let mut top = said.top;
+        settle_place(&mut top.given, &outside);
         top.given.extend(outside.clone());
         for setting in SETTINGS.iter().chain(&ROUTE).chain(&RECONCILE) {
             if let Some(default) = setting.default {

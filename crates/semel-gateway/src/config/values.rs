@@ -4,16 +4,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use http::Uri;
 use http::header::HeaderName;
 use http::uri::{PathAndQuery, Scheme};
+use http::{Method, Uri};
 use ipnet::IpNet;
 use jsonwebtoken::Algorithm;
-use semel::Service;
 use semel::guard::Policy;
 use semel::store::{OnLost, Retention};
+use semel::{KeyRule, Service};
 use semel_stores::objects::ObjectsUrl;
-use semel_tower::{Mode, NoteField, Preset, Rate};
+use semel_tower::{BodyForm, Dialect, Mode, NoteField, Preset, Rate, Syntax};
 use tracing::Level;
 
 use crate::operations::ACTIONS;
@@ -147,9 +147,127 @@ pub(crate) fn preset(value: &str) -> Result<Preset, String> {
         .map_err(|unknown| format!("`{value}`: {unknown}"))
 }
 
+/// The field of a key, or one that marks replays.
+pub(crate) fn own_field(value: &str) -> Result<HeaderName, String> {
+    let name = field(value)?;
+    let text = name.as_str();
+    let is_taken = TAKEN.contains(&text)
+        || ["content-", "proxy-", "x-forwarded-"]
+            .iter()
+            .any(|prefix| text.starts_with(prefix));
+    match is_taken {
+        true => Err(format!("`{name}` has another meaning")),
+        false => Ok(name),
+    }
+}
+
+/// What it is that nobody else may say, that is logged, or that ends with a connection.
+const TAKEN: [&str; 15] = [
+    "authorization",
+    "connection",
+    "cookie",
+    "date",
+    "forwarded",
+    "host",
+    "idempotency-fence",
+    "idempotency-id",
+    "keep-alive",
+    "te",
+    "traceparent",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-request-id",
+];
+
+/// The field that marks replays; `none`: there is none.
+pub(crate) fn replay_header(value: &str) -> Result<Option<HeaderName>, String> {
+    match value {
+        NONE => Ok(None),
+        name => own_field(name).map(Some),
+    }
+}
+
+/// What takes back what is said elsewhere.
+pub(crate) const NONE: &str = "none";
+
+/// The member of a JSON body that is the key.
+pub(crate) fn member(value: &str) -> Result<String, String> {
+    match value.is_empty() {
+        true => Err("a member's name is missing".to_owned()),
+        false => Ok(value.to_owned()),
+    }
+}
+
+/// The name of one of them, or what there is.
+fn one_of<T: Copy>(value: &str, all: &[(&str, T)]) -> Result<T, String> {
+    let found = all.iter().find(|(name, _)| *name == value);
+    found.map(|(_, one)| *one).ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        format!("`{value}` is none of {}", names.join(", "))
+    })
+}
+
+/// What the one is called that it is.
+pub(crate) fn name_in<T>(all: &[(&str, T)], is_it: impl Fn(&T) -> bool) -> Option<String> {
+    let found = all.iter().find(|(_, one)| is_it(one));
+    found.map(|(name, _)| (*name).to_owned())
+}
+
+pub(crate) const SYNTAXES: [(&str, Syntax); 2] =
+    [("lenient", Syntax::Lenient), ("strict", Syntax::Strict)];
+
+/// With the length of the shortest key that each allows.
+pub(crate) const KEY_RULES: [(&str, (KeyRule, usize)); 3] = [
+    ("general", (KeyRule::GENERAL, 1)),
+    ("strict", (KeyRule::STRICT, 16)),
+    ("uuid-v7", (KeyRule::UUID_V7, 36)),
+];
+
+pub(crate) fn syntax(value: &str) -> Result<Syntax, String> {
+    one_of(value, &SYNTAXES)
+}
+
+pub(crate) fn key_rule(value: &str) -> Result<(KeyRule, usize), String> {
+    one_of(value, &KEY_RULES)
+}
+
+pub(crate) fn key_max(value: &str) -> Result<usize, String> {
+    match count(value)? {
+        max @ ..=255 => Ok(max as usize),
+        max => Err(format!(
+            "`{max}` is too long: no key has more than 255 bytes"
+        )),
+    }
+}
+
+pub(crate) fn body_form(value: &str) -> Result<BodyForm, String> {
+    one_of(value, &[("json", BodyForm::Json), ("raw", BodyForm::Raw)])
+}
+
+pub(crate) fn dialect(value: &str) -> Result<Dialect, String> {
+    one_of(
+        value,
+        &Dialect::ALL.map(|dialect| (dialect.as_str(), dialect)),
+    )
+}
+
+/// A method whose keys can count.
+pub(crate) fn key_method(value: &str) -> Result<Method, String> {
+    match crate::routing::method(value)? {
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE => {
+            Err(format!("`{value}` changes nothing: keys never count there"))
+        }
+        method => Ok(method),
+    }
+}
+
 /// Whole hours, as people write them.
 pub(crate) fn hours(duration: Duration) -> String {
-    format!("{}h", duration.as_secs() / 3600)
+    match duration.as_secs() / 3600 {
+        0 => "0s".to_owned(),
+        hours => format!("{hours}h"),
+    }
 }
 
 pub(crate) fn lease(value: &str) -> Result<Duration, String> {
@@ -327,7 +445,7 @@ fn url(value: &str, example: &str, password: &str) -> Result<Uri, String> {
 
 /// What is verified; an empty list, or `none`, takes back what is said elsewhere.
 pub(crate) fn principal(value: &str) -> Result<Vec<Part>, String> {
-    if matches!(value, "" | "none") {
+    if matches!(value, "" | NONE) {
         return Ok(Vec::new());
     }
     let mut parts = Vec::new();
@@ -353,7 +471,7 @@ pub(crate) fn principal(value: &str) -> Result<Vec<Part>, String> {
 /// What of a request is kept with its record; an empty list, or `none`, is nothing. Where there is no
 /// route that has a name or a path, it is the request's path that says which.
 pub(crate) fn note(value: &str, route: Option<&str>) -> Result<Vec<NoteField>, String> {
-    if matches!(value, "" | "none") {
+    if matches!(value, "" | NONE) {
         return Ok(Vec::new());
     }
     let field = |text: &str| match (text, route) {
@@ -503,6 +621,14 @@ pub(crate) fn service(value: &str) -> Result<Service, String> {
 /// Names of header fields, with commas between them.
 pub(crate) fn fields(value: &str) -> Result<Vec<HeaderName>, String> {
     value.split(',').map(field).collect()
+}
+
+/// The same; an empty list, or `none`, takes back what is said elsewhere.
+pub(crate) fn fields_or_none(value: &str) -> Result<Vec<HeaderName>, String> {
+    match value {
+        "" | NONE => Ok(Vec::new()),
+        names => fields(names),
+    }
 }
 
 pub(crate) fn field(name: &str) -> Result<HeaderName, String> {

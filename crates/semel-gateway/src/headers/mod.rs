@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use semel::IdentityDigest;
 use semel::guard::AttemptInfo;
 
-use crate::config::{Config, Route};
+use crate::config::{Config, KeyPlace, Route};
 use crate::peer::Peer;
 use forwarded::Proto;
 pub(crate) use forwarded::{FORWARDED_HOST, is_trusted};
@@ -95,16 +95,21 @@ pub(crate) struct Rules {
 impl Rules {
     /// As a route of the configuration says.
     pub(crate) fn new(config: &Config, route: &Route) -> Self {
-        let of_preset = route.preset.fields();
+        let key = match &route.key {
+            KeyPlace::Header(name) => Some(name.clone()),
+            KeyPlace::Member(_) => None,
+        };
         let read: Vec<_> = route
             .scope_headers
             .iter()
             .cloned()
-            .chain(of_preset)
+            .chain(route.preset.fields())
+            .chain(key)
             .collect();
         let credentials = config.auth.iter().flat_map(|auth| &auth.fields);
+        let compared = route.fingerprint_headers.iter().chain(credentials);
         Self {
-            end_to_end: end_to_end(read.iter().chain(credentials)),
+            end_to_end: end_to_end(read.iter().chain(compared)),
             preserve_host: route.preserve_host,
             trusted: config.trust_forwarded.clone(),
             reserved: Reserved::new(&read),

@@ -4,10 +4,68 @@
 use std::collections::BTreeSet;
 use std::process::{Command, Output, Stdio};
 
+use serde_json::Value;
+
 use crate::routes::file;
 
 /// A file and its message, without the path in front.
-const BROKEN: [(&str, &str); 41] = [
+const BROKEN: [(&str, &str); 55] = [
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-rule = \"uuid\"",
+        "3: route 1: key-rule: `uuid` is none of general, strict, uuid-v7",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-syntax = \"quoted\"",
+        "3: route 1: key-syntax: `quoted` is none of lenient, strict",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ndialect = \"rfc9457\"",
+        "3: route 1: dialect: `rfc9457` is none of problem, stripe, adcp, acp, iceberg, odata",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nbody-form = \"text\"",
+        "3: route 1: body-form: `text` is none of json, raw",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-header = \"X-Request-Id\"",
+        "3: route 1: key-header: `x-request-id` has another meaning",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nreplay-header = \"Content-Type\"",
+        "3: route 1: replay-header: `content-type` has another meaning",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-member = \"\"",
+        "3: route 1: key-member: a member's name is missing",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-max = 256",
+        "3: route 1: key-max: `256` is too long: no key has more than 255 bytes",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-rule = \"strict\"\nkey-max = 15",
+        "4: route 1: key-max: `15` is too short: the shortest key of this rule has 16 bytes",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-methods = [\"POST\", \"GET\"]",
+        "3: route 1: key-methods: `GET` changes nothing: keys never count there",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npreset = \"acp\"\nscope-target = false",
+        "4: route 1: scope-target: the preset acp compares bodies only: method and path have to belong to the scope",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npreset = \"adcp\"\nfingerprint-header = \"X-Version\"",
+        "4: route 1: fingerprint-header: the preset adcp says itself what makes two requests the same",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkept-header = \"Set Cookie\"",
+        "3: route 1: kept-header: `Set Cookie` cannot be the name of a header field",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\ntombstone = \"a week\"",
+        "3: route 1: tombstone: `a week` is not a duration; write it like 500ms, 30s, 24h or 7d",
+    ),
     (
         "[[routes]]\npath = \"/a\"",
         "1: route 1: `upstream` is required in each route, or at the top for all",
@@ -203,6 +261,99 @@ fn each_broken_file_has_one_message_of_its_own() {
         messages.insert(said.replace(&path, ""));
     }
     assert_eq!(messages.len(), BROKEN.len(), "{messages:#?}");
+}
+
+/// Whether a value is as the schema says, of the keywords that it uses.
+fn fits(schema: &Value, value: &Value) -> bool {
+    let fits_word = |(keyword, said): (&String, &Value)| match (&**keyword, value) {
+        ("$schema" | "title" | "description" | "default", _) => true,
+        ("type", _) => match said {
+            Value::Array(kinds) => kinds.iter().any(|kind| is_a(kind, value)),
+            kind => is_a(kind, value),
+        },
+        ("enum", _) => said.as_array().unwrap().contains(value),
+        ("minimum", Value::Number(number)) => number.as_f64() >= said.as_f64(),
+        ("items", Value::Array(items)) => items.iter().all(|item| fits(said, item)),
+        ("additionalProperties", Value::Object(members)) => {
+            let other = |name: &str| {
+                let is_named = schema["properties"].get(name).is_some();
+                !is_named && pattern(schema).is_none_or(|_| !is_status(name))
+            };
+            let mut others = members.iter().filter(|(name, _)| other(name));
+            others.all(|(_, member)| match said {
+                Value::Bool(is_allowed) => *is_allowed,
+                schema => fits(schema, member),
+            })
+        }
+        ("properties", Value::Object(members)) => members
+            .iter()
+            .all(|(name, member)| said.get(name).is_none_or(|schema| fits(schema, member))),
+        ("patternProperties", Value::Object(members)) => {
+            let of_pattern = pattern(schema).unwrap();
+            let mut named = members.iter().filter(|(name, _)| is_status(name));
+            named.all(|(_, member)| fits(of_pattern, member))
+        }
+        ("minimum" | "items" | "additionalProperties" | "properties" | "patternProperties", _) => {
+            true
+        }
+        (other, _) => panic!("{other} is not known here"),
+    };
+    schema.as_object().unwrap().iter().all(fits_word)
+}
+
+fn is_a(kind: &Value, value: &Value) -> bool {
+    match kind.as_str().unwrap() {
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        other => panic!("{other} is not known here"),
+    }
+}
+
+/// What holds for names of the one pattern that there is.
+fn pattern(schema: &Value) -> Option<&Value> {
+    let patterns = schema.get("patternProperties")?.as_object().unwrap();
+    assert_eq!(
+        patterns.keys().collect::<Vec<_>>(),
+        ["^([2-5]xx|[2-5][0-9][0-9])$"]
+    );
+    patterns.values().next()
+}
+
+fn is_status(name: &str) -> bool {
+    let (class, rest) = name.split_at(1);
+    name.len() == 3
+        && ["2", "3", "4", "5"].contains(&class)
+        && (rest == "xx" || rest.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// An editor with the schema takes the sample, and marks names and words that there are not.
+#[test]
+fn the_schema_tells_right_from_wrong() {
+    let schema = include_str!("../../../../docs/semel.schema.json");
+    let schema: Value = serde_json::from_str(schema).unwrap();
+    let read = |text: &str| toml::from_str::<Value>(text);
+    assert!(fits(&schema, &read(sample()).unwrap()));
+    let mut refused = 0;
+    for (text, message) in BROKEN {
+        let is_for_schema = [
+            "there is no setting",
+            "is none of ",
+            "must be",
+            "neither true nor",
+        ]
+        .iter()
+        .any(|what| message.contains(what));
+        if let Ok(file) = read(text)
+            && is_for_schema
+        {
+            assert!(!fits(&schema, &file), "{text}");
+            refused += 1;
+        }
+    }
+    assert!(refused >= 19, "{refused}");
 }
 
 #[test]

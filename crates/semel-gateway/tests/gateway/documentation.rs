@@ -70,13 +70,54 @@ fn hold(metrics: &str, expressions: &str) -> (usize, usize) {
         expressions.matches("{event=").count(),
         expressions.matches("_total{event=").count()
     );
+    hold_labels(metrics, expressions);
     (named.len(), events.len())
+}
+
+/// What is selected by, or summed by, is a label of the metric that it is said of.
+fn hold_labels(metrics: &str, expressions: &str) {
+    let name_in = |text: &str| {
+        let start = text.find("semel_").unwrap();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let (name, rest) = text[start..].split_at(text[start..].find(|c| !is_name(c)).unwrap());
+        (name.to_owned(), rest.to_owned())
+    };
+    let mut said = Vec::new();
+    for (at, _) in expressions.match_indices("semel_") {
+        let (name, rest) = name_in(&expressions[at..]);
+        let Some(selectors) = rest.strip_prefix('{') else {
+            continue;
+        };
+        let selectors = selectors.split('}').next().unwrap().split(',');
+        said.extend(selectors.map(|one| (name.clone(), one.split('=').next().unwrap().to_owned())));
+    }
+    for (at, clause) in expressions.match_indices("by (") {
+        let rest = &expressions[at + clause.len()..];
+        let (labels, rest) = rest.split_once(')').unwrap();
+        let (name, _) = name_in(rest);
+        said.extend(
+            labels
+                .split(", ")
+                .map(|label| (name.clone(), label.to_owned())),
+        );
+    }
+    assert!(said.len() > 8, "{said:?}");
+    for (name, label) in said {
+        let has = |line: &str| {
+            let labels = line
+                .strip_prefix(&name)
+                .and_then(|rest| rest.strip_prefix('{'));
+            labels.is_some_and(|labels| labels.contains(&format!("{label}=\"")))
+        };
+        assert!(metrics.lines().any(has), "{name} has no label {label}");
+    }
 }
 
 /// What the gateway says that was just started.
 async fn metrics() -> String {
     let upstream = Script::start(Reaction::Close).await;
-    let gateway = Gateway::start(upstream.address, &[]);
+    // So that there is what only those routes have.
+    let gateway = Gateway::start(upstream.address, &["--mode", "observe"]);
     get(gateway.admin, "/metrics").await.text().to_owned()
 }
 
@@ -92,7 +133,7 @@ async fn the_rules_for_alerts_name_metrics_that_exist() {
     }
     let expressions = rules.lines().filter(|line| !line.trim().starts_with('#'));
     let (metrics, events) = hold(&metrics().await, &expressions.collect::<String>());
-    assert_eq!(metrics, 7);
+    assert_eq!(metrics, 9);
     assert!(events > 8, "{events}");
     for event in Signal::ALL {
         let name = event.as_str();

@@ -32,6 +32,7 @@ mod documentation;
 mod forwarded;
 mod grpc;
 mod https;
+mod knobs;
 mod large;
 mod lifecycle;
 mod limits;

@@ -9,11 +9,15 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::support::{Gateway, eventually, get, request, send};
+use crate::support::{Gateway, eventually, get, read_whole, request, send};
 
 /// A service that says what it got, and how often it ran; `/held` answers once it may.
 #[derive(Default)]
@@ -26,7 +30,7 @@ async fn serve(service: Arc<Service>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new()
-        .route("/orders", post(run).put(run))
+        .route("/{*path}", post(run).put(run))
         .with_state(service);
     tokio::spawn(async { axum::serve(listener, router).await.unwrap() });
     address
@@ -103,8 +107,12 @@ async fn answers(address: SocketAddr, all: &[Sent]) -> Vec<(StatusCode, HeaderMa
 }
 
 async fn count(gateway: &Gateway, event: &str) -> u64 {
+    count_on(gateway, "default", event).await
+}
+
+async fn count_on(gateway: &Gateway, route: &str, event: &str) -> u64 {
     let metrics = get(gateway.admin, "/metrics").await;
-    let name = format!("semel_observed_total{{event=\"{event}\"}} ");
+    let name = format!("semel_observed_total{{route=\"{route}\",event=\"{event}\"}} ");
     let line = metrics.text().lines().find(|line| line.starts_with(&name));
     line.unwrap()[name.len()..].parse().unwrap()
 }
@@ -216,4 +224,108 @@ async fn nobody_is_refused_who_cannot_be_verified() {
         assert_eq!(status, StatusCode::CREATED);
     }
     counted(&gateway, "missing_principal", 2).await;
+}
+
+/// Each route has its own counts and lines; the other one enforces.
+#[tokio::test]
+async fn a_route_can_be_observed_alone() {
+    let upstream = serve(Arc::default()).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "[[routes]]\nname = \"watched\"\npath = \"/watched\"\nmode = \"observe\"\n\
+                preset = \"stripe-v1\"\nlimits = { new-keys = \"1/d\" }\n\
+                [[routes]]\npath = \"/kept\"\n";
+    std::fs::write(file.path(), text).unwrap();
+    let flags = ["--config", file.path().to_str().unwrap()];
+    let gateway = Gateway::start(upstream, &flags);
+    let ask = async |path: &str, key: &str, body: &str| {
+        let fields = [("idempotency-key", key)];
+        let answer = send(request(Method::POST, gateway.address, path, &fields, body)).await;
+        let answer: serde_json::Value = serde_json::from_slice(&answer.unwrap().body).unwrap();
+        answer["ran"].as_u64()
+    };
+    for (event, key, body) in [
+        ("completed", "a", "1"),
+        ("replayed", "a", "1"),
+        ("mismatch", "a", "2"),
+        ("limited", "b", "1"),
+    ] {
+        assert!(ask("/watched", key, body).await.is_some());
+        eventually(event, async || {
+            (count_on(&gateway, "watched", event).await == 1).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(ask("/kept", "a", "1").await, Some(5));
+    assert_eq!(ask("/kept", "a", "1").await, Some(5));
+    let metrics = gateway.metrics().await;
+    assert!(
+        !metrics.contains("semel_observed_total{route=\"POST /kept\""),
+        "{metrics}"
+    );
+    let log = gateway.log();
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("observed: it would"));
+    let lines: Vec<serde_json::Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let told = lines
+        .iter()
+        .map(|line| (line["route"].as_str(), line["message"].as_str()));
+    let would = |what| (Some("watched"), Some(what));
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [
+            would("observed: it would replay the answer"),
+            would("observed: it would answer 400"),
+            would("observed: it would answer 429"),
+        ]
+    );
+}
+
+/// Over HTTP/2 as well: all answers are the service's, and each duplicate counts.
+#[tokio::test]
+async fn requests_over_http2_are_observed() {
+    let gateway = Gateway::start(serve(Arc::default()).await, &["--mode", "observe"]);
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    for ran in 1..=3 {
+        let request = http::Request::post(format!("http://{}/orders", gateway.address))
+            .header("idempotency-key", "k")
+            .body(Full::new(Bytes::from_static(b"a body")));
+        let answer = sender.clone().send_request(request.unwrap()).await.unwrap();
+        let answer = read_whole(answer).await.unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(
+            (answer.status, &body["ran"]),
+            (StatusCode::CREATED, &json!(ran))
+        );
+        counted(&gateway, "completed", 1).await;
+    }
+    counted(&gateway, "replayed", 2).await;
+}
+
+/// A store that is locked by somebody else holds a bounded number of observations, and no request.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_store_that_stalls_delays_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("records.db");
+    let url = format!("sqlite:{}", path.display());
+    let flags = ["--mode", "observe", "--store", &url, "--max-attempts", "4"];
+    let gateway = Gateway::start(serve(Arc::default()).await, &flags);
+    let locked = rusqlite::Connection::open(&path).unwrap();
+    locked.execute_batch("begin immediate").unwrap();
+    let all: Vec<_> = (0..50)
+        .map(|n| sent(&format!("key-{n}"), "a body"))
+        .collect();
+    for (status, ..) in answers(gateway.address, &all).await {
+        assert_eq!(status, StatusCode::CREATED);
+    }
+    let overloaded = count(&gateway, "overloaded").await;
+    assert!(overloaded > 0, "{overloaded}");
+    locked.execute_batch("rollback").unwrap();
 }

@@ -1,5 +1,6 @@
 //! The published conventions: the matrix that the layer is held to, through the gateway.
 
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use axum::http::Method;
@@ -9,29 +10,34 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::conventions::{Got, ROWS, Row, Sent, System, Upstream, check};
-use crate::support::{Answer, Gateway, Recorder, request, send};
+use crate::conventions::{Afterwards, Got, ROWS, Row, Sent, System, Upstream, check};
+use crate::support::{Answer, Gateway, Recorder, eventually, request, send};
 
 /// A gateway with these flags in front of the service.
-struct Behind {
+pub(crate) struct Behind {
     gateway: Gateway,
-    upstream: Upstream,
+    pub(crate) upstream: Upstream,
     server: JoinHandle<()>,
 }
 
 impl Behind {
-    async fn start(flags: &[&str]) -> Self {
+    pub(crate) async fn start(flags: &[&str]) -> Self {
         let upstream = Upstream::new();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let router = upstream.router();
-        let server = tokio::spawn(async { axum::serve(listener, router).await.unwrap() });
+        let (address, server) = serve(&upstream).await;
         Self {
             gateway: Gateway::start(address, flags),
             upstream,
             server,
         }
     }
+}
+
+async fn serve(upstream: &Upstream) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = upstream.router();
+    let server = tokio::spawn(async { axum::serve(listener, router).await.unwrap() });
+    (address, server)
 }
 
 impl Drop for Behind {
@@ -141,6 +147,132 @@ async fn the_retry_s_own_context_comes_back() {
     let conflict = behind.send(asks("/other", 3)).await.json();
     assert_eq!(conflict["error"]["code"], "IDEMPOTENCY_CONFLICT");
     assert_eq!(conflict["context"], json!({"trace": 3}));
+}
+
+/// What the body says of who asks belongs to the scope.
+#[tokio::test]
+async fn accounts_and_sessions_are_apart() {
+    let behind = Behind::start(&["--preset", "adcp"]).await;
+    let whose = [
+        json!({"account": {"account_id": "a"}}),
+        json!({"account": {"account_id": "b"}}),
+        json!({"account": {"brand": {"domain": "a.example"}, "operator": "o"}}),
+        json!({"account_id": "c"}),
+        json!({"account": {"account_id": "a"}, "session_id": "s"}),
+        json!({"session_id": "s"}),
+        json!({}),
+    ];
+    let ask = |members: &Value| {
+        let mut sent = row("adcp").post("/orders", 1, 1);
+        let mut body: Value = serde_json::from_str(&sent.body).unwrap();
+        for (name, value) in members.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        sent.body = body.to_string();
+        behind.send(sent)
+    };
+    for (nth, members) in whose.iter().enumerate() {
+        assert_eq!(ask(members).await.json()["id"], nth + 1, "{members}");
+    }
+    for (nth, members) in whose.iter().enumerate() {
+        let again = ask(members).await.json();
+        assert_eq!(
+            (&again["id"], &again["replayed"]),
+            (&json!(nth + 1), &json!(true))
+        );
+    }
+    assert_eq!(behind.upstream.runs(), whose.len());
+}
+
+/// The life of a key: it runs, it is in flight, it is replayed with the retry's own context, another
+/// request is a conflict, and it expires. No answer may expire so soon under AdCP: that one was kept by a
+/// gateway with other settings, whose records are the same.
+#[tokio::test]
+async fn the_life_of_a_key_under_adcp() {
+    let upstream = Upstream::new();
+    let (address, server) = serve(&upstream).await;
+    let short = [
+        "--key-member=idempotency_key",
+        "--dialect=adcp",
+        "--ttl=1s",
+        "--tombstone=1h",
+    ];
+    let mut before = Behind {
+        gateway: Gateway::start(address, &short),
+        upstream: upstream.clone(),
+        server,
+    };
+    let asks = |path: &str, n: usize, trace: u32| {
+        let mut sent = row("adcp").post(path, n, 1);
+        let mut body: Value = serde_json::from_str(&sent.body).unwrap();
+        body["context"] = json!({"trace": trace});
+        sent.body = body.to_string();
+        sent
+    };
+    assert_eq!(before.send(asks("/old", 1, 1)).await.status, 201);
+    before.gateway.terminate();
+    assert!(before.gateway.ended().await.success());
+    let (address, server) = serve(&upstream).await;
+    let directory = before.gateway.directory();
+    let behind = Behind {
+        gateway: Gateway::start_in(&directory, address, &["--preset", "adcp"]),
+        upstream,
+        server,
+    };
+    let says = |got: &Got| {
+        let body = got.json();
+        let code = body["error"]["code"].as_str().map(str::to_owned);
+        (got.status, code, body["context"]["trace"].as_u64())
+    };
+
+    let (slow, duplicate) = tokio::join!(behind.send(asks("/slow", 2, 1)), async {
+        eventually("it runs", || {
+            std::future::ready((behind.upstream.runs() == 2).then_some(()))
+        })
+        .await;
+        let duplicate = behind.send(asks("/slow", 2, 2)).await;
+        behind.upstream.gate.add_permits(1);
+        duplicate
+    });
+    let in_flight = Some("IDEMPOTENCY_IN_FLIGHT".to_owned());
+    assert_eq!(says(&duplicate), (409, in_flight, Some(2)));
+    assert_eq!(
+        (says(&slow), slow.json()["replayed"] == true),
+        ((201, None, Some(1)), false)
+    );
+    let replay = behind.send(asks("/slow", 2, 3)).await;
+    assert_eq!(
+        (says(&replay), &replay.json()["replayed"]),
+        ((201, None, Some(3)), &json!(true))
+    );
+    let conflict = behind.send(asks("/other", 2, 4)).await;
+    let code = Some("IDEMPOTENCY_CONFLICT".to_owned());
+    assert_eq!(says(&conflict), (422, code, Some(4)));
+    let expired = eventually("it expires", async || {
+        let got = behind.send(asks("/old", 1, 5)).await;
+        (got.status == 409).then_some(got)
+    })
+    .await;
+    let code = Some("IDEMPOTENCY_EXPIRED".to_owned());
+    assert_eq!(says(&expired), (409, code, Some(5)));
+    assert_eq!(behind.upstream.runs(), 2);
+}
+
+/// What comes after an answer's time, where a convention lets that be short.
+#[tokio::test]
+async fn a_key_is_new_after_its_time() {
+    for row in ROWS.iter().filter(|row| row.bounds.0 == 0) {
+        assert_eq!(row.then, Afterwards::New, "{}", row.preset);
+        let behind = Behind::start(&["--preset", row.preset, "--ttl", "1s"]).await;
+        let first = behind.send(row.post("/orders", 1, 1)).await;
+        assert_eq!(first.json()["id"], 1);
+        eventually("the key is new", async || {
+            // Another request would be a mismatch until then.
+            let next = behind.send(row.post("/orders", 1, 2)).await;
+            (next.json()["id"] == 2).then_some(())
+        })
+        .await;
+    }
 }
 
 /// Each key is for its own route, and each route has its own convention.
@@ -283,6 +415,16 @@ fn retention_is_bounded_and_declared() {
     }
 }
 
+/// What is only observed is promised to nobody.
+#[test]
+fn what_is_observed_is_not_declared() {
+    for preset in ["adcp", "iceberg"] {
+        let (code, text) = semel_check(&["--preset", preset, "--mode", "observe"], "");
+        assert_eq!(code, Some(0), "{text}");
+        assert!(!text.contains("to declare"), "{text}");
+    }
+}
+
 /// What is said counts before what a preset says, wherever it is said.
 #[test]
 fn what_is_said_counts_before_the_preset() {
@@ -294,7 +436,7 @@ fn what_is_said_counts_before_the_preset() {
             .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect();
         lines.retain(|line| {
-            ["ttl", "require-key", "preset"]
+            ["ttl", "require-key", "preset", "key-header", "key-member"]
                 .iter()
                 .any(|name| line.starts_with(name))
         });
@@ -302,12 +444,17 @@ fn what_is_said_counts_before_the_preset() {
     };
     assert_eq!(
         lines(&["--preset", "stripe-v2"], ""),
-        ["preset stripe-v2 (--preset)", "ttl 720h (preset stripe-v2)"]
+        [
+            "preset stripe-v2 (--preset)",
+            "key-header idempotency-key (preset stripe-v2)",
+            "ttl 720h (preset stripe-v2)"
+        ]
     );
     assert_eq!(
         lines(&["--preset", "acp"], "ttl = \"7d\"\nrequire-key = false\n"),
         [
             "preset acp (--preset)",
+            "key-header idempotency-key (preset acp)",
             "require-key false (semel.toml:2: require-key)",
             "ttl 7d (semel.toml:1: ttl)",
         ]
@@ -318,13 +465,39 @@ fn what_is_said_counts_before_the_preset() {
         lines(&[], routes),
         [
             "preset ietf (default)",
+            "key-header idempotency-key (default)",
             "ttl 24h (default)",
             "preset adcp (semel.toml:3: route 1: preset)",
+            "key-member idempotency_key (preset adcp)",
             "require-key true (preset adcp)",
             "ttl 24h (preset adcp)",
             "preset iceberg (semel.toml:6: route 2: preset)",
+            "key-header idempotency-key (preset iceberg)",
             "ttl 1h (semel.toml:7: route 2: ttl)",
         ]
+    );
+    // A place that is said takes the other one's place, and a stronger one a weaker one's.
+    let places = "key-member = \"id\"\n[[routes]]\npath = \"/a\"\nkey-header = \"X-Key\"\n\
+                  [[routes]]\npath = \"/b\"\n";
+    assert_eq!(
+        lines(&["--preset", "adcp"], places)[1..],
+        [
+            "key-member id (semel.toml:1: key-member)",
+            "require-key true (preset adcp)",
+            "ttl 24h (preset adcp)",
+            "preset adcp (--preset)",
+            "key-header X-Key (semel.toml:4: route 1: key-header)",
+            "require-key true (preset adcp)",
+            "ttl 24h (preset adcp)",
+            "preset adcp (--preset)",
+            "key-member id (semel.toml:1: key-member)",
+            "require-key true (preset adcp)",
+            "ttl 24h (preset adcp)",
+        ]
+    );
+    assert_eq!(
+        lines(&["--key-header", "X-Key"], "key-member = \"id\"\n")[1],
+        "key-header X-Key (--key-header)"
     );
     let (code, text) = semel_check(&["--preset", "stripe"], "");
     assert_eq!(code, Some(2));

@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 /// How often the configuration is replaced under load; `SEMEL_RELOADS` says otherwise.
-const RELOADS: usize = 250;
+const RELOADS: usize = 1_000;
 
 /// A folder for a file that changes.
 struct Place(TempDir);
@@ -171,6 +171,44 @@ async fn no_request_is_dropped_or_meets_two_configurations() {
     );
     assert_eq!(reloads(&gateway, "failure").await, 0);
     assert!(!gateway.log().contains("ERROR"), "{}", gateway.log());
+}
+
+/// What was counted of a route goes with it; others count on.
+#[tokio::test]
+async fn a_route_that_is_removed_has_no_metrics() {
+    let shop = Shop::open().await;
+    let top = format!("upstream = \"http://{}\"\n", shop.address);
+    let stays = "[[routes]]\nname = \"stays\"\npath = \"/orders\"\n";
+    let goes = "[[routes]]\nname = \"goes\"\npath = \"/old\"\nmode = \"observe\"\nrequire-key = true\n\
+                [[routes]]\nname = \"refuses\"\npath = \"/refuses\"\nrequire-key = true\n";
+    let place = Place::new(&format!("{top}{stays}{goes}"));
+    let gateway = Gateway::start_with(&place.path(), &[]);
+    for path in ["/orders", "/old", "/refuses"] {
+        send(request(Method::POST, gateway.address, path, &[], "{}"))
+            .await
+            .unwrap();
+    }
+    let has = |metrics: &str, what: &str| metrics.lines().any(|line| line.contains(what));
+    let before = gateway.metrics().await;
+    for route in [
+        "route=\"goes\"",
+        "route=\"refuses\",operation=\"http\",event=\"missing-key\"} 1",
+    ] {
+        assert!(has(&before, route), "{before}");
+    }
+    place.write(&format!("{top}{stays}"));
+    reloaded(&gateway, "success", 1).await;
+    let after = gateway.metrics().await;
+    for route in ["route=\"goes\"", "route=\"refuses\""] {
+        assert!(!has(&after, route), "{after}");
+    }
+    assert!(
+        has(
+            &after,
+            "route=\"stays\",operation=\"http\",event=\"passed_on\"} 1"
+        ),
+        "{after}"
+    );
 }
 
 #[tokio::test]

@@ -4,7 +4,6 @@
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use semel::Outcome;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
@@ -124,22 +123,30 @@ const ENVELOPE: [&str; 10] = [
 
 /// A first answer without a `replayed` that says it is none; `None` where it says nothing like it.
 pub(crate) fn first(body: &Bytes) -> Option<Bytes> {
-    let mut members = Members::of(body)?;
-    let said = members.get("replayed")?;
-    (said.get() != "false").then(|| {
+    let mut members = Members::of_any(body)?;
+    let is_marked = members.all("replayed").any(|said| said.get() != "false");
+    is_marked.then(|| {
         members.set("replayed", None);
         members.write()
     })
 }
 
-/// The body of a replay: what was kept, marked, with the present request's context and no other's.
-pub(crate) fn replay(outcome: &Outcome, context: Option<&RawValue>) -> Option<Bytes> {
-    let body = outcome.body()?;
+/// The body of a replay: what was kept, marked, with the present request's context and no other's. `None`
+/// where it is no JSON object.
+pub(crate) fn replay(body: &[u8], context: Option<&RawValue>) -> Option<Bytes> {
     let yes: &RawValue = serde_json::from_str("true").ok()?;
-    let mut members = Members::of(&body)?;
+    let mut members = Members::of_any(body)?;
     members.set("replayed", Some(yes));
     members.set("context", context);
     Some(members.write())
+}
+
+/// Whether the `context` that a JSON text has, if any, can be taken from it.
+pub(crate) fn is_readable(body: &[u8]) -> bool {
+    let is_object = |text: &RawValue| text.get().starts_with('{');
+    body.is_empty()
+        || serde_json::from_slice::<&RawValue>(body)
+            .is_ok_and(|text| !is_object(text) || Members::of_any(body).is_some())
 }
 
 /// Removes what was said of a body that is another one now. An `ETag` is the created resource's.

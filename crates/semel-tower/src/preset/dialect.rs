@@ -35,6 +35,28 @@ const ACCEPTED: HeaderValue = HeaderValue::from_static("accepted");
 const REJECTED: HeaderValue = HeaderValue::from_static("rejected");
 
 impl Dialect {
+    /// Every dialect.
+    pub const ALL: [Self; 6] = [
+        Self::Problem,
+        Self::Stripe,
+        Self::Adcp,
+        Self::Acp,
+        Self::Iceberg,
+        Self::Odata,
+    ];
+
+    /// The name in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Problem => "problem",
+            Self::Stripe => "stripe",
+            Self::Adcp => "adcp",
+            Self::Acp => "acp",
+            Self::Iceberg => "iceberg",
+            Self::Odata => "odata",
+        }
+    }
+
     /// The status with which the layer says this.
     pub const fn status(self, code: ProblemCode) -> StatusCode {
         match (self, code) {

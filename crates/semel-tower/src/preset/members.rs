@@ -13,10 +13,15 @@ pub(crate) struct Members<'a>(Vec<(String, &'a RawValue)>);
 impl<'a> Members<'a> {
     /// `None` where the text is no JSON object, or names a member twice.
     pub(crate) fn of(text: &'a [u8]) -> Option<Self> {
-        let members: Self = serde_json::from_slice(text).ok()?;
+        let members = Self::of_any(text)?;
         let mut names = HashSet::with_capacity(members.0.len());
         let are_distinct = members.0.iter().all(|(name, _)| names.insert(&**name));
         are_distinct.then_some(members)
+    }
+
+    /// `None` where the text is no JSON object.
+    pub(crate) fn of_any(text: &'a [u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&'a RawValue> {
@@ -28,15 +33,20 @@ impl<'a> Members<'a> {
         self.0.iter().map(|member| member.0.as_str())
     }
 
-    /// Sets a member, or removes it.
+    /// Every value of a member.
+    pub(crate) fn all(&self, name: &str) -> impl Iterator<Item = &'a RawValue> {
+        let members = self.0.iter();
+        members.filter(move |member| member.0 == name).map(|m| m.1)
+    }
+
+    /// Sets a member, or removes it, however often it is named.
     pub(crate) fn set(&mut self, name: &str, value: Option<&'a RawValue>) {
-        let place = self.0.iter().position(|member| member.0 == name);
-        match (place, value) {
-            (Some(at), Some(value)) => self.0[at].1 = value,
-            (Some(at), None) => drop(self.0.remove(at)),
-            (None, Some(value)) => self.0.push((name.to_owned(), value)),
-            (None, None) => {}
-        }
+        let mut value = value;
+        self.0.retain_mut(|member| match member.0 == name {
+            true => value.take().map(|value| member.1 = value).is_some(),
+            false => true,
+        });
+        self.0.extend(value.map(|value| (name.to_owned(), value)));
     }
 
     pub(crate) fn write(&self) -> Bytes {
@@ -142,6 +152,17 @@ mod tests {
             members.write(),
             &br#"{"a\n":{"x":1,"x":2},"c":{"x":1,"x":2},"d":{"x":1,"x":2}}"#[..]
         );
+    }
+
+    #[test]
+    fn a_member_that_is_named_twice_is_set_once_and_removed_whole() {
+        let text = br#"{"c":1,"a":2,"\u0063":3,"c":4}"#;
+        let mut members = Members::of_any(text).unwrap();
+        members.set("c", members.get("a"));
+        assert_eq!(members.write(), &br#"{"c":2,"a":2}"#[..]);
+        let mut members = Members::of_any(text).unwrap();
+        members.set("c", None);
+        assert_eq!(members.write(), &br#"{"a":2}"#[..]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod dialect;
 mod first_sent;
 pub(crate) mod members;
 mod table;
+pub(crate) mod unmark;
 
 use std::fmt;
 use std::str::FromStr;
@@ -105,15 +106,65 @@ impl Preset {
         self.convention().key_required
     }
 
+    /// The field that carries the key, unless it is in the body or set otherwise.
+    pub fn key_header(self) -> Option<HeaderName> {
+        match self.convention().key {
+            Carrier::Field(name) => Some(HeaderName::from_static(name)),
+            Carrier::Member(_) => None,
+        }
+    }
+
+    /// The member of a JSON body that is the key, unless it is in a field or set otherwise.
+    pub const fn key_member(self) -> Option<&'static str> {
+        match self.convention().key {
+            Carrier::Field(_) => None,
+            Carrier::Member(name) => Some(name),
+        }
+    }
+
+    /// Which forms of the field are accepted unless set otherwise.
+    pub const fn syntax(self) -> Syntax {
+        self.convention().syntax
+    }
+
+    /// Which keys are accepted unless set otherwise.
+    pub const fn key_rule(self) -> KeyRule {
+        self.convention().key_rule
+    }
+
+    /// The methods whose keys count unless set otherwise; all but safe ones where none are named.
+    pub const fn methods(self) -> &'static [&'static str] {
+        self.convention().methods
+    }
+
+    /// Whether method and path belong to the scope unless set otherwise.
+    pub const fn scope_target(self) -> bool {
+        self.convention().scope_target
+    }
+
+    /// Whether all of a request counts in its fingerprint. Where the convention says what does, neither the
+    /// [form of the body](crate::IdempotencyLayer::with_body_form) nor
+    /// [more fields](crate::IdempotencyLayer::with_fingerprint_headers) can be set.
+    pub const fn compares_requests(self) -> bool {
+        matches!(self.convention().content, Content::Request)
+    }
+
+    /// In which words it refuses unless set otherwise.
+    pub const fn dialect(self) -> Dialect {
+        self.convention().dialect
+    }
+
+    /// The field that marks replays unless set otherwise.
+    pub fn replay_header(self) -> Option<HeaderName> {
+        self.convention().mark.map(HeaderName::from_static)
+    }
+
     /// The fields of a request that it reads, besides those that all read: proxies must not lose them.
     pub fn fields(self) -> impl Iterator<Item = HeaderName> {
         let convention = self.convention();
-        let key = match convention.key {
-            Carrier::Field(name) => Some(name),
-            Carrier::Member(_) => None,
-        };
-        let scope = convention.scope_fields.iter().copied();
-        let names = key.into_iter().chain(scope).map(HeaderName::from_static);
+        let scope = convention.scope_fields.iter();
+        let scope = scope.copied().map(HeaderName::from_static);
+        let names = self.key_header().into_iter().chain(scope);
         names.chain(convention.first_sent.then_some(FIRST_SENT))
     }
 

@@ -407,3 +407,68 @@ async fn bodies_without_a_key() {
     says(&answer, 413, "INVALID_REQUEST", &Value::Null);
     assert_eq!(app.execs(), 7);
 }
+
+/// A seller whose answers are these, and the answers to a first request and a retry with another context.
+async fn twice(kind: &'static str, text: &'static str, most: usize) -> [Answer; 2] {
+    let layer = IdempotencyLayer::preset(Preset::Adcp, Memory::default());
+    let layer = layer.with_max_response_body(most);
+    let app = App::answering(layer, move |_| {
+        let fields = [
+            ("content-type", kind),
+            ("content-length", &text.len().to_string()),
+        ]
+        .map(|(name, value)| (name, value.to_owned()));
+        (fields, text).into_response()
+    });
+    let ask = |trace: u32| {
+        let body = json!({"idempotency_key": K, "context": {"trace": trace}});
+        app.send(Call::post("/buy").body(body.to_string()))
+    };
+    let answers = [ask(1).await, ask(2).await];
+    assert_eq!(app.execs(), 1);
+    answers
+}
+
+/// Of an object that names a member twice, too; what cannot be read is not kept.
+#[tokio::test]
+async fn no_replay_has_the_first_request_s_context() {
+    const JSON: &str = "application/json";
+    for (text, replayed) in [
+        (
+            r#"{"id":1,"id":2,"context":{"trace":1}}"#,
+            r#"{"id":1,"id":2,"context":{"trace":2},"replayed":true}"#,
+        ),
+        (
+            r#"{"context":{"trace":1},"context":{"trace":1}}"#,
+            r#"{"context":{"trace":2},"replayed":true}"#,
+        ),
+        ("[1]", "[1]"),
+        ("\u{feff}{\"context\":{\"trace\":1}}", ""),
+        (r#"{"\ud800":1,"context":{"trace":1}}"#, ""),
+        (r#"{"context":{"trace":1}"#, ""),
+    ] {
+        let [first, replay] = twice(JSON, text, 1 << 10).await;
+        assert_eq!((first.text(), replay.text()), (text, replayed));
+        let is_omitted = replay.header("idempotency-body-omitted").is_some();
+        assert_eq!(is_omitted, replayed.is_empty(), "{text}");
+    }
+}
+
+/// What is no JSON by its media type is nobody's envelope.
+#[tokio::test]
+async fn other_answers_are_replayed_as_they_are() {
+    let text = r#"{"replayed": true, "context": "a text"}"#;
+    let [first, replay] = twice("text/plain", text, 1 << 10).await;
+    assert_eq!((first.text(), replay.text()), (text, text));
+}
+
+/// Too long to be kept, it passes as it comes: but for its mark.
+#[tokio::test]
+async fn a_long_first_answer_is_none_that_was_replayed() {
+    let text = r#"{"replayed": true, "items": [{"replayed": true}, "and so on"]}"#;
+    let [first, replay] = twice("application/json", text, 20).await;
+    let unmarked = r#"{"replayed": false, "items": [{"replayed": true}, "and so on"]}"#;
+    assert_eq!(first.text(), unmarked);
+    assert_eq!(first.header("content-length"), None);
+    assert_eq!(replay.header("idempotency-body-omitted"), Some("true"));
+}

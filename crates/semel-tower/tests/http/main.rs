@@ -19,6 +19,7 @@ mod host;
 mod in_flight_elsewhere;
 mod inner;
 mod limits;
+mod observe;
 mod presets;
 mod principal;
 mod published;

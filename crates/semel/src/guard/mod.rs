@@ -83,6 +83,8 @@ pub(crate) use run::join;
 pub struct Guard<S> {
     shared: Arc<Shared<S>>,
     policy: Policy,
+    /// In place of the shared one.
+    observer: Option<Arc<dyn Observer>>,
 }
 
 struct Shared<S> {
@@ -140,6 +142,7 @@ impl<S: Store> GuardBuilder<S> {
         Guard {
             shared: Arc::new(self.shared),
             policy: self.policy,
+            observer: None,
         }
     }
 }
@@ -171,6 +174,16 @@ impl<S> Guard<S> {
         Self {
             shared: Arc::clone(&self.shared),
             policy,
+            observer: self.observer.clone(),
+        }
+    }
+
+    /// The same guard that tells another observer: store, policy, reconciler and tasks are shared.
+    #[must_use]
+    pub fn with_observer(&self, observer: Arc<dyn Observer>) -> Self {
+        Self {
+            observer: Some(observer),
+            ..self.clone()
         }
     }
 
@@ -185,7 +198,8 @@ impl<S> Guard<S> {
 
     /// What the observer says, if there is one. Its panic is none of the attempt's.
     fn observed<T>(&self, tell: impl FnOnce(&dyn Observer) -> T) -> Option<T> {
-        let observer = self.shared.observer.as_deref()?;
+        let own = self.observer.as_deref();
+        let observer = own.or(self.shared.observer.as_deref())?;
         catch_unwind(AssertUnwindSafe(|| tell(observer))).ok()
     }
 

@@ -22,8 +22,15 @@ impl<S: Store> Guard<S> {
             return;
         }
         let (shared, policy) = (Arc::downgrade(&self.shared), self.policy);
+        let observer = self.observer.clone();
         let draining = Arc::clone(&self.shared.draining);
-        let alive = move || Weak::upgrade(&shared).map(|shared| Guard { shared, policy });
+        let alive = move || {
+            Weak::upgrade(&shared).map(|shared| Guard {
+                shared,
+                policy,
+                observer: observer.clone(),
+            })
+        };
         purgers.spawn(async move {
             tokio::select! {
                 () = draining.until(|draining| draining.then_some(())) => {}

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 
 use super::{KeyFile, Signer, claims, with};
-use crate::support::{Answer, Gateway, Shop, order_with};
+use crate::support::{Answer, Gateway, Shop, eventually, order_with, request, send};
 
 /// Posts an order over HTTP/2.
 async fn over_http2(gateway: &Gateway, fields: &[(&str, &str)]) -> Answer {
@@ -112,4 +112,55 @@ async fn tenants_never_see_each_others_answers() {
     assert_eq!(shop.placed(), tenants.len());
     let bodies: std::collections::HashSet<_> = firsts.values().map(|(_, body)| body).collect();
     assert_eq!(bodies.len(), tenants.len(), "each has an answer of its own");
+}
+
+/// Nor does one wait for another's attempt, or learn that there is one.
+#[tokio::test]
+async fn tenants_never_meet_in_flight() {
+    let (shop, signer) = (Shop::open().await, Signer::new("one"));
+    let keys = KeyFile::of(&[&signer]);
+    for more in [&["--require-principal"][..], &["--wait", "60s"]] {
+        let gateway = Gateway::start(shop.address, &keys.flags(more));
+        let tokens = ["ann", "bob"].map(|who| format!("Bearer {}", signer.sign(&claims(who))));
+        let key = format!("\"{}\"", more[0]);
+        let ask = async |who: usize, delay: &str, is_http2: bool| {
+            let fields = [
+                ("idempotency-key", &*key),
+                ("authorization", &tokens[who]),
+                ("host", "a.example"),
+                ("x-delay", delay),
+            ];
+            match is_http2 {
+                true => over_http2(&gateway, &fields).await,
+                false => order_with(gateway.address, &fields).await,
+            }
+        };
+        let before = shop.received();
+        let others = async {
+            eventually("the first one runs", || {
+                std::future::ready((shop.received() > before).then_some(()))
+            })
+            .await;
+            // While it does: a first answer each time, whatever is asked, and however.
+            let first = ask(1, "0", false).await;
+            let again = ask(1, "0", true).await;
+            assert_eq!((first.status.as_u16(), first.is_replay()), (201, false));
+            assert_eq!((again.status.as_u16(), again.is_replay()), (201, true));
+            assert_eq!(told(&first), told(&again));
+            first
+        };
+        let (slow, other) = tokio::join!(ask(0, "1000", true), others);
+        assert_eq!((slow.status.as_u16(), slow.is_replay()), (201, false));
+        assert_ne!(slow.body, other.body);
+        // Another request under the key is a mismatch to its own tenant alone.
+        for (who, address) in [(0, "/refunds"), (1, "/refunds")] {
+            let fields = [("idempotency-key", &*key), ("authorization", &tokens[who])];
+            let asked = request(Method::POST, gateway.address, address, &fields, "{}");
+            assert_eq!(send(asked).await.unwrap().problem(), "mismatch");
+        }
+        let third = format!("Bearer {}", signer.sign(&claims("eve")));
+        let fields = [("idempotency-key", &*key), ("authorization", &third)];
+        let asked = request(Method::POST, gateway.address, "/refunds", &fields, "{}");
+        assert!(send(asked).await.unwrap().status.is_success());
+    }
 }

@@ -154,7 +154,7 @@ impl Row {
 
     pub(crate) fn is_replay(&self, got: &Got, of: &Got) -> bool {
         let is_marked = match self.mark {
-            Mark::None => true,
+            Mark::None => MARKS.iter().all(|name| got.field(name).is_none()),
             Mark::Field("repeatability-result") => {
                 got.field("repeatability-result") == Some("accepted")
             }
@@ -168,6 +168,13 @@ impl Row {
         is_marked && is_same && got.status == of.status
     }
 }
+
+/// The fields by which other conventions mark replays.
+const MARKS: [&str; 3] = [
+    "idempotency-replayed",
+    "idempotent-replayed",
+    "repeatability-result",
+];
 
 /// The same in all requests: a retry is sent later, and says when it was first sent.
 static NOW: LazyLock<String> = LazyLock::new(|| http_date(Duration::ZERO));
@@ -221,8 +228,18 @@ pub(crate) async fn check(system: &impl System, row: &Row) -> Faults {
     // Another content, and the first again.
     let other = system.send(row.post("/orders", n, 2)).await;
     refusal(&mut faults, "mismatch", &other, row.mismatch);
+    if let Some((pointer, kind)) = row.mismatch_type {
+        let is_so = other.json().pointer(pointer) == Some(&kind.into());
+        faults.expect("the type of a mismatch", is_so, &other);
+    }
     let third = system.send(row.post("/orders", n, 1)).await;
     faults.expect("a replay after it", row.is_replay(&third, &first), &third);
+
+    // The same content, written otherwise.
+    let mut same = row.post("/orders", n, 1);
+    same.body = same.body.replace(":1}", " : 1.0 }");
+    let same = system.send(same).await;
+    faults.expect("1.0 is 1", row.is_replay(&same, &first), &same);
 
     // Another route.
     let other = system.send(row.post("/refunds", n, 1)).await;
@@ -246,12 +263,13 @@ pub(crate) async fn check(system: &impl System, row: &Row) -> Faults {
     faults.expect("a bad key runs", upstream.runs() == before, &bad);
 
     // What is kept.
-    for (status, then) in [
+    let of_all = [
         (500, row.after_500),
         (422, row.after_422),
         (429, Then::Runs),
         (503, Then::Runs),
-    ] {
+    ];
+    for (status, then) in of_all.iter().chain(row.after).copied() {
         let n = next();
         let path = format!("/first-{status}/{}", upstream.runs() + 1);
         let first = system.send(row.post(&path, n, 1)).await;

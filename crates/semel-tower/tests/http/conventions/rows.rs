@@ -45,11 +45,15 @@ pub(crate) struct Row {
     pub(crate) missing: Option<Says>,
     pub(crate) invalid: Says,
     pub(crate) mismatch: Says,
+    /// Where the body has the kind of error that a mismatch is.
+    pub(crate) mismatch_type: Option<(&'static str, &'static str)>,
     pub(crate) in_flight: Says,
     /// After a 500 of the handler.
     pub(crate) after_500: Then,
     /// After a 422 of the handler.
     pub(crate) after_422: Then,
+    /// After others.
+    pub(crate) after: &'static [(u16, Then)],
     /// With the key of another route.
     pub(crate) other_route: Then,
     pub(crate) mark: Mark,
@@ -80,9 +84,11 @@ const IETF: Row = Row {
     missing: None,
     invalid: (400, "invalid-key"),
     mismatch: (422, "mismatch"),
+    mismatch_type: None,
     in_flight: (409, "in-flight"),
     after_500: Then::Runs,
     after_422: Then::Replay,
+    after: &[(501, Then::Runs), (505, Then::Runs), (419, Then::Replay)],
     other_route: Then::Mismatch,
     mark: Mark::Field("idempotency-replayed"),
     replayed_for: DAY,
@@ -96,8 +102,14 @@ const STRIPE_V1: Row = Row {
     code: ("/error/code", "application/json"),
     invalid: (400, "idempotency_key_invalid"),
     mismatch: (400, "idempotency_key_reused"),
+    mismatch_type: Some(("/error/type", "idempotency_error")),
     in_flight: (409, "idempotency_key_in_use"),
     after_500: Then::Replay,
+    after: &[
+        (501, Then::Replay),
+        (505, Then::Replay),
+        (599, Then::Replay),
+    ],
     mark: Mark::Field("idempotent-replayed"),
     bounds: (DAY, None),
     ..IETF
@@ -117,6 +129,7 @@ pub(crate) const ROWS: [Row; 8] = [
         scope: &["stripe-account", "stripe-context"],
         after_500: Then::Runs,
         after_422: Then::Runs,
+        after: &[(501, Then::Runs), (599, Then::Runs)],
         replayed_for: 30 * DAY,
         ..STRIPE_V1
     },
@@ -130,6 +143,7 @@ pub(crate) const ROWS: [Row; 8] = [
         mismatch: (422, "IDEMPOTENCY_CONFLICT"),
         in_flight: (409, "IDEMPOTENCY_IN_FLIGHT"),
         after_422: Then::Runs,
+        after: &[(501, Then::Runs), (404, Then::Runs)],
         mark: Mark::Envelope,
         then: Afterwards::Refused(409, "IDEMPOTENCY_EXPIRED"),
         bounds: (3600, Some(7 * DAY)),
@@ -141,6 +155,7 @@ pub(crate) const ROWS: [Row; 8] = [
         missing: Some((400, "idempotency_key_required")),
         invalid: (400, "idempotency_key_invalid"),
         mismatch: (422, "idempotency_conflict"),
+        mismatch_type: Some(("/type", "invalid_request")),
         in_flight: (409, "idempotency_in_flight"),
         other_route: Then::Runs,
         mark: Mark::Field("idempotent-replayed"),
@@ -155,6 +170,7 @@ pub(crate) const ROWS: [Row; 8] = [
         invalid: (400, "BadRequestException"),
         mismatch: (422, "UnprocessableEntityException"),
         in_flight: (409, "ConflictException"),
+        after: &[(501, Then::Runs), (599, Then::Runs), (419, Then::Runs)],
         other_route: Then::Runs,
         mark: Mark::None,
         ..IETF
