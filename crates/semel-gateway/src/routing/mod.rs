@@ -78,7 +78,7 @@ pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -
     };
     let found = |first: Option<usize>| first.map_or(Found::None, Found::Route);
     let path = uri.path();
-    if path::is_plain(path) || routes.iter().all(|route| route.matches.paths.is_empty()) {
+    if routes.iter().all(|route| route.matches.paths.is_empty()) || path::is_plain(path) {
         return found(first(path));
     }
     let all = (path.len() <= MOST_TO_READ).then(|| path::readings(path));
