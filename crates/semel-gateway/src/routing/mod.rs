@@ -231,16 +231,12 @@ impl<S> fmt::Debug for Router<S> {
     }
 }
 
-impl<S: Store> Service<Request<Incoming>> for Router<S> {
+impl<S: Store> hyper::service::Service<Request<Incoming>> for Router<S> {
     type Response = Response<semel_tower::Body<Body>>;
     type Error = Infallible;
     type Future = Counted;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.table.load().call(request, &self.peer)
     }
 }
