@@ -94,13 +94,11 @@ impl<S: Store> Run<S> {
                 .config
                 .limits
                 .slot(&self.config.limited(&self.identity));
+            // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
+            // claim that nobody runs.
+            let _begun = client.begin();
             let mut response = match slot {
-                Ok(slot) => {
-                    // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
-                    // claim that nobody runs.
-                    let _begun = client.begin();
-                    self.once(inner, &mut parts, body, &client, slot).await?
-                }
+                Ok(slot) => self.once(inner, &mut parts, body, &client, slot).await?,
                 Err(full) => Box::pin(self.without_attempt(full)).await,
             };
             let extensions = response.extensions_mut();
@@ -341,11 +339,12 @@ impl<S: Store> Run<S> {
         match known(&self.guard, &self.identity, &self.asked).await {
             Ok(None) => self.full(full),
             // A claim might run it again, or ask the reconciler.
-            Ok(Some((Signal::Unknown, _))) if !self.holds() => self.full(full),
-            Ok(Some((signal, begun))) => {
+            Ok(Some(Known::Found(Signal::Unknown, _))) if !self.holds() => self.full(full),
+            Ok(Some(Known::Found(signal, begun))) => {
                 self.tell(signal);
                 self.without_running(Ok(begun))
             }
+            Ok(Some(Known::Claimed(begun))) => self.without_running(begun),
             Err(error) => {
                 self.tell(Signal::StoreError);
                 self.without_running(Err(error))
@@ -546,30 +545,50 @@ impl<S: Store> Run<S> {
     }
 }
 
-/// What a claim would find, if it would not begin an attempt: looked at only.
+/// What is known of a request without an attempt.
+pub(crate) enum Known<S: Store> {
+    /// As its record says, which nobody was told.
+    Found(Signal, Begin<S>),
+    /// As a claim says, of which the guard has told.
+    Claimed(Result<Begin<S>, StoreError>),
+}
+
+/// What a claim would find, if it would not begin an attempt: looked at only, unless the store's clock
+/// alone knows whether an outcome's time is over.
 pub(crate) async fn known<S: Store>(
     guard: &Guard<S>,
     identity: &Identity,
     asked: &Asked,
-) -> Result<Option<(Signal, Begin<S>)>, StoreError> {
+) -> Result<Option<Known<S>>, StoreError> {
     let Some((name, entry)) = guard.look_up(identity).await? else {
         return Ok(None);
     };
     let record = entry.record;
-    // Whether a tombstone is all that is left of an outcome the store's clock alone knows.
     let may_be_expired = record.expires_at < record.purge_at;
+    if may_be_expired && matches!(record.state, State::Completed(_)) {
+        let at_once = guard.policy().with_wait(Duration::ZERO);
+        return Ok(match guard.with_policy(at_once).begin(asked).await {
+            // Its tombstone's time ended just now.
+            Ok(Begin::Acquired(held)) => {
+                held.release().await.ok();
+                None
+            }
+            begun => Some(Known::Claimed(begun)),
+        });
+    }
     let is_mismatch = record.fingerprint != name.fingerprint(asked.fingerprint());
-    Ok(match record.state {
-        _ if may_be_expired => None,
-        State::Released => None,
-        _ if is_mismatch => Some((Signal::Mismatch, Begin::Mismatch)),
-        State::Completed(outcome) => Some((Signal::Replayed, Begin::Completed(outcome))),
-        State::Unknown => Some((Signal::Unknown, Begin::Unknown)),
+    let (signal, begun) = match record.state {
+        _ if may_be_expired => return Ok(None),
+        State::Released => return Ok(None),
+        _ if is_mismatch => (Signal::Mismatch, Begin::Mismatch),
+        State::Completed(outcome) => (Signal::Replayed, Begin::Completed(outcome)),
+        State::Unknown => (Signal::Unknown, Begin::Unknown),
         State::InFlight => {
             let retry_after = SOON;
-            Some((Signal::InFlight, Begin::InFlight { retry_after }))
+            (Signal::InFlight, Begin::InFlight { retry_after })
         }
-    })
+    };
+    Ok(Some(Known::Found(signal, begun)))
 }
 
 /// The head of a request, which is not looked at again.

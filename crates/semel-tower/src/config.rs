@@ -224,9 +224,12 @@ impl Config {
     /// Whether the body of a request has something to say, where it is JSON: the key, or whose it is, or
     /// what goes into the answer.
     pub(crate) fn reads_body(&self) -> bool {
-        self.key_member.is_some()
-            || self.convention().content == Content::Adcp
-            || self.dialect == Dialect::Adcp
+        self.key_member.is_some() || self.is_adcp()
+    }
+
+    /// Whether answers are AdCP's: by its words, or by its rules.
+    fn is_adcp(&self) -> bool {
+        self.dialect == Dialect::Adcp || self.convention().content == Content::Adcp
     }
 
     /// Whether the body of a request may hold the key.
@@ -243,7 +246,7 @@ impl Config {
         echo: &mut Echo,
     ) -> Result<Read, Problem> {
         let members = Members::of(body);
-        if self.dialect == Dialect::Adcp {
+        if self.is_adcp() {
             let context = members.as_ref().and_then(|members| members.get("context"));
             echo.context = context.map(ToOwned::to_owned);
         }
@@ -352,7 +355,7 @@ impl Config {
     pub(crate) fn replay<R: HttpBody>(&self, outcome: &Outcome, echo: &Echo) -> Response<Body<R>> {
         let (mark, origin) = (self.replay_header.as_ref(), echo.origin.as_ref());
         let mut response = replay::response_of(outcome, outcome.body(), mark, origin);
-        if self.is_envelope(response.headers())
+        if self.may_be_envelope(response.headers())
             && let Some(body) = outcome.body()
             && let Some(envelope) = adcp::replay(&body, echo.context.as_deref())
         {
@@ -371,26 +374,34 @@ impl Config {
 
     /// Whether an answer is looked into whatever it means.
     pub(crate) fn looks_into(&self, head: &response::Parts) -> bool {
-        self.dialect == Dialect::Adcp && Self::may_hold_key(&head.headers)
+        self.may_be_envelope(&head.headers)
     }
 
-    /// Whether the body of an answer is an envelope of AdCP: JSON, as its media type says.
-    pub(crate) fn is_envelope(&self, headers: &HeaderMap) -> bool {
-        let is_json =
-            |headers| fingerprint::media_type(headers).is_some_and(|it| fingerprint::is_json(&it));
-        self.dialect == Dialect::Adcp && is_json(headers)
+    /// Whether the body of an answer is an envelope of AdCP if it is a JSON object: unless its media type says
+    /// that it is something else.
+    fn may_be_envelope(&self, headers: &HeaderMap) -> bool {
+        self.is_adcp()
+            && fingerprint::media_type(headers).is_none_or(|media_type| {
+                let is_text =
+                    media_type.starts_with(b"text/") && *media_type != *b"text/event-stream";
+                is_text || fingerprint::is_json(&media_type)
+            })
     }
 
     /// Whether a replay of this body can be made: of an envelope, with another request's context in place of
-    /// the first one's.
+    /// the first one's. What is called JSON has to be some.
     pub(crate) fn can_be_replayed(&self, head: &response::Parts, body: &Bytes) -> bool {
-        !self.is_envelope(&head.headers)
-            || !head.headers.contains_key(CONTENT_ENCODING) && adcp::is_readable(body)
+        let headers = &head.headers;
+        let is_called_json =
+            || fingerprint::media_type(headers).is_some_and(|it| fingerprint::is_json(&it));
+        !self.may_be_envelope(headers)
+            || !headers.contains_key(CONTENT_ENCODING)
+                && (!is_called_json() || adcp::is_readable(body))
     }
 
     /// The body of a first answer, in which nothing says that it is a replay.
     pub(crate) fn first_body(&self, head: &mut response::Parts, body: Bytes) -> Bytes {
-        if !self.is_envelope(&head.headers) {
+        if !self.may_be_envelope(&head.headers) {
             return body;
         }
         match adcp::first(&body) {
@@ -408,7 +419,7 @@ impl Config {
         headers: &mut HeaderMap,
         body: Body<R>,
     ) -> Body<R> {
-        if !self.is_envelope(headers) || body.is_whole() {
+        if !self.may_be_envelope(headers) || body.is_whole() {
             return body;
         }
         adcp::forget_body(headers);

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tower::ServiceExt as _;
 use tower_service::Service;
 
-use crate::attempt::{is_kept, known};
+use crate::attempt::{Known, is_kept, known};
 use crate::body::{self, Body, BoxError, Chunks, Read};
 use crate::config::{Config, Echo};
 use crate::future::ResponseFuture;
@@ -227,7 +227,8 @@ fn look_on<S: Store>(
 /// Tells of a request whose scope has used what it may. It is not recorded: it would not have run.
 async fn limited<S: Store>(guard: &Guard<S>, identity: &Identity, asked: &Asked) {
     let signal = match known(guard, identity, asked).await {
-        Ok(Some((signal, _))) => signal,
+        Ok(Some(Known::Claimed(_))) => return,
+        Ok(Some(Known::Found(signal, _))) => signal,
         Ok(None) => Signal::Limited,
         Err(_) => Signal::StoreError,
     };
@@ -297,7 +298,7 @@ fn watched<R: HttpBody<Data = Bytes>>(
         })),
         read: Chunks::default(),
         trailers: None,
-        bodies,
+        bodies: Some(bodies),
     };
     if !is_read {
         watch.broke();
@@ -311,7 +312,8 @@ pub(crate) struct Watch {
     unsaid: Option<Box<Unsaid>>,
     read: Chunks,
     trailers: Option<HeaderMap>,
-    bodies: Bodies,
+    /// Until it is told.
+    bodies: Option<Bodies>,
 }
 
 struct Unsaid {
@@ -325,6 +327,10 @@ impl Watch {
         let Some(unsaid) = &self.unsaid else {
             return;
         };
+        if unsaid.told.is_closed() {
+            // What is known already, or could not be looked at, needs no answer.
+            return self.broke();
+        }
         if let Some(trailers) = frame.trailers_ref() {
             self.trailers = Some(trailers.clone());
         }
@@ -332,7 +338,8 @@ impl Watch {
             return;
         };
         let is_more = self.read.len() + data.len() > unsaid.config.max_response_body;
-        match is_more || !self.bodies.take(data.len()) {
+        let has_room = |bodies: &Bodies| bodies.take(data.len());
+        match is_more || !self.bodies.as_ref().is_some_and(has_room) {
             true => self.broke(),
             false => self.read.push(data.clone()),
         }
@@ -365,6 +372,7 @@ impl Watch {
         let bytes = body.map_or(0, Bytes::len);
         told.send(Answered { disposition, bytes }).ok();
         self.read = Chunks::default();
+        self.bodies = None;
     }
 }
 

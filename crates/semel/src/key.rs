@@ -113,10 +113,12 @@ impl KeyRule {
         form: Form::UuidV7,
     };
 
-    /// The same rule with another upper bound, in bytes. Bounds above 255 are lowered to 255.
+    /// The same rule for keys of at most so many bytes. A bound above that of the rule changes nothing.
     #[must_use]
     pub const fn with_max(mut self, max: usize) -> Self {
-        self.max = if max > 255 { 255 } else { max };
+        if max < self.max {
+            self.max = max;
+        }
         self
     }
 
@@ -240,6 +242,15 @@ mod tests {
         }
         assert!(rule.parse("0192f5a0-7c1e-7abc-7def-0123456789ab").is_err());
         assert!(rule.parse("0192f5a07c1e-7abc-8def--0123456789ab").is_err());
+    }
+
+    #[test]
+    fn a_bound_is_only_lowered() {
+        let longer = "0192f5a0-7c1e-7abc-8def-0123456789abc";
+        let refused = KeyRule::UUID_V7.with_max(255).parse(longer);
+        assert_eq!(refused, Err(KeyError::TooLong { len: 37, max: 36 }));
+        let refused = KeyRule::GENERAL.with_max(3).with_max(4).parse("k-12");
+        assert_eq!(refused, Err(KeyError::TooLong { len: 4, max: 3 }));
     }
 
     #[test]

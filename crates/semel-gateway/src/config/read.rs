@@ -4,7 +4,7 @@ use http::Uri;
 use http::header::HeaderName;
 use semel::KeyRule;
 use semel::store::{OnLost, Retention};
-use semel_tower::Preset;
+use semel_tower::{Dialect, Preset};
 use tracing::Level;
 
 use super::file::SectionSaid;
@@ -153,6 +153,9 @@ impl Sources {
             label: "default".to_owned(),
             ..reader.route(own)
         };
+        if self.top.is_said("key-member") {
+            reader.check_syntax(&self.top, &top.key);
+        }
         for SectionSaid { at, said } in &self.routes {
             if !has_upstream && !said.given.contains_key("upstream") {
                 reader.error(format!(
@@ -166,6 +169,7 @@ impl Sources {
                 errors: std::mem::take(&mut reader.errors),
             };
             let mut route = inner.route(own);
+            inner.check_syntax(said, &route.key);
             reader.errors = inner.errors;
             route.name = format!("route {}", routes.len() + 1);
             let mut others = routes.iter().filter(|_| said.given.contains_key("name"));
@@ -329,12 +333,13 @@ impl Reader<'_> {
         let has_name = name.is_some() || !matches.paths.is_empty();
         let label = name.unwrap_or_else(|| matches.to_string());
         let route = has_name.then_some(&*label);
+        let key = self.key_place(preset);
         let note = self.read("note", |value| values::note(value, route));
         Route {
             name: String::new(),
             label,
             preset,
-            key: self.key_place(),
+            key: key.clone(),
             key_syntax: self.read("key-syntax", values::syntax).unwrap_or_default(),
             key_rule: self.key_rule(),
             key_methods: self.list("key-methods", values::key_method),
@@ -343,12 +348,12 @@ impl Reader<'_> {
             fingerprint_headers: self.compared(
                 preset,
                 "fingerprint-header",
-                values::fields_or_none,
+                values::fingerprint_headers,
             ),
-            dialect: self.read("dialect", values::dialect).unwrap_or_default(),
-            replay_header: self.read("replay-header", values::replay_header).flatten(),
+            dialect: self.dialect(preset),
+            replay_header: self.replay_header(&key),
             kept_headers: self
-                .read("kept-header", values::fields_or_none)
+                .read("kept-header", values::kept_headers)
                 .unwrap_or_default(),
             matches,
             upstreams: self.upstreams(own),
@@ -391,9 +396,14 @@ impl Reader<'_> {
     }
 
     /// Where keys are: in one place.
-    fn key_place(&mut self) -> KeyPlace {
-        let header = self.read("key-header", values::own_field);
-        let member = self.read("key-member", values::member);
+    fn key_place(&mut self, preset: Preset) -> KeyPlace {
+        let header = self.read("key-header", values::key_header);
+        let member = self.read("key-member", |value| match preset {
+            Preset::Oasis => Err(format!(
+                "the preset {preset} has keys in a field, beside that of their date: say key-header"
+            )),
+            _ => values::member(value),
+        });
         let said = |name| self.said.given.get(name).map(|given| &given.from);
         if let (Some(header), Some(member)) = (said("key-header"), said("key-member")) {
             let message =
@@ -404,6 +414,41 @@ impl Reader<'_> {
             Some(member) => KeyPlace::Member(member),
             None => KeyPlace::Header(header.unwrap_or(HeaderName::from_static("idempotency-key"))),
         }
+    }
+
+    /// Forms of a field say nothing of a member.
+    fn check_syntax(&mut self, said: &Said, key: &KeyPlace) {
+        if let (KeyPlace::Member(_), true) = (key, said.is_said("key-syntax"))
+            && let Some(Given { from, .. }) = said.given.get("key-syntax")
+        {
+            self.error(format!(
+                "{from}: has no meaning where the key is in the body; key-rule and key-max have one"
+            ));
+        }
+    }
+
+    /// The convention whose answers have the context of each request has it in its own words only.
+    fn dialect(&mut self, preset: Preset) -> Dialect {
+        let read = self.read("dialect", |value| match values::dialect(value)? {
+            other if preset == Preset::Adcp && other != Dialect::Adcp => Err(format!(
+                "the preset {preset} has a dialect of its own, `{}`, and no other can be said",
+                Dialect::Adcp.as_str()
+            )),
+            dialect => Ok(dialect),
+        });
+        read.unwrap_or_default()
+    }
+
+    fn replay_header(&mut self, key: &KeyPlace) -> Option<HeaderName> {
+        let read = self.read("replay-header", |value| {
+            match (values::replay_header(value)?, key) {
+                (Some(name), KeyPlace::Header(key)) if name == *key => Err(format!(
+                    "`{name}` is the field of the key; another one is allowed, or none"
+                )),
+                (name, _) => Ok(name),
+            }
+        });
+        read.flatten()
     }
 
     fn key_rule(&mut self) -> KeyRule {

@@ -147,45 +147,160 @@ pub(crate) fn preset(value: &str) -> Result<Preset, String> {
         .map_err(|unknown| format!("`{value}`: {unknown}"))
 }
 
-/// The field of a key, or one that marks replays.
-pub(crate) fn own_field(value: &str) -> Result<HeaderName, String> {
+/// The field of a key.
+pub(crate) fn key_header(value: &str) -> Result<HeaderName, String> {
+    let allowed = "a field that says nothing else is allowed, like Idempotency-Key or X-Key";
+    field_but(
+        value,
+        &[&ONE_HOP, &OF_REQUESTS],
+        "has another meaning",
+        allowed,
+    )
+}
+
+/// A field that is in none of these, whose names end with `-` where all that begin so are meant.
+fn field_but(
+    value: &str,
+    refused: &[&[&str]],
+    why: &str,
+    allowed: &str,
+) -> Result<HeaderName, String> {
     let name = field(value)?;
     let text = name.as_str();
-    let is_taken = TAKEN.contains(&text)
-        || ["content-", "proxy-", "x-forwarded-"]
-            .iter()
-            .any(|prefix| text.starts_with(prefix));
-    match is_taken {
-        true => Err(format!("`{name}` has another meaning")),
+    let is_refused = refused
+        .iter()
+        .copied()
+        .flatten()
+        .any(|refused| text == *refused || refused.ends_with('-') && text.starts_with(refused));
+    match is_refused {
+        true => Err(format!("`{name}` {why}; {allowed}")),
         false => Ok(name),
     }
 }
 
-/// What it is that nobody else may say, that is logged, or that ends with a connection.
-const TAKEN: [&str; 15] = [
-    "authorization",
+/// What ends with a connection.
+const ONE_HOP: [&str; 9] = [
     "connection",
-    "cookie",
-    "date",
-    "forwarded",
-    "host",
-    "idempotency-fence",
-    "idempotency-id",
+    "http2-settings",
     "keep-alive",
+    "proxy-",
     "te",
-    "traceparent",
     "trailer",
     "transfer-encoding",
     "upgrade",
+    "via",
+];
+
+/// What a request says with them nobody else may say, or is logged, or is gone before a key is looked for.
+const OF_REQUESTS: [&str; 35] = [
+    "accept",
+    "accept-",
+    "access-control-",
+    "authorization",
+    "baggage",
+    "cache-control",
+    "content-",
+    "cookie",
+    "date",
+    "digest",
+    "expect",
+    "forwarded",
+    "host",
+    "idempotency-body-omitted",
+    "idempotency-fence",
+    "idempotency-id",
+    "idempotency-protected",
+    "idempotency-replayed",
+    "if-",
+    "max-forwards",
+    "origin",
+    "pragma",
+    "prefer",
+    "priority",
+    "range",
+    "referer",
+    "repeatability-client-id",
+    "repeatability-first-sent",
+    "repeatability-result",
+    "sec-",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "x-forwarded-",
+    "x-request-id",
+];
+
+/// What an answer says with them is not that it is a replay.
+const OF_ANSWERS: [&str; 29] = [
+    "accept-",
+    "access-control-",
+    "age",
+    "allow",
+    "alt-svc",
+    "cache-control",
+    "content-",
+    "date",
+    "etag",
+    "expires",
+    "idempotency-body-omitted",
+    "idempotency-fence",
+    "idempotency-id",
+    "idempotency-protected",
+    "last-modified",
+    "link",
+    "location",
+    "refresh",
+    "repeatability-result",
+    "retry-after",
+    "server",
+    "set-cookie",
+    "strict-transport-security",
+    "traceparent",
+    "tracestate",
+    "vary",
+    "warning",
+    "www-authenticate",
     "x-request-id",
 ];
 
 /// The field that marks replays; `none`: there is none.
 pub(crate) fn replay_header(value: &str) -> Result<Option<HeaderName>, String> {
+    let allowed = "a field that says nothing else is allowed, like Idempotency-Replayed, or none";
     match value {
         NONE => Ok(None),
-        name => own_field(name).map(Some),
+        name => field_but(
+            name,
+            &[&ONE_HOP, &OF_ANSWERS],
+            "has another meaning",
+            allowed,
+        )
+        .map(Some),
     }
+}
+
+/// Fields that two requests must have in common, or none.
+pub(crate) fn fingerprint_headers(value: &str) -> Result<Vec<HeaderName>, String> {
+    let differs = [
+        "authorization",
+        "traceparent",
+        "tracestate",
+        "x-forwarded-for",
+        "x-request-id",
+    ];
+    let allowed = "fields are allowed that say the same in each retry of an operation";
+    let why = "differs from one transmission to another";
+    fields_or_none(value, |name| {
+        field_but(name, &[&ONE_HOP, &differs], why, allowed)
+    })
+}
+
+/// Fields that are replayed though they belong to one transmission, or none.
+pub(crate) fn kept_headers(value: &str) -> Result<Vec<HeaderName>, String> {
+    let allowed = "all fields of answers are allowed that do not end with a connection";
+    let why = "is made anew for each answer";
+    fields_or_none(value, |name| {
+        field_but(name, &[&ONE_HOP, &["content-length"]], why, allowed)
+    })
 }
 
 /// What takes back what is said elsewhere.
@@ -624,10 +739,13 @@ pub(crate) fn fields(value: &str) -> Result<Vec<HeaderName>, String> {
 }
 
 /// The same; an empty list, or `none`, takes back what is said elsewhere.
-pub(crate) fn fields_or_none(value: &str) -> Result<Vec<HeaderName>, String> {
+fn fields_or_none(
+    value: &str,
+    parse: impl Fn(&str) -> Result<HeaderName, String>,
+) -> Result<Vec<HeaderName>, String> {
     match value {
         "" | NONE => Ok(Vec::new()),
-        names => fields(names),
+        names => names.split(',').map(parse).collect(),
     }
 }
 

@@ -9,7 +9,47 @@ use serde_json::Value;
 use crate::routes::file;
 
 /// A file and its message, without the path in front.
-const BROKEN: [(&str, &str); 55] = [
+const BROKEN: [(&str, &str); 65] = [
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-header = \"Accept-Encoding\"",
+        "3: route 1: key-header: `accept-encoding` has another meaning; a field that says nothing else is allowed, like Idempotency-Key or X-Key",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-header = \"Expect\"",
+        "3: route 1: key-header: `expect` has another meaning; a field that says nothing else is allowed, like Idempotency-Key or X-Key",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nreplay-header = \"Set-Cookie\"",
+        "3: route 1: replay-header: `set-cookie` has another meaning; a field that says nothing else is allowed, like Idempotency-Replayed, or none",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nreplay-header = \"Repeatability-Result\"",
+        "3: route 1: replay-header: `repeatability-result` has another meaning; a field that says nothing else is allowed, like Idempotency-Replayed, or none",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nreplay-header = \"X-Key\"\nkey-header = \"X-Key\"",
+        "3: route 1: replay-header: `x-key` is the field of the key; another one is allowed, or none",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npreset = \"adcp\"\ndialect = \"problem\"",
+        "4: route 1: dialect: the preset adcp has a dialect of its own, `adcp`, and no other can be said",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\npreset = \"oasis\"\nkey-member = \"op\"",
+        "4: route 1: key-member: the preset oasis has keys in a field, beside that of their date: say key-header",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nfingerprint-header = \"X-Version,Authorization\"",
+        "3: route 1: fingerprint-header: `authorization` differs from one transmission to another; fields are allowed that say the same in each retry of an operation",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkept-header = \"Content-Length\"",
+        "3: route 1: kept-header: `content-length` is made anew for each answer; all fields of answers are allowed that do not end with a connection",
+    ),
+    (
+        "upstream = \"http://a\"\n[[routes]]\nkey-syntax = \"strict\"\nkey-member = \"op\"",
+        "3: route 1: key-syntax: has no meaning where the key is in the body; key-rule and key-max have one",
+    ),
     (
         "upstream = \"http://a\"\n[[routes]]\nkey-rule = \"uuid\"",
         "3: route 1: key-rule: `uuid` is none of general, strict, uuid-v7",
@@ -28,11 +68,11 @@ const BROKEN: [(&str, &str); 55] = [
     ),
     (
         "upstream = \"http://a\"\n[[routes]]\nkey-header = \"X-Request-Id\"",
-        "3: route 1: key-header: `x-request-id` has another meaning",
+        "3: route 1: key-header: `x-request-id` has another meaning; a field that says nothing else is allowed, like Idempotency-Key or X-Key",
     ),
     (
         "upstream = \"http://a\"\n[[routes]]\nreplay-header = \"Content-Type\"",
-        "3: route 1: replay-header: `content-type` has another meaning",
+        "3: route 1: replay-header: `content-type` has another meaning; a field that says nothing else is allowed, like Idempotency-Replayed, or none",
     ),
     (
         "upstream = \"http://a\"\n[[routes]]\nkey-member = \"\"",

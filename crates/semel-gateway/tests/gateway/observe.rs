@@ -311,7 +311,7 @@ async fn requests_over_http2_are_observed() {
 /// A store that is locked by somebody else holds a bounded number of observations, and no request.
 #[cfg(feature = "sqlite")]
 #[tokio::test]
-async fn a_store_that_stalls_delays_nobody() {
+async fn a_store_that_is_locked_refuses_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("records.db");
     let url = format!("sqlite:{}", path.display());

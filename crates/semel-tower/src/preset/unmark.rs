@@ -6,6 +6,8 @@ use bytes::Bytes;
 #[derive(Debug, Default)]
 pub(crate) struct Unmark {
     depth: usize,
+    /// What passes is no object.
+    is_other: bool,
     is_in_text: bool,
     is_escaped: bool,
     /// Within the rest of a `true` that was replaced.
@@ -55,7 +57,10 @@ impl Unmark {
             self.see_text(byte);
             return false;
         }
+        let is_outside = self.depth == 0 && byte.is_ascii() && !byte.is_ascii_whitespace();
+        self.is_other |= is_outside && byte != b'{';
         match byte {
+            _ if self.is_other => {}
             b'"' => {
                 self.is_in_text = true;
                 self.name.clear();

@@ -13,7 +13,7 @@ use semel::guard::Policy;
 use semel::memory::MemoryStore;
 use semel::store::Retention;
 use semel::{ManualClock, StateKind, Store as _};
-use semel_tower::{IdempotencyLayer, Preset, adcp_payload_hash};
+use semel_tower::{Dialect, IdempotencyLayer, Preset, adcp_payload_hash};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -418,7 +418,11 @@ async fn twice(kind: &'static str, text: &'static str, most: usize) -> [Answer; 
             ("content-length", &text.len().to_string()),
         ]
         .map(|(name, value)| (name, value.to_owned()));
-        (fields, text).into_response()
+        let mut answer = (fields, text).into_response();
+        if kind.is_empty() {
+            answer.headers_mut().remove("content-type");
+        }
+        answer
     });
     let ask = |trace: u32| {
         let body = json!({"idempotency_key": K, "context": {"trace": trace}});
@@ -454,12 +458,45 @@ async fn no_replay_has_the_first_request_s_context() {
     }
 }
 
-/// What is no JSON by its media type is nobody's envelope.
+/// An object is an envelope unless its media type says that it is something else.
 #[tokio::test]
-async fn other_answers_are_replayed_as_they_are() {
-    let text = r#"{"replayed": true, "context": "a text"}"#;
-    let [first, replay] = twice("text/plain", text, 1 << 10).await;
+async fn answers_that_do_not_say_what_they_are_are_looked_into() {
+    let text = r#"{"id":1,"replayed":true,"context":{"trace":1}}"#;
+    for kind in ["", "text/plain", "text/plain; charset=utf-8"] {
+        let [first, replay] = twice(kind, text, 1 << 10).await;
+        assert_eq!(first.text(), r#"{"id":1,"context":{"trace":1}}"#, "{kind}");
+        let replayed = r#"{"id":1,"context":{"trace":2},"replayed":true}"#;
+        assert_eq!(replay.text(), replayed, "{kind}");
+        let [first, _] = twice(kind, text, 20).await;
+        assert!(first.text().contains("\"replayed\":false"), "{kind}");
+        // What is no object is a text.
+        let other = "{name}: \"replayed\":true";
+        let [first, replay] = twice(kind, other, 1 << 10).await;
+        assert_eq!((first.text(), replay.text()), (other, other), "{kind}");
+    }
+    let other = r#"a text {"replayed":true}"#;
+    let [first, _] = twice("text/plain", other, 20).await;
+    assert_eq!(first.text(), other);
+    let [first, replay] = twice("application/xml", text, 1 << 10).await;
     assert_eq!((first.text(), replay.text()), (text, text));
+}
+
+/// Whatever words its refusals are in.
+#[tokio::test]
+async fn replays_are_envelopes_in_another_dialect_too() {
+    let layer = IdempotencyLayer::preset(Preset::Adcp, Memory::default());
+    let app = App::answering(layer.with_dialect(Dialect::Problem), |n| match n {
+        1 => axum::Json(json!({"status": "failed"})).into_response(),
+        _ => axum::Json(json!({"context": {"trace": 2}})).into_response(),
+    });
+    let ask = async |trace: u32| {
+        let body = json!({"idempotency_key": K, "context": {"trace": trace}});
+        json_of(&app.send(Call::post("/buy").body(body.to_string())).await)
+    };
+    assert_eq!(ask(1).await, json!({"status": "failed"}));
+    assert_eq!(ask(2).await, json!({"context": {"trace": 2}}));
+    let replay = json!({"context": {"trace": 3}, "replayed": true});
+    assert_eq!(ask(3).await, replay);
 }
 
 /// Too long to be kept, it passes as it comes: but for its mark.

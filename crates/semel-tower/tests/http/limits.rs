@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tower::{ServiceBuilder, ServiceExt as _, service_fn};
 
-use crate::support::{Answer, App, Call, Execs, Memory, layer, layer_over, policy};
+use crate::support::{Answer, App, Call, Execs, Memory, clocked, layer, layer_over, policy};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -164,7 +164,7 @@ async fn at_the_bound_new_keys_are_refused_before_the_claim_and_known_ones_answe
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_bound_nothing_is_replayed_that_may_have_expired() {
+async fn at_the_bound_nothing_is_replayed_that_has_expired() {
     let retention = Retention::new(SECOND).with_tombstone(3600 * SECOND);
     let (app, gate) = gated(
         layer()
@@ -180,7 +180,7 @@ async fn at_the_bound_nothing_is_replayed_that_may_have_expired() {
     let _running = start(&app, with_key("running")).await;
     app.send(with_key("done"))
         .await
-        .assert_problem(503, "overloaded");
+        .assert_problem(409, "expired");
 }
 
 #[tokio::test(start_paused = true)]
@@ -376,6 +376,33 @@ async fn row_80_new_keys_beyond_the_rate_of_a_scope_are_refused_and_what_is_know
     tokio::time::advance(SECOND / 4).await;
     app.send(by("one", "4")).await.assert_first(201);
     app.send(by("one", "5")).await.assert_problem(429, "limit");
+}
+
+/// The store's clock alone knows whether an answer's time is over: it is asked, at the bound too.
+#[tokio::test(start_paused = true)]
+async fn what_is_known_is_answered_where_tombstones_are_kept() {
+    let (store, clock) = clocked();
+    let retention = Retention::new(60 * SECOND).with_tombstone(60 * SECOND);
+    let limits = ScopeLimits::new().with_new_keys(Rate::new(1, 3600 * SECOND));
+    let layer = IdempotencyLayer::new(Arc::clone(&store))
+        .with_policy(policy().with_retention(retention))
+        .with_scope_limits(limits);
+    let app = App::orders(layer);
+    let first = app.send(with_key("known")).await;
+    first.assert_first(201);
+    app.send(with_key("new")).await.assert_problem(429, "limit");
+    app.send(with_key("known")).await.assert_replay_of(&first);
+    let other = with_key("known").body("other");
+    app.send(other).await.assert_problem(422, "mismatch");
+    clock.advance(60 * SECOND);
+    assert_eq!(app.send(with_key("known")).await.code(), "expired");
+    // Then it is new, and limited like others. What was claimed to learn that is given back.
+    clock.advance(60 * SECOND);
+    app.send(with_key("known"))
+        .await
+        .assert_problem(429, "limit");
+    let held = store.list(&ListQuery::new(StateKind::InFlight)).await;
+    assert_eq!((app.execs(), held.unwrap().entries.len()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,13 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
+use http_body::Frame;
 use http_body_util::BodyExt as _;
+use http_body_util::channel::Channel;
 use semel::guard::{Guard, Observer, Seen, Signal};
 use semel::memory::MemoryStore;
 use semel::store::{Claim, ClaimRequest, Entry, Result, Store};
 use semel::{Identity, IdentityDigest, StoreError, StoreErrorKind};
 use semel_tower::{IdempotencyLayer, Mode, Preset, Rate, ScopeLimits};
+use tower::ServiceExt as _;
 
 use crate::support::{App, Call, pieces};
 
@@ -178,6 +182,38 @@ async fn the_status_in_trailers_decides() {
             Signal::Replayed
         ]
     );
+}
+
+/// Of an answer that nobody waits to hear of nothing is gathered.
+#[tokio::test(start_paused = true)]
+async fn what_is_known_already_holds_no_memory() {
+    let (layer, signals) = observing(MemoryStore::default());
+    let layer = layer.with_max_body_memory(16);
+    let (mut rest, slow) = Channel::<Bytes>::new(1);
+    let slow = Arc::new(Mutex::new(Some(slow)));
+    let app = App::answering(layer.clone(), move |n| {
+        let body = match n {
+            2 => slow.lock().unwrap().take().map(axum::body::Body::new),
+            _ => None,
+        };
+        // What it means its body may say.
+        let status = http::StatusCode::UNPROCESSABLE_ENTITY;
+        (status, body.unwrap_or_default()).into_response()
+    });
+    app.send(nth(1).body("12345678")).await;
+    layer.drain().await;
+    let request = nth(1).body("12345678").request();
+    let response = app.router.clone().oneshot(request).await.unwrap();
+    while signals.count(Signal::Replayed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut body = response.into_body();
+    let piece = Frame::data(Bytes::from_static(b"a piece"));
+    rest.send(piece).await.unwrap();
+    body.frame().await.unwrap().unwrap();
+    app.send(nth(2).body("0123456789abcdef")).await;
+    assert_eq!(signals.count(Signal::Overloaded), 0);
+    drop((rest, body));
 }
 
 #[test]

@@ -15,11 +15,12 @@ use axum::response::IntoResponse;
 use axum::routing::post;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 /// Takes orders: `POST /orders` writes a line into the ledger, syncs it, and answers. The field
-/// `x-delay` says how many milliseconds that takes.
+/// `x-delay` says how many milliseconds that takes; with `x-held` it waits until it is let go.
 pub(crate) struct Shop {
     pub(crate) address: SocketAddr,
     books: Arc<Books>,
@@ -29,6 +30,7 @@ pub(crate) struct Shop {
 struct Books {
     ledger: Mutex<(File, usize)>,
     received: AtomicUsize,
+    held: Semaphore,
     _directory: TempDir,
 }
 
@@ -48,6 +50,7 @@ impl Shop {
         let books = Arc::new(Books {
             ledger: Mutex::new((ledger, 0)),
             received: AtomicUsize::new(0),
+            held: Semaphore::new(0),
             _directory: directory,
         });
         let listener = TcpListener::bind(address).await.unwrap();
@@ -68,6 +71,11 @@ impl Shop {
     /// How many orders were begun.
     pub(crate) fn received(&self) -> usize {
         self.books.received.load(Ordering::SeqCst)
+    }
+
+    /// Lets an order go that is held, or will be.
+    pub(crate) fn let_go(&self) {
+        self.books.held.add_permits(1);
     }
 
     /// How often each key was executed.
@@ -131,6 +139,9 @@ async fn place(
             .map_or("", |v| v.to_str().unwrap())
             .to_owned()
     };
+    if !field("x-held").is_empty() {
+        books.held.acquire().await.unwrap().forget();
+    }
     let delay = field("x-delay").parse().unwrap_or(0);
     // Both sides of the effect take their time.
     sleep(Duration::from_millis(delay / 2)).await;
