@@ -312,6 +312,39 @@ async fn an_upload_that_was_answered_early_is_in_nobodys_way() {
     }
 }
 
+/// It would be the fullest for as long as others wait there.
+#[tokio::test]
+async fn a_connection_of_http2_that_was_silent_gets_no_more_requests() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for nth in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = service_fn(move |_| async move {
+                if nth == 0 {
+                    std::future::pending::<()>().await;
+                }
+                Ok::<_, Infallible>(Response::new(Body::empty()))
+            });
+            let builder = http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let flags = [
+        &*format!("--upstream=h2c://{address}"),
+        "--upstream-timeout=500ms",
+    ];
+    let gateway = Gateway::start(address, &flags);
+    // One connection of the client: one thread.
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let mut sender = crate::support::tls::http2::<Full<Bytes>>(stream).await;
+    for status in [504, 200] {
+        let get = request(Method::GET, gateway.address, "/", &[], "");
+        let answer = sender.send_request(get).await.unwrap();
+        assert_eq!(answer.status(), status);
+    }
+}
+
 /// Who does not begin to speak HTTP/2 was sent nothing.
 #[tokio::test]
 async fn an_upstream_that_speaks_no_http2_was_sent_nothing() {
