@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::headers::Rules;
 use crate::pool::Lent;
+use crate::shared::Place;
 
 /// A body in memory, or one that is passed on as it comes.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ struct Stream {
     room: Option<Arc<OwnedSemaphorePermit>>,
     /// Where it comes from, until it is read.
     connection: Option<Lent>,
+    /// Where it goes to, until it is dropped.
+    place: Option<Arc<Place>>,
 }
 
 /// So many bytes prolong the time of a body by a second.
@@ -87,6 +90,7 @@ impl Body {
             rules: None,
             room: None,
             connection: None,
+            place: None,
         })))
     }
 
@@ -130,6 +134,14 @@ impl Body {
     pub(crate) fn holding(mut self, room: Arc<OwnedSemaphorePermit>) -> Self {
         if let Kind::Stream(stream) = &mut self.0 {
             stream.room = Some(room);
+        }
+        self
+    }
+
+    /// The same body on its way over a shared connection, where it keeps its place until it is dropped.
+    pub(crate) fn sent_from(mut self, place: &Arc<Place>) -> Self {
+        if let Kind::Stream(stream) = &mut self.0 {
+            stream.place = Some(Arc::clone(place));
         }
         self
     }

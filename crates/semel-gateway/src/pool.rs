@@ -410,13 +410,13 @@ impl Shelf {
 
 impl fmt::Display for NotMade {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str("no connection was made")
     }
 }
 
 impl StdError for NotMade {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source()
+        Some(&*self.0)
     }
 }
 
@@ -457,12 +457,17 @@ impl Lent {
         self.busy.take()
     }
 
-    /// Another connection in place of this one, which turned out to be closed.
-    pub(crate) async fn renewed(self, http1: bool) -> Result<Self, ConnectError> {
-        let is_shared = matches!(self.sender, Sender::Http2(_));
+    /// No other request gets this connection.
+    pub(crate) fn forget(&self) {
         if let Sender::Http2(share) = &self.sender {
             self.pool.forget(share);
         }
+    }
+
+    /// Another connection in place of this one, which turned out to be closed.
+    pub(crate) async fn renewed(self, http1: bool) -> Result<Self, ConnectError> {
+        let is_shared = matches!(self.sender, Sender::Http2(_));
+        self.forget();
         let renewed = match is_shared {
             // Others on that connection need one as well.
             true => self.pool.lend(http1).await?,
@@ -489,14 +494,14 @@ impl Lent {
                 *request.uri_mut() = Uri::from(path);
                 Either::Left(sender.try_send_request(request).map_err(NotAnswered::from))
             }
-            Sender::Http2(Share { sender, .. }) => {
+            Sender::Http2(Share { sender, place }) => {
                 // hyper would remove what it names, and `TE` is to arrive.
                 request.headers_mut().remove(CONNECTION);
                 *request.uri_mut() = self.pool.target(path);
                 let (parts, body) = request.into_parts();
                 let again = body.again();
                 let again = again.map(|body| Request::from_parts(parts.clone(), body));
-                let request = Request::from_parts(parts, body);
+                let request = Request::from_parts(parts, body.sent_from(place));
                 let sent = sender.try_send_request(request);
                 Either::Right(Box::pin(sent.map_err(|error| {
                     let error = NotAnswered::from(error);

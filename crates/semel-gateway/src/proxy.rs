@@ -15,7 +15,7 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
 use semel::guard::AttemptInfo;
-use semel_tower::{Disposition, TraceParent};
+use semel_tower::{Disposition, TraceParent, is_event_stream};
 use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Span;
@@ -250,7 +250,7 @@ impl Inner {
         }
         // An answer that is to be kept is read whole, so its silence counts; what is passed on may be silent for
         // as long as it likes.
-        let is_kept = asked.id.is_some() && !headers::is_event_stream(&parts.headers);
+        let is_kept = asked.id.is_some() && !is_event_stream(&parts.headers);
         let silence = self.silence.filter(|_| is_kept);
         let silence = silence.map(|silence| (silence, self.max_kept));
         Response::from_parts(parts, Body::answer(body, version, silence, connection))
@@ -326,6 +326,7 @@ impl Inner {
                 biased;
                 sent = connection.send(request) => sent,
                 () = progress.ceases(self.silence) => {
+                    connection.forget();
                     // Whose silence it is, is not known while the client's body is still to come.
                     if !progress.goes_on() {
                         connection.answered(false);
@@ -346,7 +347,12 @@ impl Inner {
                     return Err((Failure::Invalid, format!("answered with {status}")));
                 }
                 Ok(answer) => {
-                    connection.answered(!matches!(answer.status().as_u16(), 502..=504));
+                    match answer.status().as_u16() {
+                        502 => connection.answered(false),
+                        // A quota, or what the service waited for: the address is there, and perhaps not well.
+                        503 | 504 => {}
+                        _ => connection.answered(true),
+                    }
                     return Ok((answer, connection));
                 }
                 Err(error) => error,

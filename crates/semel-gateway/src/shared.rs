@@ -31,6 +31,7 @@ const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 pub(crate) struct Shared {
     taken: Instant,
     sender: SendRequest<Body>,
+    /// How many requests the upstream takes at once. Each of them has a clone.
     room: Arc<AtomicUsize>,
 }
 
@@ -38,9 +39,13 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Share {
     pub(crate) sender: SendRequest<Body>,
-    /// How many requests the upstream takes at once. Each of them has a clone.
-    room: Arc<AtomicUsize>,
+    /// The request's body has it, too: an upload may go on after its answer.
+    pub(crate) place: Arc<Place>,
 }
+
+/// One of the requests on a connection.
+#[derive(Debug)]
+pub(crate) struct Place(Arc<AtomicUsize>);
 
 impl Shared {
     /// Begins to speak HTTP/2, until the upstream has said how many requests it takes. That is the first
@@ -74,6 +79,7 @@ impl Shared {
         let (taken, said) = (Instant::now(), Arc::downgrade(&room));
         tokio::spawn(async move {
             let ended = poll_fn(|cx| {
+                waking.0.register(cx.waker());
                 let polled = Pin::new(&mut connection).poll(cx);
                 // It can be said again, and differently.
                 if let Some(room) = said.upgrade() {
@@ -96,7 +102,7 @@ impl Shared {
         self.taken = Instant::now();
         Share {
             sender: self.sender.clone(),
-            room: Arc::clone(&self.room),
+            place: Arc::new(Place(Arc::clone(&self.room))),
         }
     }
 
@@ -105,7 +111,7 @@ impl Shared {
     }
 
     pub(crate) fn is_that_of(&self, share: &Share) -> bool {
-        Arc::ptr_eq(&self.room, &share.room)
+        Arc::ptr_eq(&self.room, &share.place.0)
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -138,5 +144,39 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Waking {
             })
             .await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::task::yield_now;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// SETTINGS, with how many streams there may be.
+    const fn room_for(streams: u8) -> [u8; 15] {
+        [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, streams]
+    }
+
+    #[tokio::test]
+    async fn what_the_upstream_says_later_holds_without_a_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let (mut upstream, _) = listener.accept().await.unwrap();
+        upstream.write_all(&room_for(5)).await.unwrap();
+        let stream = TokioIo::new(stream.unwrap().into());
+        let shared = Shared::begin(stream, 1 << 14).await.unwrap();
+        for streams in [1, 7] {
+            upstream.write_all(&room_for(streams)).await.unwrap();
+            let follows = async {
+                while shared.room.load(Ordering::Relaxed) != usize::from(streams) {
+                    yield_now().await;
+                }
+            };
+            timeout(Duration::from_secs(10), follows).await.unwrap();
+        }
     }
 }

@@ -429,7 +429,8 @@ pub(crate) async fn collect<R: HttpBody<Data = Bytes>>(
     Content::Whole(read.join(), trailers)
 }
 
-pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
+/// Whether an answer is a stream of events (`text/event-stream`), of which the layer keeps nothing.
+pub fn is_event_stream(headers: &HeaderMap) -> bool {
     headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok()?.split(';').next())

@@ -115,7 +115,7 @@ mod service;
 mod transact;
 
 pub use attempt::OperationId;
-pub use body::Body;
+pub use body::{Body, is_event_stream};
 #[cfg(feature = "axum")]
 pub use extract::{InTransaction, TransactionRejection};
 pub use fingerprint::BodyForm;

@@ -185,10 +185,10 @@ async fn gateway(
     };
     let (tls, certificates) = acceptor(&config.tls)?;
     let (admin_tls, admin_certificates) = acceptor(&config.admin_tls)?;
-    if config.asks_over_tls() {
+    let trusted = trust.watch()?;
+    if trusted.is_none() && config.asks_over_tls() {
         trust.read()?;
     }
-    let trusted = trust.watch()?;
     let access = Access::open(&config.tokens)?;
     let opened = store::open(&config.store, &config.at_rest).await?;
     let secrets = opened.secrets.clone();

@@ -214,15 +214,6 @@ pub(crate) fn to_client(headers: &mut HeaderMap, switches: bool) {
     }
 }
 
-/// Whether an answer is a stream of events, of which the layer keeps nothing.
-pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = headers
-        .get(CONTENT_TYPE)
-        .and_then(|kind| kind.to_str().ok());
-    let essence = kind.and_then(|kind| kind.split(';').next());
-    essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("text/event-stream"))
-}
-
 /// Whether there is no length, or one number. With a zero in front some read it as octal, although the
 /// grammar allows it.
 pub(crate) fn has_plain_length(headers: &HeaderMap) -> bool {

@@ -111,6 +111,10 @@ impl Trust {
 impl Replaceable for Trust {
     type Contents = Contents;
 
+    fn whose(&self) -> &'static str {
+        "upstreams"
+    }
+
     fn read(&self) -> Result<Contents, Error> {
         Ok(Contents {
             ca: self.ca.as_ref().map(PemFile::read).transpose()?,

@@ -152,6 +152,10 @@ impl Acceptor {
 impl Replaceable for Acceptor {
     type Contents = Contents;
 
+    fn whose(&self) -> &'static str {
+        self.files.listener
+    }
+
     fn read(&self) -> Result<Contents, Error> {
         self.files.read()
     }

@@ -16,6 +16,9 @@ pub(crate) trait Replaceable: Send + Sync + 'static {
     /// What the files hold.
     type Contents: PartialEq + Send;
 
+    /// For whom it is, in the log.
+    fn whose(&self) -> &'static str;
+
     fn read(&self) -> Result<Self::Contents, Error>;
 
     /// Uses this from now on. If it cannot be used, nothing changes.
@@ -69,7 +72,10 @@ impl<R: Replaceable> Watch<R> {
             Err(error) => Err(error.clone()),
         };
         match replaced {
-            Ok(()) => tracing::info!("TLS: new certificates are in use"),
+            Ok(()) => {
+                let whose = self.used.whose();
+                tracing::info!("TLS: new certificates for {whose} are in use");
+            }
             Err(error) => tracing::error!("TLS: {error}; the old certificates stay in use"),
         }
     }

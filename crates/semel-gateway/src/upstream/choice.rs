@@ -30,7 +30,8 @@ impl Upstreams {
     }
 
     /// The address with the fewest requests under way, in turn where that is the same. Those that are down
-    /// come last, and those that were `tried` not again.
+    /// come last, and those that were `tried` not again. Bad answers count only while half of the addresses
+    /// are up, as in Envoy: clients can cause them, and the rest would have all the requests.
     pub(crate) fn choose(
         &self,
         http1: bool,
@@ -48,8 +49,13 @@ impl Upstreams {
         });
         let busy = |pool: &&Arc<Pool>| pool.health().busy.load(Ordering::Relaxed);
         let trial = left.clone().find(|pool| pool.health().takes_trial());
-        let mut up = left.clone().filter(|pool| pool.health().is_up());
-        let chosen = trial.or_else(|| up.by_ref().min_by_key(busy));
+        let up = self.pools.iter().filter(|pool| pool.health().is_up());
+        let is_half_up = 2 * up.count() >= self.pools.len();
+        let usable = left.clone().filter(|pool| match is_half_up {
+            true => pool.health().is_up(),
+            false => pool.health().is_reachable(),
+        });
+        let chosen = trial.or_else(|| usable.min_by_key(busy));
         let chosen = chosen.or_else(|| left.min_by_key(busy))?;
         let busy = Busy::new(&chosen.health().busy);
         Some((Arc::clone(chosen), Some(busy)))

@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// After so many requests in a row without an answer of the service, others are preferred. This and the
 /// pauses are Envoy's.
 const BAD_ANSWERS: u32 = 5;
-/// How long they are for the first time; as much longer each time after that, up to the longest. Each trial
+/// How long they are for the first time; as much longer after each trial that failed, up to the longest. It
 /// can cost an outcome that nobody knows.
 const ANSWER_PAUSE: Duration = Duration::from_secs(30);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -31,12 +31,14 @@ pub(crate) struct Health {
     failures: AtomicU32,
     /// Requests in a row that were not answered.
     bad_answers: AtomicU32,
-    /// How often it went out for those; each trial counts until it succeeds.
+    /// How often it went out for those, with the trials that failed.
     ejections: AtomicU32,
     /// When it came back after that.
     returned: AtomicU64,
     /// When the next request may try it, while it is out.
     trial: AtomicU64,
+    /// Whether a trial was begun after bad answers, of which nothing is known yet.
+    is_tried: AtomicBool,
     since: Instant,
     /// Checks in a row that failed.
     bad_checks: AtomicU32,
@@ -55,6 +57,7 @@ impl Health {
             ejections: AtomicU32::new(0),
             returned: AtomicU64::new(0),
             trial: AtomicU64::new(0),
+            is_tried: AtomicBool::new(false),
             since: Instant::now(),
             bad_checks: AtomicU32::new(0),
             was_up: AtomicBool::new(true),
@@ -69,11 +72,20 @@ impl Health {
 
     /// Whether nothing speaks against it.
     pub(crate) fn is_up(&self) -> bool {
-        !self.is_ejected() && self.bad_checks.load(Ordering::Relaxed) < BAD_CHECKS
+        self.is_reachable() && !self.answers_badly()
     }
 
-    fn is_ejected(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) >= FAILURES || self.answers_badly()
+    /// Whether nothing but its answers speaks against it.
+    pub(super) fn is_reachable(&self) -> bool {
+        !self.is_unreached() && !self.is_ill()
+    }
+
+    fn is_unreached(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) >= FAILURES
+    }
+
+    fn is_ill(&self) -> bool {
+        self.bad_checks.load(Ordering::Relaxed) >= BAD_CHECKS
     }
 
     fn answers_badly(&self) -> bool {
@@ -82,17 +94,17 @@ impl Health {
 
     /// Whether it is time to try again what failed. Of all who ask at that time one tries.
     pub(super) fn takes_trial(&self) -> bool {
-        if !self.is_ejected() || self.bad_checks.load(Ordering::Relaxed) >= BAD_CHECKS {
+        let answers_badly = self.answers_badly();
+        if self.is_ill() || !(self.is_unreached() || answers_badly) {
             return false;
         }
         let (trial, now) = (self.trial.load(Ordering::Relaxed), self.now());
         if now < trial {
             return false;
         }
-        let ejections = self.ejections.load(Ordering::Relaxed);
-        // As if it failed: what succeeds sets it right.
-        let pause = match self.answers_badly() {
-            true => answer_pause(ejections.saturating_add(1)),
+        // The shortest there is: from a client that leaves nothing is learnt.
+        let pause = match answers_badly {
+            true => ANSWER_PAUSE,
             false => PAUSE,
         };
         let next = now.saturating_add(millis(pause));
@@ -100,8 +112,8 @@ impl Health {
             .trial
             .compare_exchange(trial, next, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok();
-        if is_first && self.answers_badly() {
-            self.ejections.fetch_add(1, Ordering::Relaxed);
+        if is_first {
+            self.is_tried.store(answers_badly, Ordering::Relaxed);
         }
         is_first
     }
@@ -138,10 +150,14 @@ impl Health {
     /// service was not there.
     pub(crate) fn answered(&self, is_good: bool) {
         if !is_good {
-            if self.bad_answers.fetch_add(1, Ordering::Relaxed) == BAD_ANSWERS - 1 {
+            let before = self.bad_answers.fetch_add(1, Ordering::Relaxed);
+            if before == BAD_ANSWERS - 1 {
                 self.ejected();
+            } else if before >= BAD_ANSWERS && self.is_tried.swap(false, Ordering::Relaxed) {
+                // One of them for each trial: what was under way before it prolongs nothing.
+                self.rest_longer();
             }
-            self.tell("5 requests in a row had no answer, or 502, 503 or 504");
+            self.tell("5 requests in a row had no answer, or 502");
         } else if self.bad_answers.load(Ordering::Relaxed) != 0 {
             if self.answers_badly() {
                 self.returned.store(self.now(), Ordering::Relaxed);
@@ -157,6 +173,11 @@ impl Health {
         if self.now().saturating_sub(returned) >= millis(LONGEST_PAUSE) {
             self.ejections.store(0, Ordering::Relaxed);
         }
+        self.is_tried.store(false, Ordering::Relaxed);
+        self.rest_longer();
+    }
+
+    fn rest_longer(&self) {
         let before = self.ejections.fetch_add(1, Ordering::Relaxed);
         self.rest(answer_pause(before.saturating_add(1)));
     }
@@ -291,6 +312,19 @@ mod tests {
             health.unreached();
         }
         assert_eq!(until_trial(&health).await, 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_of_which_nothing_is_learnt_makes_no_pause_longer() {
+        let health = health();
+        fail(&health);
+        for _ in 0..4 {
+            assert_eq!(until_trial(&health).await, 30);
+        }
+        for _ in 0..100 {
+            health.answered(false);
+        }
+        assert_eq!(until_trial(&health).await, 60);
     }
 
     #[tokio::test]

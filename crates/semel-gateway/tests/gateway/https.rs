@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::Body;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, Version};
+use http_body_util::channel::Channel;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
@@ -269,6 +270,78 @@ async fn a_request_waits_for_no_room_on_a_connection_of_http2() {
     assert_eq!(order(0).await.status, 200);
     for answer in futures_util::future::join_all((1..5).map(order)).await {
         assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
+
+/// It takes the upstream's room until it ends.
+#[tokio::test]
+async fn an_upload_that_was_answered_early_is_in_nobodys_way() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        // Neither read nor given up.
+        let held = Arc::new(Mutex::new(Vec::new()));
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let held = Arc::clone(&held);
+            let service = service_fn(move |request: Request<Incoming>| {
+                held.lock().unwrap().push(request.into_body());
+                async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+            });
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(1);
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let flags = [
+        &*format!("--upstream=h2c://{address}"),
+        "--upstream-timeout=5s",
+    ];
+    let gateway = Gateway::start(address, &flags);
+    // One connection of the client: one thread.
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let mut sender = crate::support::tls::http2::<Channel<Bytes>>(stream).await;
+    let mut uploads = Vec::new();
+    for _ in 0..3 {
+        let (upload, body) = Channel::new(1);
+        let put = Request::put(format!("http://{}/", gateway.address));
+        let answer = sender.send_request(put.body(body).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.into_body().collect().await.unwrap();
+        uploads.push(upload);
+    }
+}
+
+/// It would be the fullest for as long as others wait there.
+#[tokio::test]
+async fn a_connection_of_http2_that_was_silent_gets_no_more_requests() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for nth in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = service_fn(move |_| async move {
+                if nth == 0 {
+                    std::future::pending::<()>().await;
+                }
+                Ok::<_, Infallible>(Response::new(Body::empty()))
+            });
+            let builder = http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let flags = [
+        &*format!("--upstream=h2c://{address}"),
+        "--upstream-timeout=500ms",
+    ];
+    let gateway = Gateway::start(address, &flags);
+    // One connection of the client: one thread.
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let mut sender = crate::support::tls::http2::<Full<Bytes>>(stream).await;
+    for status in [504, 200] {
+        let get = request(Method::GET, gateway.address, "/", &[], "");
+        let answer = sender.send_request(get).await.unwrap();
+        assert_eq!(answer.status(), status);
     }
 }
 

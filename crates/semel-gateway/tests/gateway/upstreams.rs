@@ -114,7 +114,7 @@ async fn an_address_that_does_not_answer_gets_no_requests() {
     for reaction in [
         Reaction::Close,
         Reaction::Silence,
-        Reaction::Send("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"),
+        Reaction::Send("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n"),
         Reaction::Send("HTTP/1.1 101 Switching Protocols\r\n\r\n"),
         Reaction::Send("no HTTP\r\n\r\n"),
     ] {
@@ -142,6 +142,8 @@ async fn an_address_that_answers_is_up_whatever_it_says() {
     for answer in [
         "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n",
     ] {
         let one = Script::start(Reaction::Send(answer)).await;
         let two = Script::start(Reaction::Send(answer)).await;
@@ -152,6 +154,26 @@ async fn an_address_that_answers_is_up_whatever_it_says() {
         assert_eq!([one.requests().len(), two.requests().len()], [10, 10]);
         assert_eq!(metric(&gateway, "up", one.address).await, 1);
     }
+}
+
+/// Clients can be what is wrong: the last address has not all the requests.
+#[tokio::test]
+async fn bad_answers_take_out_no_more_than_half_of_the_addresses() {
+    let broken = [
+        Script::start(Reaction::Close).await,
+        Script::start(Reaction::Close).await,
+    ];
+    let good = Served::start(None).await;
+    let addresses = [broken[0].address, broken[1].address, good.address];
+    let gateway = start(&addresses, &[]);
+    for n in 0..60 {
+        order(gateway.address, &format!("\"k{n}\"")).await;
+    }
+    for (script, address) in broken.iter().zip(addresses) {
+        assert!(script.requests().len() > 10);
+        assert_eq!(metric(&gateway, "up", address).await, 0);
+    }
+    assert!(good.seen().len() > 10);
 }
 
 #[tokio::test]
