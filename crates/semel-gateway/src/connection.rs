@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
+use hyper::service::Service;
 use tokio::time::{Instant, sleep, sleep_until};
-use tower_service::Service;
 
 /// What is known of a connection's requests.
 #[derive(Debug)]
@@ -110,11 +110,7 @@ where
     type Error = S::Error;
     type Future = InUse<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&self, request: Request<B>) -> Self::Future {
         let under_way = UnderWay::begin(&self.usage);
         InUse {
             inner: self.inner.call(request),

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use http::header::HOST;
 use http::{HeaderMap, Method, Request, Response, Uri};
+use hyper::service::Service;
 use semel_tower::{OperationId, PROTECTED, Replayed, TraceParent};
 use tokio::time::Instant;
-use tower_service::Service;
 use tracing::field::{Empty, display};
 use tracing::{Level, Span};
 
@@ -45,11 +45,7 @@ where
     type Error = S::Error;
     type Future = Answering<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&self, mut request: Request<B>) -> Self::Future {
         let is_told = self.has_spans || tracing::enabled!(target: ACCESS, Level::INFO);
         let asked = is_told.then(|| Box::new(Asked::new(&mut request, self.has_spans)));
         let entered = asked.as_ref().map(|asked| asked.span.enter());

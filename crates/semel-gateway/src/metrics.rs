@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
+use hyper::service::Service;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,7 +16,6 @@ use prometheus_client::registry::Registry;
 use semel::Store;
 use semel::guard::{Guard, Signal, Tally};
 use tokio::time::Instant;
-use tower_service::Service;
 
 use crate::pool::Pools;
 use crate::principal::REFUSALS;
@@ -566,11 +566,7 @@ where
     type Error = S::Error;
     type Future = Timed<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&self, request: Request<B>) -> Self::Future {
         self.metrics.in_flight.inc();
         Timed {
             inner: self.inner.call(request),

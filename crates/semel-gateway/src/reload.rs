@@ -94,7 +94,7 @@ impl<S: Store + Clone> Reload<S> {
                 let table = table.map_err(|error| vec![error.to_string()])?;
                 Ok((table, access))
             });
-        self.metrics.reloaded(table.is_ok());
+        let is_used = table.is_ok();
         match table {
             Ok((table, access)) => {
                 let routes = &table.config.routes;
@@ -111,6 +111,8 @@ impl<S: Store + Clone> Reload<S> {
                 tracing::error!("configuration: what was read is wrong; the old one stays in use");
             }
         }
+        // Whoever sees it counted finds it in use.
+        self.metrics.reloaded(is_used);
     }
 }
 

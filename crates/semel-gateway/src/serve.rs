@@ -12,17 +12,15 @@ use futures_util::future::join3;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use ipnet::IpNet;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout};
-use tower::ServiceExt as _;
-use tower_service::Service;
 
 use crate::connection::{Usage, Used};
 use crate::cores::Cores;
@@ -126,10 +124,7 @@ pub async fn run<S, B>(
     made: impl Fn(Peer) -> S + Clone + Send + 'static,
     shutdown: impl Future<Output = ()>,
 ) where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
     B: HttpBody + Send + 'static,
     B::Data: Send,
@@ -187,7 +182,8 @@ pub async fn run<S, B>(
             let service = made(Peer::new(peer));
             let usage = Arc::new(Usage::new());
             let mut ends = Ends::watch(Arc::clone(&usage), stopping, bounds);
-            let service = service.map_request(move |mut request: Request<_>| {
+            let used = Used::new(service, Arc::clone(&usage));
+            let service = service_fn(move |mut request: Request<_>| {
                 let extensions = request.extensions_mut();
                 if let Some(certificate) = &certificate {
                     extensions.insert(certificate.clone());
@@ -195,9 +191,8 @@ pub async fn run<S, B>(
                 if extensions.get::<OnUpgrade>().is_some() {
                     extensions.insert(Arc::clone(&held));
                 }
-                request
+                used.call(request)
             });
-            let service = TowerToHyperService::new(Used::new(service, Arc::clone(&usage)));
             let io = TokioIo::new(stream);
             let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
             let ended = loop {
@@ -434,7 +429,7 @@ mod tests {
     async fn served() -> std::net::SocketAddr {
         let (listener, address) = bound().await;
         let six = Arc::new(Barrier::new(6));
-        let service = tower::service_fn(move |request: Request<Incoming>| {
+        let service = service_fn(move |request: Request<Incoming>| {
             let six = Arc::clone(&six);
             async move {
                 let path = request.uri().path();
@@ -514,7 +509,7 @@ mod tests {
     #[tokio::test]
     async fn an_upload_that_is_not_read_stops_no_other() {
         let (listener, address) = bound().await;
-        let service = tower::service_fn(|request: Request<Incoming>| async move {
+        let service = service_fn(|request: Request<Incoming>| async move {
             if request.uri().path() == "/unread" {
                 std::future::pending::<()>().await;
             }
@@ -544,7 +539,7 @@ mod tests {
     async fn an_answer_that_is_not_taken_ends_with_its_connection() {
         let (listener, address) = bound().await;
         let (given_up, mut are_given_up) = mpsc::channel(2);
-        let service = tower::service_fn(move |_: Request<Incoming>| {
+        let service = service_fn(move |_: Request<Incoming>| {
             let given_up = given_up.clone();
             let (mut pieces, body) = Channel::<Bytes>::new(1);
             tokio::spawn(async move {

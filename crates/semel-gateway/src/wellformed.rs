@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, Uri, Version};
+use hyper::service::Service;
 use pin_project_lite::pin_project;
-use tower_service::Service;
 
 use crate::headers;
 use crate::problem::Problem;
@@ -162,11 +162,7 @@ where
     type Error = Infallible;
     type Future = Answer<S::Future, R>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&self, request: Request<B>) -> Self::Future {
         let version = request.version();
         match check(request.method(), request.uri(), version, request.headers()) {
             Ok(()) => Answer::Passed {

@@ -17,7 +17,7 @@ use http_body_util::{BodyExt as _, LengthLimitError};
 use semel::Store;
 use semel::guard::{Guard, catch_panic};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::limits::{Bodies, Slot};
 use crate::observe::Watch;
@@ -369,9 +369,28 @@ const LONGEST_ALONE: Duration = Duration::from_mins(10);
 /// or takes nothing of it: the inner service may do its work while it writes (R11).
 async fn pass_on<R: Relayable>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relayed<R::Error>>) {
     let mut relay = Some(relay);
-    let mut alone = None;
+    let mut alone_until = None;
     let passed_on = catch_panic(async {
-        while let Some(frame) = rest.frame().await {
+        loop {
+            let next = match &relay {
+                Some(client) => tokio::select! {
+                    biased;
+                    next = rest.frame() => next,
+                    // A service that says nothing does not learn that nobody listens.
+                    () = client.closed() => {
+                        relay = None;
+                        continue;
+                    }
+                },
+                None => {
+                    let end = *alone_until.get_or_insert_with(|| Instant::now() + LONGEST_ALONE);
+                    match timeout_at(end, rest.frame()).await {
+                        Ok(next) => next,
+                        Err(_) => break,
+                    }
+                }
+            };
+            let Some(frame) = next else { break };
             let broken = frame.is_err();
             if let Some(client) = relay.take() {
                 match timeout(LONGEST_STALL, client.send(Relayed::Frame(frame))).await {
@@ -380,10 +399,6 @@ async fn pass_on<R: Relayable>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relaye
                     // An end would say that it got all: it gets nothing more until it goes away.
                     Err(_) => drop(tokio::spawn(async move { client.closed().await })),
                 }
-            }
-            let is_alone = relay.is_none();
-            if is_alone && alone.get_or_insert_with(Instant::now).elapsed() > LONGEST_ALONE {
-                break;
             }
             if broken {
                 break;

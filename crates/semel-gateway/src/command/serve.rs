@@ -8,6 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::Extension;
 use clap::ArgMatches;
+use hyper_util::service::TowerToHyperService;
 use semel::guard::Guard;
 use semel::purge::Purger;
 use semel::store::{OnLost, Store};
@@ -295,7 +296,7 @@ async fn gateway(
         },
         bounds,
         // Around all of it: the routes of a router are each laid anew.
-        move |peer| Extension(peer).layer(admin.clone()),
+        move |peer| TowerToHyperService::new(Extension(peer).layer(admin.clone())),
         async { drop(admin_ends.await) },
     ));
     let (drained, until_drained) = tokio::sync::oneshot::channel();

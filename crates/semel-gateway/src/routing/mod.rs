@@ -78,7 +78,7 @@ pub fn find(routes: &[Route], method: &Method, uri: &Uri, headers: &HeaderMap) -
     };
     let found = |first: Option<usize>| first.map_or(Found::None, Found::Route);
     let path = uri.path();
-    if path::is_plain(path) || routes.iter().all(|route| route.matches.paths.is_empty()) {
+    if routes.iter().all(|route| route.matches.paths.is_empty()) || path::is_plain(path) {
         return found(first(path));
     }
     let all = (path.len() <= MOST_TO_READ).then(|| path::readings(path));
@@ -231,16 +231,12 @@ impl<S> fmt::Debug for Router<S> {
     }
 }
 
-impl<S: Store> Service<Request<Incoming>> for Router<S> {
+impl<S: Store> hyper::service::Service<Request<Incoming>> for Router<S> {
     type Response = Response<semel_tower::Body<Body>>;
     type Error = Infallible;
     type Future = Counted;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.table.load().call(request, &self.peer)
     }
 }

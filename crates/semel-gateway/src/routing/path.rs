@@ -128,8 +128,15 @@ impl fmt::Display for Path {
 
 /// Whether there is one reading only, the path itself.
 pub(crate) fn is_plain(path: &str) -> bool {
-    let strange = |byte: u8| matches!(byte, b'%' | b';' | b'\\');
-    !path.bytes().any(strange) && !path.contains("//") && !path.contains("/.")
+    let mut last = 0;
+    path.bytes().all(|byte| {
+        let is_strange = match last {
+            b'/' => matches!(byte, b'%' | b';' | b'\\' | b'/' | b'.'),
+            _ => matches!(byte, b'%' | b';' | b'\\'),
+        };
+        last = byte;
+        !is_strange
+    })
 }
 
 /// What servers may take a path for; `None` if that is too much to compare. Percent-encodings are decoded

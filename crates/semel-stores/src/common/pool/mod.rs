@@ -24,7 +24,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use semel::store::Result;
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -318,9 +318,8 @@ impl<W: Wire> Pool<W> {
                 } else {
                     None
                 };
-                if let Some(slot) = more {
-                    tokio::spawn(group::drain(slot));
-                }
+                // It goes on with the queue.
+                drop(more);
             }
             return match timeout_at(deadline, waiting).await {
                 Ok(Ok(answer)) => answer,
@@ -367,7 +366,7 @@ impl<W: Wire> Pool<W> {
         Some(Slot {
             shared: self.0.clone(),
             link: state.idle.pop(),
-            on_its_way: false,
+            on_its_way: None,
         })
     }
 
@@ -411,14 +410,14 @@ fn given_up(fate: &Fate) -> Failed {
 struct Slot<W: Wire> {
     shared: Arc<Shared<W>>,
     link: Option<W::Link>,
-    /// Handed to a task that has not begun.
-    on_its_way: bool,
+    /// The runtime of the task that it was handed to, which has not begun.
+    on_its_way: Option<runtime::Id>,
 }
 
 impl<W: Wire> Slot<W> {
     /// The task that it was handed to has begun.
     fn arrived(&mut self) {
-        self.on_its_way = false;
+        self.on_its_way = None;
     }
 
     /// The connection, made where there is none.
@@ -442,15 +441,21 @@ impl<W: Wire> Drop for Slot<W> {
     fn drop(&mut self) {
         let link = self.link.take();
         let mut state = self.shared.state.lock();
-        if self.on_its_way {
-            // The runtime has ended, and drops every task before it begins: the next one too. Who waits on
-            // another learns that nothing was sent.
+        // A runtime that has ended drops every task before it begins.
+        let ended = self.on_its_way;
+        let here = Handle::try_current().ok();
+        let next = match ended {
+            None => Some(self.shared.runtime.clone()),
+            Some(ended) => here.filter(|here| here.id() != ended),
+        };
+        let Some(next) = next else {
+            // Waiters on other runtimes learn that nothing was sent.
             state.busy -= 1;
             let queue = std::mem::take(&mut state.queue);
             drop(state);
             drop(queue);
             return;
-        }
+        };
         if state.queue.is_empty() || state.closed {
             state.busy -= 1;
             match link {
@@ -463,15 +468,13 @@ impl<W: Wire> Drop for Slot<W> {
             return;
         }
         drop(state);
-        // The slot goes on in a task of its own, which ends when nothing is queued.
+        // The slot goes on in a task of its own, which ends when nothing is queued: where the store was opened, as
+        // a caller's runtime may stand still between its calls; where that has ended, on the caller's.
         let slot = Self {
             shared: self.shared.clone(),
             link,
-            on_its_way: true,
+            on_its_way: Some(next.id()),
         };
-        // The caller's runtime: the one that the store was opened on may have ended.
-        let runtime = Handle::try_current();
-        let runtime = runtime.unwrap_or_else(|_| self.shared.runtime.clone());
-        runtime.spawn(group::drain(slot));
+        next.spawn(group::drain(slot));
     }
 }
