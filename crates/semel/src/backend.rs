@@ -302,7 +302,7 @@ impl<B: Backend> Store for Recorded<B> {
             let record = &entry.record;
             if record.state.kind() == query.state
                 && !record.is_purgeable(now)
-                && (!query.lapsed || record.is_lapsed(now))
+                && (!query.only_lapsed() || record.is_lapsed(now))
             {
                 page.next = Some(cursor(&key));
                 page.entries.push(entry);

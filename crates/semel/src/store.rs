@@ -66,7 +66,7 @@ pub struct Cursor(pub Box<[u8]>);
 pub struct ListQuery {
     /// Records in this state.
     pub state: StateKind,
-    /// Among those in flight, only the ones past their lease.
+    /// Among those in flight, only the ones past their lease. Says nothing of records in another state.
     pub lapsed: bool,
     /// Go on after an earlier page.
     pub after: Option<Cursor>,
@@ -83,6 +83,11 @@ impl ListQuery {
             after: None,
             limit: 100,
         }
+    }
+
+    /// Whether it is for lapsed records alone.
+    pub const fn only_lapsed(&self) -> bool {
+        self.lapsed && matches!(self.state, StateKind::InFlight)
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) async fn list(
         .limit(look_at)
         .expression_attribute_names("#state", item::STATE)
         .expression_attribute_values(":state", item::state(query.state));
-    let filter = if query.lapsed && query.state == StateKind::InFlight {
+    let filter = if query.only_lapsed() {
         request = request
             .expression_attribute_names("#until", item::LEASE_UNTIL)
             .expression_attribute_values(":now", item::number(now.as_micros()));

@@ -196,7 +196,7 @@ impl FileStore {
             .range((from, Bound::Unbounded))
             .filter(|(_, entry)| {
                 entry.record.state.kind() == query.state
-                    && (!query.lapsed || entry.record.is_lapsed(now))
+                    && (!query.only_lapsed() || entry.record.is_lapsed(now))
             });
         let limit = query.limit.max(1);
         let entries: Vec<Entry> = matching
@@ -249,9 +249,7 @@ impl FileStore {
             match decode(&value, &last) {
                 Ok(entry) => {
                     let record = &entry.record;
-                    if record.state.kind() == query.state
-                        && !query.lapsed
-                        && !record.is_purgeable(self.shared.now())
+                    if record.state.kind() == query.state && !record.is_purgeable(self.shared.now())
                     {
                         entries.push(entry);
                     }

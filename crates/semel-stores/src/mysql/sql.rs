@@ -361,7 +361,7 @@ impl Table {
             true => format!("purge_at={NEVER}"),
             false => format!("purge_at>{NOW}"),
         };
-        if query.lapsed && query.state == StateKind::InFlight {
+        if query.only_lapsed() {
             let _ = write!(condition, " AND lease_until<={NOW}");
         }
         if let Some((purge_at, digest)) = after {

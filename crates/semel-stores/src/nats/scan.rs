@@ -245,7 +245,7 @@ impl NatsStore {
             let now = self.shared.now();
             let in_state = |row: &Row| {
                 row.entry.record.state.kind() == query.state
-                    && (!query.lapsed || looks_lapsed(row, now))
+                    && (!query.only_lapsed() || looks_lapsed(row, now))
             };
             let wanted = |row: &Row| in_state(row) && !row.entry.record.is_purgeable(now);
             let replaced: HashSet<u64> = batch.iter().filter_map(|met| met.replaces).collect();

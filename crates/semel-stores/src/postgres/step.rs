@@ -193,7 +193,7 @@ const STRETCH: i64 = 1024;
 
 pub(super) fn list(query: &ListQuery) -> Step {
     let kind = match query.state {
-        StateKind::InFlight if query.lapsed => Kind::ListLapsed,
+        StateKind::InFlight if query.only_lapsed() => Kind::ListLapsed,
         StateKind::InFlight => Kind::ListInFlight,
         StateKind::Unknown => Kind::ListUnknown,
         StateKind::Completed => Kind::ListCompleted,

@@ -296,7 +296,7 @@ impl Inner {
                 _ => continue,
             };
             let lapsed = head.state == StateKind::InFlight && now >= head.lease_until;
-            let hidden = query.lapsed && query.state == StateKind::InFlight && !lapsed;
+            let hidden = query.only_lapsed() && !lapsed;
             if head.state == query.state && now < head.purge_at && !hidden {
                 wanted.push(digest);
             }

@@ -27,7 +27,7 @@ pub(super) fn list(
         last = row.get(0)?;
         let entry = row::entry(row)?;
         let record = &entry.record;
-        if !record.is_purgeable(now) && (!query.lapsed || record.is_lapsed(now)) {
+        if !record.is_purgeable(now) && (!query.only_lapsed() || record.is_lapsed(now)) {
             entries.push(entry);
         }
     }

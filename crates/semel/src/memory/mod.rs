@@ -273,7 +273,7 @@ impl<C: Clock> Store for MemoryStore<C> {
                 .filter(|cell| {
                     let record = &cell.record;
                     record.state.kind() == query.state
-                        && (!query.lapsed || record.is_lapsed(now))
+                        && (!query.only_lapsed() || record.is_lapsed(now))
                         && !record.is_purgeable(now)
                 })
                 .map(|cell| *cell.identity.digest())

@@ -332,7 +332,7 @@ impl Model {
         let shown = |identity: &usize| {
             self.standing(*identity).is_some_and(|row| {
                 let is_lapsed = row.phase == Phase::Running && self.now >= row.lapses;
-                row.phase.kind() == state && (!lapsed || is_lapsed)
+                row.phase.kind() == state && (is_lapsed || !lapsed || state != StateKind::InFlight)
             })
         };
         (0..IDENTITIES).filter(shown).collect()
