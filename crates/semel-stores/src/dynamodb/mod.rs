@@ -35,7 +35,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel::record::{Change, Update};
+use semel::record::Change;
 use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Store, Waited,
@@ -51,7 +51,7 @@ use self::call::Table;
 use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
-use crate::common::doubt::undoubted;
+use crate::common::doubt::{doubtful, undoubted};
 use crate::common::{Driver, Gate, Poll, Running, Waiters, fits};
 
 pub(crate) const DRIVER: Driver = Driver {
@@ -139,20 +139,18 @@ impl Store for DynamoDbStore {
         let _under_way = self.gate.enter()?;
         fits(change, "dynamodb", MAX_OUTCOME)?;
         let mut in_doubt = false;
-        let doubt = &mut in_doubt;
         let answer = match change {
-            Change::Held(token, Update::Renew(lease)) => {
-                self.prolong(identity, change, token, *lease, doubt).await?
+            Change::Held(token, update) => {
+                let held = self.held(identity, change, token, update, &mut in_doubt);
+                held.await
             }
-            Change::Held(token, Update::KeepStep { step, kept }) => {
-                self.append(identity, change, token, step, *kept, doubt)
-                    .await?
-            }
-            Change::Held(token, _) => self.settle(identity, change, token, doubt).await?,
-            Change::Resolve(resolution) => {
-                self.resolve(identity, change, resolution, doubt).await?
-            }
+            Change::Resolve(_) => self.resolve(identity, change, &mut in_doubt).await,
         };
+        if change.ends_attempt() {
+            // After an error too: it may have happened.
+            self.waiters.wake(identity);
+        }
+        let answer = answer.map_err(|error| doubtful(error, in_doubt))?;
         undoubted(change, answer, in_doubt)
     }
 

@@ -1,18 +1,16 @@
 //! The steps that change a record: each a conditional write, decided by `semel::record` on what is
 //! known of the record, and anew on what the write found.
 
-use std::time::Duration;
-
 use aws_sdk_dynamodb::types::ReturnValue;
-use semel::record::{self, Change};
-use semel::store::{Claim, ClaimRequest, Fence, Fenced, Nonce, Refusal, Resolution, Result, Token};
+use semel::record::{self, Change, Update as Asked};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, Refusal, Result, Token};
 use semel::{
-    Fingerprint, FinishedStep, Identity, IdentityDigest, Note, Outcome, Progress, Record, State,
-    StateKind, StoreError, StoreErrorKind, Timestamp,
+    Fingerprint, Identity, IdentityDigest, Note, Progress, Record, State, StateKind, StoreError,
+    StoreErrorKind, Timestamp,
 };
 
 use super::call::Written;
-use super::item::{self, Item, Reader};
+use super::item::{self, Item, Reader, Row};
 use super::{DynamoDbStore, update};
 use crate::common::doubt::{doubtful, undoubted_claim};
 
@@ -44,7 +42,10 @@ impl DynamoDbStore {
             };
             let update = match &known {
                 None => update::claim(identity, request, &record),
-                Some((row, _)) => update::replace(identity, request, row, &record),
+                Some((row, _)) if record.state == State::InFlight => {
+                    update::take_over(identity, request, row, &record)
+                }
+                Some((row, _)) => update::settle_as(row, &record),
             };
             let written = self
                 .table
@@ -54,165 +55,145 @@ impl DynamoDbStore {
                     if let State::InFlight = record.state {
                         return self.acquired(digest, &item, now);
                     }
-                    self.changed(digest, &record.token.nonce);
+                    self.seen.forget(digest, &record.token.nonce);
+                    self.waiters.wake(digest);
                     return undoubted_claim(decision.claim, in_doubt);
                 }
                 Written::No(item) => {
-                    let row = item.map(|item| Reader(&item).row()).transpose()?;
                     now = self.now();
-                    known = row.map(|row| {
-                        let judged = self.seen.judge(digest, &row, now);
-                        (row, judged)
-                    });
+                    known = self.judged(digest, item, now)?;
                 }
             }
         }
         Err(doubtful(unsettled(), in_doubt))
     }
 
-    pub(super) async fn prolong(
+    /// A change by an attempt's own token: written unread, and judged by the item that was in its way.
+    pub(super) async fn held(
         &self,
-        identity: &IdentityDigest,
+        digest: &IdentityDigest,
         change: &Change,
         token: &Token,
-        lease: Duration,
+        asked: &Asked,
         in_doubt: &mut bool,
     ) -> Result<Fenced> {
-        let micros = item::micros(lease);
-        let known = self.seen.of_token(identity, token);
-        let mut at_least = known.is_none_or(|(known, _)| known <= micros);
+        let ends = change.ends_attempt();
+        // What the write's condition goes by, as far as it is known.
+        let (mut lease, mut steps) = self.seen.of_token(digest, token).unwrap_or_default();
         for _ in 0..ROUNDS {
             let now = self.now();
-            let update = update::renew(token, micros, now.after(lease), at_least);
-            match self
-                .table
-                .update(identity, update, ReturnValue::AllNew, in_doubt)
-                .await?
-            {
-                Written::Yes(item) => {
-                    self.seen.judge(identity, &Reader(&item).row()?, now);
-                    return Ok(Fenced::Applied);
+            let update = match asked {
+                Asked::Renew(length) => {
+                    let micros = item::micros(*length);
+                    let until = now.after(*length);
+                    Some(update::renew(token, micros, until, lease <= micros))
                 }
-                Written::No(None) => return Ok(Refusal::Missing.into()),
-                Written::No(Some(item)) => {
-                    let row = Reader(&item).row()?;
-                    if let Err(refusal) = change.decide(Some(&row.record), now, Fence(0)) {
-                        return Ok(refusal.into());
-                    }
-                    at_least = row.lease <= micros;
+                Asked::KeepStep { step, kept } => {
+                    let length = kept.saturating_add(step.as_bytes().len());
+                    let fits = length <= Progress::MAX_STORED;
+                    fits.then(|| update::keep_step(token, step, *kept))
                 }
-            }
-        }
-        Err(unsettled())
-    }
-
-    pub(super) async fn append(
-        &self,
-        identity: &IdentityDigest,
-        change: &Change,
-        token: &Token,
-        step: &FinishedStep,
-        kept: usize,
-        in_doubt: &mut bool,
-    ) -> Result<Fenced> {
-        let room = kept.saturating_add(step.as_bytes().len()) <= Progress::MAX_STORED;
-        for _ in 0..ROUNDS {
-            let written = if room {
-                let update = update::keep_step(token, step, kept);
-                self.table
-                    .update(identity, update, ReturnValue::AllNew, in_doubt)
-                    .await?
-            } else {
-                // Never written: what is there says why.
-                Written::No(self.table.read(identity.to_string(), None).await?)
+                Asked::Complete(..) | Asked::Abandon | Asked::MarkUnknown => {
+                    let Ok(Some(record)) = change.decide(Some(&held(*token, steps)), now, Fence(0))
+                    else {
+                        return Err(unsettled());
+                    };
+                    let from: &[StateKind] = match asked {
+                        Asked::MarkUnknown => &[StateKind::InFlight],
+                        _ => &[StateKind::InFlight, StateKind::Unknown],
+                    };
+                    Some(update::settle(token, from, &record))
+                }
             };
-            match written {
-                Written::Yes(item) => {
-                    self.seen.judge(identity, &Reader(&item).row()?, self.now());
+            let returns = match ends {
+                true => ReturnValue::None,
+                false => ReturnValue::AllNew,
+            };
+            let written = match update {
+                Some(update) => self.table.update(digest, update, returns, in_doubt).await?,
+                // Never written: what is there says why.
+                None => Written::No(self.table.read(digest.to_string(), None).await?),
+            };
+            let row = match written {
+                Written::Yes(_) if ends => {
+                    self.seen.forget(digest, &token.nonce);
                     return Ok(Fenced::Applied);
                 }
-                Written::No(None) => return Ok(Refusal::Missing.into()),
-                Written::No(Some(item)) => {
-                    let found = Reader(&item).row()?.record;
-                    match change.decide(Some(&found), self.now(), Fence(0)) {
-                        Ok(None) => return Ok(Fenced::Applied),
-                        Err(refusal) => return Ok(refusal.into()),
-                        Ok(Some(_)) => {}
-                    }
+                Written::Yes(item) => {
+                    self.seen.judge(digest, &Reader(&item).row()?, now);
+                    return Ok(Fenced::Applied);
                 }
+                Written::No(item) => item.map(|item| Reader(&item).row()).transpose()?,
+            };
+            match change.decide(row.as_ref().map(|row| &row.record), now, Fence(0)) {
+                Ok(None) => return Ok(Fenced::Applied),
+                Err(refusal) => return Ok(refusal.into()),
+                Ok(Some(found)) => steps = !found.progress.is_bare(),
             }
+            lease = row.map_or(lease, |row| row.lease);
         }
         Err(unsettled())
     }
 
+    /// A decision from outside: replaces the record that was read, or watched until it lapsed, if it still
+    /// is as it was.
     pub(super) async fn resolve(
         &self,
-        identity: &IdentityDigest,
+        digest: &IdentityDigest,
         change: &Change,
-        resolution: &Resolution,
         in_doubt: &mut bool,
     ) -> Result<Fenced> {
-        let about = Token {
-            fence: resolution.fence,
-            nonce: Nonce::from_bytes([0; 16]),
-        };
         let mut now = self.now();
-        let mut lapsed = self.seen.lapsed(identity, now);
-        let amends = resolution.verdict.amends();
-        if lapsed
-            .as_ref()
-            .is_some_and(|(row, _)| amends || row.record.token.fence != resolution.fence)
-        {
-            lapsed = None;
+        // Nothing is answered by what is only remembered.
+        let mut known = self.seen.lapsed(digest, now).filter(|(_, judged)| {
+            let decided = change.decide(Some(judged), now, Fence(0));
+            matches!(decided, Ok(Some(_)))
+        });
+        if known.is_none() {
+            let item = self.table.read(digest.to_string(), None).await?;
+            now = self.now();
+            known = self.judged(digest, item, now)?;
         }
-        let mut steps = false;
         for _ in 0..ROUNDS {
-            let found = match &lapsed {
-                Some((_, judged)) => judged.clone(),
-                None if amends => a_record(State::Completed(Outcome::void()), about, false),
-                None => a_record(State::Unknown, about, steps),
+            let Some((row, judged)) = &known else {
+                return Ok(Refusal::Missing.into());
             };
-            let floor = self.fences.floor(Some(&found), now);
-            let Ok(Some(record)) = change.decide(Some(&found), now, floor) else {
-                return Err(unsettled());
+            let floor = self.fences.floor(Some(judged), now);
+            let record = match change.decide(Some(judged), now, floor) {
+                Ok(None) => return Ok(Fenced::Applied),
+                Err(refusal) => return Ok(refusal.into()),
+                Ok(Some(record)) => record,
             };
-            let row = lapsed.as_ref().map(|(row, _)| row);
-            let from = found.state.kind();
-            let update = update::resolve(resolution.fence, from, row, &record, now);
-            match self
+            let update = update::settle_as(row, &record);
+            let written = self
                 .table
-                .update(identity, update, ReturnValue::None, in_doubt)
-                .await?
-            {
+                .update(digest, update, ReturnValue::None, in_doubt);
+            match written.await? {
                 Written::Yes(_) => {
-                    if let Some((row, _)) = &lapsed {
-                        self.seen.forget(identity, &row.record.token.nonce);
-                    }
-                    self.waiters.wake(identity);
+                    self.seen.forget(digest, &row.record.token.nonce);
                     return Ok(Fenced::Applied);
                 }
-                Written::No(None) => return Ok(Refusal::Missing.into()),
-                Written::No(Some(item)) => {
-                    let row = Reader(&item).row()?;
+                Written::No(item) => {
                     now = self.now();
-                    let judged = self.seen.judge(identity, &row, now);
-                    match change.decide(Some(&judged), now, Fence(0)) {
-                        Ok(None) => return Ok(Fenced::Applied),
-                        Err(refusal) => return Ok(refusal.into()),
-                        Ok(Some(_)) => {}
-                    }
-                    steps = !row.record.progress.is_bare();
-                    let in_flight = row.record.state == State::InFlight;
-                    lapsed = in_flight.then_some((row, judged));
+                    known = self.judged(digest, item, now)?;
                 }
             }
         }
         Err(unsettled())
     }
 
-    fn changed(&self, digest: &IdentityDigest, nonce: &Nonce) {
-        self.seen.forget(digest, nonce);
-        self.waiters.wake(digest);
+    /// An item as a row, and as its record is judged by this handle.
+    fn judged(
+        &self,
+        digest: &IdentityDigest,
+        item: Option<Item>,
+        now: Timestamp,
+    ) -> Result<Option<(Row, Record)>> {
+        let row = item.map(|item| Reader(&item).row()).transpose()?;
+        Ok(row.map(|row| {
+            let judged = self.seen.judge(digest, &row, now);
+            (row, judged)
+        }))
     }
 
     /// What a claim that was written answers.
@@ -223,57 +204,12 @@ impl DynamoDbStore {
         self.waiters.wake(digest);
         Ok(Claim::Acquired(row.record.acquired()))
     }
-
-    /// A change by an attempt's own token that ends it.
-    pub(super) async fn settle(
-        &self,
-        digest: &IdentityDigest,
-        change: &Change,
-        token: &Token,
-        in_doubt: &mut bool,
-    ) -> Result<Fenced> {
-        let now = self.now();
-        let from: &[StateKind] = match change {
-            Change::Held(_, record::Update::MarkUnknown) => &[StateKind::InFlight],
-            _ => &[StateKind::InFlight, StateKind::Unknown],
-        };
-        let known = self.seen.of_token(digest, token);
-        let mut steps = known.is_some_and(|(_, steps)| steps);
-        for _ in 0..ROUNDS {
-            let held = a_record(State::InFlight, *token, steps);
-            let Ok(Some(record)) = change.decide(Some(&held), now, Fence(0)) else {
-                return Err(unsettled());
-            };
-            let update = update::settle(token, from, &record);
-            match self
-                .table
-                .update(digest, update, ReturnValue::None, in_doubt)
-                .await?
-            {
-                Written::Yes(_) => {
-                    self.changed(digest, &token.nonce);
-                    return Ok(Fenced::Applied);
-                }
-                Written::No(None) => return Ok(Refusal::Missing.into()),
-                Written::No(Some(item)) => {
-                    let found = Reader(&item).row()?.record;
-                    match change.decide(Some(&found), now, Fence(0)) {
-                        Ok(None) => return Ok(Fenced::Applied),
-                        Err(refusal) => return Ok(refusal.into()),
-                        // It has steps that were not known of, or none.
-                        Ok(Some(_)) => steps = !found.progress.is_bare(),
-                    }
-                }
-            }
-        }
-        Err(unsettled())
-    }
 }
 
 /// A record as the condition of a write wants it: `semel::record` says of it what to write.
-fn a_record(state: State, token: Token, steps: bool) -> Record {
+fn held(token: Token, steps: bool) -> Record {
     Record {
-        state,
+        state: State::InFlight,
         token,
         expires_at: Timestamp::MAX,
         purge_at: Timestamp::MAX,

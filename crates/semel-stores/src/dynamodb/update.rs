@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use semel::store::{ClaimRequest, Fence, OnLost, Token};
+use semel::store::{ClaimRequest, OnLost, Token};
 use semel::{FinishedStep, Identity, Progress, Record, State, StateKind, Timestamp};
 
 use super::item::{
@@ -217,26 +217,31 @@ pub(super) fn claim(identity: &Identity, request: &ClaimRequest, record: &Record
     update
 }
 
-/// A claim's write of `record` in place of a row that was read: a takeover, a lapse found, or a
-/// claim on what is past its retention.
-pub(super) fn replace(
+/// A claim's write of `record` in place of a row that was read: a takeover, or a claim on what is past its
+/// retention.
+pub(super) fn take_over(
     identity: &Identity,
     request: &ClaimRequest,
     row: &Row,
     record: &Record,
 ) -> Update {
     let mut update = Update::default();
-    if let State::InFlight = record.state {
-        update.set_claim(identity, record, item::micros(request.lease));
-        update.set(ATTEMPT, number(record.attempt.into()));
-        update.set_time(CREATED, record.created_at);
-        if record.attempt == 1 {
-            // What was there is gone.
-            update.remove_all(&[STEPS, STEPS_BYTES, RESOLVED]);
-        }
-    } else {
-        update.set_settled(record);
+    update.set_claim(identity, record, item::micros(request.lease));
+    update.set(ATTEMPT, number(record.attempt.into()));
+    update.set_time(CREATED, record.created_at);
+    if record.attempt == 1 {
+        // What was there is gone.
+        update.remove_all(&[STEPS, STEPS_BYTES, RESOLVED]);
     }
+    update.when_as(row);
+    update
+}
+
+/// Ends or amends the record of a row that was read: a lapse found, or a resolution.
+pub(super) fn settle_as(row: &Row, record: &Record) -> Update {
+    let mut update = Update::default();
+    update.set_settled(record);
+    update.when_steps_as(record);
     update.when_as(row);
     update
 }
@@ -285,30 +290,5 @@ pub(super) fn keep_step(token: &Token, step: &FinishedStep, kept: usize) -> Upda
     }
     let bytes = kept.saturating_add(step.as_bytes().len());
     update.set(STEPS_BYTES, number(bytes as u64));
-    update
-}
-
-/// Ends or amends a record that still has this fence and state, or `lapsed` as it was watched.
-pub(super) fn resolve(
-    fence: Fence,
-    from: StateKind,
-    lapsed: Option<&Row>,
-    record: &Record,
-    now: Timestamp,
-) -> Update {
-    let mut update = Update::default();
-    update.set_settled(record);
-    update.when_steps_as(record);
-    if let Some(row) = lapsed {
-        update.when_as(row);
-    } else {
-        update.value("if_fence", number(fence.0));
-        update.value("from", item::state(from));
-        update.when("#fence = :if_fence AND #state = :from");
-        if from == StateKind::Completed {
-            update.value("now", number(now.as_micros()));
-            update.when("(attribute_not_exists(#purge_us) OR #purge_us > :now)");
-        }
-    }
     update
 }

@@ -23,6 +23,7 @@ use super::call::Written;
 use super::item::{self, Item, NONCE, Reader, SCOPE, number};
 use super::update::Update;
 use super::{DynamoDbStore, MAX_OUTCOME};
+use crate::common::doubt::doubtful;
 use crate::common::versioned::answer;
 
 const VERSION: &str = "version";
@@ -123,8 +124,8 @@ impl VersionedStore for DynamoDbStore {
             let update = self.update_for(key, &change, value.as_ref());
             let written = self
                 .versioned
-                .update(&digest, update, returns.clone(), &mut resent)
-                .await?;
+                .update(&digest, update, returns.clone(), &mut resent);
+            let written = written.await.map_err(|error| doubtful(error, resent))?;
             let found = match (written, change.expected) {
                 (Written::Yes(_), Expected::Version(version)) => return Ok(version.next()),
                 (Written::Yes(item), _) => return Ok(Version(Reader(&item).number(VERSION)?)),
@@ -135,6 +136,6 @@ impl VersionedStore for DynamoDbStore {
                 return answer;
             }
         }
-        Err(WriteError::Store(super::steps::unsettled()))
+        Err(doubtful(super::steps::unsettled(), resent).into())
     }
 }

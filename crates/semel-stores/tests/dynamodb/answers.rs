@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use semel::StoreErrorKind;
-use semel::store::Result;
+use semel::record::Change;
+use semel::store::{Fence, Resolution, Result, Token, Verdict};
+use semel::versioned::{Expected, NaturalKey, VersionedStore as _, WriteError};
+use semel::{FinishedStep, StoreErrorKind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -15,12 +17,15 @@ use super::*;
 #[derive(Debug, Clone)]
 enum Answer {
     Error(u16, &'static str, &'static str),
+    /// The condition does not hold; the item as it is.
+    Is(String),
     Text(&'static str),
+    Found(String),
     Cut,
     Never,
 }
 
-use Answer::{Cut, Error, Never, Text};
+use Answer::{Cut, Error, Found, Is, Never, Text};
 
 /// A server that answers requests for the table's version, and all others from a list; when the
 /// list is at its end, with its last answer.
@@ -69,8 +74,9 @@ async fn connection(
         while received.len() < end + length {
             stream.read_buf(&mut received).await.ok()?;
         }
+        let asked = String::from_utf8_lossy(&received[end..end + length]).into_owned();
         received.drain(..end + length);
-        let answer = if head.contains(".getitem") {
+        let answer = if head.contains(".getitem") && asked.contains(r#"{"S":"semel"}"#) {
             Text(r#"{"Item":{"pk":{"S":"semel"},"schema_version":{"N":"2"}}}"#)
         } else {
             *taken.lock() += 1;
@@ -88,7 +94,13 @@ async fn connection(
                     r##"{{"__type":"com.amazonaws.dynamodb.v20120810#{code}","message":"{message}"}}"##
                 ),
             ),
+            Is(item) => {
+                let failed = "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException";
+                let body = format!(r#"{{"__type":"{failed}","message":"no","Item":{item}}}"#);
+                (400, body)
+            }
             Text(body) => (200, body.to_owned()),
+            Found(body) => (200, body),
             Cut => return None,
             Never => std::future::pending().await,
         };
@@ -101,24 +113,22 @@ async fn connection(
     }
 }
 
-/// Claims once from a server that answers so; with how many requests it took.
-async fn claimed(answers: &[Answer]) -> (Result<Claim>, u64) {
+/// A store on a server that answers so.
+async fn answered(answers: &[Answer]) -> (Canned, DynamoDbStore) {
     let server = canned(answers).await;
     let url = format!(
         "dynamodb://table?endpoint=http://{}&timeout=2s",
         server.address
     );
-    let store = DynamoDbOptions::from_url(&url)
-        .unwrap()
-        .open()
-        .await
-        .unwrap();
-    let answer = store
-        .claim(
-            &identity("secret-key-of-mine"),
-            &request(LONG, OnLost::Hold),
-        )
-        .await;
+    let options = DynamoDbOptions::from_url(&url).unwrap();
+    (server, options.open().await.unwrap())
+}
+
+/// Claims once from a server that answers so; with how many requests it took.
+async fn claimed(answers: &[Answer]) -> (Result<Claim>, u64) {
+    let (server, store) = answered(answers).await;
+    let (key, mine) = (identity("secret-key-of-mine"), request(LONG, OnLost::Hold));
+    let answer = store.claim(&key, &mine).await;
     let taken = *server.taken.lock();
     (answer, taken)
 }
@@ -177,6 +187,60 @@ async fn a_lost_answer_is_unknown() {
         let (kind, message, _) = failed(std::slice::from_ref(&lost)).await;
         assert_eq!(kind, StoreErrorKind::Unknown, "{lost:?}: {message}");
     }
+}
+
+/// The first sending of a step is lost and its repetition meets the record as it is: what ends the step then
+/// says nothing of the first.
+#[tokio::test]
+async fn an_error_in_a_later_round_leaves_the_first_in_doubt() {
+    let token = Token {
+        fence: Fence(7),
+        nonce: Nonce::from_bytes([0; 16]),
+    };
+    let item = |state: &str| {
+        let (nonce, fingerprint) = ("A".repeat(22) + "==", "A".repeat(44));
+        format!(
+            r#"{{"state":{{"S":"{state}"}},"fence":{{"N":"7"}},"nonce":{{"B":"{nonce}"}},"renewals":{{"N":"0"}},
+                "attempt":{{"N":"1"}},"fingerprint":{{"B":"{fingerprint}"}},"lease_us":{{"N":"9000000000"}},
+                "lease_until_us":{{"N":"0"}},"created_us":{{"N":"0"}},"claimed_us":{{"N":"0"}}}}"#
+        )
+    };
+    let step = FinishedStep::new("charge", b"").unwrap();
+    let resolution = Resolution {
+        verdict: Verdict::DidNotHappen,
+        by: "test".into(),
+        reason: "asked".into(),
+        fence: token.fence,
+        nonce: Nonce::random().unwrap(),
+    };
+    for (change, state) in [
+        (Change::renew(&token, LONG), "in-flight"),
+        (Change::keep_step(&token, &step, 0), "in-flight"),
+        (Change::abandon(&token), "in-flight"),
+        (Change::complete(&token, &outcome(), DAY), "unknown"),
+        (Change::resolve(&resolution), "unknown"),
+    ] {
+        let found = item(state);
+        let is_read = matches!(change, Change::Resolve(_));
+        let read = is_read.then(|| Found(format!(r#"{{"Item":{found}}}"#)));
+        let met = Is(found);
+        for last in [met.clone(), THROTTLED] {
+            let answers = read.clone().into_iter().chain([Cut, met.clone(), last]);
+            let (_server, store) = answered(&answers.collect::<Vec<_>>()).await;
+            let error = store.change(identity("one").digest(), &change).await;
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Unknown, "{change:?}: {error}");
+        }
+    }
+    // A versioned record that was deleted, and written again at once.
+    let found = r#"{"version":{"N":"1"},"nonce":{"B":"AAAAAAAAAAAAAAAAAAAAAA=="}}"#;
+    let (_server, store) = answered(&[Cut, Is(found.into()), THROTTLED]).await;
+    let key = NaturalKey::new(Scope::new(["test"]), "one");
+    let written = store.write(&key, Expected::Absent, "1".into()).await;
+    let Err(WriteError::Store(error)) = written else {
+        panic!("{written:?}");
+    };
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
 }
 
 #[tokio::test]

@@ -109,6 +109,14 @@ async fn what_a_lapse_and_a_resolution_cost() {
     let (requests, done) = cost(&server, store.resolve(resolved.digest(), &resolution)).await;
     applied(done.unwrap());
     assert_eq!(requests, 1, "resolution of a lapsed one");
+    let resolution = Resolution {
+        fence: fences[1],
+        nonce: Nonce::random().unwrap(),
+        ..resolution
+    };
+    let (requests, done) = cost(&server, store.resolve(held.digest(), &resolution)).await;
+    applied(done.unwrap());
+    assert_eq!(requests, 2, "resolution of an unknown one");
     let (requests, claimed) = cost(&server, claim(&late, &unseen, &takeover)).await;
     assert_eq!(
         (requests, acquired(claimed).attempt),
