@@ -36,5 +36,7 @@ mod open;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+mod runtimes;
 #[cfg(feature = "sqlite")]
 mod sqlite;

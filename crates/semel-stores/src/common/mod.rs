@@ -29,6 +29,8 @@ pub(crate) mod scope;
     feature = "sqlite"
 ))]
 mod size;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod subscription;
 #[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
 pub(crate) mod versioned;
 #[cfg(feature = "_server")]

@@ -124,6 +124,7 @@ impl Store for NatsStore {
         let look = || async {
             // Closing does not wait for those who wait: it wakes them, and they find it closed.
             let _step = self.shared.gate.enter()?;
+            watch::start(&self.shared);
             let row = self.row(identity).await?;
             let running = row.is_some_and(|row| {
                 let record = &row.entry.record;

@@ -47,11 +47,16 @@ impl Drop for Watching {
     }
 }
 
-/// Joins those who wait; the first starts the task.
+/// Joins those who wait.
 pub(super) fn join(shared: &Arc<Shared>) -> Watching {
-    let watch = &shared.watch;
-    watch.waits.fetch_add(1, Ordering::SeqCst);
-    let mut task = watch.task.lock();
+    shared.watch.waits.fetch_add(1, Ordering::SeqCst);
+    Watching(shared.clone())
+}
+
+/// Starts the task where there is none. For each look of a waiter: the runtime of the one that began may have
+/// ended since.
+pub(super) fn start(shared: &Arc<Shared>) {
+    let mut task = shared.watch.task.lock();
     // A task that is about to end takes this lock before it does.
     if task.as_ref().is_none_or(JoinHandle::is_finished) {
         let weak = Arc::downgrade(shared);
@@ -66,7 +71,6 @@ pub(super) fn join(shared: &Arc<Shared>) -> Watching {
             }
         }));
     }
-    Watching(shared.clone())
 }
 
 /// Whether nobody waits; then the next wait starts a task of its own.

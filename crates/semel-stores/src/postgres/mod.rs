@@ -66,6 +66,7 @@ pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
 use crate::common::doubt::{undoubted, undoubted_claim};
+use crate::common::subscription::Subscription;
 use crate::common::{Driver, Gate, Poll, Waiters, fits};
 
 /// The version whose connections [`SqlxSteps`] takes.
@@ -103,7 +104,9 @@ pub struct PostgresStore {
     pool: Pool,
     gate: Gate,
     waiters: Arc<Waiters>,
-    push: Push,
+    subscription: Subscription,
+    /// `None`: it listens to nobody.
+    push: Option<Push>,
     transactions: Transactions,
     /// What is due before then was purged, in microseconds.
     purge_from: AtomicU64,
@@ -138,10 +141,16 @@ impl PostgresStore {
             Listen::At(config) => Some(Hosts::new(config, options.timeout)),
             Listen::Off => None,
         };
+        let push = listen.map(|hosts| Push {
+            connector: connector.clone(),
+            hosts: Arc::new(hosts),
+            waiters: waiters.clone(),
+        });
         Ok(Self {
-            pool: Pool::new(connector.clone(), &options),
+            pool: Pool::new(connector, &options),
             gate: Gate::new("postgres"),
-            push: Push::new(connector, listen, waiters.clone()),
+            subscription: Subscription::new(waiters.clone()),
+            push,
             waiters,
             transactions: Transactions::new(&options)?,
             purge_from: AtomicU64::new(0),
@@ -267,9 +276,12 @@ impl Store for PostgresStore {
     ) -> Result<Waited> {
         // Not for the whole wait: closing does not wait for who waits.
         drop(self.gate.enter()?);
-        self.push.start();
         let look = async || {
-            let make = if self.push.is_up() {
+            let _step = self.gate.enter()?;
+            if let Some(push) = &self.push {
+                self.subscription.start(|| push.clone());
+            }
+            let make = if self.subscription.is_up() {
                 step::watch
             } else {
                 step::look
@@ -290,7 +302,7 @@ impl Store for PostgresStore {
 
     async fn close(&self) -> Result<()> {
         self.gate.close().await;
-        self.push.close();
+        self.subscription.stop();
         self.pool.close();
         self.transactions.close();
         // They look once more, and are told.

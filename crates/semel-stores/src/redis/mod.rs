@@ -46,10 +46,10 @@ use semel::store::{
 use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 use self::link::Link;
-use self::listen::Listener;
 pub use self::options::RedisOptions;
 use self::target::Target;
 use crate::OpenError;
+use crate::common::subscription::Subscription;
 use crate::common::{Driver, Gate, Migrated, Poll, Waiters, fits};
 
 pub(crate) const DRIVER: Driver = Driver {
@@ -80,7 +80,7 @@ struct Inner {
     link: Link,
     gate: Gate,
     waiters: Arc<Waiters>,
-    listener: Listener,
+    subscription: Subscription,
     wait: Option<Cmd>,
 }
 
@@ -95,14 +95,21 @@ impl fmt::Debug for RedisStore {
 
 impl RedisStore {
     fn new(options: RedisOptions, target: Target) -> Self {
+        let waiters = Arc::<Waiters>::default();
         Self(Arc::new(Inner {
             link: Link::new(target, options.timeout, options.connections),
             gate: Gate::new("redis"),
-            waiters: Arc::default(),
-            listener: Listener::new(format!("{}changed", options.prefix)),
+            subscription: Subscription::new(waiters.clone()),
+            waiters,
             wait: options.wait(),
             options,
         }))
+    }
+}
+
+impl Inner {
+    fn channel(&self) -> String {
+        format!("{}changed", self.options.prefix)
     }
 }
 
@@ -147,7 +154,6 @@ impl Store for RedisStore {
         let inner = &self.0;
         // Closing does not wait for those who wait: it wakes them, and their next look fails.
         drop(inner.gate.enter()?);
-        inner.listener.start(inner.link.target(), &inner.waiters);
         let look = || inner.is_running(identity, fence);
         let poll = Poll::BACKSTOP;
         inner
@@ -164,7 +170,7 @@ impl Store for RedisStore {
     async fn close(&self) -> Result<()> {
         let inner = &self.0;
         tokio::join!(inner.gate.close(), async { inner.waiters.wake_all() });
-        inner.listener.stop();
+        inner.subscription.stop();
         inner.link.drop_all();
         Ok(())
     }

@@ -60,10 +60,7 @@ impl Inner {
             questions.cmd("INFO").arg(section);
         }
         questions.cmd("CONFIG").arg("GET").arg("appendfsync");
-        questions
-            .cmd("PUBLISH")
-            .arg(self.listener.channel())
-            .arg("");
+        questions.cmd("PUBLISH").arg(self.channel()).arg("");
         let mut answers = self.link.pipeline(&questions, node).await?.into_iter();
         let mut info = HashMap::new();
         let mut warnings = Vec::new();

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::Inner;
 use super::error::Effect;
+use super::listen::Listener;
 use super::scripts::Script;
 use super::value::{self, Answer, Head, corrupt};
 use super::wire::Arg::{self, Bytes};
@@ -145,7 +146,12 @@ impl Inner {
         fence: Fence,
     ) -> Result<Running> {
         let _step = self.gate.enter()?;
-        let (about, hears) = (fence.0.to_be_bytes(), self.listener.hears());
+        self.subscription.start(|| Listener {
+            target: self.link.target().clone(),
+            channel: self.channel(),
+            waiters: self.waiters.clone(),
+        });
+        let (about, hears) = (fence.0.to_be_bytes(), self.subscription.is_up());
         let args = [Bytes(&about), Arg::flag(hears)];
         let ran = self.look(&self.step(digest, false), &args).await?;
         let head = ran.answer.head(digest)?;

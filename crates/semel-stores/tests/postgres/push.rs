@@ -9,6 +9,7 @@ use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Postgres, Server as _};
 
 use super::{acquire, client, complete, identity, open, url};
+use crate::runtimes::runtime;
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -152,6 +153,49 @@ async fn a_push_that_is_lost_is_made_up_for() {
         assert!(Instant::now() < end, "nobody listens");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// The runtime on which somebody first waited ends, during another's wait.
+#[test]
+fn another_listens_where_a_runtime_ends() {
+    let (url, first, second) = (url(), runtime(), runtime());
+    let table = url.split("table=").nth(1).unwrap();
+    let listening = format!("LISTEN \"semel_{table}\"");
+    let sql = "SELECT pid FROM pg_stat_activity WHERE query = $1 AND pid <> $2";
+    // Until there is a listener other than this one.
+    let listener = async |admin: &tokio_postgres::Client, other: i32| loop {
+        let rows = admin.query(sql, &[&listening, &other]).await.unwrap();
+        if let Some(row) = rows.first() {
+            break row.get::<_, i32>(0);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let (store, token, before) = first.block_on(async {
+        let (store, admin) = (Arc::new(open(&url).await), client(&url).await);
+        let token = acquire(&store, "a-key").await.token;
+        let id = identity("a-key");
+        let waiting = store.wait(id.digest(), token.fence, LONG);
+        let before = tokio::select! {
+            waited = waiting => panic!("{waited:?}"),
+            before = listener(&admin, 0) => before,
+        };
+        (store, token, before)
+    });
+    let waiting = second.spawn({
+        let store = store.clone();
+        async move {
+            let id = identity("a-key");
+            store.wait(id.digest(), token.fence, LONG).await
+        }
+    });
+    drop(first);
+    second.block_on(async {
+        let admin = client(&url).await;
+        let soon = tokio::time::timeout(LONG, listener(&admin, before));
+        soon.await.expect("nobody listens");
+        assert_eq!(complete(&store, "a-key", &token).await, Fenced::Applied);
+        assert_eq!(waiting.await.unwrap().unwrap(), Waited::Changed);
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ use semel_testkit::servers::{self, Kind, Redis, Server as _};
 use tokio::time::sleep;
 
 use super::{claim, identity, options, tell};
+use crate::runtimes::runtime;
 
 #[expect(clippy::print_stdout, reason = "a measurement")]
 async fn median(kind: Kind) {
@@ -174,6 +175,46 @@ async fn a_subscription_that_broke_is_made_again() {
         assert_eq!(waited, Waited::Changed);
         assert!(took < Duration::from_secs(8), "{took:?}");
     }
+}
+
+/// The runtime on which somebody first waited ends, during another's wait.
+#[test]
+fn another_subscribes_where_a_runtime_ends() {
+    let (first, second) = (runtime(), runtime());
+    let server = Redis::start(&[]).unwrap();
+    // Until there is a subscriber other than this one.
+    let subscriber = async |other: &str| loop {
+        let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let said: String = ::redis::from_redis_value(tell(server.address(), &list).await).unwrap();
+        let id = said.split(' ').next().unwrap().to_owned();
+        if said.contains(" sub=1 ") && id != other {
+            break id;
+        }
+        sleep(Duration::from_millis(20)).await;
+    };
+    let long = Duration::from_secs(30);
+    let id = identity("a-key-of-some-length");
+    let (store, own, before) = first.block_on(async {
+        let store = options().open(&server.url()).await.unwrap();
+        let own = claim(&store, &id).await;
+        let before = tokio::select! {
+            waited = store.wait(id.digest(), own.token.fence, long) => panic!("{waited:?}"),
+            before = subscriber("") => before,
+        };
+        (store, own, before)
+    });
+    let waiting = second.spawn({
+        let (store, digest) = (store.clone(), *id.digest());
+        async move { store.wait(&digest, own.token.fence, long).await }
+    });
+    drop(first);
+    second.block_on(async {
+        let soon = tokio::time::timeout(long, subscriber(&before));
+        soon.await.expect("nobody subscribes");
+        let done = super::complete(&store, id.digest(), &own.token);
+        assert!(done.await.is_ok());
+        assert_eq!(waiting.await.unwrap().unwrap(), Waited::Changed);
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -133,6 +133,7 @@ pub(crate) struct Shared<W: Wire> {
     wire: Arc<W>,
     limits: Limits,
     timeout: Duration,
+    /// Where steps go on whose caller is on none.
     runtime: Handle,
     pub(crate) state: Mutex<State<W>>,
 }
@@ -309,7 +310,7 @@ impl<W: Wire> Pool<W> {
             // that is before it, and held up as well.
             while fate.is_open() && Instant::now() + patience < deadline {
                 if let Ok(answer) = timeout(patience, &mut waiting).await {
-                    return answer.unwrap_or_else(|_| Err(given_up()));
+                    return answer.unwrap_or_else(|_| Err(given_up(&fate)));
                 }
                 patience *= 2;
                 let more = if fate.is_open() {
@@ -318,13 +319,12 @@ impl<W: Wire> Pool<W> {
                     None
                 };
                 if let Some(slot) = more {
-                    self.0.runtime.spawn(group::drain(slot));
+                    tokio::spawn(group::drain(slot));
                 }
             }
             return match timeout_at(deadline, waiting).await {
                 Ok(Ok(answer)) => answer,
-                // The task that had it is gone with its runtime.
-                Ok(Err(_)) => Err(given_up()),
+                Ok(Err(_)) => Err(given_up(&fate)),
                 Err(_) if fate.settle(Fate::GIVEN_UP) => Err(Failed::Unsent(StoreError::new(
                     StoreErrorKind::NotApplied,
                     format!("no connection to {} came free in time", W::SERVER),
@@ -398,8 +398,13 @@ pub(crate) fn closed<W: Wire>() -> StoreError {
     StoreError::new(StoreErrorKind::Closed, message)
 }
 
-fn given_up() -> Failed {
-    Failed::Lost(late("the step was given up"))
+/// The task that had the step is gone.
+fn given_up(fate: &Fate) -> Failed {
+    let message = "the step was given up";
+    match fate.settle(Fate::GIVEN_UP) {
+        true => Failed::RolledBack(StoreError::new(StoreErrorKind::NotApplied, message)),
+        false => Failed::Lost(late(message)),
+    }
 }
 
 /// The right to one connection. Whoever drops it hands it to the queue.
@@ -438,9 +443,9 @@ impl<W: Wire> Drop for Slot<W> {
         let link = self.link.take();
         let mut state = self.shared.state.lock();
         if self.on_its_way {
-            // The runtime has ended, and drops every task before it begins: the next one too. Who
-            // waits learns that the step was given up.
-            state.closed = true;
+            // The runtime has ended, and drops every task before it begins: the next one too. Who waits on
+            // another learns that nothing was sent.
+            state.busy -= 1;
             let queue = std::mem::take(&mut state.queue);
             drop(state);
             drop(queue);
@@ -464,6 +469,9 @@ impl<W: Wire> Drop for Slot<W> {
             link,
             on_its_way: true,
         };
-        self.shared.runtime.spawn(group::drain(slot));
+        // The caller's runtime: the one that the store was opened on may have ended.
+        let runtime = Handle::try_current();
+        let runtime = runtime.unwrap_or_else(|_| self.shared.runtime.clone());
+        runtime.spawn(group::drain(slot));
     }
 }
