@@ -145,7 +145,7 @@ impl SqlxSteps {
         request: &ClaimRequest,
     ) -> Result<Claim> {
         let step = step::claim(identity, request);
-        self.turns(on, &[step], |_, rows| Ok(step::claimed(rows, request)?.0))
+        self.turns(on, &[step], |_, rows| step::claimed(rows, request))
             .await
     }
 

@@ -51,6 +51,7 @@ use semel::store::{
     Waited,
 };
 use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind, Timestamp};
+use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use self::connect::Connector;
@@ -158,25 +159,18 @@ impl PostgresStore {
         })
     }
 
-    /// Runs steps, each made for its turn, until the rows of one are an answer; `read` also says
-    /// whether they tell of a change.
+    /// Runs steps, each made for its turn, until the rows of one are an answer.
     async fn turns<T>(
         &self,
         sent: &mut Sent,
         make: impl Fn(usize) -> Step + Send,
-        read: impl Fn(usize, &[Row]) -> Result<(Answer<T>, bool)> + Send,
+        read: impl Fn(usize, &[Row]) -> Result<Answer<T>> + Send,
     ) -> Result<T> {
         let _step = self.gate.enter()?;
+        let deadline = Instant::now() + self.pool.connector().timeout;
         for turn in 0..TURNS {
-            let step = make(turn);
-            let digest = step.digest;
-            let rows = self.pool.run(step, sent).await?;
-            let (answer, changed) = read(turn, &rows)?;
-            if let (true, Some(digest)) = (changed, &digest) {
-                // Who waits in this process need not wait for the server to tell.
-                self.waiters.wake(digest);
-            }
-            match answer {
+            let rows = self.pool.run_by(deadline, make(turn), sent).await?;
+            match read(turn, &rows)? {
                 Answer::Is(answer) => return Ok(answer),
                 // Rivals follow one another closely: out of step with them.
                 Answer::Again if turn > 2 => {
@@ -196,7 +190,7 @@ impl PostgresStore {
         make: impl Fn() -> Step + Send + Sync,
         read: impl Fn(&[Row]) -> Result<T> + Send + Sync,
     ) -> Result<T> {
-        let read = |_, rows: &[Row]| Ok((Answer::Is(read(rows)?), false));
+        let read = |_, rows: &[Row]| Ok(Answer::Is(read(rows)?));
         self.turns(&mut Sent::default(), |_| make(), read).await
     }
 }
@@ -215,8 +209,12 @@ impl Store for PostgresStore {
                 _ => step::claimed(rows, request),
             },
         );
-        let answer = claimed.await?;
-        undoubted_claim(answer, sent.in_doubt())
+        let claim = claimed.await?;
+        if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
+            // Who waits in this process need not wait for the server to tell.
+            self.waiters.wake(identity.digest());
+        }
+        undoubted_claim(claim, sent.in_doubt())
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
@@ -232,14 +230,18 @@ impl Store for PostgresStore {
             },
             |turn, rows| {
                 Ok(match rows {
-                    rows if !writes(turn) => (step::judged(rows, change)?, false),
-                    [] => (Answer::Again, false),
-                    _ => (Answer::Is(Fenced::Applied), change.ends_attempt()),
+                    rows if !writes(turn) => step::judged(rows, change)?,
+                    [] => Answer::Again,
+                    _ => Answer::Is(Fenced::Applied),
                 })
             },
         );
-        let answer = changed.await?;
-        undoubted(change, answer, sent.in_doubt())
+        let changed = changed.await;
+        if change.ends_attempt() {
+            // After an error too: it may have happened.
+            self.waiters.wake(identity);
+        }
+        undoubted(change, changed?, sent.in_doubt())
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

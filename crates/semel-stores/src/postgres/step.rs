@@ -247,17 +247,13 @@ pub(super) fn many(steps: &[Arc<Step>]) -> Option<Step> {
     })
 }
 
-/// What the row of a claim that hoped for no record answers, and whether it made one. `Again`: it
-/// is to be made in full.
-pub(super) fn claimed_new(
-    rows: &[impl Columns],
-    request: &ClaimRequest,
-) -> Result<(Answer<Claim>, bool)> {
+/// What the row of a claim that hoped for no record answers. `Again`: it is to be made in full.
+pub(super) fn claimed_new(rows: &[impl Columns], request: &ClaimRequest) -> Result<Answer<Claim>> {
     let Some(row) = rows.first() else {
-        return Ok((Answer::Again, false));
+        return Ok(Answer::Again);
     };
     let Some(fence) = row::get::<Option<i64>>(row, 1)? else {
-        return Ok((unwritten(row, 2, request)?, false));
+        return unwritten(row, 2, request);
     };
     let acquired = Acquired {
         token: Token {
@@ -268,7 +264,7 @@ pub(super) fn claimed_new(
         since: row::time(row, 2)?,
         is_repeated: false,
     };
-    Ok((Answer::Is(Claim::Acquired(acquired)), true))
+    Ok(Answer::Is(Claim::Acquired(acquired)))
 }
 
 /// What a record answers to a claim that did not write; the time is in the column `first`.
@@ -283,13 +279,10 @@ fn unwritten(row: &impl Columns, first: usize, request: &ClaimRequest) -> Result
     })
 }
 
-/// What a claim's row answers, and whether it says that the record was changed by it.
-pub(super) fn claimed(
-    rows: &[impl Columns],
-    request: &ClaimRequest,
-) -> Result<(Answer<Claim>, bool)> {
+/// What a claim's row answers.
+pub(super) fn claimed(rows: &[impl Columns], request: &ClaimRequest) -> Result<Answer<Claim>> {
     let Some(row) = rows.first() else {
-        return Ok((Answer::Again, false));
+        return Ok(Answer::Again);
     };
     if let Some(state) = row::get::<Option<&str>>(row, 0)? {
         let fence = Fence(row::get::<i64>(row, 1)?.cast_unsigned());
@@ -306,9 +299,9 @@ pub(super) fn claimed(
                 is_repeated: false,
             })
         };
-        return Ok((Answer::Is(claim), true));
+        return Ok(Answer::Is(claim));
     }
-    Ok((unwritten(row, 5, request)?, false))
+    unwritten(row, 5, request)
 }
 
 /// What the record that was read answers to a change that was not written.

@@ -198,6 +198,35 @@ fn another_listens_where_a_runtime_ends() {
     });
 }
 
+/// A completion was made, but not by this handle as far as it knows: its own waiters hear of it all the same.
+#[tokio::test]
+async fn a_completion_that_was_made_before_wakes_too() {
+    let url = format!("{}&listen=off", url());
+    let (one, other) = (Arc::new(open(&url).await), open(&url).await);
+    let token = acquire(&one, "a-key").await.token;
+    let mut waiting = {
+        let store = one.clone();
+        tokio::spawn(async move {
+            let id = identity("a-key");
+            store.wait(id.digest(), token.fence, LONG).await
+        })
+    };
+    let waits = tokio::time::timeout(Duration::from_millis(200), &mut waiting);
+    assert!(waits.await.is_err());
+    // From here on no waiter looks by itself: while a thread is at work, time stands still.
+    tokio::time::pause();
+    let (done, at_work) = std::sync::mpsc::channel::<()>();
+    let hour = tokio::task::spawn_blocking(move || at_work.recv_timeout(LONG));
+    assert_eq!(complete(&other, "a-key", &token).await, Fenced::Applied);
+    assert!(!waiting.is_finished());
+    assert_eq!(complete(&one, "a-key", &token).await, Fenced::Applied);
+    tokio::select! {
+        waited = waiting => assert_eq!(waited.unwrap().unwrap(), Waited::Changed),
+        _ = hour => panic!("nobody was woken"),
+    }
+    drop(done);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn closing_ends_waits() {
     let store = Arc::new(open(&url()).await);
