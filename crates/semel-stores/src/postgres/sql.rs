@@ -128,9 +128,13 @@ impl Kind {
     }
 
     /// Whether it is sent by itself. A claim in full inserts and locks. A versioned record may be
-    /// locked by an application's transaction for long: nobody else is to wait for that.
+    /// locked by an application's transaction for long, and many records are not removed at once: nobody else is
+    /// to wait for that.
     pub(super) const fn alone(self) -> bool {
-        matches!(self, Self::Claim | Self::VersionedPut | Self::VersionedSet)
+        matches!(
+            self,
+            Self::Claim | Self::VersionedPut | Self::VersionedSet | Self::Purge | Self::Clear
+        )
     }
 
     const fn template(self) -> &'static str {

@@ -1,8 +1,9 @@
 //! What a step costs and leaves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Nonce, OnLost, StoreExt as _};
+use semel::store::{Claim, Fenced, Nonce, OnLost, StoreExt as _, Token};
 use semel::store::{ListQuery, Refusal, Resolution, Retention, Store as _, Verdict};
 use semel::{Identity, Key, Outcome, Scope, StateKind, StoreErrorKind};
 use semel_stores::PostgresStore;
@@ -285,4 +286,64 @@ async fn settled_records_are_listed_past_a_stretch() {
 #[test]
 fn a_table_has_a_name_of_its_own() {
     assert_ne!(table(), table());
+}
+
+/// Many records take a while to remove: completions that come meanwhile share no transaction with that.
+#[tokio::test]
+async fn a_purge_holds_up_no_completions() {
+    let url = url();
+    let table = url.split("table=").nth(1).unwrap();
+    let store = Arc::new(open(&format!("{url}&connections=1&listen=off")).await);
+    let admin = client(&url).await;
+    let gone = acquire(&store, "gone").await.token;
+    let (done, none) = (Outcome::success(b"done"), Retention::new(Duration::ZERO));
+    let id = identity("gone");
+    let ended = store.complete(id.digest(), &gone, &done, none);
+    assert_eq!(ended.await.unwrap(), Fenced::Applied);
+    let (held, one, two) = (
+        acquire(&store, "held").await.token,
+        acquire(&store, "one").await.token,
+        acquire(&store, "two").await.token,
+    );
+    let log = format!(
+        "CREATE TABLE {table}_log (purged xid);
+         CREATE FUNCTION {table}_log() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             INSERT INTO {table}_log VALUES (pg_current_xact_id()::xid); RETURN old; END $$;
+         CREATE TRIGGER log BEFORE DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_log()"
+    );
+    admin.batch_execute(&log).await.unwrap();
+    let lock = format!("BEGIN; SELECT FROM {table} FOR UPDATE");
+    admin.batch_execute(&lock).await.unwrap();
+    let ends = |key: &'static str, token: Token| {
+        let store = store.clone();
+        tokio::spawn(async move { complete(&store, key, &token).await })
+    };
+    // The one connection waits for the lock, and the others for the connection.
+    let first = ends("held", held);
+    let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '%'";
+    while admin.query(waits, &[&table]).await.unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (one, purging, two) = (
+        ends("one", one),
+        tokio::spawn({
+            let store = store.clone();
+            async move { store.purge(10).await }
+        }),
+        ends("two", two),
+    );
+    tokio::task::yield_now().await;
+    admin.batch_execute("COMMIT").await.unwrap();
+    for ended in [first, one, two] {
+        assert_eq!(ended.await.unwrap(), Fenced::Applied);
+    }
+    assert_eq!(purging.await.unwrap().unwrap().removed, 1);
+    let together = format!(
+        "SELECT count(DISTINCT r.xmin::text), count(l.purged) FROM {table} AS r
+         LEFT JOIN {table}_log AS l ON l.purged = r.xmin WHERE r.state = 'completed'"
+    );
+    let row = admin.query_one(&together, &[]).await.unwrap();
+    let (transactions, with_purge): (i64, i64) = (row.get(0), row.get(1));
+    // That of `held`, and the one of both others.
+    assert_eq!((transactions, with_purge), (2, 0));
 }
