@@ -13,7 +13,7 @@ use semel::store::{Fenced, Result};
 use semel::transaction::{Isolation, Sealing, TransactionError, Transactional};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::{Client, Row};
 
 use super::connect::{Connector, Idle, Link};
@@ -23,6 +23,7 @@ use super::options::PostgresOptions;
 use super::pool::Wire as _;
 use super::step::{self, Answer, Step};
 use super::{LARGEST, PostgresStore};
+use crate::common::pool::silent;
 use crate::common::{fits, fitting};
 
 /// How often a statement is tried where its record changed meanwhile.
@@ -61,7 +62,8 @@ impl Transactions {
     }
 
     async fn begin(&self, isolation: Isolation) -> Result<PostgresTransaction, StoreError> {
-        let permit = timeout(self.connector.timeout, self.permits.clone().acquire_owned())
+        let deadline = Instant::now() + self.connector.timeout;
+        let permit = timeout_at(deadline, self.permits.clone().acquire_owned())
             .await
             .map_err(|_| not_applied("no connection for a transaction came free in time"))?
             .map_err(|_| super::pool::closed())?;
@@ -70,9 +72,12 @@ impl Transactions {
             let idle = self.idle.lock().pop();
             let (link, used) = match idle {
                 Some(link) => (link, true),
-                None => (self.connector.connect().await?, false),
+                None => {
+                    let made = timeout_at(deadline, self.connector.connect()).await;
+                    (made.unwrap_or_else(|_| Err(silent::<Connector>()))?, false)
+                }
             };
-            let begun = timeout(self.connector.timeout, self.connector.simple(&link, &begin));
+            let begun = timeout_at(deadline, self.connector.simple(&link, &begin));
             match begun.await {
                 Ok(Ok(())) => {
                     return Ok(PostgresTransaction {

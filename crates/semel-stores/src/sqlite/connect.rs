@@ -224,7 +224,7 @@ pub(super) fn config(message: impl Into<Box<str>>) -> StoreError {
 }
 
 /// Waits for locks at most so long, looking often: others hold them for one sync, mostly.
-fn be_patient(connection: &mut Connection, slice: Duration) -> rusqlite::Result<()> {
+pub(super) fn be_patient(connection: &mut Connection, slice: Duration) -> rusqlite::Result<()> {
     const LONGEST: Duration = Duration::from_millis(2);
     let mut since = Instant::now();
     connection.busy_handler(Some(move |tries: i32| {

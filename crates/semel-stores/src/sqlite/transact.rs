@@ -17,9 +17,9 @@ use semel::transaction::{Isolation, Sealing, TransactionError, Transactional};
 use semel::{IdentityDigest, StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
-use super::connect::{Place, Role};
+use super::connect::{Place, Role, be_patient};
 use super::error::{LOCKED, Phase, is_busy, told};
 use super::handle::MAX_OUTCOME;
 use super::shared::Shared;
@@ -62,9 +62,9 @@ impl Lending {
     }
 }
 
-fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
+fn begin(place: &Place, idle: Option<Link>, until: Instant) -> Result<Link> {
     let file = place.file();
-    let link = match idle.filter(|link| link.file == file) {
+    let mut link = match idle.filter(|link| link.file == file) {
         Some(link) => link,
         None => Link {
             connection: place.connect(Role::Lend)?,
@@ -72,7 +72,10 @@ fn begin(place: &Place, idle: Option<Link>) -> Result<Link> {
         },
     };
     // Not deferred: one that has read before it first writes fails where others wrote in between.
-    let begun = link.connection.execute_batch("BEGIN IMMEDIATE");
+    let on = &mut link.connection;
+    let begun = be_patient(on, until.saturating_duration_since(Instant::now()))
+        .and_then(|()| on.execute_batch("BEGIN IMMEDIATE"))
+        .and_then(|()| be_patient(on, place.timeout));
     begun.map_err(|e| told(&e, Phase::Before))?;
     Ok(link)
 }
@@ -296,15 +299,15 @@ impl Transactional for SqliteStore {
     async fn begin(&self, _: Isolation) -> Result<SqliteTransaction, TransactionError> {
         let work = async {
             let _step = self.gate.enter()?;
-            let patience = self.shared.place.timeout;
-            let permit = timeout(patience, self.lending.permit.clone().acquire_owned());
+            let until = Instant::now() + self.shared.place.timeout;
+            let permit = timeout_at(until, self.lending.permit.clone().acquire_owned());
             let permit = match permit.await {
                 Ok(Ok(permit)) => permit,
                 Ok(Err(_)) => return Err(super::reader::closing()),
                 Err(_) => return Err(StoreError::new(StoreErrorKind::NotApplied, LOCKED)),
             };
             let (shared, idle) = (self.shared.clone(), self.lending.idle.lock().take());
-            let begun = spawn_blocking(move || (begin(&shared.place, idle), permit));
+            let begun = spawn_blocking(move || (begin(&shared.place, idle, until), permit));
             let (link, permit) = begun.await.map_err(|_| no_thread())?;
             Ok(SqliteTransaction {
                 link: Some(link?),

@@ -722,3 +722,26 @@ async fn a_transaction_without_a_database_is_refused() {
         "{ran:?}"
     );
 }
+
+/// The time that a connection takes to come free, and that another one takes, is one.
+#[tokio::test]
+async fn a_beginning_takes_no_longer_than_a_call_may() {
+    let server = Postgres::start(&[]).unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let url = server.url_through(proxy.address());
+    let store = open(&format!("{url}?connections=1&timeout=5s")).await;
+    let first = store.begin(Isolation::ReadCommitted).await.unwrap();
+    proxy.set(Fault::Blackhole);
+    tokio::time::pause();
+    let from = tokio::time::Instant::now();
+    let (begun, ()) = tokio::join!(store.begin(Isolation::ReadCommitted), async {
+        sleep(Duration::from_secs(4)).await;
+        drop(first);
+    });
+    let Err(TransactionError::NotCommitted(error)) = begun else {
+        panic!("{begun:?}");
+    };
+    assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    let took = from.elapsed();
+    assert!(took <= Duration::from_millis(5010), "{took:?}");
+}

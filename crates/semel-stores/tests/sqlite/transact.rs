@@ -10,7 +10,7 @@ use semel::record::Change;
 use semel::store::{Claim, ClaimRequest, Fenced, OnLost, Refusal, Retention, Store as _};
 use semel::transaction::{Isolation, Lent, TransactionError, Transactional};
 use semel::{Fingerprint, Outcome, StoreErrorKind};
-use semel_stores::{SqliteStore, SqliteTransaction};
+use semel_stores::{Schema, SqliteOptions, SqliteStore, SqliteTransaction};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
@@ -183,4 +183,30 @@ fn commits(path: &Path) -> usize {
         .chunks_exact(FRAME + page)
         .filter(|frame| frame[4..8] != [0; 4])
         .count()
+}
+
+/// The time for the transaction before it to end, and for the file's lock, is one.
+#[tokio::test(start_paused = true)]
+async fn a_beginning_takes_no_longer_than_a_call_may() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    let (_directory, path) = file();
+    let options = SqliteOptions::new().schema(Schema::Create).timeout(LIMIT);
+    let store = options.open(&path).unwrap();
+    let mut first = store.begin(Isolation::Serializable).await.unwrap();
+    // The lock goes to another process.
+    let ended = first.call(|on| on.execute_batch("ROLLBACK"));
+    ended.await.unwrap();
+    let other = foreign(&path);
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let from = std::time::Instant::now();
+    let (begun, ()) = tokio::join!(store.begin(Isolation::Serializable), async {
+        sleep(LIMIT - Duration::from_millis(50)).await;
+        drop(first);
+    });
+    let Err(TransactionError::NotCommitted(error)) = begun else {
+        panic!("{begun:?}");
+    };
+    assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    // What was waited for before has passed at once here, and SQLite waits in earnest.
+    assert!(from.elapsed() < LIMIT / 2);
 }
