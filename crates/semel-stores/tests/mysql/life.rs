@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use semel::store::{Claim, Fenced, Retention, StoreExt as _, Waited};
 use semel::{Outcome, Store as _, StoreErrorKind};
 use semel_stores::MysqlStore;
+use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::Server as _;
 use sqlx::{Connection as _, MySqlConnection};
 use tokio::task::JoinSet;
@@ -201,4 +202,27 @@ async fn closing_gives_the_connections_back() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("connections are left");
+}
+
+/// A server that has stopped answers no farewell, and none is waited for.
+#[tokio::test]
+async fn closing_waits_for_no_answers() {
+    let server = own(&[]).await;
+    let proxy = Proxy::start(server.address()).unwrap();
+    let store = Arc::new(open(&server.url_through(proxy.address())).await);
+    // Slow enough that steps that come together take a connection each.
+    proxy.set(Fault::Delay(Duration::from_millis(100)));
+    let mut claims = JoinSet::new();
+    for n in 0..64 {
+        let store = store.clone();
+        claims.spawn(async move { acquire(&store, &n.to_string()).await });
+    }
+    claims.join_all().await;
+    assert!(proxy.connections() > 3, "{}", proxy.connections());
+    proxy.set(Fault::Blackhole);
+    tokio::time::pause();
+    let from = tokio::time::Instant::now();
+    store.close().await.unwrap();
+    let took = from.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
 }
