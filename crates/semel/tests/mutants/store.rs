@@ -295,7 +295,7 @@ impl Store for SmallStore {
                 });
                 past_edge
                     && record.state.kind() == query.state
-                    && (!query.lapsed || record.is_lapsed(now))
+                    && (!query.only_lapsed() || record.is_lapsed(now))
                     && !record.is_purgeable(now)
             })
             .take(query.limit + 1)
