@@ -326,9 +326,9 @@ impl Inner {
                 biased;
                 sent = connection.send(request) => sent,
                 () = progress.ceases(self.silence) => {
-                    connection.forget();
                     // Whose silence it is, is not known while the client's body is still to come.
                     if !progress.goes_on() {
+                        connection.forget();
                         connection.answered(false);
                     }
                     return Err((Failure::Silent, "no answer in time".to_owned()));

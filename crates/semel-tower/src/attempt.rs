@@ -94,11 +94,13 @@ impl<S: Store> Run<S> {
                 .config
                 .limits
                 .slot(&self.config.limited(&self.identity));
-            // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
-            // claim that nobody runs.
-            let _begun = client.begin();
             let mut response = match slot {
-                Ok(slot) => self.once(inner, &mut parts, body, &client, slot).await?,
+                Ok(slot) => {
+                    // From the claim on: a client that goes away neither stops an attempt (R11) nor leaves behind a
+                    // claim that nobody runs.
+                    let _begun = client.begin();
+                    self.once(inner, &mut parts, body, &client, slot).await?
+                }
                 Err(full) => Box::pin(self.without_attempt(full)).await,
             };
             let extensions = response.extensions_mut();

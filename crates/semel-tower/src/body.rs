@@ -384,6 +384,10 @@ async fn pass_on<R: Relayable>(mut rest: Pin<Box<R>>, relay: mpsc::Sender<Relaye
                 },
                 None => {
                     let end = *alone_until.get_or_insert_with(|| Instant::now() + LONGEST_ALONE);
+                    // A body that is always ready never lets the time come.
+                    if Instant::now() >= end {
+                        break;
+                    }
                     match timeout_at(end, rest.frame()).await {
                         Ok(next) => next,
                         Err(_) => break,

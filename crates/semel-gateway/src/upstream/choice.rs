@@ -31,7 +31,7 @@ impl Upstreams {
 
     /// The address with the fewest requests under way, in turn where that is the same. Those that are down
     /// come last, and those that were `tried` not again. Bad answers count only while half of the addresses
-    /// are up, as in Envoy: clients can cause them, and the rest would have all the requests.
+    /// are up, as in Envoy: clients can cause them, and the rest would have all the requests. Then each has its turn.
     pub(crate) fn choose(
         &self,
         http1: bool,
@@ -51,11 +51,15 @@ impl Upstreams {
         let trial = left.clone().find(|pool| pool.health().takes_trial());
         let up = self.pools.iter().filter(|pool| pool.health().is_up());
         let is_half_up = 2 * up.count() >= self.pools.len();
-        let usable = left.clone().filter(|pool| match is_half_up {
-            true => pool.health().is_up(),
-            false => pool.health().is_reachable(),
-        });
-        let chosen = trial.or_else(|| usable.min_by_key(busy));
+        let usable = match is_half_up {
+            true => left
+                .clone()
+                .filter(|pool| pool.health().is_up())
+                .min_by_key(busy),
+            // In turn: what fails at once never has requests under way.
+            false => left.clone().find(|pool| pool.health().is_reachable()),
+        };
+        let chosen = trial.or(usable);
         let chosen = chosen.or_else(|| left.min_by_key(busy))?;
         let busy = Busy::new(&chosen.health().busy);
         Some((Arc::clone(chosen), Some(busy)))

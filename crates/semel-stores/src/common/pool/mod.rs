@@ -133,8 +133,6 @@ pub(crate) struct Shared<W: Wire> {
     wire: Arc<W>,
     limits: Limits,
     timeout: Duration,
-    /// Where steps go on whose caller is on none.
-    runtime: Handle,
     pub(crate) state: Mutex<State<W>>,
 }
 
@@ -153,6 +151,8 @@ pub(crate) struct Job<W: Wire> {
     alone: bool,
     fate: Arc<Fate>,
     answer: oneshot::Sender<Result<W::Answer, Failed>>,
+    /// Of who waits for it.
+    runtime: Handle,
 }
 
 /// Whether a queued step was sent, decided once between its caller and who sends it.
@@ -205,7 +205,6 @@ impl<W: Wire> Pool<W> {
             wire,
             limits,
             timeout: limits.timeout,
-            runtime: Handle::current(),
             state: Mutex::new(State {
                 idle: Idle::default(),
                 busy: 0,
@@ -299,6 +298,7 @@ impl<W: Wire> Pool<W> {
                         alone,
                         fate: fate.clone(),
                         answer,
+                        runtime: Handle::current(),
                     });
                     (None, Some((waiting, fate)))
                 }
@@ -441,21 +441,6 @@ impl<W: Wire> Drop for Slot<W> {
     fn drop(&mut self) {
         let link = self.link.take();
         let mut state = self.shared.state.lock();
-        // A runtime that has ended drops every task before it begins.
-        let ended = self.on_its_way;
-        let here = Handle::try_current().ok();
-        let next = match ended {
-            None => Some(self.shared.runtime.clone()),
-            Some(ended) => here.filter(|here| here.id() != ended),
-        };
-        let Some(next) = next else {
-            // Waiters on other runtimes learn that nothing was sent.
-            state.busy -= 1;
-            let queue = std::mem::take(&mut state.queue);
-            drop(state);
-            drop(queue);
-            return;
-        };
         if state.queue.is_empty() || state.closed {
             state.busy -= 1;
             match link {
@@ -467,9 +452,22 @@ impl<W: Wire> Drop for Slot<W> {
             }
             return;
         }
+        let next = match self.on_its_way {
+            // Of the first that waits: others may stand still, or have ended.
+            None => state.queue.front().map(|job| job.runtime.clone()),
+            // One that has ended drops every task before it begins.
+            Some(ended) => Handle::try_current().ok().filter(|here| here.id() != ended),
+        };
+        let Some(next) = next else {
+            // Who waits learns that nothing was sent.
+            state.busy -= 1;
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            drop(queue);
+            return;
+        };
         drop(state);
-        // The slot goes on in a task of its own, which ends when nothing is queued: where the store was opened, as
-        // a caller's runtime may stand still between its calls; where that has ended, on the caller's.
+        // The slot goes on in a task of its own, which ends when nothing is queued.
         let slot = Self {
             shared: self.shared.clone(),
             link,
