@@ -224,8 +224,8 @@ async fn every_setting_can_be_changed_afterwards() {
                 semel_tower::fingerprint::of_request(parts, body, form, [])
             })
             .with_policy(semel_tower::Policy::default());
-        if row.preset == "oasis" {
-            // A key of its own is sent with its date.
+        // A key of oasis is sent with its date, and answers to AdCP's payloads are envelopes in any dialect.
+        if matches!(row.preset, "oasis" | "adcp") {
             continue;
         }
         let faults = check(&Layered::new(layer), ietf).await;
