@@ -62,6 +62,19 @@ pub(crate) struct Run<S> {
     pub(crate) transactions: Option<Arc<dyn Transactions<S>>>,
 }
 
+/// A service whose requests are made to happen once.
+pub(crate) trait Protected<B, R>:
+    Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send> + Clone + Send
+{
+}
+
+impl<I, B, R> Protected<B, R> for I where
+    I: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
+        + Clone
+        + Send
+{
+}
+
 /// What one call of the inner service came to.
 struct Called<R: HttpBody, E> {
     /// The answer as far as its body was read, or an error.
@@ -83,9 +96,7 @@ impl<S: Store> Run<S> {
         client: Caller,
     ) -> impl Future<Output = Result<Response<Body<R>>, Inner::Error>>
     where
-        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
-            + Clone
-            + Send,
+        Inner: Protected<B, R>,
         B: From<Bytes> + Send,
         R: Relayable,
     {
@@ -122,9 +133,7 @@ impl<S: Store> Run<S> {
         slot: Slot,
     ) -> Result<Response<Body<R>>, Inner::Error>
     where
-        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
-            + Clone
-            + Send,
+        Inner: Protected<B, R>,
         B: From<Bytes> + Send,
         R: Relayable,
     {
@@ -177,9 +186,7 @@ impl<S: Store> Run<S> {
         slot: Slot,
     ) -> Result<Response<Body<R>>, Inner::Error>
     where
-        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
-            + Clone
-            + Send,
+        Inner: Protected<B, R>,
         B: From<Bytes> + Send,
         R: Relayable,
     {
@@ -207,9 +214,7 @@ impl<S: Store> Run<S> {
         slot: Slot,
     ) -> Result<Response<Body<R>>, Inner::Error>
     where
-        Inner: Service<Request<B>, Response = Response<R>, Error: Send + 'static, Future: Send>
-            + Clone
-            + Send,
+        Inner: Protected<B, R>,
         B: From<Bytes> + Send,
         R: Relayable,
     {
@@ -414,10 +419,9 @@ impl<S: Store> Run<S> {
             };
             let (mut head, body) = response.into_parts();
             self.config.strip(&mut head.headers);
-            let not_kept = self
-                .config
-                .by_head(&head)
-                .filter(|by_head| !is_kept(*by_head) && !self.config.looks_into(&head));
+            let not_kept = self.config.by_head(&head).filter(|by_head| {
+                !is_kept(*by_head) && !self.config.may_be_envelope(&head.headers)
+            });
             let content = match not_kept {
                 // Nothing of the body is kept, so it goes its way untouched.
                 Some(_) => Content::Untouched(body),

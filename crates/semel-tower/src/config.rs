@@ -372,14 +372,9 @@ impl Config {
         replay::strip_marks(headers, self.replay_header.as_ref());
     }
 
-    /// Whether an answer is looked into whatever it means.
-    pub(crate) fn looks_into(&self, head: &response::Parts) -> bool {
-        self.may_be_envelope(&head.headers)
-    }
-
     /// Whether the body of an answer is an envelope of AdCP if it is a JSON object: unless its media type says
-    /// that it is something else.
-    fn may_be_envelope(&self, headers: &HeaderMap) -> bool {
+    /// that it is something else. Such a body is looked into whatever the answer means.
+    pub(crate) fn may_be_envelope(&self, headers: &HeaderMap) -> bool {
         self.is_adcp()
             && fingerprint::media_type(headers).is_none_or(|media_type| {
                 let is_text =
@@ -457,7 +452,8 @@ impl Config {
 
     /// The same, where its body could not say otherwise.
     pub(crate) fn by_head_alone(&self, head: &response::Parts) -> Option<Disposition> {
-        let is_open = self.looks_into(head) || head.status == StatusCode::UNPROCESSABLE_ENTITY;
+        let is_open =
+            self.may_be_envelope(&head.headers) || head.status == StatusCode::UNPROCESSABLE_ENTITY;
         self.by_head(head).filter(|_| !is_open)
     }
 
@@ -474,7 +470,7 @@ impl Config {
 
     fn by_convention(&self, reply: &Reply<'_>) -> Option<Disposition> {
         let by_status = self.convention().disposition(reply.head.status);
-        let is_task = self.looks_into(reply.head) && reply.head.status.is_success();
+        let is_task = self.may_be_envelope(&reply.head.headers) && reply.head.status.is_success();
         by_status.or_else(|| adcp::disposition(reply.body.filter(|_| is_task)?))
     }
 

@@ -219,6 +219,17 @@ async fn requests_at_once_have_a_connection_of_http1_each() {
     assert_eq!(upstream.connections(), 20);
 }
 
+/// A gateway, and a client's connection to it: one of those is served by one of its threads.
+async fn one_thread(timeout: &str, upstream: SocketAddr) -> (Gateway, TcpStream) {
+    let flags = [
+        format!("--upstream=h2c://{upstream}"),
+        format!("--upstream-timeout={timeout}"),
+    ];
+    let gateway = Gateway::start(upstream, &flags.each_ref().map(String::as_str));
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    (gateway, stream)
+}
+
 /// What the upstream has no room for is asked of it on another connection.
 #[tokio::test]
 async fn a_request_waits_for_no_room_on_a_connection_of_http2() {
@@ -244,13 +255,7 @@ async fn a_request_waits_for_no_room_on_a_connection_of_http2() {
             tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let flags = [
-        &*format!("--upstream=h2c://{address}"),
-        "--upstream-timeout=5s",
-    ];
-    let gateway = Gateway::start(address, &flags);
-    // One connection of the client: one thread.
-    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (gateway, stream) = one_thread("5s", address).await;
     let sender = crate::support::tls::http2::<Full<Bytes>>(stream).await;
     let order = |n: usize| {
         let mut sender = sender.clone();
@@ -293,13 +298,7 @@ async fn an_upload_that_was_answered_early_is_in_nobodys_way() {
             tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let flags = [
-        &*format!("--upstream=h2c://{address}"),
-        "--upstream-timeout=5s",
-    ];
-    let gateway = Gateway::start(address, &flags);
-    // One connection of the client: one thread.
-    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (gateway, stream) = one_thread("5s", address).await;
     let mut sender = crate::support::tls::http2::<Channel<Bytes>>(stream).await;
     let mut uploads = Vec::new();
     for _ in 0..3 {
@@ -330,13 +329,7 @@ async fn a_connection_of_http2_that_was_silent_gets_no_more_requests() {
             tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let flags = [
-        &*format!("--upstream=h2c://{address}"),
-        "--upstream-timeout=500ms",
-    ];
-    let gateway = Gateway::start(address, &flags);
-    // One connection of the client: one thread.
-    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (gateway, stream) = one_thread("500ms", address).await;
     let mut sender = crate::support::tls::http2::<Full<Bytes>>(stream).await;
     for status in [504, 200] {
         let get = request(Method::GET, gateway.address, "/", &[], "");

@@ -126,6 +126,15 @@ async fn a_scope_beyond_its_limit_is_told_and_what_is_known_is_not_limited() {
     );
 }
 
+/// What becomes of three requests if the first answer is a failure.
+const FAILED_ONCE: [Signal; 5] = [
+    Signal::New,
+    Signal::Released,
+    Signal::Again,
+    Signal::Completed,
+    Signal::Replayed,
+];
+
 /// What the answer's body says decides, as it does where the layer enforces; and it passes unchanged.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_failed_is_none_that_is_kept() {
@@ -143,16 +152,7 @@ async fn a_task_that_failed_is_none_that_is_kept() {
         assert_eq!(answer.body, text);
         layer.drain().await;
     }
-    assert_eq!(
-        *signals.0.lock().unwrap(),
-        [
-            Signal::New,
-            Signal::Released,
-            Signal::Again,
-            Signal::Completed,
-            Signal::Replayed
-        ]
-    );
+    assert_eq!(*signals.0.lock().unwrap(), FAILED_ONCE);
 }
 
 /// An answer of gRPC whose status comes behind its body.
@@ -172,16 +172,7 @@ async fn the_status_in_trailers_decides() {
         app.send(Call::order()).await;
         layer.drain().await;
     }
-    assert_eq!(
-        *signals.0.lock().unwrap(),
-        [
-            Signal::New,
-            Signal::Released,
-            Signal::Again,
-            Signal::Completed,
-            Signal::Replayed
-        ]
-    );
+    assert_eq!(*signals.0.lock().unwrap(), FAILED_ONCE);
 }
 
 /// Of an answer that nobody waits to hear of nothing is gathered.

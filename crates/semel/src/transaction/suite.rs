@@ -4,7 +4,6 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use crate::record::Change;
 use crate::store::{
     Acquired, Claim, ClaimRequest, Fenced, ListQuery, Nonce, OnLost, Refusal, Retention,
 };
+pub use crate::versioned::suite::Running;
 use crate::{
     Fingerprint, FinishedStep, Identity, IdentityDigest, Key, Outcome, Scope, StateKind,
     StoreErrorKind,
@@ -57,9 +57,6 @@ pub struct Case<S, E> {
     /// Checks it.
     pub run: fn(Arc<S>, Arc<E>) -> Running,
 }
-
-/// A case on its way.
-pub type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 macro_rules! cases {
     ($($run:ident $promise:literal;)+) => {
