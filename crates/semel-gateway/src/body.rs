@@ -212,7 +212,12 @@ impl Stream {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+        let mut body = Pin::new(&mut self.body);
+        let frame = match &mut self.connection {
+            Some(connection) => connection.poll(cx, |cx| body.as_mut().poll_frame(cx)),
+            None => body.poll_frame(cx),
+        };
+        if let Poll::Ready(frame) = frame {
             self.silence = None;
             // hyper takes a stream that is reset with `NO_ERROR` for one that ended.
             if frame.is_none() && self.is_http2 && !self.body.is_end_stream() {

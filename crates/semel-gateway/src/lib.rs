@@ -21,6 +21,7 @@ mod connector;
 pub mod console;
 pub mod cores;
 pub mod descriptors;
+mod driven;
 pub mod events;
 mod exchange;
 mod headers;

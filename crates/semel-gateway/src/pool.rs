@@ -8,6 +8,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use http::header::{CONNECTION, HOST, HeaderValue, InvalidHeaderValue, USER_AGENT
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1};
+use hyper::client::conn::TrySendError;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
@@ -27,6 +28,7 @@ use crate::command::with_causes;
 use crate::config::Route;
 use crate::connector::{self, ConnectError, Connector};
 use crate::cores;
+use crate::driven::Driven;
 use crate::metrics::Metrics;
 use crate::shared::{Share, Shared};
 use crate::tls::client::{Speaks, Trust};
@@ -41,10 +43,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often upstreams are asked whether they can be used, and how long an answer may take.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many fields an answer may have, and how many bytes its header. More than any client takes: an
-/// answer beyond is lost although the operation ran, so the limits are there to bound memory only. More
-/// than 100 fields cost an allocation for each answer, a tenth of the gateway's work: an answer is worth it.
-const MAX_FIELDS: usize = 256;
+/// How many bytes an answer's header may have. More than any client takes: an answer beyond is lost although
+/// the operation ran, so the limit is there to bound memory only.
 const MAX_HEAD: u32 = 256 << 10;
 /// How often a request waits for a connection of HTTP/2 whose room others take, until it makes one of its own.
 const SHARED_TRIES: usize = 3;
@@ -155,7 +155,7 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct Shelf {
     // In the order in which they were put here.
-    idle: Vec<(Instant, http1::SendRequest<Body>)>,
+    idle: Vec<(Instant, Driven)>,
     // Of HTTP/2.
     shared: Vec<Shared>,
     // The one that is being made.
@@ -174,7 +174,7 @@ struct NotMade(Arc<dyn StdError + Send + Sync>);
 
 #[derive(Debug)]
 enum Sender {
-    Http1(http1::SendRequest<Body>),
+    Http1(Driven),
     Http2(Share),
 }
 
@@ -305,13 +305,8 @@ impl Pool {
             self.keep(|shelf| shelf.shared.push(shared));
             return Ok(self.lent(Sender::Http2(share)));
         }
-        let (sender, connection) = http1::Builder::new()
-            .max_headers(MAX_FIELDS)
-            .max_buf_size(MAX_HEAD as usize)
-            .handshake(stream)
-            .await?;
-        tokio::spawn(told(connection.with_upgrades()));
-        Ok(self.lent(Sender::Http1(sender)))
+        let driven = Driven::begin(stream, MAX_HEAD).await?;
+        Ok(self.lent(Sender::Http1(driven)))
     }
 
     fn lent(self: &Arc<Self>, sender: Sender) -> Lent {
@@ -365,12 +360,6 @@ impl Pool {
     }
 }
 
-async fn told(connection: impl Future<Output = hyper::Result<()>>) {
-    if let Err(error) = connection.await {
-        tracing::debug!("connection to the upstream: {error}");
-    }
-}
-
 impl Shelf {
     fn take(&mut self, http1: bool) -> Option<Sender> {
         if !http1 {
@@ -382,25 +371,32 @@ impl Shelf {
             }
         }
         // The one that was used last: others may be about to be closed.
-        while let Some((since, sender)) = self.idle.pop() {
-            if since.elapsed() >= IDLE_TIMEOUT {
-                // So are all that were put here before it.
-                self.idle.clear();
-                break;
+        while let Some((since, mut connection)) = self.idle.pop() {
+            let is_old = since.elapsed() >= IDLE_TIMEOUT;
+            if !is_old && connection.is_ready() {
+                return Some(Sender::Http1(connection));
             }
-            // One that still takes the body of a request that was answered early is let go.
-            if sender.is_ready() {
-                return Some(Sender::Http1(sender));
+            connection.leave();
+            if is_old {
+                // So are all that were put here before it.
+                self.leave(self.idle.len());
             }
         }
         None
+    }
+
+    /// Lets go the first of those that nobody uses.
+    fn leave(&mut self, first: usize) {
+        for (_, mut connection) in self.idle.drain(..first) {
+            connection.leave();
+        }
     }
 
     /// Lets go what was not used; whether that is all.
     fn sweep(&mut self) -> bool {
         let old = |since: &Instant| since.elapsed() >= IDLE_TIMEOUT;
         let unused = self.idle.partition_point(|(since, _)| old(since));
-        self.idle.drain(..unused);
+        self.leave(unused);
         self.shared
             .retain(|shared| !old(shared.taken()) || shared.under_way() > 0);
         self.is_swept = !self.idle.is_empty() || !self.shared.is_empty();
@@ -477,22 +473,40 @@ impl Lent {
         Ok(renewed.counted(self.busy))
     }
 
+    /// Waits for what comes of the connection.
+    pub(crate) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut looks: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        match &mut self.sender {
+            Sender::Http1(driven) => driven.poll(cx, looks),
+            Sender::Http2(_) => looks(cx),
+        }
+    }
+
+    /// What the connection still does is left to a task, and no other request gets it. One of HTTP/2 has a task.
+    pub(crate) fn leave(&mut self) {
+        if let Sender::Http1(driven) = &mut self.sender {
+            driven.leave();
+        }
+    }
+
     /// Sends a request to the path of its target; the host is this upstream's, unless the client's is to be
-    /// preserved. The connection has it before the future is polled, which therefore need not hold it. In HTTP/2 there
-    /// is a copy, for an upstream that refuses it.
+    /// preserved. In HTTP/2 there is a copy, for an upstream that refuses it.
     pub(crate) fn send(
         &mut self,
         mut request: Request<Body>,
-    ) -> impl Future<Output = Result<Response<Incoming>, NotAnswered>> + use<> {
+    ) -> impl Future<Output = Result<Response<Incoming>, NotAnswered>> {
         let path = request.uri().path_and_query().cloned();
         let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
         if !self.pool.preserves_host || !request.headers().contains_key(HOST) {
             request.headers_mut().insert(HOST, self.pool.host.clone());
         }
         match &mut self.sender {
-            Sender::Http1(sender) => {
+            Sender::Http1(driven) => {
                 *request.uri_mut() = Uri::from(path);
-                Either::Left(sender.try_send_request(request).map_err(NotAnswered::from))
+                Either::Left(driven.send(request).map_err(NotAnswered::from))
             }
             Sender::Http2(Share { sender, place }) => {
                 // hyper would remove what it names, and `TE` is to arrive.
@@ -515,9 +529,11 @@ impl Lent {
 
     /// The answer was read to its end: the connection is there for the next request.
     pub(crate) fn give_back(self) {
-        if let Sender::Http1(sender) = self.sender {
+        if let Sender::Http1(driven) = self.sender
+            && driven.is_open()
+        {
             let now = Instant::now();
-            self.pool.keep(|shelf| shelf.idle.push((now, sender)));
+            self.pool.keep(|shelf| shelf.idle.push((now, driven)));
         }
     }
 }

@@ -336,6 +336,7 @@ impl Inner {
             };
             let NotAnswered { error, unsent } = match sent {
                 Ok(answer) if may_leave && answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    connection.leave();
                     connection.answered(true);
                     return Ok((answer, connection));
                 }
@@ -352,6 +353,10 @@ impl Inner {
                         // A quota, or what the service waited for: the address is there, and perhaps not well.
                         503 | 504 => {}
                         _ => connection.answered(true),
+                    }
+                    // Who reads an answer slowly, or last, is not to hold up a body that is still to be sent.
+                    if progress.goes_on() {
+                        connection.leave();
                     }
                     return Ok((answer, connection));
                 }

@@ -13,6 +13,7 @@ use http_body_util::channel::Channel;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use crate::bodies::Pieces;
@@ -158,6 +159,27 @@ async fn a_reader_that_pauses_holds_the_sender_back() {
     assert!(above < ALLOWANCE, "{above} bytes");
     let rest = timeout(PATIENCE, read(answer.into_body())).await.unwrap();
     assert_eq!(rest, pieces() * PIECE);
+}
+
+/// Who does not read its answer yet goes on sending.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_goes_on_while_its_answer_is_not_read() {
+    let (came, mut comes) = mpsc::unbounded_channel();
+    let upstream = Served::start_with(None, move |request: Request<Incoming>| {
+        let came = came.clone();
+        tokio::spawn(async move { came.send(read(request.into_body()).await) });
+        async { Response::new(Body::new(Pieces::new(pieces()))) }
+    })
+    .await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let post = Request::post(format!("http://{}/", gateway.address));
+    let post = post.body(Pieces::new(pieces())).unwrap();
+    let answer = timeout(PATIENCE, client.request(post)).await;
+    let size = timeout(PATIENCE, comes.recv()).await.unwrap();
+    assert_eq!(size, Some(pieces() * PIECE));
+    let answer = answer.unwrap().unwrap();
+    assert_eq!(read(answer.into_body()).await, pieces() * PIECE);
 }
 
 /// A stream in both directions at once: what is sent comes back while more is sent.
