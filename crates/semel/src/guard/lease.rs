@@ -1,6 +1,6 @@
 //! Leases, renewed in the background while their attempts run.
 //!
-//! Renewals have a task of their own, so that work that blocks its thread keeps its lease where the
+//! Renewals have tasks of their own, so that work that blocks its thread keeps its lease where the
 //! runtime has another thread that is awake. Work that blocks for long belongs on
 //! [`spawn_blocking`](tokio::task::spawn_blocking) all the same.
 
@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::Signal;
 use super::attempt::Claimed;
 use super::owed::Owed;
+use super::renewals::{self, Lasting, Place};
 use super::settle::PATIENCE;
 use crate::store::{Fenced, Refusal, Store, StoreExt as _};
 use crate::sync::Mutex;
@@ -51,7 +52,17 @@ struct State {
     failed: Option<Instant>,
     /// The store refused a renewal.
     is_lost: bool,
-    renewals: Option<AbortHandle>,
+    renewals: Renewals,
+}
+
+/// Who renews it.
+enum Renewals {
+    /// Nobody.
+    None,
+    /// A task, once it is due.
+    Later(Place),
+    /// A task.
+    By(AbortHandle),
 }
 
 /// `from` later by `by`, or by 34 years where that is beyond what an instant can say.
@@ -68,7 +79,7 @@ impl Lease {
                 sent,
                 failed: None,
                 is_lost: false,
-                renewals: None,
+                renewals: Renewals::None,
             }),
             lost: Notify::new(),
             renewing: OnceLock::new(),
@@ -177,10 +188,18 @@ impl<S: Store> Claimed<S> {
 
     /// Has the lease renewed from now on, every third of it.
     pub(super) async fn keep_renewed(self: &Arc<Self>) {
-        let renewals = tokio::spawn(Arc::clone(self).renew_on());
-        self.lease.state.lock().renewals = Some(renewals.abort_handle());
-        // A task that was just spawned waits on this thread, which the work may block.
-        tokio::task::yield_now().await;
+        let lease = &self.lease;
+        let due = lease.after(lease.length / 3);
+        let wakes = {
+            let mut state = lease.state.lock();
+            let (place, wakes) = renewals::list(due, Arc::clone(self) as _);
+            state.renewals = Renewals::Later(place);
+            wakes
+        };
+        if wakes {
+            // A task that was just woken waits on this thread, which the work may block.
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn renew_on(self: Arc<Self>) {
@@ -206,9 +225,23 @@ impl<S: Store> Claimed<S> {
 
     /// Renews no more.
     pub(super) fn stop_renewing(&self) {
-        let renewals = self.lease.state.lock().renewals.take();
-        if let Some(renewals) = renewals {
-            renewals.abort();
+        let mut state = self.lease.state.lock();
+        let renewals = std::mem::replace(&mut state.renewals, Renewals::None);
+        drop(state);
+        match renewals {
+            Renewals::None => {}
+            Renewals::Later(place) => place.leave(),
+            Renewals::By(task) => task.abort(),
+        }
+    }
+}
+
+impl<S: Store> Lasting for Claimed<S> {
+    fn lasts(self: Arc<Self>) {
+        let mut state = self.lease.state.lock();
+        if let Renewals::Later(_) = state.renewals {
+            let task = tokio::spawn(Arc::clone(&self).renew_on());
+            state.renewals = Renewals::By(task.abort_handle());
         }
     }
 }

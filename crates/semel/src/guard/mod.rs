@@ -40,6 +40,7 @@ mod owed;
 mod policy;
 mod purging;
 mod reconcile;
+mod renewals;
 mod run;
 mod settle;
 mod steps;
