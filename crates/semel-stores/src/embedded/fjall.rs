@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
+use fjall::config::PartitioningPolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
@@ -52,6 +53,10 @@ impl Fjall {
                 KeyspaceCreateOptions::default()
                     .max_memtable_size(WRITE_BUFFER)
                     .manual_journal_persist(true)
+                    // The index of a table is a megabyte: a lookup that does not find it in the cache reads a part of
+                    // it. Levels whose indexes and filters stay in memory have them whole.
+                    .index_block_partitioning_policy(PartitioningPolicy::new([false, false, true]))
+                    .filter_block_partitioning_policy(PartitioningPolicy::new([false, true]))
             })?;
             Ok(Self {
                 database,
