@@ -1,7 +1,7 @@
 //! Leases, renewed in the background while their attempts run.
 //!
 //! Renewals have tasks of their own, so that work that blocks its thread keeps its lease where the
-//! runtime has another thread that is awake. Work that blocks for long belongs on
+//! runtime has another thread. Work that blocks for long belongs on
 //! [`spawn_blocking`](tokio::task::spawn_blocking) all the same.
 
 use std::fmt;
@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -190,14 +191,13 @@ impl<S: Store> Claimed<S> {
     pub(super) async fn keep_renewed(self: &Arc<Self>) {
         let lease = &self.lease;
         let due = lease.after(lease.length / 3);
-        let wakes = {
+        {
             let mut state = lease.state.lock();
-            let (place, wakes) = renewals::list(due, Arc::clone(self) as _);
-            state.renewals = Renewals::Later(place);
-            wakes
-        };
-        if wakes {
-            // A task that was just woken waits on this thread, which the work may block.
+            state.renewals = Renewals::Later(renewals::list(due, Arc::clone(self) as _));
+        }
+        // The work may block this thread, which may be the one that waits for the runtime's timers and sockets: with a
+        // turn in between another thread does that.
+        if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
             tokio::task::yield_now().await;
         }
     }

@@ -2,7 +2,7 @@
 //! them, one for each thread that begins attempts, and wake nobody. Each that lasts gets a task of its own.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,9 +13,12 @@ use tokio::time::{Instant, sleep_until};
 use super::lease::later;
 use crate::sync::Mutex;
 
+/// A task looks at least so often: a thread can end without its attempts' task, and leases can be long.
+const PAUSE: Duration = Duration::from_mins(1);
+
 thread_local! {
-    // A thread can serve several runtimes, one after the other. What is kept of a list that nobody watches any more is
-    // dropped with the next one.
+    // A thread can serve several runtimes. What is kept of a list that nobody watches any more is dropped with the next
+    // one.
     static HERE: RefCell<Vec<(Id, Weak<List>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -34,7 +37,8 @@ struct List {
 
 #[derive(Default)]
 struct Listed {
-    attempts: HashMap<u64, (Instant, Arc<dyn Lasting>)>,
+    /// By when they are due, and in the order in which they came.
+    attempts: BTreeMap<(Instant, u64), Arc<dyn Lasting>>,
     /// The number of the next one: no two get the same.
     next: u64,
     /// When its task looks next; `None` where it has none.
@@ -46,41 +50,40 @@ struct Listed {
 /// Where an attempt is listed.
 pub(super) struct Place {
     list: Arc<List>,
-    number: u64,
+    key: (Instant, u64),
 }
 
 impl Place {
     /// It is not to be renewed.
     pub(super) fn leave(self) {
-        let left = self.list.listed.lock().attempts.remove(&self.number);
+        let left = self.list.listed.lock().attempts.remove(&self.key);
         drop(left);
     }
 }
 
-/// Lists an attempt until it is `due`. Also whether a task was woken for that, which waits on this thread now.
+/// Lists an attempt until it is `due`.
 ///
 /// # Panics
 /// Outside a tokio runtime.
-pub(super) fn list(due: Instant, attempt: Arc<dyn Lasting>) -> (Place, bool) {
+pub(super) fn list(due: Instant, attempt: Arc<dyn Lasting>) -> Place {
     let list = here();
     let mut listed = list.listed.lock();
-    let number = listed.next;
+    let key = (due, listed.next);
     listed.next += 1;
-    listed.attempts.insert(number, (due, attempt));
+    listed.attempts.insert(key, attempt);
     listed.wait = Some(due.saturating_duration_since(Instant::now()));
     let looked = listed.looks;
-    let wakes = looked.is_none_or(|looks| due < looks);
-    if wakes {
+    if looked.is_none_or(|looks| due < looks) {
         listed.looks = Some(due);
     }
     drop(listed);
     match looked {
-        Some(_) if wakes => list.is_sooner.notify_one(),
+        Some(looks) if due < looks => list.is_sooner.notify_one(),
         Some(_) => {}
         // Without the lock: a runtime that ends drops it at once.
         None => drop(tokio::spawn(watch(Watched::of(&list)))),
     }
-    (Place { list, number }, wakes)
+    Place { list, key }
 }
 
 fn here() -> Arc<List> {
@@ -139,6 +142,7 @@ async fn watch(mut watched: Watched) {
             return;
         };
         tokio::select! {
+            biased;
             () = list.is_sooner.notified() => {}
             () = sleep_until(next) => {}
         }
@@ -148,17 +152,16 @@ async fn watch(mut watched: Watched) {
 impl Listed {
     /// Takes out those that are due; and when the next one is.
     fn look(&mut self, now: Instant) -> (Vec<Arc<dyn Lasting>>, Option<Instant>) {
-        let mut due: Vec<_> = self
-            .attempts
-            .extract_if(|_, (due, _)| *due <= now)
-            .collect();
-        // In the order in which they came, so that a simulation runs the same way twice.
-        due.sort_unstable_by_key(|(number, _)| *number);
-        let first = self.attempts.values().map(|(due, _)| *due).min();
-        let wait = self.wait.take();
-        self.looks = first.or_else(|| wait.map(|wait| later(now, wait)));
-        let due = due.into_iter().map(|(_, (_, attempt))| attempt);
-        (due.collect(), self.looks)
+        let mut due = Vec::new();
+        while let Some(first) = self.attempts.first_entry()
+            && first.key().0 <= now
+        {
+            due.push(first.remove());
+        }
+        let first = self.attempts.keys().next().map(|(due, _)| *due);
+        let wait = self.wait.take().map(|wait| later(now, wait));
+        self.looks = first.or(wait).map(|next| next.min(now + PAUSE));
+        (due, self.looks)
     }
 }
 
@@ -181,10 +184,10 @@ mod tests {
     }
 
     impl Attempt {
-        fn listed(due: Instant) -> (Arc<Self>, Place, bool) {
+        fn listed(due: Instant) -> (Arc<Self>, Place) {
             let attempt = Arc::<Self>::default();
-            let (place, wakes) = list(due, Arc::clone(&attempt) as _);
-            (attempt, place, wakes)
+            let place = list(due, Arc::clone(&attempt) as _);
+            (attempt, place)
         }
 
         fn told(&self) -> Option<Instant> {
@@ -201,11 +204,10 @@ mod tests {
     fn each_is_told_when_it_is_due_unless_it_left() {
         runtime().block_on(async {
             let start = Instant::now();
-            let (late, _, woke_first) = Attempt::listed(start + 2 * WAIT);
-            let (left, place, _) = Attempt::listed(start + WAIT);
-            let (soon, _, wakes) = Attempt::listed(start + WAIT / 2);
-            let (same, _, wakes_for_same) = Attempt::listed(start + WAIT / 2);
-            assert_eq!((woke_first, wakes, wakes_for_same), (true, true, false));
+            let (late, _) = Attempt::listed(start + 2 * WAIT);
+            let (left, place) = Attempt::listed(start + WAIT);
+            let (soon, _) = Attempt::listed(start + WAIT / 2);
+            let (same, _) = Attempt::listed(start + WAIT / 2);
             place.leave();
             assert_eq!(Arc::strong_count(&left), 1);
             sleep(3 * WAIT).await;
@@ -215,20 +217,19 @@ mod tests {
         });
     }
 
-    /// As long as attempts come, they wake nobody; and where none come, there is no task.
+    /// As long as attempts come; and where none come, there is no task, however long they might have lasted.
     #[test]
     fn the_task_stays_while_it_is_needed() {
         let runtime = runtime();
         runtime.block_on(async {
-            for _ in 0..3 {
-                for nth in 0..10 {
-                    let (_, place, wakes) = Attempt::listed(Instant::now() + WAIT);
-                    assert_eq!(wakes, nth == 0);
+            for wait in [WAIT, 1000 * WAIT] {
+                for _ in 0..10 {
+                    let (_, place) = Attempt::listed(Instant::now() + wait);
                     place.leave();
                     sleep(WAIT / 3).await;
+                    assert_eq!(runtime.metrics().num_alive_tasks(), 1);
                 }
-                assert_eq!(runtime.metrics().num_alive_tasks(), 1);
-                sleep(3 * WAIT).await;
+                sleep(3 * PAUSE).await;
                 assert_eq!(runtime.metrics().num_alive_tasks(), 0);
             }
         });
@@ -237,13 +238,13 @@ mod tests {
     #[test]
     fn a_runtime_that_ended_holds_nothing_and_keeps_nobody_from_being_told() {
         let first = runtime();
-        let (attempt, place, _) = first.block_on(async { Attempt::listed(Instant::now() + WAIT) });
+        let (attempt, place) = first.block_on(async { Attempt::listed(Instant::now() + WAIT) });
         drop(first);
         assert_eq!(Arc::strong_count(&attempt), 1);
         place.leave();
         runtime().block_on(async {
             let due = Instant::now() + WAIT;
-            let (attempt, ..) = Attempt::listed(due);
+            let (attempt, _) = Attempt::listed(due);
             sleep(2 * WAIT).await;
             assert_eq!(attempt.told(), Some(due));
         });

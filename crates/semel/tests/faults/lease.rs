@@ -1,6 +1,6 @@
 //! The lease by the holder's own clock.
 
-use semel::guard::{Attempt, StepError};
+use semel::guard::{Attempt, Settled, StepError};
 
 use semel::store::{Fenced, StoreExt as _};
 
@@ -48,6 +48,59 @@ async fn work_that_blocks_its_thread_for_three_leases_is_not_doubled() {
         Done::Fresh("(1, true)".into())
     );
     assert!(refused > 5, "{refused} duplicates were refused meanwhile");
+}
+
+/// Where nobody else is awake: the thread that the work blocks is the one that waited for timers. In real time.
+#[test]
+fn work_that_blocks_after_others_ended_keeps_its_lease() {
+    let policy = Policy::default().with_lease(LEASE);
+    let kept = (0..8).map(|round| {
+        std::thread::spawn(move || {
+            let guard = Guard::new(Shared::default(), policy);
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = runtime.worker_threads(2).enable_time().build().unwrap();
+            let (told, is_held) = std::sync::mpsc::channel();
+            // By a task, which a worker polls.
+            runtime.spawn(async move {
+                for other in 0..10 {
+                    let key = format!("other {other}");
+                    guard.run(asked(&key), |_| ok(String::new())).await.unwrap();
+                    sleep(Duration::from_millis(3)).await;
+                }
+                sleep(Duration::from_millis(10 + round)).await;
+                let mut held = held(&guard, &asked("k")).await;
+                let attempt = held.info();
+                std::thread::sleep(3 * LEASE);
+                told.send(attempt.still_held()).unwrap();
+                assert_eq!(held.release().await.unwrap(), Settled::Applied);
+            });
+            is_held.recv().unwrap()
+        })
+    });
+    let kept: Vec<_> = kept.collect();
+    for kept in kept {
+        assert!(kept.join().unwrap());
+    }
+}
+
+/// The first of two in one task begins a task for both, which the second does not wait for. In real time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_blocks_beside_another_attempt_of_its_task_keeps_its_lease() {
+    let guard = Guard::new(Shared::default(), Policy::default().with_lease(LEASE));
+    let both = tokio::spawn(async move {
+        let one = async { held(&guard, &asked("one")).await.release().await };
+        let two = async {
+            let mut held = held(&guard, &asked("two")).await;
+            let attempt = held.info();
+            std::thread::sleep(3 * LEASE);
+            let is_held = attempt.still_held();
+            assert_eq!(held.release().await.unwrap(), Settled::Applied);
+            is_held
+        };
+        tokio::join!(one, two)
+    });
+    let (one, is_held) = both.await.unwrap();
+    assert_eq!((one.unwrap(), is_held), (Settled::Applied, true));
 }
 
 #[tokio::test(start_paused = true)]
@@ -144,7 +197,7 @@ async fn no_step_begins_on_a_lease_that_is_over_without_renewing_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_of_different_lengths_are_renewed_by_one_task() {
+async fn leases_of_different_lengths_are_renewed() {
     let guard = Guard::new(Shared::default(), Policy::default());
     let long = held(&guard, &asked("long")).await;
     let brief = asked("brief").with_policy(Policy::default().with_lease(LEASE));
