@@ -2,7 +2,10 @@
 //! task but its client's, and wakes none.
 
 use std::fmt;
-use std::pin::pin;
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt as _;
@@ -10,7 +13,8 @@ use futures_util::future::{BoxFuture, poll_fn};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
-use hyper::rt::{Read, Write};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use tokio::runtime::Handle;
 use tokio::task::unconstrained;
 
 use crate::body::Body;
@@ -20,11 +24,12 @@ use crate::body::Body;
 /// each answer, a tenth of the gateway's work: an answer is worth it.
 const MAX_FIELDS: usize = 256;
 
-/// A connection for one request at a time.
+/// A connection for one request at a time. One that is dropped ends in an orderly way.
 pub(crate) struct Driven {
     sender: http1::SendRequest<Body>,
     /// Until it ended, or was left to a task.
     connection: Option<BoxFuture<'static, hyper::Result<()>>>,
+    is_stuck: Arc<AtomicBool>,
 }
 
 impl Driven {
@@ -33,6 +38,11 @@ impl Driven {
         stream: impl Read + Write + Unpin + Send + 'static,
         max_head: u32,
     ) -> hyper::Result<Self> {
+        let is_stuck = Arc::default();
+        let stream = Stream {
+            stream,
+            is_stuck: Arc::clone(&is_stuck),
+        };
         let (sender, connection) = http1::Builder::new()
             .max_headers(MAX_FIELDS)
             .max_buf_size(max_head as usize)
@@ -41,6 +51,7 @@ impl Driven {
         Ok(Self {
             sender,
             connection: Some(connection.with_upgrades().boxed()),
+            is_stuck,
         })
     }
 
@@ -67,12 +78,26 @@ impl Driven {
         drive(&mut self.connection, cx, looks)
     }
 
+    /// Whether a part of the request waits here until the upstream takes it.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::Relaxed)
+    }
+
     /// Leaves the rest to a task, for what nobody waits for: a request that goes on after its answer, what
-    /// leaves HTTP, an orderly end. It takes no other request.
+    /// leaves HTTP, an orderly end.
     pub(crate) fn leave(&mut self) {
         if let Some(connection) = self.connection.take() {
             tokio::spawn(async move { ended(connection.await) });
         }
+    }
+
+    /// An answer was read to its end. Whether there may be another one: once the request was sent, which is left to a
+    /// task.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        if !self.sender.is_ready() {
+            self.leave();
+        }
+        !self.sender.is_closed()
     }
 
     /// Whether it can take a request, of one that nobody uses.
@@ -80,14 +105,18 @@ impl Driven {
         let mut here = Context::from_waker(Waker::noop());
         let mut look = unconstrained(poll_fn(|cx| {
             go_on(&mut self.connection, cx);
-            Poll::Ready(self.connection.is_some() && self.sender.is_ready())
+            Poll::Ready(self.sender.is_ready())
         }));
         look.poll_unpin(&mut here) == Poll::Ready(true)
     }
+}
 
-    /// Whether it did not end, nor was left to a task.
-    pub(crate) const fn is_open(&self) -> bool {
-        self.connection.is_some()
+impl Drop for Driven {
+    fn drop(&mut self) {
+        // The task sees that there will be no more requests.
+        if self.connection.is_some() && Handle::try_current().is_ok() {
+            self.leave();
+        }
     }
 }
 
@@ -136,6 +165,62 @@ fn ended(result: hyper::Result<()>) {
     }
 }
 
+/// What HTTP is spoken over, and whether the upstream takes what is written.
+struct Stream<S> {
+    stream: S,
+    is_stuck: Arc<AtomicBool>,
+}
+
+impl<S> Stream<S> {
+    fn noted<T>(&self, written: Poll<T>) -> Poll<T> {
+        self.is_stuck.store(written.is_pending(), Ordering::Relaxed);
+        written
+    }
+}
+
+impl<S: Read + Unpin> Read for Stream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: Write + Unpin> Write for Stream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.noted(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        self.noted(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.noted(flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -143,44 +228,79 @@ mod tests {
     use bytes::Bytes;
     use http_body::Body as _;
     use hyper_util::rt::TokioIo;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
     use tokio::task::coop;
     use tokio::time::timeout;
 
     use super::*;
 
+    fn post(body: &'static [u8]) -> Request<Body> {
+        let post = Request::post("/").header("host", "upstream");
+        post.body(Body::from(Bytes::from(body))).unwrap()
+    }
+
+    /// The header of an answer that comes as soon as a part of the request is there.
+    async fn answered(
+        driven: &mut Driven,
+        request: Request<Body>,
+        upstream: &mut DuplexStream,
+        answer: &str,
+        spent: u32,
+    ) -> Response<Incoming> {
+        let mut sent = pin!(driven.send(request));
+        let mut asked = [0; 1024];
+        tokio::select! {
+            biased;
+            _ = &mut sent => panic!("answered, and not asked"),
+            asked = upstream.read(&mut asked) => assert!(asked.unwrap() > 0),
+        }
+        upstream.write_all(answer.as_bytes()).await.unwrap();
+        let answer = found(spent, |cx| sent.as_mut().poll(cx)).await;
+        answer.unwrap_or_else(|failed| panic!("{:?}", failed.error()))
+    }
+
+    async fn begun(stream: DuplexStream) -> Driven {
+        Driven::begin(TokioIo::new(stream), 1 << 14).await.unwrap()
+    }
+
     /// A task is put off when it did enough for now: what it waits for is not to be missed then.
     #[tokio::test(start_paused = true)]
     async fn what_comes_is_found_however_much_its_task_did() {
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone";
         for spent in 0..=128 {
             let (ours, mut theirs) = duplex(1 << 12);
-            let mut driven = Driven::begin(TokioIo::new(ours), 1 << 14).await.unwrap();
-            let get = Request::get("/").header("host", "upstream");
-            let get = get.body(Body::from(Bytes::new())).unwrap();
-            let answer = {
-                let mut sent = pin!(driven.send(get));
-                let mut asked = [0; 1024];
-                tokio::select! {
-                    biased;
-                    _ = &mut sent => panic!("answered, and not asked"),
-                    asked = theirs.read(&mut asked) => assert!(asked.unwrap() > 0),
-                }
-                let head = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone";
-                theirs.write_all(head).await.unwrap();
-                found(spent, |cx| sent.as_mut().poll(cx)).await
-            };
-            let mut body = answer
-                .unwrap_or_else(|failed| panic!("{spent}: {:?}", failed.error()))
-                .into_body();
-            let next = |cx: &mut Context<'_>| {
-                driven.poll(cx, |cx| std::pin::Pin::new(&mut body).poll_frame(cx))
-            };
+            let mut driven = begun(ours).await;
+            let answer = answered(&mut driven, post(b""), &mut theirs, answer, spent).await;
+            let mut body = answer.into_body();
+            let next =
+                |cx: &mut Context<'_>| driven.poll(cx, |cx| Pin::new(&mut body).poll_frame(cx));
             let frame = found(spent, next).await.unwrap().unwrap();
             assert_eq!(frame.into_data().unwrap(), "done");
-            assert!(driven.is_ready());
+            assert!(!driven.is_stuck());
+            assert!(driven.goes_on() && driven.connection.is_some() && driven.is_ready());
             drop(theirs);
             assert!(!driven.is_ready());
         }
+    }
+
+    /// In nobody's hands.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_was_answered_early_is_sent_to_its_end() {
+        static BODY: [u8; 1 << 16] = [b'x'; 1 << 16];
+        let answer = "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n";
+        let (ours, mut theirs) = duplex(1 << 12);
+        let mut driven = begun(ours).await;
+        answered(&mut driven, post(&BODY), &mut theirs, answer, 0).await;
+        assert!(driven.is_stuck());
+        assert!(driven.goes_on());
+        let (mut came, mut buffer) = (0, [0; 1 << 12]);
+        while let Ok(read) = timeout(Duration::from_secs(1), theirs.read(&mut buffer)).await {
+            came += buffer[..read.unwrap()]
+                .iter()
+                .filter(|&&byte| byte == b'x')
+                .count();
+        }
+        assert!(came >= BODY.len() - 1024, "{came} bytes");
     }
 
     async fn found<T>(spent: u32, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {

@@ -372,31 +372,24 @@ impl Shelf {
         }
         // The one that was used last: others may be about to be closed.
         while let Some((since, mut connection)) = self.idle.pop() {
-            let is_old = since.elapsed() >= IDLE_TIMEOUT;
-            if !is_old && connection.is_ready() {
-                return Some(Sender::Http1(connection));
-            }
-            connection.leave();
-            if is_old {
+            if since.elapsed() >= IDLE_TIMEOUT {
                 // So are all that were put here before it.
-                self.leave(self.idle.len());
+                self.idle.clear();
+                break;
+            }
+            // One that still takes the body of a request that was answered early is let go.
+            if connection.is_ready() {
+                return Some(Sender::Http1(connection));
             }
         }
         None
-    }
-
-    /// Lets go the first of those that nobody uses.
-    fn leave(&mut self, first: usize) {
-        for (_, mut connection) in self.idle.drain(..first) {
-            connection.leave();
-        }
     }
 
     /// Lets go what was not used; whether that is all.
     fn sweep(&mut self) -> bool {
         let old = |since: &Instant| since.elapsed() >= IDLE_TIMEOUT;
         let unused = self.idle.partition_point(|(since, _)| old(since));
-        self.leave(unused);
+        self.idle.drain(..unused);
         self.shared
             .retain(|shared| !old(shared.taken()) || shared.under_way() > 0);
         self.is_swept = !self.idle.is_empty() || !self.shared.is_empty();
@@ -485,7 +478,12 @@ impl Lent {
         }
     }
 
-    /// What the connection still does is left to a task, and no other request gets it. One of HTTP/2 has a task.
+    /// Whether a part of the request waits here until the upstream takes it. HTTP/2 has tasks for that.
+    pub(crate) fn is_stuck(&self) -> bool {
+        matches!(&self.sender, Sender::Http1(driven) if driven.is_stuck())
+    }
+
+    /// Leaves what the connection still does to a task.
     pub(crate) fn leave(&mut self) {
         if let Sender::Http1(driven) = &mut self.sender {
             driven.leave();
@@ -529,8 +527,8 @@ impl Lent {
 
     /// The answer was read to its end: the connection is there for the next request.
     pub(crate) fn give_back(self) {
-        if let Sender::Http1(driven) = self.sender
-            && driven.is_open()
+        if let Sender::Http1(mut driven) = self.sender
+            && driven.goes_on()
         {
             let now = Instant::now();
             self.pool.keep(|shelf| shelf.idle.push((now, driven)));

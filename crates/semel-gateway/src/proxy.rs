@@ -354,8 +354,8 @@ impl Inner {
                         503 | 504 => {}
                         _ => connection.answered(true),
                     }
-                    // Who reads an answer slowly, or last, is not to hold up a body that is still to be sent.
-                    if progress.goes_on() {
+                    // Who reads an answer slowly, or last, is not to hold up what is still to be sent.
+                    if progress.goes_on() || connection.is_stuck() {
                         connection.leave();
                     }
                     return Ok((answer, connection));

@@ -17,13 +17,16 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::support::tls::Authority;
 use crate::support::{
-    Gateway, Reaction, Script, Served, eventually, order, order_with, read_whole, request,
+    Gateway, PATIENCE, Reaction, Script, Served, eventually, order, order_with, read_whole,
+    request, send_raw,
 };
 
 /// A gateway in front of `https://localhost`, which trusts this authority.
@@ -308,6 +311,33 @@ async fn an_upload_that_was_answered_early_is_in_nobodys_way() {
         assert_eq!(answer.status(), 200);
         answer.into_body().collect().await.unwrap();
         uploads.push(upload);
+    }
+}
+
+/// An end without a word could be an attacker's (RFC 8446, section 6.1), and upstreams complain of it.
+#[tokio::test]
+async fn connections_that_are_given_up_end_in_an_orderly_way() {
+    let authority = Authority::new();
+    let acceptor = authority.sign(&["localhost"]).server(&["http/1.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let secured = Secured::start(listener.local_addr().unwrap(), &authority, &[]);
+    let head = "HTTP/1.1 200 OK\r\ncontent-length: ";
+    let (whole, part) = (format!("{head}0\r\n\r\n"), format!("{head}9\r\n\r\npart"));
+    for answer in ["", &*part, &*whole] {
+        let mut client =
+            send_raw(secured.gateway.address, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut upstream = acceptor.accept(stream).await.unwrap();
+        assert!(upstream.read(&mut [0; 1024]).await.unwrap() > 0);
+        upstream.write_all(answer.as_bytes()).await.unwrap();
+        upstream.flush().await.unwrap();
+        let mut read = Vec::new();
+        while !read.windows(4).any(|end| end == b"\r\n\r\n") && !answer.is_empty() {
+            assert!(client.read_buf(&mut read).await.unwrap() > 0);
+        }
+        drop(client);
+        let ended = timeout(PATIENCE, upstream.read(&mut [0; 1024])).await;
+        assert_eq!(ended.unwrap().unwrap(), 0, "after {answer:?}");
     }
 }
 

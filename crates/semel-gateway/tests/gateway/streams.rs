@@ -13,12 +13,14 @@ use http_body_util::channel::Channel;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use crate::bodies::Pieces;
 use crate::support::tls::{Authority, connect, gateway_between, http2};
-use crate::support::{Gateway, PATIENCE, Served};
+use crate::support::{Gateway, PATIENCE, Served, read_head, send_raw};
 
 const PIECE: usize = 64 << 10;
 /// What the gateway may take beyond what it has when idle.
@@ -180,6 +182,58 @@ async fn an_upload_goes_on_while_its_answer_is_not_read() {
     assert_eq!(size, Some(pieces() * PIECE));
     let answer = answer.unwrap().unwrap();
     assert_eq!(read(answer.into_body()).await, pieces() * PIECE);
+}
+
+/// The same where the gateway has all of the request, and the upstream takes it after it began to answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_sent_to_its_end_while_its_answer_is_not_read() {
+    const SIZE: usize = 8 << 20;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let gateway = Gateway::start(listener.local_addr().unwrap(), &["--max-body=16MiB"]);
+    let head = format!(
+        "POST / HTTP/1.1\r\nhost: localhost\r\nidempotency-key: \"k\"\r\ncontent-length: {SIZE}\r\n\r\n"
+    );
+    let mut client = send_raw(gateway.address, &head).await;
+    client.write_all(&vec![b'x'; SIZE]).await.unwrap();
+    let (mut upstream, _) = listener.accept().await.unwrap();
+    read_head(&mut upstream).await.unwrap();
+    let (mut upload, mut answer) = upstream.into_split();
+    let stream = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+    answer.write_all(stream.as_bytes()).await.unwrap();
+    // Until nobody takes more of it.
+    while let Ok(written) = timeout(Duration::from_millis(500), answer.write(&[b'x'; PIECE])).await
+    {
+        written.unwrap();
+    }
+    let mut came = vec![0; SIZE];
+    // An answer that nobody reads is given up after a minute, and then it goes on.
+    let all = timeout(PATIENCE / 3, upload.read_exact(&mut came)).await;
+    assert_eq!(all.unwrap().unwrap(), SIZE);
+}
+
+/// Also where the upload did not end before the answer began.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_is_used_again_after_a_stream_in_both_directions() {
+    let upstream = Served::start_with(None, async |request| {
+        Response::new(Body::new(request.into_body()))
+    })
+    .await;
+    let gateway = Gateway::start(upstream.address, &[]);
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    for _ in 0..10 {
+        let (mut say, body) = Channel::<Bytes>::new(1);
+        let post = Request::post(format!("http://{}/", gateway.address));
+        let answer = client.request(post.body(body).unwrap());
+        say.send_data(Bytes::from("hello")).await.unwrap();
+        let answer = timeout(PATIENCE, answer).await.unwrap().unwrap();
+        drop(say);
+        assert_eq!(read(answer.into_body()).await, 5);
+    }
+    // What the upstream reads to its end can be known after the next request was sent.
+    assert!(upstream.connections() <= 3, "{}", upstream.connections());
 }
 
 /// A stream in both directions at once: what is sent comes back while more is sent.
