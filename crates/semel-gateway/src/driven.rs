@@ -24,7 +24,7 @@ use crate::body::Body;
 /// each answer, a tenth of the gateway's work: an answer is worth it.
 const MAX_FIELDS: usize = 256;
 
-/// A connection for one request at a time. One that is dropped ends in an orderly way.
+/// A connection for one request at a time. One that is dropped in a runtime ends in an orderly way.
 pub(crate) struct Driven {
     sender: http1::SendRequest<Body>,
     /// Until it ended, or was left to a task.
@@ -78,7 +78,7 @@ impl Driven {
         drive(&mut self.connection, cx, looks)
     }
 
-    /// Whether a part of the request waits here until the upstream takes it.
+    /// Whether a part of the request waits here, mostly until the upstream takes it.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Relaxed)
     }
@@ -86,8 +86,20 @@ impl Driven {
     /// Leaves the rest to a task, for what nobody waits for: a request that goes on after its answer, what
     /// leaves HTTP, an orderly end.
     pub(crate) fn leave(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            tokio::spawn(async move { ended(connection.await) });
+        if let Some(mut connection) = self.connection.take() {
+            let is_stuck = Arc::clone(&self.is_stuck);
+            let rest = poll_fn(move |cx| {
+                loop {
+                    let was_stuck = is_stuck.load(Ordering::Relaxed);
+                    let polled = connection.poll_unpin(cx);
+                    // hyper looks for the next request, and whether there will be one, before it writes, and not after.
+                    let looks_again = was_stuck && !is_stuck.load(Ordering::Relaxed);
+                    if polled.is_ready() || !looks_again {
+                        return polled;
+                    }
+                }
+            });
+            tokio::spawn(async move { ended(rest.await) });
         }
     }
 
@@ -283,7 +295,7 @@ mod tests {
         }
     }
 
-    /// In nobody's hands.
+    /// In nobody's hands, and the connection takes another one then.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_was_answered_early_is_sent_to_its_end() {
         static BODY: [u8; 1 << 16] = [b'x'; 1 << 16];
@@ -301,6 +313,11 @@ mod tests {
                 .count();
         }
         assert!(came >= BODY.len() - 1024, "{came} bytes");
+        assert!(driven.is_ready());
+        answered(&mut driven, post(b"once"), &mut theirs, answer, 0).await;
+        drop(driven);
+        let end = timeout(Duration::from_secs(1), theirs.read_to_end(&mut Vec::new())).await;
+        end.unwrap().unwrap();
     }
 
     async fn found<T>(spent: u32, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {

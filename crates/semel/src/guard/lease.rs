@@ -1,8 +1,8 @@
 //! Leases, renewed in the background while their attempts run.
 //!
-//! Renewals have tasks of their own, so that work that blocks its thread keeps its lease where the
-//! runtime has another thread. Work that blocks for long belongs on
-//! [`spawn_blocking`](tokio::task::spawn_blocking) all the same.
+//! Renewals have tasks of their own, so that work that blocks its thread nearly always keeps its lease
+//! where the runtime has another thread: tokio can leave its timers with the one that is blocked. Work
+//! that blocks for long belongs on [`spawn_blocking`](tokio::task::spawn_blocking).
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -196,7 +196,7 @@ impl<S: Store> Claimed<S> {
             state.renewals = Renewals::Later(renewals::list(due, Arc::clone(self) as _));
         }
         // The work may block this thread, which may be the one that waits for the runtime's timers and sockets: with a
-        // turn in between another thread does that.
+        // turn in between another thread nearly always does that.
         if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
             tokio::task::yield_now().await;
         }

@@ -129,7 +129,7 @@ impl Drop for Watched {
     }
 }
 
-/// Until none was listed for as long as one waits.
+/// Until none was listed for as long as one waits, or for [`PAUSE`].
 async fn watch(mut watched: Watched) {
     let list = Arc::clone(&watched.list);
     loop {
