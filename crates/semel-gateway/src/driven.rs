@@ -24,11 +24,13 @@ use crate::body::Body;
 /// each answer, a tenth of the gateway's work: an answer is worth it.
 const MAX_FIELDS: usize = 256;
 
+type Connection = BoxFuture<'static, hyper::Result<()>>;
+
 /// A connection for one request at a time. One that is dropped in a runtime ends in an orderly way.
 pub(crate) struct Driven {
     sender: http1::SendRequest<Body>,
     /// Until it ended, or was left to a task.
-    connection: Option<BoxFuture<'static, hyper::Result<()>>>,
+    connection: Option<Connection>,
     is_stuck: Arc<AtomicBool>,
 }
 
@@ -141,7 +143,7 @@ impl fmt::Debug for Driven {
 /// Looks for what a connection brings, and brings it about. It can only come while the connection is polled: who looks
 /// is not to be woken for it once more, and not to be put off because its task did enough for now.
 fn drive<T>(
-    connection: &mut Option<BoxFuture<'static, hyper::Result<()>>>,
+    connection: &mut Option<Connection>,
     cx: &mut Context<'_>,
     mut looks: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Poll<T> {
@@ -161,7 +163,7 @@ fn drive<T>(
     }
 }
 
-fn go_on(connection: &mut Option<BoxFuture<'static, hyper::Result<()>>>, cx: &mut Context<'_>) {
+fn go_on(connection: &mut Option<Connection>, cx: &mut Context<'_>) {
     let polled = connection
         .as_mut()
         .map(|connection| connection.poll_unpin(cx));
@@ -171,7 +173,8 @@ fn go_on(connection: &mut Option<BoxFuture<'static, hyper::Result<()>>>, cx: &mu
     }
 }
 
-fn ended(result: hyper::Result<()>) {
+/// Tells of a connection that ended.
+pub(crate) fn ended(result: hyper::Result<()>) {
     if let Err(error) = result {
         tracing::debug!("connection to the upstream: {error}");
     }

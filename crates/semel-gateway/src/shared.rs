@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::body::Body;
 use crate::connector::ConnectError;
+use crate::driven;
 use crate::tls::stream::Stream;
 
 /// How often an upstream is asked whether it is there, while its connection is silent.
@@ -87,9 +88,7 @@ impl Shared {
                 }
                 polled
             });
-            if let Err(error) = ended.await {
-                tracing::debug!("connection to the upstream: {error}");
-            }
+            driven::ended(ended.await);
         });
         Ok(Self {
             taken,

@@ -225,9 +225,7 @@ impl<S: Store> Claimed<S> {
 
     /// Renews no more.
     pub(super) fn stop_renewing(&self) {
-        let mut state = self.lease.state.lock();
-        let renewals = std::mem::replace(&mut state.renewals, Renewals::None);
-        drop(state);
+        let renewals = std::mem::replace(&mut self.lease.state.lock().renewals, Renewals::None);
         match renewals {
             Renewals::None => {}
             Renewals::Later(place) => place.leave(),

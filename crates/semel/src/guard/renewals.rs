@@ -56,8 +56,8 @@ pub(super) struct Place {
 impl Place {
     /// It is not to be renewed.
     pub(super) fn leave(self) {
-        let left = self.list.listed.lock().attempts.remove(&self.key);
-        drop(left);
+        // Dropped without the lock.
+        let _left = self.list.listed.lock().attempts.remove(&self.key);
     }
 }
 
@@ -125,16 +125,17 @@ impl Drop for Watched {
         listed.looks = None;
         let left = std::mem::take(&mut listed.attempts);
         drop(listed);
+        // Without the lock.
         drop(left);
     }
 }
 
 /// Until none was listed for as long as one waits, or for [`PAUSE`].
 async fn watch(mut watched: Watched) {
-    let list = Arc::clone(&watched.list);
+    let Watched { list, has_ended } = &mut watched;
     loop {
         let (due, next) = list.listed.lock().look(Instant::now());
-        watched.has_ended = next.is_none();
+        *has_ended = next.is_none();
         for attempt in due {
             attempt.lasts();
         }
