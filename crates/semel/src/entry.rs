@@ -21,7 +21,7 @@
 use bytes::Bytes;
 
 use crate::record::{Record, Resolved, State, StateKind};
-use crate::store::{Entry, Fence, Label, Nonce, Resolution, Token, Verdict};
+use crate::store::{Entry, Fence, Label, Nonce, Token};
 use crate::wire::{Reader, put_long};
 use crate::{DecodeError, Fingerprint, IdentityDigest, Note, Outcome, Progress, Scope, Timestamp};
 
@@ -118,9 +118,14 @@ fn state(number: u8) -> Option<StateKind> {
 impl Resolved {
     /// The text form.
     pub fn to_text(&self) -> String {
-        let (at, before) = (self.at.as_micros(), self.before.as_str());
-        let end = end(self.after, &self.by, &self.reason);
-        format!("{at} {} {before} {end}", self.fence)
+        let Self { by, reason, .. } = self;
+        let (at, fence) = (self.at.as_micros(), self.fence);
+        let (before, after) = (self.before.as_str(), self.after.as_str());
+        format!(
+            "{at} {fence} {before} {after} {}:{by},{}:{reason},",
+            by.len(),
+            reason.len()
+        )
     }
 
     /// Reads the text form.
@@ -148,27 +153,6 @@ impl Resolved {
         let ours = |read: &Self| read.to_text() == text;
         read().filter(ours).ok_or(DecodeError::Damaged)
     }
-}
-
-impl Resolution {
-    /// The state that it leads to.
-    pub const fn after(&self) -> StateKind {
-        match self.verdict {
-            Verdict::Happened { .. } | Verdict::Amended { .. } => StateKind::Completed,
-            Verdict::DidNotHappen => StateKind::Released,
-        }
-    }
-
-    /// The end of the text form of a [`Resolved`], from the state after on: for a store whose server
-    /// writes what comes before.
-    pub fn text_end(&self) -> String {
-        end(self.after(), &self.by, &self.reason)
-    }
-}
-
-fn end(after: StateKind, by: &str, reason: &str) -> String {
-    let after = after.as_str();
-    format!("{after} {}:{by},{}:{reason},", by.len(), reason.len())
 }
 
 fn netstring(text: &str) -> Option<(&str, &str)> {

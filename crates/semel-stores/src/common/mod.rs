@@ -10,6 +10,8 @@
 ))]
 pub(crate) mod doubt;
 mod driver;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) mod exchange;
 #[cfg(feature = "_server")]
 mod gate;
 #[cfg(feature = "_location")]

@@ -205,10 +205,3 @@ pub(super) fn config(message: impl AsRef<str>) -> StoreError {
 pub(super) fn closed() -> StoreError {
     new(StoreErrorKind::Closed, "the store was closed")
 }
-
-pub(super) fn restless() -> StoreError {
-    new(
-        StoreErrorKind::NotApplied,
-        "the record changed each time the step was tried",
-    )
-}

@@ -16,6 +16,7 @@ use super::error::{self, Effect, Failure};
 use super::group::Group;
 use super::sql::Table;
 use super::step::{Answer, Step};
+use crate::common::exchange::{Recorder, Reply, Request};
 use crate::common::pool::{self, Failed, Open, Wire};
 use crate::common::privacy::{self, Way};
 
@@ -304,6 +305,16 @@ impl Wire for Connector {
             }
             failure => Failed::RolledBack(failure.into_error()),
         })
+    }
+}
+
+impl Recorder for Connector {
+    fn step(&self, request: &Request<'_>, turn: u32) -> Step {
+        Step::of(request, turn, &self.table)
+    }
+
+    fn reply(&self, request: &Request<'_>, answer: &Answer) -> Result<Reply> {
+        answer.reply(request)
     }
 }
 

@@ -7,12 +7,10 @@
 //!
 //! # Steps
 //! Each step is a write with its condition, which decides by itself under the lock of its row; the
-//! answer of the write says whether it wrote. [`semel::record`] judges the row where it did not, and
-//! where that says it should have been written, the row changed in between, and the step is run again.
+//! answer of the write says whether it wrote. `common/exchange.rs` says what follows where it did not.
 //! - A claim looks first, without a lock, and inserts where there is no record, in the same packet.
-//!   A record that may be claimed is taken over, or made unknown past its lease, by a second packet.
-//! - The others are an `UPDATE` of the row that still has the token. Where it found none, the row is
-//!   read.
+//! - A change by the attempt is an `UPDATE` of the row that still has its token.
+//! - What is decided about a row that was read is an `UPDATE` of the row that is still the same.
 //!
 //! # Costs
 //! One round trip for each step but takeovers, and refusals, which take two. A pair of claim and
@@ -49,11 +47,10 @@ use tokio::time::Instant;
 use self::link::{Connector, Pool};
 use self::row::Reader;
 use self::server::Server;
-use self::sql::{Held, New, Table};
-use self::step::{Answer, Step};
+use self::sql::Table;
+use self::step::Step;
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::doubt::{undoubted, undoubted_claim};
 use crate::common::pool::{Limits, Sent};
 use crate::common::{Driver, Gate, Poll, Running, Waiters};
 
@@ -74,8 +71,6 @@ pub(crate) const DRIVER: Driver = Driver {
     migrate: |url, _| Box::pin(async move { Ok(MysqlOptions::from_url(url)?.migrate().await?) }),
 };
 
-/// How often a step is run because its record changed between write and read.
-const TRIES: u32 = 20;
 /// Steps that share a commit under load.
 const GROUP: usize = 64;
 /// Records that one statement of a purge removes: their rows are locked together.
@@ -144,81 +139,26 @@ impl MysqlStore {
         let step = Step::reads(sql);
         Ok(self.pool.run(step, &mut Sent::default()).await?.rows)
     }
-
-    /// Runs steps, each made for its turn, until `read` makes something of the answer of one. It is
-    /// `None` where the record is to be read, or taken over, and where it changed meanwhile.
-    async fn turns<T>(
-        &self,
-        sent: &mut Sent,
-        make: impl Fn(u32) -> Step,
-        read: impl Fn(u32, Answer, &Sent) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let deadline = Instant::now() + self.timeout;
-        for turn in 0..TRIES {
-            let answer = self.pool.run_by(deadline, make(turn), sent).await?;
-            let read = read(turn, answer, sent);
-            if let Some(answer) = read.map_err(|error| sent.error(error))? {
-                return Ok(answer);
-            }
-        }
-        Err(sent.error(error::restless()))
-    }
-
-    /// Runs a packet that is not sent again where its answer was lost, until `answer` makes something
-    /// of its first row.
-    async fn step<T>(
-        &self,
-        sql: impl Fn(u32) -> String,
-        answer: impl Fn(Option<&MySqlRow>) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let read = |_, found: Answer, _: &Sent| answer(found.rows.first());
-        self.turns(&mut Sent::default(), |turn| Step::once(sql(turn)), read)
-            .await
-    }
 }
 
 impl Store for MysqlStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let _inside = self.gate.enter()?;
-        // A record may come and go between the turns.
-        let inserts = |turn: u32| turn.is_multiple_of(2);
-        let digest = identity.digest();
-        let make = |turn| match inserts(turn) {
-            true => Step::Claim(New::of(identity, request, turn)),
-            false => Step::writes(digest, self.table.take_over(digest, request)),
-        };
-        // What was there before a takeover was another's.
-        let read = |turn, answer: Answer, sent: &Sent| {
-            answer.claimed(request, !inserts(turn) && !sent.in_doubt())
-        };
-        let mut sent = Sent::default();
-        let claim = self.turns(&mut sent, make, read).await?;
-        if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
-            self.waiters.wake(digest);
+        let claim = self.pool.claim(identity, request).await;
+        if let Ok(Claim::Acquired(_) | Claim::Unknown { .. }) = &claim {
+            self.waiters.wake(identity.digest());
         }
-        undoubted_claim(claim, sent.in_doubt())
+        claim
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let _inside = self.gate.enter()?;
-        // Where it was not written, the record says why.
-        let writes = |turn: u32| turn.is_multiple_of(2);
-        let make = |turn| match change {
-            _ if !writes(turn) => Step::reads(self.table.read(identity)),
-            Change::Held(token, update) => Step::Change(Held::new(identity, token, update)),
-            Change::Resolve(_) => Step::writes(identity, self.table.only(identity, change)),
-        };
-        let read = |turn, answer: Answer, _: &Sent| match writes(turn) {
-            true => Ok((answer.wrote > 0).then_some(Fenced::Applied)),
-            false => answer.judged(change),
-        };
-        let mut sent = Sent::default();
-        let done = self.turns(&mut sent, make, read).await;
+        let changed = self.pool.change(identity, change).await;
         if change.ends_attempt() {
             // After an error too: it may have happened.
             self.waiters.wake(identity);
         }
-        undoubted(change, done?, sent.in_doubt())
+        changed
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

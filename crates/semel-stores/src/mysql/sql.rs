@@ -5,18 +5,17 @@
 //! proxies that give each transaction another connection. Nothing from outside is put in but
 //! numbers and bytes in hexadecimal, so there is nothing to escape.
 //!
-//! In the store's own sessions assignments are made from left to right, each seeing what was assigned
-//! before: a claim assigns the time first and reads it from its column then, for working it out takes
-//! longer than anything else. Completions and what else ends an attempt also run in the application's
-//! sessions, where the server's `sql_mode` may be `SIMULTANEOUS_ASSIGNMENT`: they rely on no order.
+//! They also run in the application's sessions, where the server's `sql_mode` may be
+//! `SIMULTANEOUS_ASSIGNMENT`: no assignment relies on what another one of its statement assigned.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use semel::record::{Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
-use semel::store::{ClaimRequest, Label, ListQuery, OnLost, Resolution, Retention, Token};
+use semel::record::{RELEASED_FOR, RELEASED_WITH_STEPS_FOR, State, StateKind, Update};
+use semel::store::{ClaimRequest, Fence, Label, ListQuery, Retention, Token};
 use semel::{Identity, IdentityDigest, Outcome, Progress, Timestamp};
 
+use crate::common::exchange::Replacement;
 use crate::common::scope;
 
 const IN_FLIGHT: u8 = 1;
@@ -135,16 +134,17 @@ impl fmt::Display for NewFence {
     }
 }
 
-/// The fence after the row's: the next one in this statement's lane, of those that belong to this
-/// time or a later one.
-struct NextFence(&'static str);
+/// The fence after this one: the next one in the statement's lane, of those that belong to the time of
+/// `from` or a later one.
+fn next_fence(seen: Fence, from: Fence) -> String {
+    let first = from.0 >> LANE_BITS << LANE_BITS;
+    let least = first.max(seen.0.min(u64::MAX - FENCES) + 1);
+    let (lane, last) = (FENCES - (least & (FENCES - 1)), FENCES - 1);
+    format!("LAST_INSERT_ID({least}+({LANE}+{lane}&{last}))")
+}
 
-impl fmt::Display for NextFence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (most, last) = (u64::MAX - FENCES, FENCES - 1);
-        let least = format!("GREATEST(LEAST(fence,{most})+1,{})", FirstFence(self.0));
-        write!(f, "{least}+({LANE}+{FENCES}-({least}&{last})&{last})")
-    }
+fn null_or(value: Option<impl fmt::Display>) -> String {
+    value.map_or_else(|| "NULL".to_owned(), |value| value.to_string())
 }
 
 /// Whether no step is finished under the row.
@@ -221,50 +221,50 @@ impl Table {
         format!("SELECT {NOW},{RECORD},outcome FROM `{records}` WHERE digest={digest}")
     }
 
-    /// Claims where there is a record. Each statement is a transaction of its own, and each by itself
-    /// one transition: a record that may be claimed is taken over; one past its lease becomes unknown,
-    /// where that is asked for. At most one of them finds something to write.
-    pub(super) fn take_over(&self, digest: &IdentityDigest, request: &ClaimRequest) -> String {
-        let records = &self.records;
-        let fingerprint = request.fingerprint.to_bytes();
-        let (read, digest) = (self.read(digest), Hex(digest.as_bytes()));
-        let (nonce, fingerprint) = (Hex(request.nonce.as_bytes()), Hex(&fingerprint));
-        // The claim's own record is not taken over, however short its lease.
-        let lapsed = format!("state={IN_FLIGHT} AND lease_until<={NOW} AND nonce<>{nonce}");
-        let retry = match request.on_lost {
-            OnLost::Retry => {
-                format!(" OR fingerprint={fingerprint} AND (state={UNKNOWN} OR {lapsed})")
-            }
-            OnLost::Hold | OnLost::Reconcile => String::new(),
+    /// Puts a record in the place of the one that was read, if that is still as it was: no two forms of a
+    /// record have token, state, lease and length of the steps in common. Leaves its fence.
+    pub(super) fn replace(&self, digest: &IdentityDigest, replacement: &Replacement) -> String {
+        let Replacement { seen, next } = replacement;
+        let fence = match replacement.gives_fence() {
+            true => next_fence(seen.token.fence, next.token.fence),
+            false => "fence".to_owned(),
         };
-        // The attempt is 1 only where the record was past its retention; nothing of it stays then.
-        let mut sql = format!(
-            "UPDATE `{records}` SET \
-             claimed_at={NOW},\
-             attempt=IF(purge_at<=claimed_at,1,LEAST(attempt,{last_attempt})+1),\
-             created_at=IF(attempt=1,claimed_at,created_at),\
-             progress=IF(attempt=1,'',progress),\
-             resolved=IF(attempt=1,NULL,resolved),\
-             fence={fence},nonce={nonce},fingerprint={fingerprint},note={note},\
-             lease_until={lease},settled_at=NULL,outcome=NULL,state={IN_FLIGHT},\
-             expires_at={NEVER},purge_at={NEVER} WHERE digest={digest} AND (purge_at<={NOW} \
-             OR state={RELEASED} AND nonce<>{nonce} AND ({bare} OR fingerprint={fingerprint}){retry});",
-            bare = Bare,
-            note = Hex(request.note.as_text().as_bytes()),
-            last_attempt = u32::MAX - 1,
-            fence = NextFence("claimed_at"),
-            lease = Later("claimed_at", request.lease),
-        );
-        if request.on_lost != OnLost::Retry {
-            let _ = write!(
-                sql,
-                "UPDATE `{records}` SET {unknown} \
-                 WHERE digest={digest} AND {lapsed} AND fingerprint={fingerprint};",
-                unknown = unknown(),
-            );
-        }
-        sql.push_str(&read);
-        sql
+        // What is read for a decision has no note: it comes with another attempt only.
+        let note = match next.state {
+            State::InFlight => format!("note={},", Hex(next.note.as_text().as_bytes())),
+            State::Unknown | State::Completed(_) | State::Released => String::new(),
+        };
+        let outcome = match &next.state {
+            State::Completed(outcome) => Hex(outcome.as_bytes()).to_string(),
+            State::InFlight | State::Unknown | State::Released => "NULL".to_owned(),
+        };
+        let resolved = next.resolved.as_ref().map(|resolved| resolved.to_text());
+        format!(
+            "UPDATE `{records}` SET state={state},fence={fence},nonce={nonce},\
+             fingerprint={fingerprint},attempt={attempt},created_at={created},claimed_at={claimed},\
+             lease_until={lease},settled_at={settled},expires_at={expires},purge_at={purge},\
+             resolved={resolved},progress={progress},{note}outcome={outcome} \
+             WHERE digest={digest} AND {seen_by} AND state={seen_state} AND lease_until={seen_lease} \
+             AND LENGTH(progress)={seen_steps}",
+            records = self.records,
+            state = state(next.state.kind()),
+            nonce = Hex(next.token.nonce.as_bytes()),
+            fingerprint = Hex(&next.fingerprint.to_bytes()),
+            attempt = next.attempt,
+            created = next.created_at.as_micros(),
+            claimed = next.claimed_at.as_micros(),
+            lease = next.lease_until.as_micros(),
+            settled = null_or(next.settled_at.map(Timestamp::as_micros)),
+            expires = next.expires_at.as_micros(),
+            purge = next.purge_at.as_micros(),
+            resolved = null_or(resolved.as_ref().map(|text| Hex(text.as_bytes()))),
+            progress = Hex(next.progress.as_bytes()),
+            digest = Hex(digest.as_bytes()),
+            seen_by = holder(&seen.token),
+            seen_state = state(seen.state.kind()),
+            seen_lease = seen.lease_until.as_micros(),
+            seen_steps = seen.progress.as_bytes().len(),
+        )
     }
 
     /// A change where it is sent alone.
@@ -312,17 +312,6 @@ impl Table {
              FOR UPDATE NOWAIT;\
              UPDATE `{records}` FORCE INDEX (PRIMARY) SET {set} WHERE {condition}"
         )
-    }
-
-    /// The write alone: in a transaction of the application's nothing is read where it wrote.
-    pub(super) fn only(&self, digest: &IdentityDigest, change: &Change) -> String {
-        let resolution = match change {
-            Change::Held(token, update) => return self.held(&Held::new(digest, token, update)),
-            Change::Resolve(resolution) => resolution,
-        };
-        let (set, condition) = resolved(resolution);
-        let (records, digest) = (&self.records, Hex(digest.as_bytes()));
-        format!("UPDATE `{records}` SET {set} WHERE digest={digest} AND {condition}")
     }
 
     /// The record as it is now, not as it was when the transaction began.
@@ -528,29 +517,6 @@ impl Held {
         let outcome = self.outcome.as_ref().map_or(0, |o| o.as_bytes().len());
         2 * (outcome + self.assignments.len() + self.condition.len()) + 600
     }
-}
-
-fn resolved(resolution: &Resolution) -> (String, String) {
-    let nonce = Hex(resolution.nonce.as_bytes());
-    let settle = match resolution.verdict.outcome() {
-        Some((outcome, retention)) => format!("{},{}", completed(retention), Kept(outcome)),
-        None => released(),
-    };
-    let from = match resolution.verdict.amends() {
-        true => format!("state={COMPLETED} AND purge_at>{NOW}"),
-        false => format!("(state={UNKNOWN} OR (state={IN_FLIGHT} AND lease_until<={NOW}))"),
-    };
-    // What was there goes first: later assignments change it.
-    let set = format!(
-        "resolved=CONCAT_WS(' ',{NOW},fence,{NAME},{end}),fence={fence},nonce={nonce},{settle}",
-        fence = NextFence(NOW),
-        end = Hex(resolution.text_end().as_bytes()),
-    );
-    let condition = format!(
-        "fence={fence} AND (resolved IS NULL OR nonce<>{nonce}) AND {from}",
-        fence = resolution.fence.0,
-    );
-    (set, condition)
 }
 
 /// All but the outcome.

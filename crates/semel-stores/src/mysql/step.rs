@@ -1,7 +1,6 @@
 //! A step before it is sent, and the answer that comes back.
 
-use semel::record::{self, Change};
-use semel::store::{Acquired, Claim, ClaimRequest, Fence, Fenced, Result, Token};
+use semel::store::{Fence, Result};
 use semel::{IdentityDigest, Timestamp};
 use sqlx::mysql::MySqlRow;
 
@@ -9,6 +8,7 @@ use super::error::Effect;
 use super::link::Done;
 use super::row::Reader;
 use super::sql::{Held, LANE_BITS, New, Table};
+use crate::common::exchange::{Reply, Request};
 use crate::common::pool::Queued;
 
 pub(super) enum Step {
@@ -27,6 +27,19 @@ pub(super) enum Step {
 }
 
 impl Step {
+    pub(super) fn of(request: &Request<'_>, turn: u32, table: &Table) -> Self {
+        match request {
+            Request::Claim(identity, asked) => Self::Claim(New::of(identity, asked, turn)),
+            Request::Update(digest, token, update) => {
+                Self::Change(Held::new(digest, token, update))
+            }
+            Request::Read(digest) => Self::reads(table.read(digest)),
+            Request::Replace(digest, replacement) => {
+                Self::writes(digest, table.replace(digest, replacement))
+            }
+        }
+    }
+
     pub(super) fn reads(sql: String) -> Self {
         Self::packet_of(None, sql, Effect::Reads)
     }
@@ -125,7 +138,7 @@ pub(super) struct Answer {
     pub(super) rows: Vec<MySqlRow>,
     /// How many rows its last statement found to write.
     pub(super) wrote: u64,
-    /// What a claim's insert left: its time and lane.
+    /// What a claim's insert left: its time and lane; a replacement's: its fence.
     pub(super) left: u64,
 }
 
@@ -139,47 +152,37 @@ impl From<Vec<Done>> for Answer {
 }
 
 impl Answer {
-    /// What a claim answers; `None`: it is to be made in full. A row that holds the claim's nonce was
-    /// `written` by it just now where that is known, or else where it is as old as the insert.
-    pub(super) fn claimed(&self, request: &ClaimRequest, written: bool) -> Result<Option<Claim>> {
-        let Some(row) = self.rows.first() else {
-            return Ok((self.wrote > 0).then(|| Claim::Acquired(self.inserted(request))));
-        };
-        let (now, record) = Reader::new(row).current()?;
-        let mut decision = record::claim(Some(&record), request, now, Fence(0));
-        if let Claim::Acquired(acquired) = &mut decision.claim {
-            acquired.is_repeated = !written && record.claimed_at != time(self.left);
-        }
-        Ok(decision.write.is_none().then_some(decision.claim))
-    }
-
-    /// What [`Table::claim`] put, by what it left.
-    fn inserted(&self, request: &ClaimRequest) -> Acquired {
-        let since = time(self.left);
-        let first = since.as_micros() >> LANE_BITS << LANE_BITS;
-        let lane = self.left & !(u64::MAX << LANE_BITS);
-        Acquired {
-            token: Token {
-                fence: Fence(first + lane),
-                nonce: request.nonce,
-            },
-            attempt: 1,
-            since,
-            is_repeated: false,
-        }
-    }
-
-    /// Why nothing was written, by the record that was read; `None` where it should have been.
-    pub(super) fn judged(&self, change: &Change) -> Result<Option<Fenced>> {
+    pub(super) fn reply(&self, request: &Request<'_>) -> Result<Reply> {
         let found = self.rows.first().map(|row| Reader::new(row).current());
-        let (now, record) = found.transpose()?.unzip();
-        Ok(
-            match change.decide(record.as_ref(), now.unwrap_or_default(), Fence(0)) {
-                Err(refusal) => Some(refusal.into()),
-                Ok(None) => Some(Fenced::Applied),
-                Ok(Some(_)) => None,
-            },
-        )
+        let found = found.transpose()?;
+        let wrote = self.wrote > 0;
+        Ok(match (request, found) {
+            // A group reads what it has inserted.
+            (Request::Claim(_, asked), Some((_, record)))
+                if record.token.nonce == asked.nonce && record.claimed_at == time(self.left) =>
+            {
+                Reply::Inserted(record.token.fence, record.created_at)
+            }
+            (Request::Claim(..) | Request::Read(_), Some((now, record))) => {
+                Reply::Found(now, Some(record))
+            }
+            (Request::Claim(..), None) if wrote => {
+                let since = time(self.left);
+                let first = since.as_micros() >> LANE_BITS << LANE_BITS;
+                let lane = self.left & !(u64::MAX << LANE_BITS);
+                Reply::Inserted(Fence(first + lane), since)
+            }
+            // The time decides nothing where there is no record.
+            (Request::Read(_), None) => Reply::Found(Timestamp::default(), None),
+            (Request::Update(_, token, _), _) if wrote => Reply::Wrote(token.fence),
+            (Request::Replace(_, replacement), _) if wrote => {
+                Reply::Wrote(match replacement.gives_fence() {
+                    true => Fence(self.left),
+                    false => replacement.seen.token.fence,
+                })
+            }
+            _ => Reply::Missed,
+        })
     }
 }
 

@@ -6,10 +6,12 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use semel::record::Change;
-use semel::store::{Fence, Fenced, Result};
+use semel::store::{Fenced, Result};
 use semel::transaction::{Isolation, TransactionError, Transactional};
 use semel::{IdentityDigest, StoreErrorKind};
-use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions};
+use sqlx::mysql::{
+    MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlQueryResult, MySqlRow,
+};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Error, Executor as _, MySql, MySqlPool, Transaction,
 };
@@ -17,7 +19,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::MysqlStore;
 use super::error::{self, Effect, Failure};
-use super::row::Reader;
+use super::step::{Answer, Step};
+use crate::common::exchange::{Changing, Exchange as _, Reply, Request, TURNS, pause, restless};
 
 /// How long an open transaction may stand idle before the server ends it, in seconds. MySQL's limit is one
 /// for all idle sessions: those that lie in the pool end too, where the pool does not close them before.
@@ -175,7 +178,7 @@ impl MysqlStore {
         &self,
         transaction: &mut MysqlTransaction,
         sql: String,
-    ) -> Result<sqlx::mysql::MySqlQueryResult, Failure> {
+    ) -> Result<MySqlQueryResult, Failure> {
         let sent = transaction.execute(AssertSqlSafe(sql));
         match timeout(self.transactions.timeout, sent).await {
             Ok(done) => done.map_err(failed),
@@ -183,29 +186,44 @@ impl MysqlStore {
         }
     }
 
-    /// Why nothing was written.
-    async fn judge(
+    pub(super) async fn fetch(
         &self,
         transaction: &mut MysqlTransaction,
-        identity: &IdentityDigest,
-        change: &Change,
-    ) -> Result<Fenced, TransactionError> {
-        let read = transaction.fetch_optional(AssertSqlSafe(self.table.current(identity)));
-        let row = match timeout(self.transactions.timeout, read).await {
-            Ok(row) => row.map_err(|error| before(failed(error)))?,
-            Err(_) => {
-                let late = error::timed_out(Effect::Reads, true);
-                return Err(TransactionError::NotCommitted(late));
-            }
-        };
-        let found = row.as_ref().map(|row| Reader::new(row).current());
-        let found = found.transpose().map_err(TransactionError::NotCommitted)?;
-        let (now, record) = found.unzip();
-        match change.decide(record.as_ref(), now.unwrap_or_default(), Fence(0)) {
-            Ok(None) => Ok(change.made_before().into()),
-            Ok(Some(_)) => Err(TransactionError::Conflict(error::restless())),
-            Err(refusal) => Ok(refusal.into()),
+        sql: String,
+    ) -> Result<Option<MySqlRow>, Failure> {
+        let read = transaction.fetch_optional(AssertSqlSafe(sql));
+        match timeout(self.transactions.timeout, read).await {
+            Ok(row) => row.map_err(failed),
+            Err(_) => Err(Failure::Broken(error::timed_out(Effect::Reads, true))),
         }
+    }
+
+    async fn reply(
+        &self,
+        transaction: &mut MysqlTransaction,
+        request: &Request<'_>,
+    ) -> Result<Reply, TransactionError> {
+        if let Request::Read(digest) = request {
+            let row = self.fetch(transaction, self.table.current(digest)).await;
+            let answer = Answer {
+                rows: row.map_err(before)?.into_iter().collect(),
+                ..Answer::default()
+            };
+            let reply = answer.reply(request);
+            return reply.map_err(TransactionError::NotCommitted);
+        }
+        let sql = Step::of(request, 0, &self.table).packet(&self.table);
+        let fits = self.pool.fits(&sql);
+        fits.map_err(TransactionError::NotCommitted)?;
+        let done = self.ask(transaction, sql).await.map_err(before)?;
+        let answer = Answer {
+            wrote: done.rows_affected(),
+            left: done.last_insert_id(),
+            ..Answer::default()
+        };
+        answer
+            .reply(request)
+            .map_err(TransactionError::NotCommitted)
     }
 }
 
@@ -229,18 +247,19 @@ impl Transactional for MysqlStore {
         change: &Change,
     ) -> Result<Fenced, TransactionError> {
         let _inside = self.gate.enter().map_err(TransactionError::NotCommitted)?;
-        let sql = self.table.only(identity, change);
-        self.pool
-            .fits(&sql)
-            .map_err(TransactionError::NotCommitted)?;
-        let done = self.ask(transaction, sql).await.map_err(before)?;
-        if done.rows_affected() == 0 {
-            return self.judge(transaction, identity, change).await;
+        let mut changing = Changing::once(identity, change);
+        for turn in 0..TURNS {
+            let reply = self.reply(transaction, &changing.request()).await?;
+            let Some(fenced) = changing.take(reply) else {
+                pause(turn).await;
+                continue;
+            };
+            if fenced == Fenced::Applied && change.ends_attempt() {
+                transaction.ends.push(*identity);
+            }
+            return Ok(fenced);
         }
-        if change.ends_attempt() {
-            transaction.ends.push(*identity);
-        }
-        Ok(Fenced::Applied)
+        Err(TransactionError::Conflict(restless()))
     }
 
     async fn commit(&self, transaction: MysqlTransaction) -> Result<(), TransactionError> {

@@ -24,9 +24,10 @@ use tokio_postgres::types::{self, FromSql, ToSql, Type};
 use super::options::PostgresOptions;
 use super::row::{Columns, Param};
 use super::sql::Sql;
-use super::step::{self, Answer, Step};
+use super::step::{self, Step};
 use super::table::Table;
-use super::{LARGEST, TURNS, error};
+use super::{LARGEST, error};
+use crate::common::exchange::{Changing, Claiming, Exchange, TURNS, pause, restless};
 use crate::common::fits;
 
 /// The steps of a [`PostgresStore`](super::PostgresStore), on a connection or in a transaction of
@@ -144,9 +145,12 @@ impl SqlxSteps {
         identity: &Identity,
         request: &ClaimRequest,
     ) -> Result<Claim> {
-        let step = step::claim(identity, request);
-        self.turns(on, &[step], |_, rows| step::claimed(rows, request))
-            .await
+        // The transaction is the application's: whether a crash may forget it is not ours to say.
+        let request = ClaimRequest {
+            is_forgettable: false,
+            ..request.clone()
+        };
+        self.exchange(on, Claiming::new(identity, &request)).await
     }
 
     /// As [`Store::change`](semel::Store::change), but `Applied` only where this statement made the
@@ -161,17 +165,7 @@ impl SqlxSteps {
         change: &Change,
     ) -> Result<Fenced> {
         fits(change, "postgres", LARGEST)?;
-        let steps = [step::change(identity, change), step::get(identity)];
-        self.turns(on, &steps, |number, rows| match (number, rows) {
-            (0, []) => Ok(Answer::Again),
-            (0, _) => Ok(Answer::Is(Fenced::Applied)),
-            // Where it was not written, the record says why.
-            _ => Ok(match step::judged(rows, change)? {
-                Answer::Is(Fenced::Applied) => Answer::Is(change.made_before().into()),
-                judged => judged,
-            }),
-        })
-        .await
+        self.exchange(on, Changing::once(identity, change)).await
     }
 
     /// As [`Store::get`](semel::Store::get). Locks nothing, and sees what the transaction wrote.
@@ -183,41 +177,31 @@ impl SqlxSteps {
         on: &mut PgConnection,
         identity: &IdentityDigest,
     ) -> Result<Option<Entry>> {
-        let read = |_, rows: &[PgRow]| Ok(Answer::Is(step::got(rows)?));
-        self.turns(on, &[step::get(identity)], read).await
+        let step = step::get(identity);
+        let rows = timeout(self.timeout, self.run(on, &step)).await;
+        let late = |_| Err(late(StoreErrorKind::NotApplied));
+        step::got(&rows.unwrap_or_else(late)?)
     }
 
-    /// Runs the steps in turn until the rows of one, which is told by its number, are an answer.
-    async fn turns<T>(
+    async fn exchange<E: Exchange>(
         &self,
         on: &mut PgConnection,
-        steps: &[Step],
-        read: impl Fn(usize, &[PgRow]) -> Result<Answer<T>> + Send,
-    ) -> Result<T> {
+        mut exchange: E,
+    ) -> Result<E::Answer> {
         let answer = async {
             for turn in 0..TURNS {
-                let number = turn % steps.len();
-                let rows = self.run(on, &steps[number]).await?;
-                match read(number, &rows)? {
-                    Answer::Is(answer) => return Ok(answer),
-                    // Rivals follow one another closely: out of step with them.
-                    Answer::Again if turn > 2 => {
-                        tokio::time::sleep(Duration::from_millis(1 << turn.min(6))).await;
-                    }
-                    Answer::Again => {}
+                let request = exchange.request();
+                let rows = self.run(on, &step::of(&request)).await?;
+                let reply = step::reply(&request, &rows)?;
+                if let Some(answer) = exchange.take(reply) {
+                    return Ok(answer);
                 }
+                pause(turn).await;
             }
-            Err(StoreError::new(
-                StoreErrorKind::NotApplied,
-                "the record changed whenever the step was tried",
-            ))
+            Err(restless())
         };
-        timeout(self.timeout, answer).await.unwrap_or_else(|_| {
-            Err(StoreError::new(
-                ambiguous(steps.iter().all(|step| step.kind.reads())),
-                "PostgreSQL did not answer in time",
-            ))
-        })
+        let answer = timeout(self.timeout, answer).await;
+        answer.unwrap_or_else(|_| Err(late(StoreErrorKind::Unknown)))
     }
 
     async fn run(&self, on: &mut PgConnection, step: &Step) -> Result<Vec<PgRow>> {
@@ -281,6 +265,10 @@ impl SqlxSteps {
         };
         StoreError::new(kind, message)
     }
+}
+
+fn late(kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, "PostgreSQL did not answer in time")
 }
 
 const fn ambiguous(certain: bool) -> StoreErrorKind {

@@ -1,21 +1,20 @@
 //! PostgreSQL, from version 12.
 //!
 //! # Why each step is atomic
-//! Each step is one statement, so one transaction, and its write carries its condition. Under READ
-//! COMMITTED an `UPDATE` or `ON CONFLICT DO UPDATE` that meets a rival waits for the rival's
-//! commit, and then judges its condition again on the row as it is, under the row's lock: of any
-//! number of claims one finds it true. Under stricter isolation the others are rolled back
-//! (40001), and sent again. The unique index on the digest lets one insert through.
+//! What changes a record is one statement, so one transaction, and its write carries its condition.
+//! Under READ COMMITTED an `UPDATE` that meets a rival waits for the rival's commit, and then judges
+//! its condition again on the row as it is, under the row's lock: of any number of claims one finds it
+//! true. Under stricter isolation the others are rolled back (40001), and sent again. The unique index
+//! on the digest lets one insert through.
 //!
-//! What could not be written is answered by the record as it was seen, with the server's time, by way
-//! of [`semel::record`]. Where the rules say that this row should have been
-//! written, it changed after the statement's snapshot, and the step is run again.
+//! What could not be written is answered, or decided, by the record as it was seen, with the server's
+//! time: `common/exchange.rs`.
 //!
 //! The server's clock is `statement_timestamp()`; `sql.rs` says why.
 //!
 //! # What a step costs
-//! One round trip, two for a claim that takes a record over and a fenced step that is refused (`sql.rs`
-//! says why); claims that write and fenced steps one commit, shared with others under load;
+//! One round trip, two for a claim that takes a record over, a resolution, and a fenced step that is
+//! refused (`sql.rs` says why); claims that write and fenced steps one commit, shared with others under load;
 //! replays, and claims that find a rival, only read. `common/pool` says how steps share connections.
 
 mod connect;
@@ -51,7 +50,6 @@ use semel::store::{
     Waited,
 };
 use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind, Timestamp};
-use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use self::connect::Connector;
@@ -62,11 +60,10 @@ use self::options::Listen;
 pub use self::options::PostgresOptions;
 use self::pool::{Pool, Sent};
 use self::push::Push;
-use self::step::{Answer, Step};
+use self::step::Step;
 pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
-use crate::common::doubt::{undoubted, undoubted_claim};
 use crate::common::subscription::Subscription;
 use crate::common::{Driver, Gate, Poll, Waiters, fits};
 
@@ -90,9 +87,6 @@ pub(crate) const DRIVER: Driver = Driver {
 
 /// The largest outcome that is kept, in bytes.
 const LARGEST: usize = 32 << 20;
-
-/// How often a step is run again because its record changed while it ran.
-const TURNS: usize = 20;
 
 /// How many records one statement of a purge removes.
 const PURGED_AT_ONCE: usize = 500;
@@ -159,101 +153,40 @@ impl PostgresStore {
         })
     }
 
-    /// Runs steps, each made for its turn, until the rows of one are an answer.
-    async fn turns<T>(
-        &self,
-        sent: &mut Sent,
-        make: impl Fn(usize) -> Step + Send,
-        read: impl Fn(usize, &[Row]) -> Result<Answer<T>> + Send,
-    ) -> Result<T> {
+    async fn read<T>(&self, step: Step, read: impl FnOnce(&[Row]) -> Result<T>) -> Result<T> {
         let _step = self.gate.enter()?;
-        let deadline = Instant::now() + self.pool.connector().timeout;
-        for turn in 0..TURNS {
-            // What is sent too late is in doubt.
-            if turn > 0 && Instant::now() >= deadline {
-                break;
-            }
-            let rows = self.pool.run_by(deadline, make(turn), sent).await?;
-            match read(turn, &rows).map_err(|error| sent.error(error))? {
-                Answer::Is(answer) => return Ok(answer),
-                // Rivals follow one another closely: out of step with them.
-                Answer::Again if turn > 2 => {
-                    tokio::time::sleep(Duration::from_millis(1 << turn.min(6))).await;
-                }
-                Answer::Again => {}
-            }
-        }
-        Err(sent.error(StoreError::new(
-            StoreErrorKind::NotApplied,
-            "the record was locked, or changed, whenever the step was tried",
-        )))
-    }
-
-    async fn read<T>(
-        &self,
-        make: impl Fn() -> Step + Send + Sync,
-        read: impl Fn(&[Row]) -> Result<T> + Send + Sync,
-    ) -> Result<T> {
-        let read = |_, rows: &[Row]| Ok(Answer::Is(read(rows)?));
-        self.turns(&mut Sent::default(), |_| make(), read).await
+        read(&self.pool.run(step, &mut Sent::default()).await?)
     }
 }
 
 impl Store for PostgresStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let mut sent = Sent::default();
-        let claimed = self.turns(
-            &mut sent,
-            |turn| match turn {
-                0 => step::claim_new(identity, request),
-                _ => step::claim(identity, request),
-            },
-            |turn, rows| match turn {
-                0 => step::claimed_new(rows, request),
-                _ => step::claimed(rows, request),
-            },
-        );
-        let claim = claimed.await?;
-        if let Claim::Acquired(_) | Claim::Unknown { .. } = claim {
+        let _step = self.gate.enter()?;
+        let claim = self.pool.claim(identity, request).await;
+        if let Ok(Claim::Acquired(_) | Claim::Unknown { .. }) = &claim {
             // Who waits in this process need not wait for the server to tell.
             self.waiters.wake(identity.digest());
         }
-        undoubted_claim(claim, sent.in_doubt())
+        claim
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let _step = self.gate.enter()?;
         fits(change, "postgres", LARGEST)?;
-        // Where it was not written, the record says why.
-        let writes = |turn: usize| turn.is_multiple_of(2);
-        let mut sent = Sent::default();
-        let changed = self.turns(
-            &mut sent,
-            |turn| match writes(turn) {
-                true => step::change(identity, change),
-                false => step::get(identity),
-            },
-            |turn, rows| {
-                Ok(match rows {
-                    rows if !writes(turn) => step::judged(rows, change)?,
-                    [] => Answer::Again,
-                    _ => Answer::Is(Fenced::Applied),
-                })
-            },
-        );
-        let changed = changed.await;
+        let changed = self.pool.change(identity, change).await;
         if change.ends_attempt() {
             // After an error too: it may have happened.
             self.waiters.wake(identity);
         }
-        undoubted(change, changed?, sent.in_doubt())
+        changed
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        self.read(|| step::get(identity), step::got).await
+        self.read(step::get(identity), step::got).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Page> {
-        self.read(|| step::list(query), |rows| step::listed(rows, query))
+        self.read(step::list(query), |rows| step::listed(rows, query))
             .await
     }
 
@@ -262,7 +195,7 @@ impl Store for PostgresStore {
         loop {
             let now = (limit - removed).min(PURGED_AT_ONCE);
             let from = Timestamp::from_micros(self.purge_from.load(Ordering::Relaxed));
-            let (purged, next) = self.read(|| step::purge(now, from), step::purged).await?;
+            let (purged, next) = self.read(step::purge(now, from), step::purged).await?;
             self.purge_from.store(next.as_micros(), Ordering::Relaxed);
             removed += purged.removed;
             if !purged.more || removed >= limit {
@@ -292,7 +225,7 @@ impl Store for PostgresStore {
             } else {
                 step::look
             };
-            self.read(|| make(identity, fence), step::looked).await
+            self.read(make(identity, fence), step::looked).await
         };
         let poll = Poll::BACKSTOP;
         self.waiters
@@ -325,6 +258,6 @@ impl Clear for PostgresStore {
                 "this store was not opened for tests: clearing it must be forced",
             ));
         }
-        self.read(step::clear, |_| Ok(())).await
+        self.read(step::clear(), |_| Ok(())).await
     }
 }

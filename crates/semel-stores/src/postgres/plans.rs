@@ -49,7 +49,7 @@ async fn every_plan_goes_by_an_index_in_every_state() {
         }
         for kind in Kind::ALL {
             let text = with.sql.text(kind);
-            let parameters = (1..20)
+            let parameters = (1..30)
                 .take_while(|n| text.contains(&format!("${n}")))
                 .count();
             let nulls = vec!["NULL"; parameters].join(", ");

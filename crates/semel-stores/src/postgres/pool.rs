@@ -16,7 +16,8 @@ use super::error::Failed;
 use super::group;
 use super::row::{Columns, Param};
 use super::sql::Kind;
-use super::step::Step;
+use super::step::{self, Step};
+use crate::common::exchange::{Recorder, Reply, Request};
 pub(super) use crate::common::pool::Sent;
 use crate::common::pool::{self, Limits, Open, Queued};
 
@@ -69,6 +70,16 @@ impl<W: Wire> pool::Wire for W {
         timeout: Duration,
     ) -> Result<Vec<Vec<W::Row>>, Failed> {
         group::run(self, link, steps, timeout).await
+    }
+}
+
+impl<W: Wire> Recorder for W {
+    fn step(&self, request: &Request<'_>, _: u32) -> Step {
+        step::of(request)
+    }
+
+    fn reply(&self, request: &Request<'_>, rows: &Vec<W::Row>) -> Result<Reply> {
+        step::reply(request, rows)
     }
 }
 

@@ -22,7 +22,8 @@ pub(super) enum Param {
     Bytes(Option<Bytes>),
     Int(Option<i64>),
     Bool(bool),
-    Text(String),
+    Text(Option<String>),
+    Time(Option<Timestamp>),
     /// One parameter of several steps of a kind, as an array.
     Each(Vec<Arc<Step>>, usize),
 }
@@ -41,6 +42,14 @@ impl Param {
         Self::int(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX))
     }
 
+    pub(super) fn text(text: impl Into<String>) -> Self {
+        Self::Text(Some(text.into()))
+    }
+
+    pub(super) const fn time(time: Timestamp) -> Self {
+        Self::Time(Some(time))
+    }
+
     /// A fence bit for bit: one that was never given out may have any bits, and equals none.
     pub(super) const fn fence(fence: Fence) -> Self {
         Self::int(fence.0.cast_signed())
@@ -52,6 +61,7 @@ impl Param {
             Self::Int(_) => Type::INT8,
             Self::Bool(_) => Type::BOOL,
             Self::Text(_) => Type::TEXT,
+            Self::Time(_) => Type::TIMESTAMPTZ,
             Self::Each(steps, number) => match steps.first().map(|step| &step.params[*number]) {
                 Some(Self::Bytes(_)) => Type::BYTEA_ARRAY,
                 Some(Self::Int(_)) => Type::INT8_ARRAY,
@@ -68,10 +78,11 @@ impl fmt::Debug for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(Some(bytes)) => write!(f, "{} bytes", bytes.len()),
-            Self::Bytes(None) => f.write_str("NULL"),
+            Self::Bytes(None) | Self::Text(None) => f.write_str("NULL"),
             Self::Int(int) => write!(f, "{int:?}"),
             Self::Bool(bool) => write!(f, "{bool}"),
-            Self::Text(text) => write!(f, "text of {} bytes", text.len()),
+            Self::Text(Some(text)) => write!(f, "text of {} bytes", text.len()),
+            Self::Time(time) => write!(f, "{time:?}"),
             Self::Each(steps, _) => write!(f, "{} values", steps.len()),
         }
     }
@@ -88,6 +99,7 @@ impl ToSql for Param {
             Self::Int(int) => int.to_sql(ty, out),
             Self::Bool(bool) => bool.to_sql(ty, out),
             Self::Text(text) => text.to_sql(ty, out),
+            Self::Time(time) => time.map(since_epoch).to_sql(&Type::INT8, out),
             Self::Each(steps, number) => {
                 let each: Vec<&Self> = steps.iter().map(|step| &step.params[*number]).collect();
                 each.to_sql(ty, out)
@@ -152,6 +164,11 @@ struct At(Timestamp);
 
 // From the Unix epoch to 2000-01-01, from which PostgreSQL counts.
 const EPOCH: i64 = 946_684_800_000_000;
+
+/// What does not fit is `infinity`, as [`Timestamp::MAX`] is.
+fn since_epoch(time: Timestamp) -> i64 {
+    i64::try_from(time.as_micros()).map_or(i64::MAX, |micros| micros - EPOCH)
+}
 
 impl<'a> FromSql<'a> for At {
     fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
@@ -283,7 +300,7 @@ mod tests {
     #[test]
     fn nothing_of_a_caller_is_in_debug() {
         let secret = "card 4242";
-        let params = [Param::bytes(secret.as_bytes()), Param::Text(secret.into())];
+        let params = [Param::bytes(secret.as_bytes()), Param::text(secret)];
         let said = format!("{params:?}");
         assert_eq!(said, "[9 bytes, text of 9 bytes]");
     }

@@ -3,10 +3,8 @@
 //! Plans are kept for long, so no join is left to the planner: `OFFSET 0` makes it look each digest up
 //! by the index, whatever it knew of the table's size. `plans.rs` holds every statement to that.
 //!
-//! What did not write is answered by the row, with the server's time, by way of `semel::record`. A
-//! claim brings the row along; a fenced step, which nearly always writes, says only that it wrote,
-//! and where it did not the row is read after it. Where the rules then say "this should have been
-//! written", the record changed in between, and the step is run again.
+//! A claim that does not write brings the row along, with the server's time; a fenced step, which nearly
+//! always writes, says only that it wrote. `common/exchange.rs` says what follows.
 //!
 //! The time is `statement_timestamp()`: one instant per statement, read when the server got it.
 //! `now()` would stand still through a transaction; `clock_timestamp()` has to be caught in a
@@ -28,8 +26,6 @@ pub(super) enum Kind {
     ClaimNew,
     /// The same for several identities.
     ClaimMany,
-    /// A claim in full.
-    Claim,
     Renew,
     Complete,
     /// The same for several records.
@@ -40,7 +36,8 @@ pub(super) enum Kind {
     KeepStepOrFail,
     Abandon,
     MarkUnknown,
-    Resolve,
+    /// Puts a record in the place of the one that was read.
+    Replace,
     Get,
     Look,
     Watch,
@@ -61,10 +58,9 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 26] = [
+    pub(super) const ALL: [Self; 25] = [
         Self::ClaimNew,
         Self::ClaimMany,
-        Self::Claim,
         Self::Renew,
         Self::Complete,
         Self::CompleteMany,
@@ -73,7 +69,7 @@ impl Kind {
         Self::KeepStepOrFail,
         Self::Abandon,
         Self::MarkUnknown,
-        Self::Resolve,
+        Self::Replace,
         Self::Get,
         Self::Look,
         Self::Watch,
@@ -94,13 +90,13 @@ impl Kind {
     pub(super) const PREPARED: [Self; 15] = [
         Self::ClaimNew,
         Self::ClaimMany,
-        Self::Claim,
         Self::Renew,
         Self::Complete,
         Self::CompleteMany,
         Self::KeepStep,
         Self::Abandon,
         Self::MarkUnknown,
+        Self::Replace,
         Self::Get,
         Self::Look,
         Self::Watch,
@@ -127,13 +123,12 @@ impl Kind {
         )
     }
 
-    /// Whether it is sent by itself. A claim in full inserts and locks. A versioned record may be
-    /// locked by an application's transaction for long, and many records are not removed at once: nobody else is
-    /// to wait for that.
+    /// Whether it is sent by itself. What is replaced, or has a version, may be locked by an application's
+    /// transaction for long, and many records are not removed at once: nobody else is to wait for that.
     pub(super) const fn alone(self) -> bool {
         matches!(
             self,
-            Self::Claim | Self::VersionedPut | Self::VersionedSet | Self::Purge | Self::Clear
+            Self::Replace | Self::VersionedPut | Self::VersionedSet | Self::Purge | Self::Clear
         )
     }
 
@@ -141,14 +136,13 @@ impl Kind {
         match self {
             Self::ClaimNew => CLAIM_NEW,
             Self::ClaimMany => CLAIM_MANY,
-            Self::Claim => CLAIM,
             Self::Renew => RENEW,
             Self::Complete | Self::CompleteOrFail => COMPLETE,
             Self::CompleteMany => COMPLETE_MANY,
             Self::KeepStep | Self::KeepStepOrFail => KEEP_STEP,
             Self::Abandon => ABANDON,
             Self::MarkUnknown => MARK_UNKNOWN,
-            Self::Resolve => RESOLVE,
+            Self::Replace => REPLACE,
             Self::Get => GET,
             Self::Look => LOOK,
             Self::Watch => WATCH,
@@ -169,7 +163,7 @@ impl Kind {
 
 /// The statements for one table.
 #[derive(Debug)]
-pub(super) struct Sql([String; 26]);
+pub(super) struct Sql([String; 25]);
 
 impl Sql {
     pub(super) fn new(table: &Table) -> Self {
@@ -205,15 +199,12 @@ const JUDGED: &str = "r.digest, r.state, r.fingerprint, r.fence, r.nonce, r.atte
 
 /// Puts names and the repeated expressions into a template.
 pub(super) fn fill(template: &str, table: &Table) -> String {
-    let (replay, resolved) = (after("{now}", "$6"), after("{now}", "$8"));
+    let replay = after("{now}", "$6");
     let each_replay = after("{now}", "q.replay");
     template
         .replace("{entry}", ENTRY)
         .replace("{judged}", JUDGED)
         .replace("{no_entry}", NO_ENTRY)
-        .replace("{free}", FREE)
-        .replace("{lost}", "(r.state = 'in-flight' AND NOT $9)")
-        .replace("{gone}", "(r.purge_at <= {now})")
         .replace("{lease}", &after("{now}", "$4"))
         .replace("{each_lease}", &after("{now}", "q.lease"))
         .replace(
@@ -223,11 +214,6 @@ pub(super) fn fill(template: &str, table: &Table) -> String {
         .replace("{each_replay}", &each_replay)
         .replace("{replay}", &replay)
         .replace("{tombstone}", &after(&format!("({replay})"), "$7"))
-        .replace("{resolved_replay}", &resolved)
-        .replace(
-            "{resolved_tombstone}",
-            &after(&format!("({resolved})"), "$9"),
-        )
         .replace("{fence}", &next_fence(""))
         .replace("{each_fence}", &next_fence("WHERE q.digest IS NOT NULL"))
         .replace("{fences}", &table.fences())
@@ -292,8 +278,7 @@ const NO_ENTRY: &str = "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 /// The inner look keeps replays and rivals from waiting for anything, and from the log.
 ///
 /// A row for each claim: its digest, and the fence where it was inserted, or else the record as it
-/// was. Neither: a rival's insert committed after this statement's snapshot. Then, and where the
-/// rules say that the record is to be taken over, the claim is made in full.
+/// was. Neither: a rival's insert committed after this statement's snapshot. Ask again.
 ///
 /// A claim that a crash may forget is committed without a wait for the disk: the setting is that of the
 /// statement's transaction. Whoever commits durably later, as the transaction with the attempt's
@@ -357,52 +342,6 @@ const CLAIM_MANY: &str = concat!(
     "unnest($1::bytea[]) AS q (digest),
   LATERAL (SELECT * FROM {records} AS r WHERE r.digest = q.digest OFFSET 0) AS r"
 );
-
-/// The claim in full. $9 whether a lapsed lease is taken over; the others as above.
-///
-/// The inner look at the row decides whether there is anything to write. Where there is,
-/// `ON CONFLICT … WHERE` judges the row as it is under its lock.
-///
-/// One row: what was written, or else the record as it was. Neither: a rival's insert committed
-/// after this statement's snapshot. Ask again.
-const CLAIM: &str = "
-WITH put AS (
-  INSERT INTO {records} AS r (digest, state, fence, nonce, attempt, fingerprint, created_at,
-    claimed_at, lease_until, expires_at, purge_at, scope, operation, key_hint, note)
-  SELECT $1, 'in-flight', {fence}, $2, 1, $3, {now},
-    {now}, {lease}, 'infinity', 'infinity', $5::text::text[], $6, $7, $8
-  WHERE NOT EXISTS (SELECT FROM {records} AS r WHERE r.digest = $1 AND NOT ({free}))
-  ON CONFLICT (digest) DO UPDATE SET
-    state = CASE WHEN {lost} THEN 'unknown' ELSE 'in-flight' END,
-    fence = CASE WHEN {lost} THEN r.fence ELSE greatest(r.fence + 1, excluded.fence) END,
-    nonce = CASE WHEN {lost} THEN r.nonce ELSE excluded.nonce END,
-    attempt = CASE WHEN {lost} THEN r.attempt WHEN {gone} THEN 1
-      ELSE least(r.attempt + 1, 4294967295) END,
-    fingerprint = CASE WHEN {lost} THEN r.fingerprint ELSE excluded.fingerprint END,
-    created_at = CASE WHEN {gone} THEN {now} ELSE r.created_at END,
-    claimed_at = CASE WHEN {lost} THEN r.claimed_at ELSE {now} END,
-    lease_until = CASE WHEN {lost} THEN r.lease_until ELSE excluded.lease_until END,
-    settled_at = CASE WHEN {lost} THEN {now} END,
-    expires_at = 'infinity', purge_at = 'infinity', code = NULL, outcome = NULL,
-    steps = CASE WHEN {gone} THEN '' ELSE r.steps END,
-    resolved = CASE WHEN NOT {gone} THEN r.resolved END,
-    note = CASE WHEN {lost} THEN r.note ELSE excluded.note END,
-    waited_for = CASE WHEN r.state = 'in-flight' AND r.waited_for = r.fence THEN -1 END
-  WHERE {free}
-  RETURNING r.digest, r.state, r.fence, r.attempt, r.created_at, r.waited_for
-)
-SELECT p.state, p.fence, p.attempt, p.created_at,
-  CASE WHEN p.waited_for IS NOT NULL THEN pg_notify('{channel}', encode(p.digest, 'hex'))::text END,
-  {now}, {judged}
-FROM (SELECT) AS one
-LEFT JOIN put AS p ON true
-LEFT JOIN {records} AS r ON r.digest = $1 AND p.fence IS NULL";
-
-/// Whether a claim writes: the record is past its retention, released, or its attempt is lost.
-const FREE: &str =
-    "{gone} OR (r.state = 'released' AND r.nonce <> $2 AND (r.fingerprint = $3 OR {bare}))
-    OR (r.fingerprint = $3 AND ((r.state = 'in-flight' AND r.nonce <> $2 AND r.lease_until <= {now})
-      OR (r.state = 'unknown' AND $9)))";
 
 /// A fenced step: one row where it was written, none where not. $1 digest, $2 fence, $3 nonce.
 /// Where it `ends` the attempt, who waits is told; else nobody.
@@ -486,22 +425,19 @@ const MARK_UNKNOWN: &str = fenced!(
   WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = 'in-flight'"
 );
 
-/// $3 the nonce that takes the attempt's place, $4 the state after, by whom and why, $5 whether it
-/// happened, $6 code, $7 outcome, $8 replay, $9 tombstone.
-const RESOLVE: &str = fenced!(
-    ends,
-    "state = CASE WHEN $5 THEN 'completed' ELSE 'released' END,
-    fence = greatest(r.fence + 1, {fence}), nonce = $3::bytea, settled_at = {now},
-    expires_at = CASE WHEN $5 THEN {resolved_replay} ELSE {now} + {released_for} END,
-    purge_at = CASE WHEN $5 THEN {resolved_tombstone} ELSE {now} + {released_for} END,
-    code = $6::bigint::integer, outcome = $7::bytea,
-    steps = CASE WHEN $5 THEN '' ELSE r.steps END,
-    resolved = concat_ws(' ', {micros}, r.fence, r.state, $4::text)
-  WHERE r.digest = $1 AND r.fence = $2 AND CASE WHEN $10
-      THEN r.state = 'completed' AND r.purge_at > {now}
-      ELSE r.state = 'unknown' OR (r.state = 'in-flight' AND r.lease_until <= {now}) END
-    AND NOT (r.resolved IS NOT NULL AND r.nonce = $3)"
-);
+/// $2 fence, $3 nonce, $4 state, $5 lease and $6 length of the steps of the record that was read: no two
+/// forms of a record have all of them in common. Then those of the one in its place. Another nonce comes
+/// with another fence, and another note with another attempt only.
+const REPLACE: &str = "
+UPDATE {records} AS r SET state = $7::text, nonce = $8::bytea,
+  fence = CASE WHEN r.nonce = $8 THEN r.fence ELSE greatest(r.fence + 1, {fence}) END,
+  attempt = $9::bigint, fingerprint = $10, created_at = $11, claimed_at = $12, lease_until = $13,
+  settled_at = $14, expires_at = $15, purge_at = $16, code = $17::bigint::integer, outcome = $18,
+  steps = $19, resolved = $20, note = CASE WHEN $7 = 'in-flight' THEN $21 ELSE r.note END
+WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = $4 AND r.lease_until = $5
+  AND octet_length(r.steps) = $6::bigint
+RETURNING r.fence, CASE WHEN r.waited_for = $2
+  THEN pg_notify('{channel}', encode(r.digest, 'hex'))::text END";
 
 const GET: &str = "
 SELECT {now}, {entry} FROM {records} AS r WHERE r.digest = $1";

@@ -5,16 +5,14 @@
 
 use std::sync::Arc;
 
-use semel::record::{self, Change, Update};
-use semel::store::{
-    Acquired, Claim, ClaimRequest, Cursor, Entry, Fence, Fenced, ListQuery, OnLost, Page, Purged,
-    Refusal, Resolution, Result, Retention, Token,
-};
-use semel::{Identity, IdentityDigest, StateKind, StoreError, StoreErrorKind, Timestamp};
+use semel::record::{Change, Update};
+use semel::store::{ClaimRequest, Cursor, Entry, Fence, ListQuery, Page, Purged, Result, Token};
+use semel::{Identity, IdentityDigest, State, StateKind, StoreError, StoreErrorKind, Timestamp};
 
 use super::row::{self, Columns, Param, escaped};
 use super::sql::Kind;
 use crate::common::Running;
+use crate::common::exchange::{Replacement, Reply, Request};
 
 /// A statement and its parameters.
 #[derive(Debug, Clone)]
@@ -36,11 +34,45 @@ impl Step {
     }
 }
 
-/// What rows say: an answer, or that the record changed while the statement ran.
-#[derive(Debug)]
-pub(super) enum Answer<T> {
-    Is(T),
-    Again,
+/// The statement of a request.
+pub(super) fn of(request: &Request<'_>) -> Step {
+    match request {
+        Request::Claim(identity, asked) => claim(identity, asked),
+        Request::Update(digest, token, update) => held(digest, token, update),
+        Request::Read(digest) => get(digest),
+        Request::Replace(digest, replacement) => replace(digest, replacement),
+    }
+}
+
+/// What its rows say.
+pub(super) fn reply(request: &Request<'_>, rows: &[impl Columns]) -> Result<Reply> {
+    let Some(row) = rows.first() else {
+        return Ok(match request {
+            // The time decides nothing where there is no record.
+            Request::Read(_) => Reply::Found(Timestamp::default(), None),
+            _ => Reply::Missed,
+        });
+    };
+    let found = |first| {
+        let entry = row::entry(row, first + 1)?;
+        let record = entry.map(|entry| entry.record);
+        Ok(Reply::Found(row::time(row, first)?, record))
+    };
+    match request {
+        Request::Claim(..) => match row::get::<Option<i64>>(row, 1)? {
+            Some(fence) => {
+                let fence = Fence(fence.cast_unsigned());
+                Ok(Reply::Inserted(fence, row::time(row, 2)?))
+            }
+            None => found(2),
+        },
+        Request::Update(_, token, _) => Ok(Reply::Wrote(token.fence)),
+        Request::Read(_) => found(0),
+        Request::Replace(..) => {
+            let fence = row::get::<i64>(row, 0)?.cast_unsigned();
+            Ok(Reply::Wrote(Fence(fence)))
+        }
+    }
 }
 
 pub(super) fn step(
@@ -48,7 +80,9 @@ pub(super) fn step(
     digest: &IdentityDigest,
     rest: impl IntoIterator<Item = Param>,
 ) -> Step {
-    let mut params = vec![Param::bytes(digest.as_bytes())];
+    let rest = rest.into_iter();
+    let mut params = Vec::with_capacity(1 + rest.size_hint().0);
+    params.push(Param::bytes(digest.as_bytes()));
     params.extend(rest);
     Step {
         kind,
@@ -70,58 +104,66 @@ fn fenced(
     step(kind, digest, token.into_iter().chain(rest))
 }
 
-/// The claim that hopes for an identity without a record.
-pub(super) fn claim_new(identity: &Identity, request: &ClaimRequest) -> Step {
-    let mut params = Vec::with_capacity(10);
-    params.extend([
-        Param::bytes(identity.digest().as_bytes()),
+fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
+    let rest = [
         Param::bytes(request.nonce.as_bytes()),
         Param::bytes(&request.fingerprint.to_bytes()),
         Param::micros(request.lease),
-        Param::Text(row::array(identity.scope().segments())),
-        Param::Text(escaped(identity.operation())),
-        Param::Text(escaped(identity.hint())),
+        Param::text(row::array(identity.scope().segments())),
+        Param::text(escaped(identity.operation())),
+        Param::text(escaped(identity.hint())),
         // It has no NUL: nothing to escape.
-        Param::Text(request.note.as_text().into()),
+        Param::text(request.note.as_text()),
         Param::Bool(request.is_forgettable),
-    ]);
-    Step {
-        kind: Kind::ClaimNew,
-        digest: Some(*identity.digest()),
-        params,
-    }
+    ];
+    step(Kind::ClaimNew, identity.digest(), rest)
 }
 
-/// The claim in full.
-pub(super) fn claim(identity: &Identity, request: &ClaimRequest) -> Step {
-    let mut step = claim_new(identity, request);
-    step.kind = Kind::Claim;
-    // Rare, and always on disk: whether it may be forgotten is not asked.
-    step.params.pop();
-    let retry = request.on_lost == OnLost::Retry;
-    step.params.push(Param::Bool(retry));
-    step
-}
-
-pub(super) fn change(identity: &IdentityDigest, change: &Change) -> Step {
-    match change {
-        Change::Held(token, update) => held(identity, token, update),
-        Change::Resolve(resolution) => resolve(identity, resolution),
-    }
+fn replace(digest: &IdentityDigest, Replacement { seen, next }: &Replacement) -> Step {
+    let steps = seen.progress.as_bytes().len();
+    let outcome = match &next.state {
+        State::Completed(outcome) => Some(outcome),
+        State::InFlight | State::Unknown | State::Released => None,
+    };
+    let resolved = next.resolved.as_ref();
+    let rest = [
+        Param::text(seen.state.kind().as_str()),
+        Param::time(seen.lease_until),
+        Param::int(i64::try_from(steps).unwrap_or(i64::MAX)),
+        Param::text(next.state.kind().as_str()),
+        Param::bytes(next.token.nonce.as_bytes()),
+        Param::int(next.attempt.into()),
+        Param::bytes(&next.fingerprint.to_bytes()),
+        Param::time(next.created_at),
+        Param::time(next.claimed_at),
+        Param::time(next.lease_until),
+        Param::Time(next.settled_at),
+        Param::time(next.expires_at),
+        Param::time(next.purge_at),
+        Param::Int(outcome.map(|outcome| outcome.code().into())),
+        Param::Bytes(outcome.map(|outcome| outcome.as_bytes().clone())),
+        Param::bytes(next.progress.as_bytes()),
+        Param::Text(resolved.map(|resolved| escaped(&resolved.to_text()))),
+        Param::text(next.note.as_text()),
+    ];
+    fenced(Kind::Replace, digest, &seen.token, rest)
 }
 
 /// The last change before a commit: fails where it writes nothing.
 pub(super) fn sealing(identity: &IdentityDigest, change: &Change) -> Result<Step> {
-    let mut step = self::change(identity, change);
-    step.kind = match step.kind {
-        Kind::Complete => Kind::CompleteOrFail,
-        Kind::KeepStep => Kind::KeepStepOrFail,
-        _ => {
+    let (kind, step) = match change {
+        Change::Held(token, update @ Update::Complete(..)) => {
+            (Kind::CompleteOrFail, held(identity, token, update))
+        }
+        Change::Held(token, update @ Update::KeepStep { .. }) => {
+            (Kind::KeepStepOrFail, held(identity, token, update))
+        }
+        Change::Held(..) | Change::Resolve(_) => {
             let what = "only completions and finished steps are committed with a transaction";
             return Err(StoreError::new(StoreErrorKind::NotApplied, what));
         }
     };
-    Ok(step)
+    Ok(Step { kind, ..step })
 }
 
 fn held(identity: &IdentityDigest, token: &Token, update: &Update) -> Step {
@@ -147,30 +189,6 @@ fn held(identity: &IdentityDigest, token: &Token, update: &Update) -> Step {
         Update::Abandon => fenced(Kind::Abandon, identity, token, []),
         Update::MarkUnknown => fenced(Kind::MarkUnknown, identity, token, []),
     }
-}
-
-fn resolve(identity: &IdentityDigest, resolution: &Resolution) -> Step {
-    let (outcome, retention) = resolution.verdict.outcome().unzip();
-    let retention = retention.unwrap_or(Retention::new(std::time::Duration::ZERO));
-    // The record's present fence, and the nonce that comes in.
-    let token = Token {
-        fence: resolution.fence,
-        nonce: resolution.nonce,
-    };
-    fenced(
-        Kind::Resolve,
-        identity,
-        &token,
-        [
-            Param::Text(escaped(&resolution.text_end())),
-            Param::Bool(outcome.is_some()),
-            Param::Int(outcome.map(|outcome| outcome.code().into())),
-            Param::Bytes(outcome.map(|outcome| outcome.as_bytes().clone())),
-            Param::micros(retention.replay),
-            Param::micros(retention.tombstone),
-            Param::Bool(resolution.verdict.amends()),
-        ],
-    )
 }
 
 pub(super) fn get(identity: &IdentityDigest) -> Step {
@@ -244,78 +262,6 @@ pub(super) fn many(steps: &[Arc<Step>]) -> Option<Step> {
         kind,
         digest: None,
         params: params.collect(),
-    })
-}
-
-/// What the row of a claim that hoped for no record answers. `Again`: it is to be made in full.
-pub(super) fn claimed_new(rows: &[impl Columns], request: &ClaimRequest) -> Result<Answer<Claim>> {
-    let Some(row) = rows.first() else {
-        return Ok(Answer::Again);
-    };
-    let Some(fence) = row::get::<Option<i64>>(row, 1)? else {
-        return unwritten(row, 2, request);
-    };
-    let acquired = Acquired {
-        token: Token {
-            fence: Fence(fence.cast_unsigned()),
-            nonce: request.nonce,
-        },
-        attempt: 1,
-        since: row::time(row, 2)?,
-        is_repeated: false,
-    };
-    Ok(Answer::Is(Claim::Acquired(acquired)))
-}
-
-/// What a record answers to a claim that did not write; the time is in the column `first`.
-fn unwritten(row: &impl Columns, first: usize, request: &ClaimRequest) -> Result<Answer<Claim>> {
-    let now = row::time(row, first)?;
-    let entry = row::entry(row, first + 1)?;
-    let record = entry.as_ref().map(|entry| &entry.record);
-    let decision = record::claim(record, request, now, Fence(0));
-    Ok(match decision.write {
-        None => Answer::Is(decision.claim),
-        Some(_) => Answer::Again,
-    })
-}
-
-/// What a claim's row answers.
-pub(super) fn claimed(rows: &[impl Columns], request: &ClaimRequest) -> Result<Answer<Claim>> {
-    let Some(row) = rows.first() else {
-        return Ok(Answer::Again);
-    };
-    if let Some(state) = row::get::<Option<&str>>(row, 0)? {
-        let fence = Fence(row::get::<i64>(row, 1)?.cast_unsigned());
-        let claim = if state == StateKind::Unknown.as_str() {
-            Claim::Unknown { fence }
-        } else {
-            Claim::Acquired(Acquired {
-                token: Token {
-                    fence,
-                    nonce: request.nonce,
-                },
-                attempt: u32::try_from(row::get::<i64>(row, 2)?).unwrap_or(u32::MAX),
-                since: row::time(row, 3)?,
-                is_repeated: false,
-            })
-        };
-        return Ok(Answer::Is(claim));
-    }
-    unwritten(row, 5, request)
-}
-
-/// What the record that was read answers to a change that was not written.
-pub(super) fn judged(rows: &[impl Columns], change: &Change) -> Result<Answer<Fenced>> {
-    let Some(row) = rows.first() else {
-        return Ok(Answer::Is(Refusal::Missing.into()));
-    };
-    let now = row::time(row, 0)?;
-    let entry = row::entry(row, 1)?;
-    let record = entry.as_ref().map(|entry| &entry.record);
-    Ok(match change.decide(record, now, Fence(0)) {
-        Ok(None) => Answer::Is(Fenced::Applied),
-        Ok(Some(_)) => Answer::Again,
-        Err(refusal) => Answer::Is(refusal.into()),
     })
 }
 

@@ -21,13 +21,11 @@ use super::error::Failed;
 use super::group::{Pipelined, pipeline};
 use super::options::PostgresOptions;
 use super::pool::Wire as _;
-use super::step::{self, Answer, Step};
+use super::step::{self, Step};
 use super::{LARGEST, PostgresStore};
+use crate::common::exchange::{Changing, Exchange as _, Request, TURNS, pause, restless};
 use crate::common::pool::silent;
 use crate::common::{fits, fitting};
-
-/// How often a statement is tried where its record changed meanwhile.
-const TURNS: usize = 3;
 
 /// How long an open transaction may stand idle before the server ends it, and its locks.
 const IDLE: Duration = Duration::from_secs(30);
@@ -171,29 +169,24 @@ impl PostgresTransaction {
         }
     }
 
-    /// A fenced statement: `Applied` only where it wrote.
+    /// `Applied` only where it wrote.
     async fn change(
-        &mut self,
+        &self,
         with: &Connector,
         identity: &IdentityDigest,
         change: &Change,
     ) -> Result<Fenced, TransactionError> {
-        let step = step::change(identity, change);
-        for _ in 0..TURNS {
-            if !self.run(with, &step).await?.is_empty() {
-                return Ok(Fenced::Applied);
+        let mut changing = Changing::once(identity, change);
+        for turn in 0..TURNS {
+            let request = changing.request();
+            let rows = self.run(with, &step::of(&request)).await?;
+            let reply = step::reply(&request, &rows).map_err(TransactionError::NotCommitted)?;
+            if let Some(fenced) = changing.take(reply) {
+                return Ok(fenced);
             }
-            // Nothing was written; the record says why.
-            let rows = self.run(with, &step::get(identity)).await?;
-            match step::judged(&rows, change).map_err(TransactionError::NotCommitted)? {
-                Answer::Is(Fenced::Applied) => return Ok(change.made_before().into()),
-                Answer::Is(refused) => return Ok(refused),
-                Answer::Again => {}
-            }
+            pause(turn).await;
         }
-        Err(TransactionError::Conflict(not_applied(
-            "the record changed whenever it was to be written",
-        )))
+        Err(TransactionError::Conflict(restless()))
     }
 }
 
@@ -233,11 +226,13 @@ impl PostgresStore {
             None => Ok(None),
             Some((Some(place), Failed::Refused(error))) => {
                 let (identity, change) = &changes[place];
-                let judged = |rows: &[Row]| step::judged(rows, change);
-                match self.read(|| step::get(identity), judged).await {
-                    Ok(Answer::Is(_)) => Ok(Some(place)),
+                let request = Request::Read(identity);
+                let reply = |rows: &[Row]| step::reply(&request, rows);
+                let reply = self.read(step::of(&request), reply).await.ok();
+                match reply.and_then(|reply| Changing::new(identity, change).take(reply)) {
+                    Some(_) => Ok(Some(place)),
                     // It was refused for another reason.
-                    Ok(Answer::Again) | Err(_) => Err(TransactionError::NotCommitted(error)),
+                    None => Err(TransactionError::NotCommitted(error)),
                 }
             }
             Some((_, failed)) => Err(not_committed(failed)),

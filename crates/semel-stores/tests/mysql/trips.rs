@@ -1,4 +1,4 @@
-//! Each step is one round trip, and takeovers and refusals two.
+//! Each step is one round trip; takeovers, resolutions and refusals two.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn every_step_is_one_round_trip() {
         fence: token.fence,
         nonce: Nonce::random().unwrap(),
     };
-    let done = trips!("resolve", store.resolve(other.digest(), &resolution));
+    let done = trips!("resolve", 2, store.resolve(other.digest(), &resolution));
     assert_eq!(done, Fenced::Applied);
 
     let lapsing = request(Duration::from_millis(1), OnLost::Retry);

@@ -66,7 +66,7 @@ async fn each_step_is_one_round_trip(parameters: &str) {
         nonce: Nonce::random().unwrap(),
     };
     let resolved = store.resolve(again.digest(), &resolution);
-    let resolved = counted(&proxy, "resolve", 1, resolved).await;
+    let resolved = counted(&proxy, "resolve", 2, resolved).await;
     assert_eq!(resolved.unwrap(), Fenced::Applied);
     let token = counted(&proxy, "claim again", 2, acquire(&store, "another-key"))
         .await

@@ -11,7 +11,7 @@ use crate::store::{
     Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, Store as _,
     StoreExt as _, Verdict,
 };
-use crate::{AnyStore, Outcome};
+use crate::{AnyStore, FinishedStep, Outcome};
 
 cases! { "races";
     one_winner_of_64 [R1 R2]
@@ -30,6 +30,8 @@ cases! { "races";
         "of a late completion and a takeover exactly one happens";
     renewal_or_takeover [R2 R4]
         "of a late renewal and a takeover exactly one happens";
+    step_or_takeover [R2 R4 R7]
+        "a late step is there for the takeover to go on from, or is refused";
     completion_or_resolution [R2 R4]
         "of a late completion and a resolution exactly one happens";
     completed_stays_completed [R5]
@@ -258,6 +260,36 @@ async fn renewal_or_takeover(bench: &Bench) -> Result<(), Failure> {
             }
             _ => return Err(Failure::new("a side is missing")),
         }
+    }
+    Ok(())
+}
+
+async fn step_or_takeover(bench: &Bench) -> Result<(), Failure> {
+    let step = FinishedStep::new("charge", b"ch_1").map_err(|e| Failure::new(e.to_string()))?;
+    for attempt in bench.all_lapsed(bench.rounds()).await? {
+        let sides = bench.together(2, |n, store| {
+            let (attempt, step) = (attempt.clone(), step.clone());
+            async move {
+                Ok(match n {
+                    0 => {
+                        let kept = store.keep_step(attempt.digest(), &attempt.token, &step, 0);
+                        Side::Holder(kept.await?)
+                    }
+                    _ => Side::Rival(takeover(&store, &attempt).await?),
+                })
+            }
+        });
+        let was_kept = match &*sides.await? {
+            [Side::Holder(kept), Side::Rival(Claim::Acquired(_))] => *kept == Fenced::Applied,
+            _ => return Err(Failure::new("a lapsed attempt was not taken over")),
+        };
+        let entry = bench.store().get(attempt.digest()).await?;
+        let steps = entry.map_or(0, |entry| entry.record.progress.steps().count());
+        ensure_eq!(
+            steps == 1,
+            was_kept,
+            "a step is kept where that was answered"
+        );
     }
     Ok(())
 }

@@ -221,8 +221,12 @@ impl<W: Wire> Pool<W> {
     /// # Errors
     /// `Unknown` where any sending of it, or of an earlier step, may have happened.
     pub(crate) async fn run(&self, step: W::Step, sent: &mut Sent) -> Result<W::Answer> {
-        self.run_by(Instant::now() + self.0.timeout, step, sent)
-            .await
+        self.run_by(self.deadline(), step, sent).await
+    }
+
+    /// When a call that begins now has to end.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.0.timeout
     }
 
     /// The same, where the call began earlier.

@@ -13,21 +13,22 @@
 mod sql;
 
 use bytes::Bytes;
+use semel::StoreError;
 use semel::store::{Nonce, Result};
-use semel::transaction::TransactionError;
 use semel::versioned::rule::{Change, Row};
 use semel::versioned::{
     Expected, MAX_VALUE, NaturalKey, Version, Versioned, VersionedIn, VersionedStore, WriteError,
     check_value,
 };
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Executor as _};
-use tokio::time::timeout;
 
-use super::error::{self, Effect};
+use super::MysqlStore;
+use super::error::Failure;
 use super::row::Reader;
-use super::transact::{MysqlTransaction, before, failed};
-use super::{MysqlStore, TRIES};
+use super::step::Step;
+use super::transact::{MysqlTransaction, before};
+use crate::common::exchange::{TURNS, restless};
+use crate::common::pool::Sent;
 use crate::common::versioned::answer;
 
 /// Whether a change may make a record, and its statement.
@@ -97,22 +98,8 @@ fn found(row: Option<&MySqlRow>) -> Result<Option<Versioned>> {
     Ok(Some(Versioned { version, value }))
 }
 
-impl MysqlStore {
-    async fn fetch(
-        &self,
-        transaction: &mut MysqlTransaction,
-        sql: String,
-    ) -> Result<Option<MySqlRow>> {
-        let read = transaction.fetch_optional(AssertSqlSafe(sql));
-        match timeout(self.transactions.timeout, read).await {
-            Ok(row) => row.map_err(|error| store_error(before(failed(error)))),
-            Err(_) => Err(error::timed_out(Effect::Reads, true)),
-        }
-    }
-}
-
-fn store_error(error: TransactionError) -> semel::StoreError {
-    error.into()
+fn store_error(failure: Failure) -> StoreError {
+    before(failure).into()
 }
 
 impl VersionedStore for MysqlStore {
@@ -137,14 +124,18 @@ impl VersionedStore for MysqlStore {
         } else {
             format!("{sql};{}", self.table.was_set(key))
         };
-        let latest = |row: Option<&MySqlRow>| {
-            let latest = match (row, puts) {
+        let mut sent = Sent::default();
+        for _ in 0..TURNS {
+            let done = self.pool.run(Step::once(packet.clone()), &mut sent).await?;
+            let latest = match (done.rows.first(), puts) {
                 (Some(row), true) => Some(after_put(Reader::new(row).value()?, &change)),
                 (row, _) => after_set(row, &change)?,
             };
-            Ok(answer(latest.as_ref(), &change, false))
-        };
-        self.step(|_| packet.clone(), latest).await?
+            if let Some(answer) = answer(latest.as_ref(), &change, false) {
+                return answer;
+            }
+        }
+        Err(restless().into())
     }
 }
 
@@ -155,10 +146,8 @@ impl VersionedIn for MysqlStore {
         key: &NaturalKey,
     ) -> Result<Option<Versioned>> {
         let _inside = self.gate.enter()?;
-        let row = self
-            .fetch(transaction, self.table.versioned(key, true))
-            .await?;
-        found(row.as_ref())
+        let read = self.fetch(transaction, self.table.versioned(key, true));
+        found(read.await.map_err(store_error)?.as_ref())
     }
 
     async fn alter_in(
@@ -172,21 +161,22 @@ impl VersionedIn for MysqlStore {
         let change = Change::new(expected, Nonce::random()?, value.as_ref());
         let (puts, sql) = write(self, key, &change, value.as_ref())?;
         self.pool.fits(&sql)?;
-        for _ in 0..TRIES {
+        for _ in 0..TURNS {
             let done = self.ask(transaction, sql.clone()).await;
-            let done = done.map_err(|failure| store_error(before(failure)))?;
+            let done = done.map_err(store_error)?;
             let latest = if puts {
                 Some(after_put(done.last_insert_id(), &change))
             } else if let (1.., Expected::Version(expected)) = (done.rows_affected(), expected) {
                 return Ok(expected.next());
             } else {
-                let row = self.fetch(transaction, self.table.latest(key)).await?;
+                let row = self.fetch(transaction, self.table.latest(key)).await;
+                let row = row.map_err(store_error)?;
                 after_set(row.as_ref(), &change)?
             };
             if let Some(answer) = answer(latest.as_ref(), &change, false) {
                 return answer;
             }
         }
-        Err(WriteError::Store(error::restless()))
+        Err(restless().into())
     }
 }

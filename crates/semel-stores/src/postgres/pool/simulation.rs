@@ -452,8 +452,6 @@ impl Backend {
                 // An insert waits for inserts only, a change for changes only.
                 let (among, writes) = match step.kind {
                     Kind::ClaimNew => (&mut table.inserting, !exists),
-                    Kind::Claim if !exists => (&mut table.inserting, true),
-                    Kind::Claim => (&mut table.locked, true),
                     _ => (&mut table.locked, exists),
                 };
                 if !writes {
@@ -502,7 +500,7 @@ fn step(world: &World, number: u64) -> Step {
     let kinds = [
         Kind::ClaimNew,
         Kind::ClaimNew,
-        Kind::Claim,
+        Kind::Replace,
         Kind::Complete,
         Kind::Complete,
         Kind::Renew,

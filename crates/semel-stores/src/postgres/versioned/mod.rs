@@ -23,7 +23,8 @@ use super::pool::Sent;
 use super::row::{self, Param, array, escaped};
 use super::sql::Kind;
 use super::step::{self, Step};
-use super::{PostgresStore, PostgresTransaction, TURNS};
+use super::{PostgresStore, PostgresTransaction};
+use crate::common::exchange::{TURNS, restless};
 use crate::common::versioned::answer;
 
 fn step(kind: Kind, key: &NaturalKey, rest: impl IntoIterator<Item = Param>) -> Step {
@@ -43,8 +44,8 @@ fn write(key: &NaturalKey, change: &Change, value: Option<Bytes>) -> Result<Step
         Param::int(number(change.expected)),
     ];
     if makes {
-        params.push(Param::Text(array(key.scope().segments())));
-        params.push(Param::Text(escaped(key.name())));
+        params.push(Param::text(array(key.scope().segments())));
+        params.push(Param::text(escaped(key.name())));
     }
     let kind = if makes {
         Kind::VersionedPut
@@ -100,13 +101,6 @@ fn found(rows: &[Row]) -> Result<Option<Versioned>> {
     }))
 }
 
-fn too_busy() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::NotApplied,
-        "the record changed whenever the write was tried",
-    )
-}
-
 impl PostgresStore {
     async fn run_in(&self, transaction: &PostgresTransaction, step: &Step) -> Result<Vec<Row>> {
         let _step = self.gate.enter()?;
@@ -140,7 +134,7 @@ impl VersionedStore for PostgresStore {
                 return answer;
             }
         }
-        Err(sent.error(too_busy()).into())
+        Err(sent.error(restless()).into())
     }
 }
 
@@ -169,6 +163,6 @@ impl VersionedIn for PostgresStore {
                 return answer;
             }
         }
-        Err(too_busy().into())
+        Err(restless().into())
     }
 }

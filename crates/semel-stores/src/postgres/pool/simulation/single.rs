@@ -311,7 +311,7 @@ async fn a_group_is_no_larger_than_allowed_and_has_no_digest_twice() {
     for (kind, number) in [
         (Kind::Renew, 1),
         (Kind::Complete, 1),
-        (Kind::Claim, 2),
+        (Kind::Replace, 2),
         (Kind::Renew, 3),
         (Kind::Renew, 4),
     ] {
@@ -319,11 +319,11 @@ async fn a_group_is_no_larger_than_allowed_and_has_no_digest_twice() {
     }
     tokio::task::yield_now().await;
     one.done();
-    // The second step of 1 waits for the first; a claim in full is sent by itself.
+    // The second step of 1 waits for the first; a replacement is sent by itself.
     for expected in [
         vec![run(Kind::Renew, [1]), run(Kind::Renew, [3])],
         vec![run(Kind::Complete, [1]), run(Kind::Renew, [4])],
-        vec![run(Kind::Claim, [2])],
+        vec![run(Kind::Replace, [2])],
     ] {
         let sent = bench.sent().await;
         let steps = sent.iter().map(|message| &message.what);
@@ -339,11 +339,11 @@ async fn a_step_that_waits_too_long_gets_a_connection_more() {
     let (mut bench, _busy) = Bench::busy(4, 64).await;
     let begun = Instant::now();
     // Nobody waits for the first one any more; it is sent all the same, and by itself.
-    bench.call(Kind::Claim, 1);
+    bench.call(Kind::Replace, 1);
     tokio::task::yield_now().await;
     let second = bench.call(Kind::Renew, 2);
     let claim = bench.next().await;
-    assert_eq!((claim.link, &claim.what), (2, &run(Kind::Claim, [1])));
+    assert_eq!((claim.link, &claim.what), (2, &run(Kind::Replace, [1])));
     assert_eq!(begun.elapsed(), PATIENCE);
     let renewal = bench.next().await;
     assert_eq!((renewal.link, &renewal.what), (3, &run(Kind::Renew, [2])));
@@ -355,7 +355,7 @@ async fn a_step_that_waits_too_long_gets_a_connection_more() {
 async fn at_the_end_of_its_time_a_call_knows_whether_its_step_was_sent() {
     let (mut bench, busy) = Bench::busy(2, 64).await;
     let begun = Instant::now();
-    let calls = [(1, Kind::Claim), (2, Kind::Claim), (3, Kind::Renew)]
+    let calls = [(1, Kind::Replace), (2, Kind::Replace), (3, Kind::Renew)]
         .map(|(number, kind)| bench.call(kind, number));
     sleep(TIMEOUT / 2).await;
     // The claims are sent, and not answered: they keep both connections.
