@@ -32,15 +32,8 @@ pub(crate) enum Request<'a> {
 /// Puts a record in the place of another, if that is as it was read.
 pub(crate) struct Replacement {
     pub(crate) seen: Record,
-    /// Its note is to be written only where it is in flight: what is read for a decision has none.
+    /// Where it has another nonce, its fence is the database's to give, above that of `seen`. Its note is to be written only where it is in flight: what is read for a decision has none.
     pub(crate) next: Record,
-}
-
-impl Replacement {
-    /// Whether it brings another token: its fence is then the database's to give, above the record's.
-    pub(crate) fn gives_fence(&self) -> bool {
-        self.next.token.nonce != self.seen.token.nonce
-    }
 }
 
 #[expect(

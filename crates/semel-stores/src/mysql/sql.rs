@@ -134,6 +134,11 @@ impl fmt::Display for NewFence {
     }
 }
 
+/// Whether it leaves a fence of its own.
+pub(super) fn gives_fence(Replacement { seen, next }: &Replacement) -> bool {
+    next.token.nonce != seen.token.nonce
+}
+
 /// The fence after this one: the next one in the statement's lane, of those that belong to the time of
 /// `from` or a later one.
 fn next_fence(seen: Fence, from: Fence) -> String {
@@ -225,7 +230,7 @@ impl Table {
     /// record have token, state, lease and length of the steps in common. Leaves its fence.
     pub(super) fn replace(&self, digest: &IdentityDigest, replacement: &Replacement) -> String {
         let Replacement { seen, next } = replacement;
-        let fence = match replacement.gives_fence() {
+        let fence = match gives_fence(replacement) {
             true => next_fence(seen.token.fence, next.token.fence),
             false => "fence".to_owned(),
         };

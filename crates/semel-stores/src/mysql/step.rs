@@ -7,7 +7,7 @@ use sqlx::mysql::MySqlRow;
 use super::error::Effect;
 use super::link::Done;
 use super::row::Reader;
-use super::sql::{Held, LANE_BITS, New, Table};
+use super::sql::{Held, LANE_BITS, New, Table, gives_fence};
 use crate::common::exchange::{Reply, Request};
 use crate::common::pool::Queued;
 
@@ -176,7 +176,7 @@ impl Answer {
             (Request::Read(_), None) => Reply::Found(Timestamp::default(), None),
             (Request::Update(_, token, _), _) if wrote => Reply::Wrote(token.fence),
             (Request::Replace(_, replacement), _) if wrote => {
-                Reply::Wrote(match replacement.gives_fence() {
+                Reply::Wrote(match gives_fence(replacement) {
                     true => Fence(self.left),
                     false => replacement.seen.token.fence,
                 })
