@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, poll_fn};
@@ -16,6 +17,7 @@ use hyper::client::conn::{TrySendError, http1};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::runtime::Handle;
 use tokio::task::unconstrained;
+use tokio::time::timeout;
 
 use crate::body::Body;
 
@@ -23,6 +25,9 @@ use crate::body::Body;
 /// operation ran, so the limit is there to bound memory only. More than 100 fields cost an allocation for
 /// each answer, a tenth of the gateway's work: an answer is worth it.
 const MAX_FIELDS: usize = 256;
+
+/// How long a connection that nobody uses any more may take to end.
+const LONGEST_END: Duration = Duration::from_secs(10);
 
 type Connection = BoxFuture<'static, hyper::Result<()>>;
 
@@ -88,21 +93,26 @@ impl Driven {
     /// Leaves the rest to a task, for what nobody waits for: a request that goes on after its answer, what
     /// leaves HTTP, an orderly end.
     pub(crate) fn leave(&mut self) {
-        if let Some(mut connection) = self.connection.take() {
-            let is_stuck = Arc::clone(&self.is_stuck);
-            let rest = poll_fn(move |cx| {
-                loop {
-                    let was_stuck = is_stuck.load(Ordering::Relaxed);
-                    let polled = connection.poll_unpin(cx);
-                    // hyper looks for the next request, and whether there will be one, before it writes, and not after.
-                    let looks_again = was_stuck && !is_stuck.load(Ordering::Relaxed);
-                    if polled.is_ready() || !looks_again {
-                        return polled;
-                    }
-                }
-            });
-            tokio::spawn(async move { ended(rest.await) });
+        if let Some(rest) = self.rest() {
+            tokio::spawn(rest);
         }
+    }
+
+    fn rest(&mut self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let mut connection = self.connection.take()?;
+        let is_stuck = Arc::clone(&self.is_stuck);
+        let rest = poll_fn(move |cx| {
+            loop {
+                let was_stuck = is_stuck.load(Ordering::Relaxed);
+                let polled = connection.poll_unpin(cx);
+                // hyper looks for the next request, and whether there will be one, before it writes, and not after.
+                let looks_again = was_stuck && !is_stuck.load(Ordering::Relaxed);
+                if polled.is_ready() || !looks_again {
+                    return polled;
+                }
+            }
+        });
+        Some(async move { ended(rest.await) })
     }
 
     /// An answer was read to its end. Whether there may be another one: once the request was sent, which is left to a
@@ -127,9 +137,10 @@ impl Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        // The task sees that there will be no more requests.
-        if self.connection.is_some() && Handle::try_current().is_ok() {
-            self.leave();
+        // It sees that there will be no more requests.
+        if let (Ok(runtime), Some(rest)) = (Handle::try_current(), self.rest()) {
+            // An upstream that takes nothing more would hold the connection for ever.
+            runtime.spawn(timeout(LONGEST_END, rest));
         }
     }
 }
@@ -238,14 +249,11 @@ impl<S: Write + Unpin> Write for Stream<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use bytes::Bytes;
     use http_body::Body as _;
     use hyper_util::rt::TokioIo;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
     use tokio::task::coop;
-    use tokio::time::timeout;
 
     use super::*;
 
@@ -321,6 +329,24 @@ mod tests {
         drop(driven);
         let end = timeout(Duration::from_secs(1), theirs.read_to_end(&mut Vec::new())).await;
         end.unwrap().unwrap();
+    }
+
+    /// Nobody waits for what is left of its request, and the upstream takes nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_was_dropped_ends_though_the_upstream_stands_still() {
+        static BODY: [u8; 1 << 16] = [b'x'; 1 << 16];
+        let answer = "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n";
+        let (ours, mut theirs) = duplex(1 << 12);
+        let mut driven = begun(ours).await;
+        answered(&mut driven, post(&BODY), &mut theirs, answer, 0).await;
+        assert!(driven.is_stuck());
+        drop(driven);
+        tokio::time::sleep(2 * LONGEST_END).await;
+        // Nothing but what was written before is still to come.
+        let mut left = Vec::new();
+        let end = timeout(Duration::from_secs(1), theirs.read_to_end(&mut left)).await;
+        end.unwrap().unwrap();
+        assert!(left.len() <= 1 << 12, "{} bytes", left.len());
     }
 
     async fn found<T>(spent: u32, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
