@@ -9,6 +9,8 @@
     feature = "redis"
 ))]
 pub(crate) mod doubt;
+#[cfg(feature = "sqlite")]
+pub(crate) mod disk;
 mod driver;
 #[cfg(feature = "_server")]
 mod gate;
@@ -19,6 +21,8 @@ mod obstacle;
 pub(crate) mod pool;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) mod privacy;
+#[cfg(feature = "sqlite")]
+pub(crate) mod queue;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
 #[cfg(any(
@@ -31,6 +35,8 @@ pub(crate) mod scope;
 mod size;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod subscription;
+#[cfg(feature = "sqlite")]
+pub(crate) mod thread;
 #[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
 pub(crate) mod versioned;
 #[cfg(feature = "_server")]

@@ -54,7 +54,7 @@ const WRITER_CACHE: i64 = 16 << 10;
 
 impl Place {
     pub(super) fn connect(&self, role: Role) -> Result<Connection> {
-        let failed = |e: rusqlite::Error| self.about(&told(&e, Phase::Before));
+        let failed = |e: rusqlite::Error| self.failed(&e);
         if rusqlite::version_number() < LEAST_VERSION {
             return Err(config(format!(
                 "this program uses SQLite {}, which can damage files; 3.51.3 is needed",
@@ -102,7 +102,7 @@ impl Place {
 
     /// Makes sure that the file is in WAL mode. One with tables in it is changed only if asked.
     pub(super) fn ensure_wal(&self, connection: &Connection, convert: bool) -> Result<()> {
-        let failed = |e: rusqlite::Error| self.about(&told(&e, Phase::Before));
+        let failed = |e: rusqlite::Error| self.failed(&e);
         // First this: another process may be making the tables, which it does in WAL mode.
         let used: bool = connection
             .query_row(sql::ANYTHING, [], |row| row.get(0))
@@ -137,6 +137,11 @@ impl Place {
                 Err(e) => return Err(failed(e)),
             }
         }
+    }
+
+    /// What SQLite did not do before any commit, with this file.
+    pub(super) fn failed(&self, error: &rusqlite::Error) -> StoreError {
+        self.about(&told(error, Phase::Before))
     }
 
     /// The same error, about this file.

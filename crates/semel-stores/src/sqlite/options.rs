@@ -8,7 +8,6 @@ use semel::{Clock, SystemClock};
 
 use super::clock::Time;
 use super::connect::{Place, Role, config};
-use super::error::{Phase, told};
 use super::sql::Table;
 use super::statements::Statements;
 use super::{SqliteStore, schema};
@@ -131,9 +130,10 @@ impl SqliteOptions {
         self.prepare(&place)?;
         place.opened = place.file();
         let connection = place.connect(Role::Write)?;
-        let (latest, _) = Statements::prepare(&connection, &place.table)
-            .and_then(|mut statements| statements.clock())
-            .map_err(|e| place.about(&told(&e, Phase::Before)))?;
+        let mut statements = Statements::new(&connection, &place.table);
+        let clock = statements.check().and_then(|()| statements.clock());
+        let (latest, _) = clock.map_err(|e| place.failed(&e))?;
+        drop(statements);
         let clock = self
             .clock
             .unwrap_or_else(|| Box::new(SystemClock::not_before(latest)));

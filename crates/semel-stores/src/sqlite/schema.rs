@@ -22,7 +22,7 @@ pub(super) fn prepare(
     schema: Schema,
     convert: bool,
 ) -> Result<Migrated> {
-    let failed = |e: rusqlite::Error| place.about(&told(&e, Phase::Before));
+    let failed = |e: rusqlite::Error| place.failed(&e);
     if schema == Schema::Expect {
         // Before anything else: a file without tables is left as it is.
         let found = version(connection, &place.table).map_err(failed)?;
