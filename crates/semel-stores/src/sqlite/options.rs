@@ -11,7 +11,7 @@ use super::connect::{Place, Role, config};
 use super::sql::Table;
 use super::statements::Statements;
 use super::{SqliteStore, schema};
-use crate::common::{Migrated, Schema};
+use crate::common::{Migrated, Schema, disk};
 
 /// How a [`SqliteStore`] is opened.
 ///
@@ -128,7 +128,7 @@ impl SqliteOptions {
     pub fn open(self, path: impl AsRef<Path>) -> Result<SqliteStore> {
         let mut place = self.place(path.as_ref())?;
         self.prepare(&place)?;
-        place.opened = place.file();
+        place.opened = disk::file(&place.path).ok().flatten();
         let connection = place.connect(Role::Write)?;
         let mut statements = Statements::new(&connection, &place.table);
         let clock = statements.check().and_then(|()| statements.clock());

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Result};
+use semel::StoreError;
 
 use super::connect::Role;
 use super::error::{self, Phase, told};
 use super::handle::{Left, Shared, closing};
-use super::sql;
 use super::statements::Statements;
 use super::step::{Course, Step};
 use crate::common::queue::{Queue, Woken};
@@ -39,12 +39,8 @@ impl Reader {
     /// Answers until the store is closed and nothing waits. A connection that broke is replaced.
     pub(super) fn run(self) {
         while self.watches() || self.queue().wait(None) == Woken::Work {
-            let place = &self.shared.place;
-            let served = place.connect(Role::Read).and_then(|connection| {
-                let served = self.serve(&connection);
-                served.map_err(|e| place.failed(&e))
-            });
-            match served {
+            let opened = self.shared.place.connect(Role::Read);
+            match opened.and_then(|connection| self.serve(&connection)) {
                 Ok(Left::Closed) => return,
                 Ok(Left::Broken) => {}
                 Err(e) => Shared::refuse_all(self.queue(), &e),
@@ -57,9 +53,9 @@ impl Reader {
     }
 
     /// Returns once the store is closed, the file is another one, or the connection broke.
-    fn serve(&self, connection: &Connection) -> Result<Left> {
-        let mut on = Statements::new(connection, &self.shared.place.table);
-        let file = self.shared.place.file();
+    fn serve(&self, connection: &Connection) -> Result<Left, StoreError> {
+        let place = &self.shared.place;
+        let mut on = Statements::new(connection, &place.table);
         let mut seen = 0;
         let mut next = Instant::now();
         loop {
@@ -69,7 +65,7 @@ impl Reader {
                 Woken::Closed => return Ok(Left::Closed),
                 Woken::Work => {}
                 Woken::Time => {
-                    let version: i64 = on.on(sql::DATA_VERSION)?.query_row([], |row| row.get(0))?;
+                    let version = on.data_version().map_err(|e| place.failed(&e))?;
                     if version != seen {
                         seen = version;
                         self.shared.waiters.wake_all();
@@ -80,10 +76,9 @@ impl Reader {
                     continue;
                 }
             }
-            if self.shared.place.file() != file {
-                return Ok(Left::Broken);
-            }
-            self.answer(&mut on, self.queue().take_all())?;
+            place.check_file()?;
+            self.answer(&mut on, self.queue().take_all())
+                .map_err(|e| place.failed(&e))?;
         }
     }
 

@@ -56,6 +56,11 @@ impl<'c> Statements<'c> {
         Ok(&mut self.prepared[at].1)
     }
 
+    /// Which state of the file this connection sees, by the commits of others.
+    pub(super) fn data_version(&mut self) -> Result<i64> {
+        self.on(sql::DATA_VERSION)?.query_row([], |row| row.get(0))
+    }
+
     pub(super) fn find(&mut self, digest: &IdentityDigest) -> Result<Option<Found>> {
         self.on(sql::FIND)?
             .query_row([digest.as_bytes()], row::found)

@@ -32,20 +32,14 @@ use crate::common::{fits, fitting};
 /// The connection for transactions, while nobody has it.
 pub(super) struct Lending {
     permit: Arc<Semaphore>,
-    idle: Arc<Mutex<Option<Link>>>,
-}
-
-/// A connection, and which file it was made to.
-struct Link {
-    connection: Connection,
-    file: Option<super::connect::File>,
+    idle: Mutex<Option<Connection>>,
 }
 
 impl Lending {
     pub(super) fn new() -> Self {
         Self {
             permit: Arc::new(Semaphore::new(1)),
-            idle: Arc::default(),
+            idle: Mutex::default(),
         }
     }
 
@@ -55,29 +49,24 @@ impl Lending {
         self.idle.lock().take();
     }
 
-    fn give_back(&self, link: Link) {
+    fn give_back(&self, connection: Connection) {
         if !self.permit.is_closed() {
-            *self.idle.lock() = Some(link);
+            *self.idle.lock() = Some(connection);
         }
     }
 }
 
-fn begin(place: &Place, idle: Option<Link>, until: Instant) -> Result<Link> {
-    let file = place.file();
-    let mut link = match idle.filter(|link| link.file == file) {
-        Some(link) => link,
-        None => Link {
-            connection: place.connect(Role::Lend)?,
-            file,
-        },
+fn begin(place: &Place, idle: Option<Connection>, until: Instant) -> Result<Connection> {
+    let mut on = match idle {
+        Some(connection) => place.check_file().map(|()| connection)?,
+        None => place.connect(Role::Lend)?,
     };
     // Not deferred: one that has read before it first writes fails where others wrote in between.
-    let on = &mut link.connection;
-    let begun = be_patient(on, until.saturating_duration_since(Instant::now()))
+    be_patient(&mut on, until.saturating_duration_since(Instant::now()))
         .and_then(|()| on.execute_batch("BEGIN IMMEDIATE"))
-        .and_then(|()| be_patient(on, place.timeout));
-    begun.map_err(|e| told(&e, Phase::Before))?;
-    Ok(link)
+        .and_then(|()| be_patient(&mut on, place.timeout))
+        .map_err(|e| told(&e, Phase::Before))?;
+    Ok(on)
 }
 
 /// A transaction on the store's file, on a connection of the store's. It has the file's write lock:
@@ -154,7 +143,7 @@ fn begin(place: &Place, idle: Option<Link>, until: Instant) -> Result<Link> {
 /// ```
 pub struct SqliteTransaction {
     // Not there while a closure has it, and after one that nobody waited for.
-    link: Option<Link>,
+    connection: Option<Connection>,
     ends: Vec<IdentityDigest>,
     _permit: OwnedSemaphorePermit,
 }
@@ -188,13 +177,13 @@ impl SqliteTransaction {
         &mut self,
         work: impl FnOnce(&Connection) -> T + Send + 'static,
     ) -> rusqlite::Result<T> {
-        let link = self.link.take().ok_or_else(given_up)?;
+        let connection = self.connection.take().ok_or_else(given_up)?;
         let done = spawn_blocking(move || {
-            let done = work(&link.connection);
-            (link, done)
+            let done = work(&connection);
+            (connection, done)
         });
-        let (link, done) = done.await.map_err(|_| given_up())?;
-        self.link = Some(link);
+        let (connection, done) = done.await.map_err(|_| given_up())?;
+        self.connection = Some(connection);
         Ok(done)
     }
 }
@@ -361,11 +350,9 @@ impl SqliteStore {
             let given_up = told(&given_up, Phase::Before);
             Err(TransactionError::NotCommitted(given_up))
         });
-        if let Some(link) = transaction
-            .link
-            .take_if(|link| link.connection.is_autocommit())
-        {
-            self.lending.give_back(link);
+        let idle = transaction.connection.take_if(|on| on.is_autocommit());
+        if let Some(connection) = idle {
+            self.lending.give_back(connection);
         }
         for digest in &transaction.ends {
             self.shared.waiters.wake(digest);
@@ -390,9 +377,9 @@ impl Transactional for SqliteStore {
             };
             let (shared, idle) = (self.shared.clone(), self.lending.idle.lock().take());
             let begun = spawn_blocking(move || (begin(&shared.place, idle, until), permit));
-            let (link, permit) = begun.await.map_err(|_| no_thread())?;
+            let (connection, permit) = begun.await.map_err(|_| no_thread())?;
             Ok(SqliteTransaction {
-                link: Some(link?),
+                connection: Some(connection?),
                 ends: Vec::new(),
                 _permit: permit,
             })

@@ -68,15 +68,12 @@ impl Writer {
             syncs: place.full,
         };
         on.statements.check().map_err(failed)?;
-        let file = place.file();
         let steps = &self.shared.steps;
         loop {
             if steps.wait(None) == Woken::Closed {
                 return Ok(Left::Closed);
             }
-            if place.file() != file {
-                return Ok(Left::Broken);
-            }
+            place.check_file()?;
             // Where a crash may forget all that waits, there is no sync. The next one, that of the transaction
             // with the attempt's effects at the latest, takes it to the disk: the log has one order.
             let is_forgettable = |step: &Step| step.kind == Kind::Forgettable;
