@@ -1,5 +1,5 @@
-//! What stores share: how they are opened and closed, who waits here, and how
-//! large an outcome may be. Nothing here knows a server or a rule of the protocol.
+//! What stores share: how they are opened and closed, who waits here, the way to a store's own
+//! thread and the disk under it, and how large an outcome may be. Nothing here knows a server or a rule of the protocol.
 
 #[cfg(any(feature = "file", feature = "sqlite"))]
 pub(crate) mod disk;

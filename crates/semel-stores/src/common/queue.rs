@@ -77,9 +77,6 @@ impl<T> Queue<T> {
     pub(crate) fn take(&self, mut more: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut waiting = self.waiting.lock();
         let many = waiting.steps.iter().take_while(|step| more(step)).count();
-        if many == waiting.steps.len() {
-            return std::mem::take(&mut waiting.steps);
-        }
         waiting.steps.drain(..many).collect()
     }
 

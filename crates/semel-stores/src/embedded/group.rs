@@ -17,7 +17,7 @@ use super::shared::{State, read_settled};
 /// What the steps of a group change.
 #[derive(Default)]
 pub(super) struct Group {
-    touched: Looked,
+    pub(super) touched: Looked,
     purged: Vec<(ExpiryKey, IdentityDigest)>,
     /// Whether to write a mark although no record changed.
     pub(super) write: bool,
@@ -221,11 +221,6 @@ impl Group {
             .filter(|(_, t)| t.changed)
             .map(|(digest, t)| (*digest, t.after.clone()))
             .collect()
-    }
-
-    /// What it touched, once it is on disk.
-    pub(super) fn into_looked(self) -> Looked {
-        self.touched
     }
 
     /// The puts and deletes that take the engine from before the group to after it. Each key

@@ -79,7 +79,7 @@ pub use engine::{Batch, Engine, Visit};
 use group::Deciding;
 pub use open::FileOptions;
 use place::is_open_to_others;
-use shared::{Seen, Shared, decode};
+use shared::{Seen, Shared, read};
 use step::{Step, lost, step};
 
 /// Opened by `file:PATH`.
@@ -197,7 +197,7 @@ impl FileStore {
             .map(|(_, entry)| (**entry).clone())
             .collect();
         let next = if matching.next().is_some() {
-            entries.last().map(|e| cursor(e.label.digest.as_bytes()))
+            entries.last().map(|entry| cursor(&entry.label.digest))
         } else {
             None
         };
@@ -205,53 +205,37 @@ impl FileStore {
     }
 
     async fn list_settled(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
-        let (page, uncommitted) = {
+        let limit = query.limit.max(1);
+        let mut from = keys::SETTLED.0.to_vec();
+        if let Some(after) = after {
+            from = keys::settled(&after).to_vec();
+            from.push(0);
+        }
+        let (mut entries, mut next): (Vec<Entry>, _) = (Vec::new(), None);
+        let (mut looked_at, mut last) = (0, None);
+        let uncommitted = {
             let engine = self.shared.engine()?;
-            let mut from = keys::SETTLED.0.to_vec();
-            if let Some(after) = after {
-                from = keys::settled(&after).to_vec();
-                from.push(0);
-            }
-            let page = self.scan_settled(&*engine, query, &from)?;
-            let digests = page.entries.iter().map(|e| &e.label.digest);
-            let uncommitted = self.shared.any_uncommitted(digests);
-            (page, uncommitted)
+            read(&*engine, (&from, keys::SETTLED.1), |entry| {
+                if entries.len() == limit || looked_at == LIST_SLICE {
+                    next = last.map(|digest: IdentityDigest| cursor(&digest));
+                    return ControlFlow::Break(());
+                }
+                looked_at += 1;
+                last = Some(entry.label.digest);
+                let record = &entry.record;
+                if record.state.kind() == query.state && !record.is_purgeable(self.shared.now()) {
+                    entries.push(entry);
+                }
+                ControlFlow::Continue(())
+            })?;
+            // Before the engine is let go: see `reopen.rs`.
+            let digests = entries.iter().map(|entry| &entry.label.digest);
+            self.shared.any_uncommitted(digests)
         };
         if uncommitted {
             self.sync(false).await?;
         }
-        Ok(page)
-    }
-
-    fn scan_settled(&self, engine: &dyn Engine, query: &ListQuery, from: &[u8]) -> Result<Page> {
-        let limit = query.limit.max(1);
-        let (mut entries, mut next) = (Vec::new(), None);
-        let (mut looked_at, mut last) = (0, Vec::new());
-        let mut damage = None;
-        engine.scan(from, keys::SETTLED.1, &mut |key, value| {
-            if entries.len() == limit || looked_at == LIST_SLICE {
-                next = Some(cursor(&last));
-                return ControlFlow::Break(());
-            }
-            looked_at += 1;
-            last.clear();
-            last.extend_from_slice(&key[1..]);
-            match decode(&value, &last) {
-                Ok(entry) => {
-                    let record = &entry.record;
-                    if record.state.kind() == query.state && !record.is_purgeable(self.shared.now())
-                    {
-                        entries.push(entry);
-                    }
-                    ControlFlow::Continue(())
-                }
-                Err(e) => {
-                    damage = Some(e);
-                    ControlFlow::Break(())
-                }
-            }
-        })?;
-        damage.map_or(Ok(Page { entries, next }), Err)
+        Ok(Page { entries, next })
     }
 }
 
@@ -426,8 +410,8 @@ impl std::fmt::Debug for FileStore {
     }
 }
 
-fn cursor(digest: &[u8]) -> Cursor {
-    Cursor(digest.into())
+fn cursor(digest: &IdentityDigest) -> Cursor {
+    Cursor(digest.as_bytes()[..].into())
 }
 
 fn parse_cursor(cursor: &Cursor) -> Result<IdentityDigest> {

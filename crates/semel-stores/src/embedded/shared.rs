@@ -210,26 +210,36 @@ pub(super) fn read_settled(
 /// Reads every record under `o`.
 pub(super) fn read_open(engine: &dyn Engine) -> Result<OpenRecords> {
     let mut open = BTreeMap::new();
+    read(engine, keys::OPEN, |entry| {
+        open.insert(entry.label.digest, Arc::new(entry));
+        ControlFlow::Continue(())
+    })?;
+    Ok(open)
+}
+
+/// Visits the records whose keys are in this range, until the visitor breaks.
+pub(super) fn read(
+    engine: &dyn Engine,
+    (from, to): (&[u8], &[u8]),
+    mut visit: impl FnMut(Entry) -> ControlFlow<()>,
+) -> Result<()> {
     let mut damage = None;
     engine.scan(
-        keys::OPEN.0,
-        keys::OPEN.1,
+        from,
+        to,
         &mut |key, value| match decode(&value, &key[1..]) {
-            Ok(entry) => {
-                open.insert(entry.label.digest, Arc::new(entry));
-                ControlFlow::Continue(())
-            }
+            Ok(entry) => visit(entry),
             Err(e) => {
                 damage = Some(e);
                 ControlFlow::Break(())
             }
         },
     )?;
-    damage.map_or(Ok(open), Err)
+    damage.map_or(Ok(()), Err)
 }
 
 /// Reads a record's bytes, and checks that they are whose they should be.
-pub(super) fn decode(bytes: &bytes::Bytes, digest: &[u8]) -> Result<Entry> {
+fn decode(bytes: &bytes::Bytes, digest: &[u8]) -> Result<Entry> {
     let entry = Entry::from_bytes(bytes).map_err(|e| {
         StoreError::new(
             StoreErrorKind::Corrupt,

@@ -49,13 +49,6 @@ pub(super) struct Shared {
     pub(super) commits: AtomicU64,
 }
 
-/// Why a thread left its connection.
-pub(super) enum Left {
-    Closed,
-    /// It is to be opened anew.
-    Broken,
-}
-
 impl Shared {
     pub(super) fn close(&self) {
         // Readers hand claims on to the writer: it is told last.
@@ -134,9 +127,7 @@ impl SqliteStore {
         to: &Queue<Step>,
         kind: Kind,
         bytes: usize,
-        decide: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<Result<T>>
-        + Send
-        + 'static,
+        decide: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let _step = self.gate.enter()?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -158,9 +149,8 @@ impl SqliteStore {
     pub(super) async fn read<T: Send + 'static>(
         &self,
         from: &Queue<Step>,
-        mut read: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
+        read: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        let read = move |on: &mut Statements<'_>, course: &mut Course| read(on, course).map(Ok);
         self.submit(from, Kind::Read, 0, read).await
     }
 
@@ -168,9 +158,8 @@ impl SqliteStore {
         &self,
         kind: Kind,
         bytes: usize,
-        mut write: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
+        write: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        let write = move |on: &mut Statements<'_>, course: &mut Course| write(on, course).map(Ok);
         self.submit(&self.shared.steps, kind, bytes, write).await
     }
 
@@ -209,7 +198,7 @@ impl<'a> Counted<'a> {
     pub(super) fn new(shared: &'a Shared) -> Self {
         if shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
             // The one who looks out may sleep without a time set. Where it is closed, the wait ends by itself.
-            let (nothing, _) = Step::new(u64::MAX, Kind::Read, 0, |_, _| Ok(Ok(())));
+            let (nothing, _) = Step::new(u64::MAX, Kind::Read, 0, |_, _| Ok(()));
             drop(shared.scans.push(nothing));
         }
         Self(shared)

@@ -151,7 +151,7 @@ impl Store for SqliteStore {
         self.submit(&self.shared.lookups, kind, 0, move |on, course| {
             step::claim(&label, &request, on, course)
         })
-        .await
+        .await?
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {

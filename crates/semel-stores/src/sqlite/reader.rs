@@ -10,7 +10,7 @@ use semel::StoreError;
 
 use super::connect::Role;
 use super::error::{self, Phase, told};
-use super::handle::{Left, Shared, closing};
+use super::handle::{Shared, closing};
 use super::statements::Statements;
 use super::step::{Course, Step};
 use crate::common::queue::{Queue, Woken};
@@ -41,8 +41,7 @@ impl Reader {
         while self.watches() || self.queue().wait(None) == Woken::Work {
             let opened = self.shared.place.connect(Role::Read);
             match opened.and_then(|connection| self.serve(&connection)) {
-                Ok(Left::Closed) => return,
-                Ok(Left::Broken) => {}
+                Ok(()) => return,
                 Err(e) => Shared::refuse_all(self.queue(), &e),
             }
         }
@@ -52,8 +51,8 @@ impl Reader {
         self.scans && self.shared.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns once the store is closed, the file is another one, or the connection broke.
-    fn serve(&self, connection: &Connection) -> Result<Left, StoreError> {
+    /// Returns once the store is closed; an error where the file is another one, or the connection broke.
+    fn serve(&self, connection: &Connection) -> Result<(), StoreError> {
         let place = &self.shared.place;
         let mut on = Statements::new(connection, &place.table);
         let mut seen = 0;
@@ -62,7 +61,7 @@ impl Reader {
             let waiting = self.shared.waiting.load(Ordering::Relaxed);
             let until = (self.scans && waiting > 0).then_some(next);
             match self.queue().wait(until) {
-                Woken::Closed => return Ok(Left::Closed),
+                Woken::Closed => return Ok(()),
                 Woken::Work => {}
                 Woken::Time => {
                     let version = on.data_version().map_err(|e| place.failed(&e))?;

@@ -27,8 +27,6 @@ pub(super) fn prepare(
         // Before anything else: a file without tables is left as it is.
         let found = version(connection, &place.table).map_err(failed)?;
         check(found, place, schema)?;
-        place.ensure_wal(connection, convert)?;
-        return Ok(done(found, Vec::new()));
     }
     place.ensure_wal(connection, convert)?;
     let found = version(connection, &place.table).map_err(failed)?;

@@ -45,14 +45,14 @@ pub(super) trait Job: Send {
 
 struct Asked<T, F> {
     decide: F,
-    decided: Option<Result<T>>,
+    decided: Option<T>,
     done: oneshot::Sender<Result<T>>,
 }
 
 impl<T, F> Job for Asked<T, F>
 where
     T: Send,
-    F: FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<Result<T>> + Send,
+    F: FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send,
 {
     fn decide(&mut self, on: &mut Statements<'_>, course: &mut Course) -> rusqlite::Result<()> {
         self.decided = Some((self.decide)(on, course)?);
@@ -60,7 +60,7 @@ where
     }
 
     fn answer(self: Box<Self>, committed: Result<()>) {
-        let decided = self.decided.unwrap_or_else(|| Err(lost()));
+        let decided = self.decided.ok_or_else(lost);
         // An error here means that the caller went away.
         let _ = self.done.send(committed.and(decided));
     }
@@ -79,7 +79,7 @@ impl Step {
     ) -> (Self, oneshot::Receiver<Result<T>>)
     where
         T: Send + 'static,
-        F: FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<Result<T>> + Send + 'static,
+        F: FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
     {
         let (done, answer) = oneshot::channel();
         let job = Box::new(Asked {

@@ -1,5 +1,6 @@
 //! The thread that decides and writes: all steps that wait, in one transaction with one sync.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +11,7 @@ use tokio::sync::watch;
 
 use super::connect::Role;
 use super::error::{self, Phase, told};
-use super::handle::{Left, Shared};
+use super::handle::Shared;
 use super::room::Room;
 use super::statements::Statements;
 use super::step::{Course, Kind, Step};
@@ -52,14 +53,15 @@ impl Writer {
                 None => self.shared.place.connect(Role::Write),
             };
             match opened.and_then(|connection| self.serve(&connection)) {
-                Ok(Left::Closed) => return,
-                Ok(Left::Broken) => {}
+                Ok(ControlFlow::Break(())) => return,
+                Ok(ControlFlow::Continue(())) => {}
                 Err(e) => Shared::refuse_all(&self.shared.steps, &e),
             }
         }
     }
 
-    fn serve(&self, connection: &Connection) -> Result<Left> {
+    /// Breaks once the store is closed; continues with another connection where this one broke.
+    fn serve(&self, connection: &Connection) -> Result<ControlFlow<()>> {
         let place = &self.shared.place;
         let failed = |e: rusqlite::Error| place.failed(&e);
         let mut on = Session {
@@ -71,7 +73,7 @@ impl Writer {
         let steps = &self.shared.steps;
         loop {
             if steps.wait(None) == Woken::Closed {
-                return Ok(Left::Closed);
+                return Ok(ControlFlow::Break(()));
             }
             place.check_file()?;
             // Where a crash may forget all that waits, there is no sync. The next one, that of the transaction
@@ -108,7 +110,7 @@ impl Writer {
                 fits
             });
             if self.group(&mut on, steps).is_err() {
-                return Ok(Left::Broken);
+                return Ok(ControlFlow::Continue(()));
             }
         }
     }
