@@ -125,8 +125,9 @@ impl Deciding<'_> {
     // next purge, since for them the engine's index is not the latest.
     fn purge_before(&mut self, end: ExpiryKey, limit: usize) -> Result<Purged> {
         let (mut removed, mut more) = (0, false);
-        let start = self.course.purge_from;
-        let mut from = start.max(end);
+        // After a clear nothing is left even behind `end`.
+        let start = self.course.purge_from.min(end);
+        let mut from = self.course.purge_from.max(end);
         let Group {
             purged, touched, ..
         } = &mut self.group;
@@ -174,12 +175,12 @@ impl Deciding<'_> {
         Ok(found)
     }
 
-    // What was found before.
+    // In the place of what was found, or of nothing.
     fn put(&mut self, entry: Entry) {
-        if let Some(touched) = self.group.touched.get_mut(&entry.label.digest) {
-            touched.after = Some(Arc::new(entry));
-            touched.changed = true;
-        }
+        let touched = self.group.touched.entry(entry.label.digest);
+        let touched = touched.or_insert_with(|| Touched::found(None));
+        touched.after = Some(Arc::new(entry));
+        touched.changed = true;
     }
 }
 

@@ -217,7 +217,7 @@ async fn a_waiter_is_woken_by_the_completion() {
 #[tokio::test]
 async fn listings_show_each_record_once() {
     let directory = tempfile::tempdir().unwrap();
-    let (store, _) = manual(directory.path());
+    let (store, clock) = manual(directory.path());
     for n in 0..30 {
         settle(&store, &format!("done{n}")).await;
         acquire(&store, &format!("open{n}")).await;
@@ -254,7 +254,11 @@ async fn listings_show_each_record_once() {
                 .is_empty()
         );
     }
+    // Clearing and purging go by the same index.
+    assert_eq!(store.purge(10).await.unwrap().removed, 0);
     settle(&store, "done0").await;
+    clock.advance(Duration::from_hours(25));
+    assert_eq!(store.purge(10).await.unwrap().removed, 1);
 }
 
 #[tokio::test]
