@@ -40,6 +40,9 @@
 //! a new identity and a replay each look up one key. A purge reads an index in the order of expiry
 //! and no record. Waiting is pushed, after the sync.
 
+// A step (`step`) goes to the thread of the `committer`, which decides a `group` of them against what is
+// `shared` with readers, and commits it to the `engine` (`fjall`). `open`, `reopen`, `place`, `marks` and
+// `watermark` see to it that what is opened is what was acknowledged.
 mod committer;
 mod engine;
 mod fjall;

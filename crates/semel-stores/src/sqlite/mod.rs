@@ -40,6 +40,9 @@
 //! inside the process; changes by others are seen by asking the file's version every 5 ms, less
 //! often the more wait, as long as somebody waits.
 
+// A step (`step`) goes by way of `handle` to a thread (`reader`, `writer`), which decides it by its
+// `statements`. `transact` is about transactions of the application's; a store is opened by `url`,
+// `options`, `connect` and `schema`.
 mod clock;
 mod connect;
 mod error;
