@@ -89,13 +89,6 @@ impl OpenError {
     }
 }
 
-/// A scheme, the feature it needs, and the way into its store where the feature is on.
-struct Scheme {
-    name: &'static str,
-    feature: &'static str,
-    driver: Option<Driver>,
-}
-
 /// The driver in a store's module, where its feature is on.
 macro_rules! driver {
     ($feature:literal, $module:ident) => {{
@@ -107,30 +100,23 @@ macro_rules! driver {
     }};
 }
 
-const fn scheme(name: &'static str, feature: &'static str, driver: Option<Driver>) -> Scheme {
-    Scheme {
-        name,
-        feature,
-        driver,
-    }
-}
-
-/// In the order in which messages list them.
-const SCHEMES: [Scheme; 10] = [
-    scheme("memory", "", Some(MEMORY)),
-    scheme("file", "file", driver!("file", embedded)),
-    scheme("sqlite", "sqlite", driver!("sqlite", sqlite)),
-    scheme("postgres", "postgres", driver!("postgres", postgres)),
-    scheme("mysql", "mysql", driver!("mysql", mysql)),
-    scheme("redis", "redis", driver!("redis", redis)),
-    scheme("rediss", "redis", driver!("redis", redis)),
-    scheme("redis-cluster", "redis", driver!("redis", redis)),
-    scheme("dynamodb", "dynamodb", driver!("dynamodb", dynamodb)),
-    scheme("nats", "nats", driver!("nats", nats)),
+/// The schemes, the feature that each needs, and the way into its store where the feature is on. In the order in
+/// which messages list them.
+const SCHEMES: [(&str, &str, Option<Driver>); 10] = [
+    ("memory", "", Some(MEMORY)),
+    ("file", "file", driver!("file", embedded)),
+    ("sqlite", "sqlite", driver!("sqlite", sqlite)),
+    ("postgres", "postgres", driver!("postgres", postgres)),
+    ("mysql", "mysql", driver!("mysql", mysql)),
+    ("redis", "redis", driver!("redis", redis)),
+    ("rediss", "redis", driver!("redis", redis)),
+    ("redis-cluster", "redis", driver!("redis", redis)),
+    ("dynamodb", "dynamodb", driver!("dynamodb", dynamodb)),
+    ("nats", "nats", driver!("nats", nats)),
 ];
 
 fn known() -> String {
-    SCHEMES.map(|scheme| scheme.name).join(", ")
+    SCHEMES.map(|(scheme, ..)| scheme).join(", ")
 }
 
 /// The memory store, opened as the others are.
@@ -151,7 +137,8 @@ const MEMORY: Driver = Driver {
 
 fn driver(url: &str) -> Result<Driver, OpenError> {
     let (name, _) = url.split_once(':').ok_or(OpenError::NoScheme)?;
-    let Some(scheme) = SCHEMES.into_iter().find(|scheme| scheme.name == name) else {
+    let found = SCHEMES.into_iter().find(|(scheme, ..)| *scheme == name);
+    let Some((scheme, feature, driver)) = found else {
         return Err(OpenError::UnknownScheme {
             // Bounded, and not the rest: who forgets the scheme may have a password before a colon.
             scheme: name
@@ -161,10 +148,7 @@ fn driver(url: &str) -> Result<Driver, OpenError> {
                 .collect(),
         });
     };
-    let driver = scheme.driver.ok_or(OpenError::FeatureOff {
-        scheme: scheme.name,
-        feature: scheme.feature,
-    })?;
+    let driver = driver.ok_or(OpenError::FeatureOff { scheme, feature })?;
     (driver.check)(url)?;
     Ok(driver)
 }

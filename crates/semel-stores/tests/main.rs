@@ -19,6 +19,8 @@
     feature = "redis"
 ))]
 mod certificates;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod crash;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 #[cfg(feature = "file")]
@@ -40,3 +42,5 @@ mod redis;
 mod runtimes;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod steps;

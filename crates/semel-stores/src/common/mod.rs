@@ -1,6 +1,8 @@
-//! What stores share: how they are opened and closed, who waits here, and how
-//! large an outcome may be. Nothing here knows a server or a rule of the protocol.
+//! What stores share: how they are opened and closed, who waits here, the way to a store's own
+//! thread and the disk under it, and how large an outcome may be. Nothing here knows a server or a rule of the protocol.
 
+#[cfg(any(feature = "file", feature = "sqlite"))]
+pub(crate) mod disk;
 #[cfg(any(
     feature = "dynamodb",
     feature = "mysql",
@@ -21,6 +23,8 @@ mod obstacle;
 pub(crate) mod pool;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) mod privacy;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+pub(crate) mod queue;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
 #[cfg(any(
@@ -33,16 +37,17 @@ pub(crate) mod scope;
 mod size;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod subscription;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+pub(crate) mod thread;
 #[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
 pub(crate) mod versioned;
-#[cfg(feature = "_server")]
+#[cfg(any(feature = "_server", feature = "file"))]
 mod waiters;
 
 #[cfg(feature = "_server")]
-pub(crate) use self::{
-    gate::Gate,
-    waiters::{Poll, Running, Waiters},
-};
+pub(crate) use self::gate::Gate;
+#[cfg(any(feature = "_server", feature = "file"))]
+pub(crate) use self::waiters::{Poll, Running, Waiters};
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "_location")]

@@ -1,28 +1,26 @@
 //! The thread that decides, writes and syncs: one group after the other.
 
-use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semel::store::Result;
-use semel::{StoreError, StoreErrorKind, Timestamp};
+use semel::{StoreError, StoreErrorKind};
 use tokio::sync::watch;
 
-use super::engine::{Batch, Engine};
-use super::group::{Course, Group, View};
-use super::keys;
+use super::engine::{Batch, Engine, short};
+use super::group::{Course, Deciding, Group};
 use super::marks::Marks;
 use super::place::Place;
-use super::queue::{Queue, Taken};
-use super::room::Room;
 use super::shared::{Refusal, Shared};
-use super::step::{Answer, Step};
+use super::step::Step;
 use super::watermark::Watermark;
+use crate::common::disk;
+use crate::common::queue::{Queue, Woken};
 
 pub(super) struct Committer {
     pub(super) shared: Arc<Shared>,
-    pub(super) queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue<Box<dyn Step>>>,
     /// Opens the engine again after a commit failed.
     pub(super) open: Box<dyn FnMut() -> Result<Arc<dyn Engine>> + Send>,
     /// What errors call the place where records are kept.
@@ -31,7 +29,8 @@ pub(super) struct Committer {
     pub(super) watermark: Option<Watermark>,
     /// The number of the last acknowledged group.
     pub(super) acknowledged: u64,
-    pub(super) room: Room,
+    /// New claims are refused while the disk has less room than this.
+    pub(super) reserve_bytes: u64,
     /// When room and place were last looked at.
     pub(super) looked: Option<Instant>,
     /// Dropped last, when the engine is gone: that is how `close` knows.
@@ -48,136 +47,107 @@ pub(super) struct Opened {
 /// A group ends here even if more steps wait, so that one sync stays short.
 const MAX_GROUP_BYTES: usize = 4 << 20;
 const MAX_GROUP_STEPS: usize = 1024;
+/// What a step writes beside an outcome.
+const RECORD_BYTES: usize = 512;
 
-/// How often room and place are looked at between groups, and how often where there are none:
-/// replays are answered without a group.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often room and place are looked at where there are no groups: replays are answered without one.
 const IDLE: Duration = Duration::from_millis(500);
 
 impl Committer {
     /// Works until the queue is closed and empty. What fails is opened again.
     pub(super) fn run(mut self, mut opened: Opened) {
-        loop {
-            let Err(cause) = self.serve(&mut opened) else {
-                // Keeps the clock's last reading, so that time does not repeat when the wall clock
-                // is set back before the next start. Where that fails, no record is lost with it.
-                let _ = self.commit(&mut opened, Group::of_nothing());
-                drop(opened);
-                break;
-            };
+        while let Err(cause) = self.serve(&mut opened) {
             match self.reopen(opened, cause) {
                 Some(again) => opened = again,
-                None => break,
+                None => return,
             }
             self.looked = None;
         }
-        self.stop();
+        // Keeps the clock's last reading, so that time does not repeat when the wall clock is set back
+        // before the next start. Where that fails, no record is lost with it.
+        let _ = self.commit(&mut opened, Group::of_nothing(), Vec::new());
+        drop(opened);
     }
 
+    /// Decides and commits what comes, one group after the other. What was not begun when it fails is
+    /// still in the queue.
     fn serve(&mut self, opened: &mut Opened) -> Result<()> {
-        let mut steps = Vec::new();
         loop {
-            let taken = self.queue.take(&mut steps, Instant::now() + IDLE);
-            if let Err(cause) = self.look(opened) {
-                return Err(self.fail(cause, steps));
+            let woken = self.queue.wait(Some(Instant::now() + IDLE));
+            self.look(opened)?;
+            match woken {
+                Woken::Work => {}
+                Woken::Time => continue,
+                Woken::Closed => return Ok(()),
             }
-            match taken {
-                Taken::Steps => {}
-                Taken::Nothing => continue,
-                Taken::Closed => return Ok(()),
-            }
-            let mut rest = std::mem::take(&mut steps).into_iter();
-            while !rest.as_slice().is_empty() {
-                if let Err(cause) = self.next_group(opened, &mut rest) {
-                    return Err(self.fail(cause, rest.collect()));
-                }
-            }
+            let (mut many, mut bytes) = (0, 0);
+            let mut steps = self.queue.take(|step| {
+                let fits = many < MAX_GROUP_STEPS && (many == 0 || bytes < MAX_GROUP_BYTES);
+                many += 1;
+                bytes += RECORD_BYTES + step.bytes();
+                fits
+            });
+            let group = self.decide(opened, &mut steps);
+            self.commit(opened, group, steps)?;
         }
-    }
-
-    /// Refuses what was not begun.
-    fn fail(&self, cause: StoreError, steps: Vec<Step>) -> StoreError {
-        let refusal = self.outage(&cause);
-        self.shared.refuse(refusal.clone());
-        for step in steps {
-            step.fail(refusal.error());
-        }
-        cause
     }
 
     /// Whether the directory is still there, and how much room is.
     fn look(&mut self, opened: &mut Opened) -> Result<()> {
-        if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+        if self
+            .looked
+            .is_some_and(|at| at.elapsed() < disk::LOOK_EVERY)
+        {
             return Ok(());
         }
         self.looked = Some(Instant::now());
         if let Some(place) = &self.place {
             place.check()?;
         }
-        self.room.look(&*opened.engine, &mut opened.course);
+        let full = short(&*opened.engine, self.reserve_bytes);
+        opened.course.full = full.map(Into::into);
         Ok(())
     }
 
-    fn next_group(
-        &mut self,
-        opened: &mut Opened,
-        rest: &mut std::vec::IntoIter<Step>,
-    ) -> Result<()> {
-        self.look(opened)?;
-        let mut group = Group::default();
-        let mut clear = None;
-        {
-            let shared = self.shared.clone();
-            let state = shared.state();
-            let view = View {
-                engine: &*opened.engine,
-                state: &state,
-            };
-            let course = &mut opened.course;
-            while group.bytes < MAX_GROUP_BYTES && group.answers.len() < MAX_GROUP_STEPS {
-                match rest.next() {
-                    Some(Step::Clear { done }) => {
-                        clear = Some(done);
-                        break;
-                    }
-                    Some(step) => {
-                        course.now = shared.now();
-                        group.decide(step, &view, course);
-                    }
-                    None => break,
-                }
-            }
+    fn decide(&self, opened: &mut Opened, steps: &mut [Box<dyn Step>]) -> Group {
+        let state = self.shared.state();
+        let mut deciding = Deciding {
+            engine: &*opened.engine,
+            state: &state,
+            course: &mut opened.course,
+            group: Group::default(),
+        };
+        for step in steps {
+            deciding.course.now = self.shared.now();
+            step.decide(&mut deciding);
         }
-        self.commit(opened, group)?;
-        if let Some(done) = clear {
-            let cleared = self.clear(opened);
-            let told = cleared.as_ref().map_err(|cause| self.doubt(cause)).copied();
-            let _ = done.send(told);
-            return cleared;
-        }
-        Ok(())
+        deciding.group
     }
 
     /// Puts a group on disk, shows it to readers, and answers. After a failure nothing is known
     /// about the group, so that nothing may be built on it: the caller opens the store again.
-    fn commit(&mut self, opened: &mut Opened, group: Group) -> Result<()> {
+    fn commit(
+        &mut self,
+        opened: &mut Opened,
+        group: Group,
+        steps: Vec<Box<dyn Step>>,
+    ) -> Result<()> {
         if group.writes() {
             let batch = group.batch(&mut opened.course);
             self.shared.begin(group.digests());
             if let Err(cause) = self.write(opened, batch) {
                 // First of all, so that nobody sees the group by way of the engine.
                 self.shared.refuse(self.outage(&cause));
-                for answer in group.answers {
-                    answer.fail(self.doubt(&cause));
+                for step in steps {
+                    step.answer(Err(self.doubt(&cause)));
                 }
                 return Err(cause);
             }
             self.shared.finish(&group.changes());
-            let (latest, answers) = group.into_looked();
-            opened.course.latest = latest;
-            answers.into_iter().for_each(Answer::send);
-        } else {
-            group.answers.into_iter().for_each(Answer::send);
+            opened.course.latest = group.touched;
+        }
+        for step in steps {
+            step.answer(Ok(()));
         }
         Ok(())
     }
@@ -204,33 +174,6 @@ impl Committer {
         Ok(())
     }
 
-    // In slices, so that one batch stays small. Not atomic: for tests.
-    fn clear(&mut self, opened: &mut Opened) -> Result<()> {
-        for (from, to) in [keys::OPEN, keys::SETTLED, keys::EXPIRY] {
-            loop {
-                let mut batch = Batch::default();
-                opened.engine.scan(from, to, &mut |key, _| {
-                    batch.delete(key);
-                    if batch.operations.len() < MAX_GROUP_STEPS {
-                        ControlFlow::Continue(())
-                    } else {
-                        ControlFlow::Break(())
-                    }
-                })?;
-                if batch.is_empty() {
-                    break;
-                }
-                self.write(opened, batch)?;
-            }
-        }
-        opened.course.purge_from = keys::expiry_at(Timestamp::default());
-        let open: Vec<_> = self.shared.state().open.keys().copied().collect();
-        opened.course.latest.clear();
-        let gone: Vec<_> = open.into_iter().map(|digest| (digest, None)).collect();
-        self.shared.finish(&gone);
-        Ok(())
-    }
-
     /// What those are told whose steps were in the commit that failed.
     fn doubt(&self, cause: &StoreError) -> StoreError {
         StoreError::new(
@@ -242,18 +185,6 @@ impl Committer {
             ),
         )
     }
-
-    fn stop(self) {
-        self.queue.close();
-        let refusal = Refusal::closed();
-        self.shared.refuse(refusal.clone());
-        let mut steps = Vec::new();
-        while self.queue.take(&mut steps, Instant::now()) == Taken::Steps {
-            for step in steps.drain(..) {
-                step.fail(refusal.error());
-            }
-        }
-    }
 }
 
 impl Drop for Committer {
@@ -261,7 +192,8 @@ impl Drop for Committer {
     fn drop(&mut self) {
         self.queue.close();
         self.shared.refuse(Refusal::closed());
-        self.queue.abandon();
+        // Whoever waits for what is still in is told that its answer is lost.
+        drop(self.queue.take_all());
     }
 }
 

@@ -5,6 +5,8 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 use semel::store::Result;
 
+use crate::common::disk;
+
 /// Puts (`Some`) and deletes (`None`) that are applied together. No key occurs twice.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -76,3 +78,9 @@ pub trait Engine: Send + Sync + 'static {
 
 /// Sees one key and its value.
 pub type Visit<'a> = dyn FnMut(&[u8], Bytes) -> ControlFlow<()> + 'a;
+
+/// Why new claims are refused now, if they are: a full disk in the middle of a commit would close the store for
+/// a while.
+pub(super) fn short(engine: &dyn Engine, reserve_bytes: u64) -> Option<String> {
+    disk::short(engine.free_bytes(), reserve_bytes, "store")
+}

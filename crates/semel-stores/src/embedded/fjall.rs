@@ -17,6 +17,7 @@ use semel::{StoreError, StoreErrorKind};
 
 use super::engine::{Batch, Engine, Visit};
 use super::keys;
+use crate::common::disk::free_bytes;
 
 /// fjall in a directory.
 pub(super) struct Fjall {
@@ -159,17 +160,6 @@ impl Engine for Fjall {
     fn free_bytes(&self) -> Option<u64> {
         free_bytes(&self.path)
     }
-}
-
-#[cfg(unix)]
-fn free_bytes(path: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(path).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }
 
 // fjall and its tree assert some of what they read from disk: a damaged file must become an error

@@ -30,8 +30,12 @@ pub(super) const fn is_open(state: StateKind) -> bool {
     matches!(state, StateKind::InFlight | StateKind::Unknown)
 }
 
-pub(super) fn open(digest: &IdentityDigest) -> [u8; 33] {
-    prefixed(OPEN.0, digest)
+/// Under which keys a record lies: its own, and that of its expiry once it is settled.
+pub(super) fn of(record: &Record, digest: &IdentityDigest) -> ([u8; 33], Option<ExpiryKey>) {
+    match is_open(record.state.kind()) {
+        true => (prefixed(OPEN.0, digest), None),
+        false => (settled(digest), Some(expiry(record, digest))),
+    }
 }
 
 pub(super) fn settled(digest: &IdentityDigest) -> [u8; 33] {
@@ -46,7 +50,14 @@ fn prefixed(prefix: &[u8], digest: &IdentityDigest) -> [u8; 33] {
 
 pub(super) type ExpiryKey = [u8; 41];
 
-pub(super) fn expiry(record: &Record, digest: &IdentityDigest) -> ExpiryKey {
+/// Behind all of them.
+pub(super) const NO_EXPIRY: ExpiryKey = {
+    let mut key = [0; 41];
+    key[0] = EXPIRY.1[0];
+    key
+};
+
+fn expiry(record: &Record, digest: &IdentityDigest) -> ExpiryKey {
     let mut key = expiry_at(record.purge_at);
     key[9..].copy_from_slice(digest.as_bytes());
     key

@@ -40,6 +40,9 @@
 //! a new identity and a replay each look up one key. A purge reads an index in the order of expiry
 //! and no record. Waiting is pushed, after the sync.
 
+// A step (`step`) goes to the thread of the `committer`, which decides a `group` of them against what is
+// `shared` with readers, and commits it to the `engine` (`fjall`). `open`, `reopen`, `place`, `marks` and
+// `watermark` see to it that what is opened is what was acknowledged.
 mod committer;
 mod engine;
 mod fjall;
@@ -48,9 +51,7 @@ mod keys;
 mod marks;
 mod open;
 mod place;
-mod queue;
 mod reopen;
-mod room;
 mod shared;
 mod step;
 mod watermark;
@@ -69,19 +70,20 @@ use semel::store::{
     Probe, Purged, Result, Store, Waited,
 };
 use semel::{AnyStore, Identity, IdentityDigest, State, StoreError, StoreErrorKind};
-use tokio::sync::{oneshot, watch};
-use tokio::time::timeout as within;
+use tokio::sync::watch;
 
-use crate::common::{Driver, Migrated, fits};
+use crate::common::queue::Queue;
+use crate::common::thread::aside;
+use crate::common::{Driver, Migrated, Poll, Running, fits};
 use crate::{OpenError, OpenOptions};
 
+use engine::short;
 pub use engine::{Batch, Engine, Visit};
+use group::Deciding;
 pub use open::FileOptions;
 use place::is_open_to_others;
-use queue::Queue;
-use room::Room;
-use shared::{Seen, Shared, decode};
-use step::{Done, Step, lost};
+use shared::{Seen, Shared, read};
+use step::{Step, lost, step};
 
 /// Opened by `file:PATH`.
 pub(crate) const DRIVER: Driver = Driver {
@@ -102,34 +104,22 @@ fn path(url: &str) -> Result<&str, OpenError> {
 
 async fn open_path(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
     let path = path(url)?.to_owned();
-    let (done, opened) = oneshot::channel();
     // Opening reads from disk: not on a thread that serves others.
     let file = FileOptions::new()
         .cache_bytes(options.cache_bytes)
         .reserve_bytes(options.reserve_bytes)
         .existing(options.existing);
-    let opening = move || drop(done.send(file.open(&path)));
-    let interrupted = || {
-        StoreError::new(
-            StoreErrorKind::Config,
-            "the thread that opens the store could not run",
-        )
-    };
-    std::thread::Builder::new()
-        .name("semel-open".into())
-        .spawn(opening)
-        .map_err(|e| interrupted().with_source(e))?;
-    let store = opened.await.map_err(|_| interrupted())??;
+    let store = aside("semel-open", move || file.open(&path)).await?;
     Ok(AnyStore::new(store))
 }
 
 /// A [`Store`] in a directory. See the module's documentation.
 pub struct FileStore {
     shared: Arc<Shared>,
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Box<dyn Step>>>,
     finished: watch::Receiver<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    room: Room,
+    reserve_bytes: u64,
     directory: Option<PathBuf>,
     for_tests: bool,
     /// Something was erased, and lies in the files.
@@ -140,6 +130,8 @@ pub struct FileStore {
 const MAX_OUTCOME: usize = 32 << 20;
 /// How many records a purge removes in one step: claims wait for no more.
 const PURGE_SLICE: usize = 256;
+/// The same of a clear, for which nobody waits.
+const CLEAR_SLICE: usize = 1024;
 /// How many records a listing looks at for one page, so that it does not hold its caller's thread.
 const LIST_SLICE: usize = 1024;
 
@@ -161,12 +153,16 @@ impl FileStore {
     }
 
     // Hands a step to the committer and waits for its answer.
-    async fn submit<T>(&self, step: impl FnOnce(Done<T>) -> Step) -> Result<T> {
-        let (done, answer) = oneshot::channel();
-        if let Some(step) = self.queue.push(step(done)) {
+    async fn submit<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        decide: impl FnOnce(&mut Deciding<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (step, answer) = step(bytes, decide);
+        if self.queue.push(step).is_err() {
             // The store is closing, or closed: says why.
             self.shared.engine()?;
-            step.fail(StoreError::new(
+            return Err(StoreError::new(
                 StoreErrorKind::Closed,
                 "the store is being closed",
             ));
@@ -174,15 +170,14 @@ impl FileStore {
         answer.await.unwrap_or_else(|_| Err(lost()))
     }
 
-    /// On a thread of its own: it takes a while.
-    async fn scrub(&self) -> Result<()> {
-        let engine = self.shared.engine()?;
-        let (done, scrubbed) = oneshot::channel();
-        std::thread::Builder::new()
-            .name("semel-scrub".into())
-            .spawn(move || drop(done.send(engine.scrub())))
-            .map_err(|e| lost().with_source(e))?;
-        scrubbed.await.unwrap_or_else(|_| Err(lost()))
+    // What was asked before is on disk once this is answered, or the store has failed. `write` makes it
+    // write something of its own.
+    async fn sync(&self, write: bool) -> Result<()> {
+        self.submit(0, move |on| {
+            on.group.write |= write;
+            Ok(())
+        })
+        .await
     }
 
     fn list_open(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
@@ -205,7 +200,7 @@ impl FileStore {
             .map(|(_, entry)| (**entry).clone())
             .collect();
         let next = if matching.next().is_some() {
-            entries.last().map(|e| cursor(e.label.digest.as_bytes()))
+            entries.last().map(|entry| cursor(&entry.label.digest))
         } else {
             None
         };
@@ -213,55 +208,37 @@ impl FileStore {
     }
 
     async fn list_settled(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
-        let (page, uncommitted) = {
+        let limit = query.limit.max(1);
+        let mut from = keys::SETTLED.0.to_vec();
+        if let Some(after) = after {
+            from = keys::settled(&after).to_vec();
+            from.push(0);
+        }
+        let (mut entries, mut next): (Vec<Entry>, _) = (Vec::new(), None);
+        let (mut looked_at, mut last) = (0, None);
+        let uncommitted = {
             let engine = self.shared.engine()?;
-            let mut from = keys::SETTLED.0.to_vec();
-            if let Some(after) = after {
-                from = keys::settled(&after).to_vec();
-                from.push(0);
-            }
-            let page = self.scan_settled(&*engine, query, &from)?;
-            let digests = page.entries.iter().map(|e| &e.label.digest);
-            let uncommitted = self.shared.any_uncommitted(digests);
-            (page, uncommitted)
+            read(&*engine, (&from, keys::SETTLED.1), |entry| {
+                if entries.len() == limit || looked_at == LIST_SLICE {
+                    next = last.map(|digest: IdentityDigest| cursor(&digest));
+                    return ControlFlow::Break(());
+                }
+                looked_at += 1;
+                last = Some(entry.label.digest);
+                let record = &entry.record;
+                if record.state.kind() == query.state && !record.is_purgeable(self.shared.now()) {
+                    entries.push(entry);
+                }
+                ControlFlow::Continue(())
+            })?;
+            // Before the engine is let go: see `reopen.rs`.
+            let digests = entries.iter().map(|entry| &entry.label.digest);
+            self.shared.any_uncommitted(digests)
         };
         if uncommitted {
-            // What was seen is on disk once the committer answers, or the store has failed.
-            self.submit(|done| Step::Sync { write: false, done })
-                .await?;
+            self.sync(false).await?;
         }
-        Ok(page)
-    }
-
-    fn scan_settled(&self, engine: &dyn Engine, query: &ListQuery, from: &[u8]) -> Result<Page> {
-        let limit = query.limit.max(1);
-        let (mut entries, mut next) = (Vec::new(), None);
-        let (mut looked_at, mut last) = (0, Vec::new());
-        let mut damage = None;
-        engine.scan(from, keys::SETTLED.1, &mut |key, value| {
-            if entries.len() == limit || looked_at == LIST_SLICE {
-                next = Some(cursor(&last));
-                return ControlFlow::Break(());
-            }
-            looked_at += 1;
-            last.clear();
-            last.extend_from_slice(&key[1..]);
-            match decode(&value, &last) {
-                Ok(entry) => {
-                    let record = &entry.record;
-                    if record.state.kind() == query.state && !record.is_purgeable(self.shared.now())
-                    {
-                        entries.push(entry);
-                    }
-                    ControlFlow::Continue(())
-                }
-                Err(e) => {
-                    damage = Some(e);
-                    ControlFlow::Break(())
-                }
-            }
-        })?;
-        damage.map_or(Ok(Page { entries, next }), Err)
+        Ok(Page { entries, next })
     }
 }
 
@@ -279,14 +256,9 @@ impl Store for FileStore {
             Seen::Absent(groups) => Some(groups),
             Seen::Uncommitted => None,
         };
-        let (label, request) = (Box::new(Label::from(identity)), request.clone());
-        self.submit(|done| Step::Claim {
-            label,
-            request,
-            absent,
-            done,
-        })
-        .await
+        let (label, request) = (Label::from(identity), request.clone());
+        self.submit(0, move |on| on.claim(label, &request, absent))
+            .await
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
@@ -294,11 +266,8 @@ impl Store for FileStore {
         self.shared.engine()?;
         let (digest, erases) = (*identity, change.erases());
         let change = change.clone();
-        let fenced = self.submit(|done| Step::Fenced {
-            digest,
-            change,
-            done,
-        });
+        let bytes = change.outcome().map_or(0, |o| o.as_bytes().len());
+        let fenced = self.submit(bytes, move |on| on.change(&digest, &change));
         let fenced = fenced.await?;
         if erases {
             self.erased.store(true, Ordering::Relaxed);
@@ -315,7 +284,7 @@ impl Store for FileStore {
             Seen::Absent(_) => Ok(None),
             Seen::Uncommitted => {
                 let digest = *identity;
-                self.submit(|done| Step::Get { digest, done }).await
+                self.submit(0, move |on| on.get(&digest)).await
             }
         }
     }
@@ -330,28 +299,20 @@ impl Store for FileStore {
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
-        self.shared.engine()?;
+        let engine = self.shared.engine()?;
         if self.erased.swap(false, Ordering::Relaxed)
-            && let Err(error) = self.scrub().await
+            && let Err(error) = aside("semel-scrub", move || engine.scrub()).await
         {
             self.erased.store(true, Ordering::Relaxed);
             return Err(error);
         }
         let mut removed = 0;
         loop {
-            let limit_now = PURGE_SLICE.min(limit - removed);
-            let slice = self
-                .submit(|done| Step::Purge {
-                    limit: limit_now,
-                    done,
-                })
-                .await?;
-            removed += slice.removed;
-            if removed == limit || !slice.more {
-                return Ok(Purged {
-                    removed,
-                    more: slice.more,
-                });
+            let slice = PURGE_SLICE.min(limit - removed);
+            let purged = self.submit(0, move |on| on.purge(slice)).await?;
+            removed += purged.removed;
+            if removed == limit || !purged.more {
+                return Ok(Purged { removed, ..purged });
             }
         }
     }
@@ -362,29 +323,21 @@ impl Store for FileStore {
         fence: Fence,
         timeout: Duration,
     ) -> Result<Waited> {
-        let waiter = self.shared.waiter(*identity);
-        let running = || -> Result<bool> {
+        let look = async || {
             let state = self.shared.state();
             state.engine()?;
-            Ok(state.open.get(identity).is_some_and(|entry| {
+            let is_it = |entry: &Arc<Entry>| {
                 entry.record.token.fence == fence && entry.record.state == State::InFlight
-            }))
+            };
+            Ok(match state.open.get(identity).is_some_and(is_it) {
+                true => Running::Yes,
+                false => Running::No,
+            })
         };
-        let changed = async {
-            loop {
-                // Enlisted before looking, so that no change in between goes unseen.
-                let notified = waiter.notify.notified();
-                tokio::pin!(notified);
-                notified.as_mut().enable();
-                if !running()? {
-                    return Ok(Waited::Changed);
-                }
-                notified.await;
-            }
-        };
-        within(timeout, changed)
+        let waiters = &self.shared.waiters;
+        waiters
+            .wait(identity, fence, timeout, Poll::BACKSTOP, look)
             .await
-            .unwrap_or(Ok(Waited::TimedOut))
     }
 
     async fn probe(&self) -> Result<Probe> {
@@ -393,7 +346,7 @@ impl Store for FileStore {
         if engine.free_bytes().is_none() {
             warnings.push("how much room the disk has left cannot be known here".into());
         }
-        warnings.extend(self.room.short(&*engine));
+        warnings.extend(short(&*engine, self.reserve_bytes));
         if let Some(path) = self
             .directory
             .as_ref()
@@ -406,7 +359,7 @@ impl Store for FileStore {
             ));
         }
         drop(engine);
-        self.submit(|done| Step::Sync { write: true, done }).await?;
+        self.sync(true).await?;
         Ok(Probe {
             store: "file",
             durability: Durability::Power,
@@ -432,7 +385,8 @@ impl Clear for FileStore {
                 "this store was not opened for tests: clearing it needs force",
             ));
         }
-        self.submit(|done| Step::Clear { done }).await
+        while self.submit(0, |on| on.clear(CLEAR_SLICE)).await?.more {}
+        Ok(())
     }
 }
 
@@ -459,8 +413,8 @@ impl std::fmt::Debug for FileStore {
     }
 }
 
-fn cursor(digest: &[u8]) -> Cursor {
-    Cursor(digest.into())
+fn cursor(digest: &IdentityDigest) -> Cursor {
+    Cursor(digest.as_bytes()[..].into())
 }
 
 fn parse_cursor(cursor: &Cursor) -> Result<IdentityDigest> {

@@ -19,12 +19,12 @@ use super::group::Course;
 use super::keys;
 use super::marks::Marks;
 use super::place::{Place, unusable};
-use super::queue::Queue;
-use super::room::Room;
 use super::shared::{OpenRecords, Shared, read_open};
 use super::watermark::Watermark;
 use super::{FileStore, layout};
 use crate::common::Obstacle;
+use crate::common::queue::Queue;
+use crate::common::thread::spawn;
 
 /// How a [`FileStore`] is opened.
 ///
@@ -167,10 +167,7 @@ impl FileOptions {
             .unwrap_or_else(|| Box::new(SystemClock::not_before(from)));
         let engine = opened.engine.clone();
         let shared = Arc::new(Shared::new(engine, open_records, clock, from));
-        let queue = Arc::new(Queue::default());
-        let room = Room {
-            reserve: self.reserve_bytes,
-        };
+        let queue = Arc::new(Queue::new());
         let directory = kept.place.as_ref().map(|place| place.path().to_owned());
         let (finished, watch) = watch::channel(());
         let committer = Committer {
@@ -181,26 +178,17 @@ impl FileOptions {
             place: kept.place,
             watermark: kept.watermark,
             acknowledged: kept.acknowledged,
-            room,
+            reserve_bytes: self.reserve_bytes,
             looked: None,
             _finished: finished,
         };
-        let thread = std::thread::Builder::new()
-            .name("semel-commit".into())
-            .spawn(move || committer.run(opened))
-            .map_err(|e| {
-                StoreError::new(
-                    StoreErrorKind::Config,
-                    "the store's thread could not be started",
-                )
-                .with_source(e)
-            })?;
+        let thread = spawn("semel-commit", move || committer.run(opened))?;
         Ok(FileStore {
             shared,
             queue,
             finished: watch,
             thread: Mutex::new(Some(thread)),
-            room,
+            reserve_bytes: self.reserve_bytes,
             directory,
             for_tests: self.for_tests,
             erased: AtomicBool::new(false),

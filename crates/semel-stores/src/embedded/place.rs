@@ -7,18 +7,13 @@ use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 
 use super::layout;
+use crate::common::disk;
 
 /// Which directory and files were opened.
-///
-/// A process keeps files that were deleted, and a path may lead to another directory by now: what is
-/// written then is found by nobody, or another store is written to as well.
 pub(super) struct Place {
     path: PathBuf,
-    opened: Vec<(PathBuf, File)>,
+    opened: Vec<(PathBuf, disk::File)>,
 }
-
-/// Device and number of a file, where the system has them.
-type File = (u64, u64);
 
 impl Place {
     /// Makes the directory where there is none, for its owner only.
@@ -54,7 +49,7 @@ impl Place {
         let files = [path.to_owned(), path.join(layout::WATERMARK), records, lock];
         let mut opened = Vec::new();
         for path in files {
-            let found = file(&path).map_err(|e| unusable(&path, &e).with_source(e))?;
+            let found = disk::file(&path).map_err(|e| unusable(&path, &e).with_source(e))?;
             opened.extend(found.map(|file| (path, file)));
         }
         let path = path.to_owned();
@@ -68,32 +63,11 @@ impl Place {
     /// Whether the paths still lead to what was opened.
     ///
     /// # Errors
-    /// [`NotApplied`](StoreErrorKind::NotApplied) where they do not.
+    /// Those of [`disk::check`].
     pub(super) fn check(&self) -> Result<()> {
-        let gone = self.opened.iter().find_map(|(path, opened)| {
-            let what = match file(path) {
-                Ok(Some(found)) if found == *opened => return None,
-                Ok(_) => "was replaced".to_owned(),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                    "was deleted or moved away".to_owned()
-                }
-                Err(e) => format!("cannot be looked at any more ({})", e.kind()),
-            };
-            Some((path, what))
-        });
-        let Some((path, what)) = gone else {
-            return Ok(());
-        };
-        Err(StoreError::new(
-            StoreErrorKind::NotApplied,
-            format!(
-                "{} {what} while the store had {} open. Put it back, or restart the program to go on \
-                 with what is there now: without the records that were in it, what they protected \
-                 can run again",
-                path.display(),
-                self.path.display()
-            ),
-        ))
+        self.opened.iter().try_for_each(|(path, opened)| {
+            disk::check(path, *opened, path.display(), self.path.display())
+        })
     }
 }
 
@@ -122,18 +96,6 @@ fn make(path: &Path) -> std::io::Result<()> {
 #[cfg(not(unix))]
 fn make(path: &Path) -> std::io::Result<()> {
     fs::create_dir_all(path)
-}
-
-#[cfg(unix)]
-fn file(path: &Path) -> std::io::Result<Option<File>> {
-    use std::os::unix::fs::MetadataExt as _;
-    let found = fs::metadata(path)?;
-    Ok(Some((found.dev(), found.ino())))
-}
-
-#[cfg(not(unix))]
-fn file(path: &Path) -> std::io::Result<Option<File>> {
-    fs::metadata(path).map(|_| None)
 }
 
 pub(super) fn unusable(path: &Path, error: &std::io::Error) -> StoreError {

@@ -25,8 +25,8 @@ use super::committer::{Committer, Opened, with_causes};
 use super::engine::{Batch, Engine};
 use super::group::Course;
 use super::open::recover;
-use super::queue::Taken;
 use super::shared::{OpenRecords, Refusal};
+use crate::common::queue::Woken;
 
 /// The first pause before opening is tried, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -78,16 +78,15 @@ impl Committer {
     /// Refuses all steps for so long; `false` where the store is closed meanwhile.
     fn refuse_for(&self, pause: Duration, refusal: &Refusal) -> bool {
         let until = Instant::now() + pause;
-        let mut steps = Vec::new();
         loop {
-            let taken = self.queue.take(&mut steps, until);
-            for step in steps.drain(..) {
-                step.fail(refusal.error());
-            }
-            match taken {
-                Taken::Steps => {}
-                Taken::Nothing => return true,
-                Taken::Closed => return false,
+            match self.queue.wait(Some(until)) {
+                Woken::Work => {
+                    for step in self.queue.take_all() {
+                        step.answer(Err(refusal.error()));
+                    }
+                }
+                Woken::Time => return true,
+                Woken::Closed => return false,
             }
         }
     }

@@ -1,18 +1,18 @@
 //! What callers and the committer share: the durable view of open records, which identities have
 //! uncommitted steps, and who waits.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 use semel::store::{Entry, Result};
 use semel::{Clock, IdentityDigest, StoreError, StoreErrorKind, Timestamp};
-use tokio::sync::Notify;
 
 use super::engine::Engine;
 use super::keys;
+use crate::common::Waiters;
 
 /// Every record in flight or unknown.
 pub(super) type OpenRecords = BTreeMap<IdentityDigest, Arc<Entry>>;
@@ -22,8 +22,7 @@ pub(super) struct Shared {
     clock: Box<dyn Clock>,
     // The latest instant shown: a clock that starts behind it stands still until it is past it.
     latest: AtomicU64,
-    waiters: Mutex<HashMap<IdentityDigest, Arc<Notify>>>,
-    waiting: AtomicUsize,
+    pub(super) waiters: Arc<Waiters>,
 }
 
 pub(super) struct State {
@@ -69,8 +68,7 @@ impl Shared {
             }),
             clock,
             latest: AtomicU64::new(latest.as_micros()),
-            waiters: Mutex::new(HashMap::new()),
-            waiting: AtomicUsize::new(0),
+            waiters: Arc::default(),
         }
     }
 
@@ -150,13 +148,8 @@ impl Shared {
             }
         }
         drop(state);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            let waiters = self.waiters.lock();
-            for (digest, _) in changes {
-                if let Some(notify) = waiters.get(digest) {
-                    notify.notify_waiters();
-                }
-            }
+        for (digest, _) in changes {
+            self.waiters.wake(digest);
         }
     }
 
@@ -165,9 +158,7 @@ impl Shared {
         let engine = std::mem::replace(&mut self.state.write().engine, Err(refusal));
         // Outside the lock: an engine joins its threads when it goes.
         drop(engine);
-        for notify in self.waiters.lock().values() {
-            notify.notify_waiters();
-        }
+        self.waiters.wake_all();
     }
 
     /// Goes on with an engine that was opened again, and what is open in it. Nobody holds the one
@@ -179,18 +170,6 @@ impl Shared {
         state.uncommitted.clear();
         // Two, so that no look before it counts as one before the latest group.
         state.groups += 2;
-    }
-
-    /// Registers a waiter. Registering comes before looking at the record, so that no change
-    /// between the two goes unseen.
-    pub(super) fn waiter(&self, digest: IdentityDigest) -> Waiter<'_> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let notify = self.waiters.lock().entry(digest).or_default().clone();
-        Waiter {
-            shared: self,
-            digest,
-            notify,
-        }
     }
 }
 
@@ -217,24 +196,6 @@ impl State {
     }
 }
 
-/// A place among those who wait for an identity; leaving gives it back.
-pub(super) struct Waiter<'a> {
-    shared: &'a Shared,
-    digest: IdentityDigest,
-    pub(super) notify: Arc<Notify>,
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        let mut waiters = self.shared.waiters.lock();
-        // Two: the map's and this one. Others hold clones only under this lock.
-        if Arc::strong_count(&self.notify) <= 2 {
-            waiters.remove(&self.digest);
-        }
-        self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// Reads a settled record from the engine.
 pub(super) fn read_settled(
     engine: &dyn Engine,
@@ -249,26 +210,36 @@ pub(super) fn read_settled(
 /// Reads every record under `o`.
 pub(super) fn read_open(engine: &dyn Engine) -> Result<OpenRecords> {
     let mut open = BTreeMap::new();
+    read(engine, keys::OPEN, |entry| {
+        open.insert(entry.label.digest, Arc::new(entry));
+        ControlFlow::Continue(())
+    })?;
+    Ok(open)
+}
+
+/// Visits the records whose keys are in this range, until the visitor breaks.
+pub(super) fn read(
+    engine: &dyn Engine,
+    (from, to): (&[u8], &[u8]),
+    mut visit: impl FnMut(Entry) -> ControlFlow<()>,
+) -> Result<()> {
     let mut damage = None;
     engine.scan(
-        keys::OPEN.0,
-        keys::OPEN.1,
+        from,
+        to,
         &mut |key, value| match decode(&value, &key[1..]) {
-            Ok(entry) => {
-                open.insert(entry.label.digest, Arc::new(entry));
-                ControlFlow::Continue(())
-            }
+            Ok(entry) => visit(entry),
             Err(e) => {
                 damage = Some(e);
                 ControlFlow::Break(())
             }
         },
     )?;
-    damage.map_or(Ok(open), Err)
+    damage.map_or(Ok(()), Err)
 }
 
 /// Reads a record's bytes, and checks that they are whose they should be.
-pub(super) fn decode(bytes: &bytes::Bytes, digest: &[u8]) -> Result<Entry> {
+fn decode(bytes: &bytes::Bytes, digest: &[u8]) -> Result<Entry> {
     let entry = Entry::from_bytes(bytes).map_err(|e| {
         StoreError::new(
             StoreErrorKind::Corrupt,

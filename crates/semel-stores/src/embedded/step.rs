@@ -1,87 +1,62 @@
 //! Steps as they travel to the committer, and their answers on the way back.
 
-use semel::store::{Claim, ClaimRequest, Entry, Fenced, Label, Purged, Result};
-use semel::{IdentityDigest, StoreError, StoreErrorKind};
+use semel::store::Result;
+use semel::{StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 
-use semel::record::Change;
+use super::group::Deciding;
 
-/// Where a step's answer goes. Nobody may be there any more; the step is done all the same.
-pub(super) type Done<T> = oneshot::Sender<Result<T>>;
+pub(super) trait Step: Send {
+    /// Decides it. Its answer waits for its group to be on disk.
+    fn decide(&mut self, on: &mut Deciding<'_>);
 
-pub(super) enum Step {
-    Claim {
-        label: Box<Label>,
-        request: ClaimRequest,
-        /// The caller found no record after this many groups: spares a look.
-        absent: Option<u64>,
-        done: Done<Claim>,
-    },
-    Fenced {
-        digest: IdentityDigest,
-        change: Change,
-        done: Done<Fenced>,
-    },
-    Get {
-        digest: IdentityDigest,
-        done: Done<Option<Entry>>,
-    },
-    Purge {
-        limit: usize,
-        done: Done<Purged>,
-    },
-    /// Answered once all before it is on disk; `write` makes it write something of its own.
-    Sync {
-        write: bool,
-        done: Done<()>,
-    },
-    Clear {
-        done: Done<()>,
-    },
+    /// Gives the answer that was decided, once its group is on disk; or says why it is not.
+    fn answer(self: Box<Self>, on_disk: Result<()>);
+
+    /// Roughly how many bytes it writes.
+    fn bytes(&self) -> usize;
 }
 
-/// An answer that waits for its group to be on disk.
-pub(super) enum Answer {
-    Claim(Done<Claim>, Result<Claim>),
-    Fenced(Done<Fenced>, Result<Fenced>),
-    // Boxed: the others are much smaller.
-    Get(Done<Option<Entry>>, Box<Result<Option<Entry>>>),
-    Purge(Done<Purged>, Result<Purged>),
-    Unit(Done<()>),
+struct Asked<T, F> {
+    decide: Option<F>,
+    decided: Option<Result<T>>,
+    bytes: usize,
+    done: oneshot::Sender<Result<T>>,
 }
 
-impl Answer {
-    pub(super) fn send(self) {
+/// A step, and where its answer comes. Nobody may be there any more; the step is done all the same.
+pub(super) fn step<T, F>(bytes: usize, decide: F) -> (Box<dyn Step>, oneshot::Receiver<Result<T>>)
+where
+    T: Send + 'static,
+    F: FnOnce(&mut Deciding<'_>) -> Result<T> + Send + 'static,
+{
+    let (done, answer) = oneshot::channel();
+    let step = Box::new(Asked {
+        decide: Some(decide),
+        decided: None,
+        bytes,
+        done,
+    });
+    (step, answer)
+}
+
+impl<T, F> Step for Asked<T, F>
+where
+    T: Send,
+    F: FnOnce(&mut Deciding<'_>) -> Result<T> + Send,
+{
+    fn decide(&mut self, on: &mut Deciding<'_>) {
+        self.decided = self.decide.take().map(|decide| decide(on));
+    }
+
+    fn answer(self: Box<Self>, on_disk: Result<()>) {
+        let decided = self.decided.unwrap_or_else(|| Err(lost()));
         // An error here means that the caller went away.
-        match self {
-            Self::Claim(done, answer) => drop(done.send(answer)),
-            Self::Fenced(done, answer) => drop(done.send(answer)),
-            Self::Get(done, answer) => drop(done.send(*answer)),
-            Self::Purge(done, answer) => drop(done.send(answer)),
-            Self::Unit(done) => drop(done.send(Ok(()))),
-        }
+        let _ = self.done.send(on_disk.and(decided));
     }
 
-    pub(super) fn fail(self, error: StoreError) {
-        match self {
-            Self::Claim(done, _) => drop(done.send(Err(error))),
-            Self::Fenced(done, _) => drop(done.send(Err(error))),
-            Self::Get(done, _) => drop(done.send(Err(error))),
-            Self::Purge(done, _) => drop(done.send(Err(error))),
-            Self::Unit(done) => drop(done.send(Err(error))),
-        }
-    }
-}
-
-impl Step {
-    pub(super) fn fail(self, error: StoreError) {
-        match self {
-            Self::Claim { done, .. } => drop(done.send(Err(error))),
-            Self::Fenced { done, .. } => drop(done.send(Err(error))),
-            Self::Get { done, .. } => drop(done.send(Err(error))),
-            Self::Purge { done, .. } => drop(done.send(Err(error))),
-            Self::Sync { done, .. } | Self::Clear { done } => drop(done.send(Err(error))),
-        }
+    fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -9,7 +9,7 @@ use semel::{StoreError, StoreErrorKind};
 
 use super::error::{Phase, is_busy, told};
 use super::sql::{self, Table};
-use crate::common::Obstacle;
+use crate::common::{Obstacle, disk};
 
 /// Which file, and how it is used: enough to open it again.
 #[derive(Debug, Clone)]
@@ -23,11 +23,8 @@ pub(super) struct Place {
     pub(super) max_bytes: Option<u64>,
     pub(super) reserve_bytes: u64,
     /// Which file was opened, once one was.
-    pub(super) opened: Option<File>,
+    pub(super) opened: Option<disk::File>,
 }
-
-/// Device, number and time of birth of a file.
-pub(super) type File = (u64, u64, Option<std::time::SystemTime>);
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +51,7 @@ const WRITER_CACHE: i64 = 16 << 10;
 
 impl Place {
     pub(super) fn connect(&self, role: Role) -> Result<Connection> {
-        let failed = |e: rusqlite::Error| self.about(&told(&e, Phase::Before));
+        let failed = |e: rusqlite::Error| self.failed(&e);
         if rusqlite::version_number() < LEAST_VERSION {
             return Err(config(format!(
                 "this program uses SQLite {}, which can damage files; 3.51.3 is needed",
@@ -102,7 +99,7 @@ impl Place {
 
     /// Makes sure that the file is in WAL mode. One with tables in it is changed only if asked.
     pub(super) fn ensure_wal(&self, connection: &Connection, convert: bool) -> Result<()> {
-        let failed = |e: rusqlite::Error| self.about(&told(&e, Phase::Before));
+        let failed = |e: rusqlite::Error| self.failed(&e);
         // First this: another process may be making the tables, which it does in WAL mode.
         let used: bool = connection
             .query_row(sql::ANYTHING, [], |row| row.get(0))
@@ -139,6 +136,11 @@ impl Place {
         }
     }
 
+    /// What SQLite did not do before any commit, with this file.
+    pub(super) fn failed(&self, error: &rusqlite::Error) -> StoreError {
+        self.about(&told(error, Phase::Before))
+    }
+
     /// The same error, about this file.
     pub(super) fn about(&self, error: &StoreError) -> StoreError {
         let about = StoreError::new(error.kind(), format!("{}: {error}", self.path.display()));
@@ -164,39 +166,12 @@ impl Place {
         }
     }
 
-    /// Whether the path leads to the file that was opened first: in another one what ran before is
-    /// not known.
+    /// Whether the path leads to the file that was opened first.
     pub(super) fn check_file(&self) -> Result<()> {
-        let found = self.file();
-        let what = match self.opened {
-            Some(opened) if found != Some(opened) => match found {
-                Some(_) => "it was replaced",
-                None => "it was deleted or moved away",
-            },
-            _ => return Ok(()),
-        };
-        Err(self.about(&StoreError::new(
-            StoreErrorKind::NotApplied,
-            format!(
-                "{what} while the store had it open. Put it back, or restart the program to go on \
-                 with what is there now: without the records that were in it, what they protected \
-                 can run again"
-            ),
-        )))
-    }
-
-    /// Which file the path leads to now: one that was moved away or replaced is another.
-    #[cfg(unix)]
-    pub(super) fn file(&self) -> Option<File> {
-        use std::os::unix::fs::MetadataExt as _;
-        let data = std::fs::metadata(&self.path).ok()?;
-        // A number may be given to another file, but not with the same time of birth.
-        Some((data.dev(), data.ino(), data.created().ok()))
-    }
-
-    #[cfg(not(unix))]
-    pub(super) fn file(&self) -> Option<File> {
-        None
+        match self.opened {
+            Some(opened) => disk::check(&self.path, opened, "it", "it").map_err(|e| self.about(&e)),
+            None => Ok(()),
+        }
     }
 
     /// Whether the path is in a directory that is there, and is none itself.

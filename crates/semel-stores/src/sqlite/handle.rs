@@ -1,28 +1,71 @@
-//! What is behind a handle: its threads, and the ways to them.
+//! What a store's handle and its threads share: the queues, and the ways in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use semel::store::{ClaimRequest, Label, Result};
-use semel::{Identity, StoreError, StoreErrorKind};
-use tokio::sync::{oneshot, watch};
+use semel::store::Result;
+use semel::{StoreError, StoreErrorKind};
+use tokio::sync::watch;
 use tokio::time::timeout as within;
 
 use super::clock::Time;
 use super::connect::Place;
-use super::queue::Queue;
-use super::reader::{Read, Reader, closing};
-use super::shared::Shared;
-use super::step::{Answer, Done, Step, Work};
+use super::reader::Reader;
+use super::statements::Statements;
+use super::step::{Course, Kind, Step, lost};
 use super::transact::Lending;
 use super::writer::Writer;
-use super::{SqliteStore, error, spawn};
-use crate::common::Gate;
+use super::{SqliteStore, error};
+use crate::common::queue::Queue;
+use crate::common::thread::spawn;
+use crate::common::{Gate, Waiters};
 
 /// The largest outcome, in its byte form. It is in memory more than once while it is written.
 pub(super) const MAX_OUTCOME: usize = 32 << 20;
+
+/// How long to leave a file alone that could not be opened.
+const REST: Duration = Duration::from_millis(50);
+
+pub(super) struct Shared {
+    pub(super) place: Place,
+    pub(super) time: Time,
+    /// To the writer.
+    pub(super) steps: Queue<Step>,
+    /// To the reader of single records.
+    pub(super) lookups: Queue<Step>,
+    /// To the reader of everything that takes longer; it also looks out for other processes.
+    pub(super) scans: Queue<Step>,
+    pub(super) waiters: Arc<Waiters>,
+    /// How many wait.
+    pub(super) waiting: AtomicUsize,
+    /// Whether the writer waits for somebody else's lock.
+    pub(super) locked: AtomicBool,
+    /// Whether something was erased that lies in the log.
+    pub(super) erased: AtomicBool,
+    /// How many transactions were committed.
+    pub(super) commits: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn close(&self) {
+        // Readers hand claims on to the writer: it is told last.
+        self.lookups.close();
+        self.scans.close();
+        self.steps.close();
+    }
+
+    /// Refuses what waits for a thread whose connection cannot be used, and lets that rest.
+    pub(super) fn refuse_all(queue: &Queue<Step>, why: &StoreError) {
+        for step in queue.take_all() {
+            let why = StoreError::new(why.kind(), why.to_string());
+            step.job.answer(Err(why));
+        }
+        std::thread::sleep(REST);
+    }
+}
 
 impl SqliteStore {
     pub(super) fn start(
@@ -77,21 +120,47 @@ impl SqliteStore {
         self.shared.commits.load(Ordering::Relaxed)
     }
 
-    fn number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
-    }
-
-    // Waits for an answer as long as a step may take; `withdraw` says whether it was not begun.
-    async fn answer<T>(
+    /// Sends a step to the thread behind this queue, and waits for its answer as long as a step may
+    /// take.
+    pub(super) async fn submit<T: Send + 'static>(
         &self,
-        answer: oneshot::Receiver<Result<T>>,
-        withdraw: impl FnOnce() -> bool,
+        to: &Queue<Step>,
+        kind: Kind,
+        bytes: usize,
+        decide: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
+        let _step = self.gate.enter()?;
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let (step, answer) = Step::new(number, kind, bytes, decide);
+        to.push(step).map_err(|_| closing())?;
+        let is_another = |step: &Step| step.number != number;
         match within(self.shared.place.timeout, answer).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(lost())),
-            Err(_) if withdraw() => Err(self.not_begun()),
+            // A reader may have handed it on.
+            Err(_) if to.retain(is_another) || self.shared.steps.retain(is_another) => {
+                Err(self.not_begun())
+            }
+            // Begun or not, it changes nothing.
+            Err(_) if kind == Kind::Read => Err(self.not_begun()),
             Err(_) => Err(self.too_slow()),
         }
+    }
+
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        from: &Queue<Step>,
+        read: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.submit(from, Kind::Read, 0, read).await
+    }
+
+    pub(super) async fn write<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        bytes: usize,
+        write: impl FnMut(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.submit(&self.shared.steps, kind, bytes, write).await
     }
 
     fn not_begun(&self) -> StoreError {
@@ -114,59 +183,6 @@ impl SqliteStore {
         )
     }
 
-    pub(super) async fn submit(&self, work: Work) -> Result<Answer> {
-        let _step = self.gate.enter()?;
-        let number = self.number();
-        let (done, answer) = oneshot::channel();
-        let steps = &self.shared.steps;
-        if steps.push(number, Step { work, done }).is_err() {
-            return Err(closing());
-        }
-        self.answer(answer, || steps.withdraw(number)).await
-    }
-
-    // First to a reader, which hands it on where something is to be written.
-    pub(super) async fn ask_to_claim(
-        &self,
-        identity: &Identity,
-        request: &ClaimRequest,
-    ) -> Result<Answer> {
-        let _step = self.gate.enter()?;
-        let number = self.number();
-        let (done, answer) = oneshot::channel();
-        let read = Read::Claim {
-            number,
-            label: Box::new(Label::from(identity)),
-            request: request.clone(),
-            done,
-        };
-        let shared = &self.shared;
-        if shared.lookups.push(number, read).is_err() {
-            return Err(closing());
-        }
-        let withdraw = || shared.lookups.withdraw(number) || shared.steps.withdraw(number);
-        self.answer(answer, withdraw).await
-    }
-
-    // A read that goes on too long changes nothing, begun or not.
-    pub(super) async fn read<T>(
-        &self,
-        queue: &Queue<Read>,
-        read: impl FnOnce(Done<T>) -> Read,
-    ) -> Result<T> {
-        let _step = self.gate.enter()?;
-        let number = self.number();
-        let (done, answer) = oneshot::channel();
-        if queue.push(number, read(done)).is_err() {
-            return Err(closing());
-        }
-        let withdraw = || {
-            queue.withdraw(number);
-            true
-        };
-        self.answer(answer, withdraw).await
-    }
-
     pub(super) fn join(&self) {
         for thread in self.threads.lock().drain(..) {
             // Whatever ended it, callers were told.
@@ -181,8 +197,9 @@ pub(super) struct Counted<'a>(&'a Shared);
 impl<'a> Counted<'a> {
     pub(super) fn new(shared: &'a Shared) -> Self {
         if shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-            // It may sleep without a time set. Where it is closed, the wait ends by itself.
-            let _ = shared.scans.push(u64::MAX, Read::Watch);
+            // The one who looks out may sleep without a time set. Where it is closed, the wait ends by itself.
+            let (nothing, _) = Step::new(u64::MAX, Kind::Read, 0, |_, _| Ok(()));
+            drop(shared.scans.push(nothing));
         }
         Self(shared)
     }
@@ -194,9 +211,6 @@ impl Drop for Counted<'_> {
     }
 }
 
-fn lost() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unknown,
-        "the store stopped before it answered; the step may have happened",
-    )
+pub(super) fn closing() -> StoreError {
+    StoreError::new(StoreErrorKind::Closed, "the store is being closed")
 }

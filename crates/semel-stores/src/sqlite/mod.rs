@@ -40,23 +40,22 @@
 //! inside the process; changes by others are seen by asking the file's version every 5 ms, less
 //! often the more wait, as long as somebody waits.
 
+// A step (`step`) goes by way of `handle` to a thread (`reader`, `writer`), which decides it by its
+// `statements`. `transact` is about transactions of the application's; a store is opened by `url`,
+// `options`, `connect` and `schema`.
 mod clock;
 mod connect;
 mod error;
 mod handle;
-mod list;
 mod options;
-mod queue;
 mod reader;
 mod room;
 mod row;
 mod schema;
-mod shared;
 mod sql;
 mod statements;
 mod step;
 mod transact;
-mod transaction;
 mod url;
 mod versioned;
 mod writer;
@@ -69,17 +68,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use semel::record::Change;
 use semel::store::{
-    Claim, ClaimRequest, Clear, Durability, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged,
-    Result, Store, Waited,
+    Claim, ClaimRequest, Clear, Cursor, Durability, Entry, Fence, Fenced, Label, ListQuery, Page,
+    Probe, Purged, Result, Store, Waited,
 };
 use semel::{AnyStore, Identity, IdentityDigest, StoreError, StoreErrorKind};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-use self::handle::{Counted, MAX_OUTCOME};
-use self::reader::Read;
-use self::shared::Shared;
-use self::step::{Answer, Work};
-use crate::common::{Driver, Gate, Poll, fits};
+use self::handle::{Counted, MAX_OUTCOME, Shared};
+use self::statements::Statements;
+use self::step::{Course, Kind};
+use crate::common::thread::aside;
+use crate::common::{Driver, Gate, Poll, Running, fits};
 use crate::{OpenError, OpenOptions};
 
 pub use self::options::SqliteOptions;
@@ -94,14 +93,14 @@ pub(crate) const DRIVER: Driver = Driver {
     open: |url, options| {
         Box::pin(async move {
             let (options, path) = SqliteOptions::from_url(url, options)?;
-            let store = aside(move || options.open(path)).await?;
+            let store = aside(OPENING, move || options.open(path)).await?;
             Ok(AnyStore::new(store))
         })
     },
     migrate: |url, options| {
         Box::pin(async move {
             let (options, path) = SqliteOptions::from_url(url, options)?;
-            Ok(aside(move || options.migrate(path)).await?)
+            Ok(aside(OPENING, move || options.migrate(path)).await?)
         })
     },
 };
@@ -124,30 +123,11 @@ impl SqliteStore {
             return Err(OpenError::invalid("sqlite", url::PATH));
         }
         let (options, path) = SqliteOptions::from_url(url, &OpenOptions::default())?;
-        Ok(aside(move || options.open(path)).await?)
+        Ok(aside(OPENING, move || options.open(path)).await?)
     }
 }
 
-/// Runs what blocks on a thread that serves nobody else.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let (done, result) = oneshot::channel();
-    spawn("semel-sqlite-open", move || drop(done.send(work())))?;
-    result.await.unwrap_or_else(|_| Err(no_thread()))
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.into())
-        .spawn(work)
-        .map_err(|e| no_thread().with_source(e))
-}
-
-fn no_thread() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Config,
-        "a thread of the store could not run",
-    )
-}
+const OPENING: &str = "semel-sqlite-open";
 
 /// A [`Store`] in an SQLite file. See the module's documentation.
 pub struct SqliteStore {
@@ -165,44 +145,55 @@ const PURGE_SLICE: usize = 256;
 
 impl Store for SqliteStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        match self.ask_to_claim(identity, request).await? {
-            Answer::Claim(claim) => Ok(claim),
-            other => Err(other.unexpected()),
-        }
+        let (label, request) = (Label::from(identity), request.clone());
+        let kind = match request.is_forgettable {
+            true => Kind::Forgettable,
+            false => Kind::Write,
+        };
+        // First to a reader, which hands it on where something is to be written.
+        self.submit(&self.shared.lookups, kind, 0, move |on, course| {
+            step::claim(&label, &request, on, course)
+        })
+        .await?
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         fits(change, "sqlite", MAX_OUTCOME)?;
-        let work = Work::Fenced(*identity, change.clone());
-        match self.submit(work).await? {
-            Answer::Fenced(fenced) => Ok(fenced),
-            other => Err(other.unexpected()),
-        }
+        let (digest, change) = (*identity, change.clone());
+        let bytes = change.outcome().map_or(0, |o| o.as_bytes().len());
+        self.write(Kind::Write, bytes, move |on, course| {
+            step::change(&digest, &change, on, course)
+        })
+        .await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
         let digest = *identity;
-        self.read(&self.shared.lookups, |done| Read::Get(digest, done))
-            .await
+        self.read(&self.shared.lookups, move |on, course| {
+            let entry = on.get(&digest)?;
+            Ok(entry.filter(|entry| !entry.record.is_purgeable(course.now)))
+        })
+        .await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Page> {
-        let query = query.clone();
-        self.read(&self.shared.scans, |done| Read::List(query, done))
-            .await
+        let (after, query) = (place_of(query.after.as_ref())?, query.clone());
+        self.read(&self.shared.scans, move |on, course| {
+            on.list(&query, after, course.now)
+        })
+        .await
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
         let mut removed = 0;
         loop {
             let slice = PURGE_SLICE.min(limit - removed);
-            let Purged { removed: now, more } = match self.submit(Work::Purge(slice)).await? {
-                Answer::Purged(purged) => purged,
-                other => return Err(other.unexpected()),
-            };
-            removed += now;
-            if removed == limit || !more {
-                return Ok(Purged { removed, more });
+            let purge =
+                move |on: &mut Statements<'_>, course: &mut Course| step::purge(slice, on, course);
+            let purged = self.write(Kind::Purge, 0, purge).await?;
+            removed += purged.removed;
+            if removed == limit || !purged.more {
+                return Ok(Purged { removed, ..purged });
             }
         }
     }
@@ -217,8 +208,11 @@ impl Store for SqliteStore {
         let _counted = Counted::new(&self.shared);
         let digest = *identity;
         let look = || {
-            self.read(&self.shared.lookups, move |done| {
-                Read::Running(digest, fence, done)
+            self.read(&self.shared.lookups, move |on, _| {
+                Ok(match on.is_running(&digest, fence)? {
+                    true => Running::Yes,
+                    false => Running::No,
+                })
             })
         };
         let waiters = &self.shared.waiters;
@@ -228,18 +222,25 @@ impl Store for SqliteStore {
     }
 
     async fn probe(&self) -> Result<Probe> {
-        let found = self.read(&self.shared.scans, Read::Probe).await?;
+        let found = self.read(&self.shared.scans, |on, _| {
+            let version = schema::version(on.connection, on.table)?;
+            Ok((version, connect::journal_mode(on.connection)?))
+        });
+        let (version, mode) = found.await?;
         let place = &self.shared.place;
-        schema::check(found.version, place, crate::Schema::Expect)?;
-        if found.journal_mode != "wal" {
+        schema::check(version, place, crate::Schema::Expect)?;
+        if mode != "wal" {
             return Err(place.about(&connect::config(format!(
-                "its journal mode was changed to `{}`; the store needs `wal`",
-                found.journal_mode
+                "its journal mode was changed to `{mode}`; the store needs `wal`"
             ))));
         }
-        // Writing works, and is as durable as asked.
-        self.submit(Work::Touch).await?;
-        let mut warnings: Vec<String> = room::on_disk(place).map(Into::into).into_iter().collect();
+        // Writing works, and is as durable as asked: the clock at least.
+        self.write(Kind::Write, 0, |_, course| {
+            course.wrote = true;
+            Ok(())
+        })
+        .await?;
+        let mut warnings: Vec<String> = room::on_disk(place).into_iter().collect();
         if !place.full {
             warnings.push(
                 "commits are not synced (`synchronous=normal`): a loss of power takes the latest \
@@ -276,6 +277,19 @@ impl Store for SqliteStore {
     }
 }
 
+fn place_of(cursor: Option<&Cursor>) -> Result<i64> {
+    let Some(cursor) = cursor else {
+        return Ok(i64::MIN);
+    };
+    let bytes: Result<[u8; 8], _> = cursor.0[..].try_into();
+    bytes.map(i64::from_be_bytes).map_err(|_| {
+        StoreError::new(
+            StoreErrorKind::NotApplied,
+            "the cursor is not one that this store made",
+        )
+    })
+}
+
 impl Clear for SqliteStore {
     async fn clear(&self, force: bool) -> Result<()> {
         if !self.for_tests && !force {
@@ -284,7 +298,13 @@ impl Clear for SqliteStore {
                 "this store was not opened for tests: clearing it needs force",
             ));
         }
-        self.submit(Work::Clear).await.map(drop)
+        self.write(Kind::Write, 0, |on, course| {
+            course.wrote = true;
+            on.on(sql::CLEAR)?.execute([])
+        })
+        .await?;
+        self.shared.waiters.wake_all();
+        Ok(())
     }
 }
 

@@ -8,11 +8,10 @@ use semel::{Clock, SystemClock};
 
 use super::clock::Time;
 use super::connect::{Place, Role, config};
-use super::error::{Phase, told};
 use super::sql::Table;
 use super::statements::Statements;
 use super::{SqliteStore, schema};
-use crate::common::{Migrated, Schema};
+use crate::common::{Migrated, Schema, disk};
 
 /// How a [`SqliteStore`] is opened.
 ///
@@ -129,11 +128,12 @@ impl SqliteOptions {
     pub fn open(self, path: impl AsRef<Path>) -> Result<SqliteStore> {
         let mut place = self.place(path.as_ref())?;
         self.prepare(&place)?;
-        place.opened = place.file();
+        place.opened = disk::file(&place.path).ok().flatten();
         let connection = place.connect(Role::Write)?;
-        let (latest, _) = Statements::prepare(&connection, &place.table)
-            .and_then(|mut statements| statements.clock())
-            .map_err(|e| place.about(&told(&e, Phase::Before)))?;
+        let mut statements = Statements::new(&connection, &place.table);
+        let clock = statements.check().and_then(|()| statements.clock());
+        let (latest, _) = clock.map_err(|e| place.failed(&e))?;
+        drop(statements);
         let clock = self
             .clock
             .unwrap_or_else(|| Box::new(SystemClock::not_before(latest)));

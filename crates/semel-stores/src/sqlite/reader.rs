@@ -5,48 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OptionalExtension as _, Result, Statement, params};
-use semel::record;
-use semel::store::{ClaimRequest, Entry, Fence, Label, ListQuery, Page};
-use semel::versioned::Versioned;
-use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
+use rusqlite::{Connection, Result};
+use semel::StoreError;
 
-use super::connect::{Role, journal_mode};
+use super::connect::Role;
 use super::error::{self, Phase, told};
-use super::list::{list, parse_cursor};
-use super::queue::{Queue, Woken};
-use super::row;
-use super::schema;
-use super::shared::Shared;
-use super::sql;
-use super::step::{Answer, Done, Step, Work};
-use super::versioned::Rows;
-use super::writer::Left;
-use crate::common::Running;
-
-/// A question. A claim that has to write goes on to the writer.
-pub(super) enum Read {
-    Claim {
-        number: u64,
-        label: Box<Label>,
-        request: ClaimRequest,
-        done: Done<Answer>,
-    },
-    Get(IdentityDigest, Done<Option<Entry>>),
-    Versioned([u8; 32], Done<Option<Versioned>>),
-    Running(IdentityDigest, Fence, Done<Running>),
-    List(ListQuery, Done<Page>),
-    Probe(Done<Findings>),
-    /// Somebody waits for a change now.
-    Watch,
-}
-
-/// What a probe reads.
-#[derive(Debug)]
-pub(super) struct Findings {
-    pub(super) journal_mode: String,
-    pub(super) version: Option<u32>,
-}
+use super::handle::{Shared, closing};
+use super::statements::Statements;
+use super::step::{Course, Step};
+use crate::common::queue::{Queue, Woken};
 
 /// How often a change by another process is looked for while somebody waits, and how much less
 /// often with each who does: everybody looks after a change.
@@ -54,42 +21,14 @@ const WATCH_EVERY: Duration = Duration::from_millis(5);
 const WATCH_LESS: Duration = Duration::from_micros(400);
 const WATCH_LEAST: Duration = Duration::from_millis(250);
 
-/// How long to leave a file alone that could not be opened.
-const REST: Duration = Duration::from_millis(50);
-
 pub(super) struct Reader {
     pub(super) shared: Arc<Shared>,
     /// Whether this one takes the scans and watches the file; else the lookups.
     pub(super) scans: bool,
 }
 
-struct Statements<'c> {
-    find: Statement<'c>,
-    get: Statement<'c>,
-    running: Statement<'c>,
-    list: Statement<'c>,
-    clock: Statement<'c>,
-    data_version: Statement<'c>,
-    versioned: Rows<'c>,
-}
-
-impl<'c> Statements<'c> {
-    fn prepare(connection: &'c Connection, table: &sql::Table) -> Result<Self> {
-        let prepare = |statement| connection.prepare(&table.sql(statement));
-        Ok(Self {
-            find: prepare(sql::FIND)?,
-            get: prepare(sql::GET)?,
-            running: prepare(sql::RUNNING)?,
-            list: prepare(sql::LIST)?,
-            clock: prepare(sql::CLOCK)?,
-            data_version: prepare("PRAGMA data_version")?,
-            versioned: Rows::new(connection, table),
-        })
-    }
-}
-
 impl Reader {
-    fn queue(&self) -> &Queue<Read> {
+    fn queue(&self) -> &Queue<Step> {
         if self.scans {
             &self.shared.scans
         } else {
@@ -100,23 +39,11 @@ impl Reader {
     /// Answers until the store is closed and nothing waits. A connection that broke is replaced.
     pub(super) fn run(self) {
         while self.watches() || self.queue().wait(None) == Woken::Work {
-            let served = self
-                .shared
-                .place
-                .connect(Role::Read)
-                .and_then(|connection| {
-                    self.serve(&connection)
-                        .map_err(|e| self.shared.place.about(&told(&e, Phase::Before)))
-                });
-            let e = match served {
-                Ok(Left::Closed) => return,
-                Ok(Left::Broken) => continue,
-                Err(e) => e,
-            };
-            for read in self.queue().take(|_| true) {
-                read.fail(StoreError::new(e.kind(), e.to_string()));
+            let opened = self.shared.place.connect(Role::Read);
+            match opened.and_then(|connection| self.serve(&connection)) {
+                Ok(()) => return,
+                Err(e) => Shared::refuse_all(self.queue(), &e),
             }
-            std::thread::sleep(REST);
         }
     }
 
@@ -124,20 +51,20 @@ impl Reader {
         self.scans && self.shared.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns once the store is closed, the file is another one, or the connection broke.
-    fn serve(&self, connection: &Connection) -> Result<Left> {
-        let mut on = Statements::prepare(connection, &self.shared.place.table)?;
-        let file = self.shared.place.file();
+    /// Returns once the store is closed; an error where the file is another one, or the connection broke.
+    fn serve(&self, connection: &Connection) -> Result<(), StoreError> {
+        let place = &self.shared.place;
+        let mut on = Statements::new(connection, &place.table);
         let mut seen = 0;
         let mut next = Instant::now();
         loop {
             let waiting = self.shared.waiting.load(Ordering::Relaxed);
             let until = (self.scans && waiting > 0).then_some(next);
             match self.queue().wait(until) {
-                Woken::Closed => return Ok(Left::Closed),
+                Woken::Closed => return Ok(()),
                 Woken::Work => {}
                 Woken::Time => {
-                    let version: i64 = on.data_version.query_row([], |row| row.get(0))?;
+                    let version = on.data_version().map_err(|e| place.failed(&e))?;
                     if version != seen {
                         seen = version;
                         self.shared.waiters.wake_all();
@@ -148,166 +75,54 @@ impl Reader {
                     continue;
                 }
             }
-            if self.shared.place.file() != file {
-                return Ok(Left::Broken);
-            }
-            let reads = self.queue().take(|_| true);
-            self.answer(connection, &mut on, reads)?;
+            place.check_file()?;
+            self.answer(&mut on, self.queue().take_all())
+                .map_err(|e| place.failed(&e))?;
         }
     }
 
     /// Answers all from one instant of the file, which is not before any of them was asked.
-    fn answer(
-        &self,
-        connection: &Connection,
-        on: &mut Statements<'_>,
-        reads: Vec<Read>,
-    ) -> Result<()> {
-        let began = connection
-            .execute_batch("BEGIN")
-            .and_then(|()| on.clock.query_row([], |row| row::comes(row, 0)));
-        let latest = match began {
-            Ok(latest) => latest,
-            Err(e) => {
-                for read in reads {
-                    read.fail(told(&e, Phase::Before));
-                }
-                return self.end(connection).and(keep(Err(e)));
-            }
-        };
+    fn answer(&self, on: &mut Statements<'_>, steps: Vec<Step>) -> Result<()> {
+        let begun = on.connection.execute_batch("BEGIN");
         let mut broken = Ok(());
-        for read in reads {
-            let answered = self.read(connection, on, read, latest);
-            broken = broken.and(keep(answered));
-        }
-        self.end(connection).and(broken)
-    }
-
-    fn end(&self, connection: &Connection) -> Result<()> {
-        if connection.is_autocommit() {
-            return Ok(());
-        }
-        connection.execute_batch("COMMIT")
-    }
-
-    fn read(
-        &self,
-        connection: &Connection,
-        on: &mut Statements<'_>,
-        read: Read,
-        latest: Timestamp,
-    ) -> Result<()> {
-        let now = self.shared.time.now(latest);
-        match read {
-            Read::Claim {
-                number,
-                label,
-                request,
-                done,
-            } => {
-                let found = on
-                    .find
-                    .query_row([label.digest.as_bytes()], row::found)
-                    .optional();
-                let decision = match &found {
-                    Ok(None) => None,
-                    Ok(Some(found)) => {
-                        let current = Some(&found.record);
-                        let decision = record::claim(current, &request, now, Fence::default());
-                        decision.write.is_none().then_some(decision.claim)
+        match begun.and_then(|()| on.clock()) {
+            Ok((latest, _)) => {
+                for mut step in steps {
+                    let mut course = Course::of_reader(self.shared.time.now(latest));
+                    match step.job.decide(on, &mut course) {
+                        Ok(()) => step.job.answer(Ok(())),
+                        Err(e) if step.has_to_write(&e) => self.hand_on(step),
+                        Err(e) => {
+                            step.job.answer(Err(told(&e, Phase::Before)));
+                            broken = broken.and(keep(e));
+                        }
                     }
-                    Err(e) => {
-                        let _ = done.send(Err(told(e, Phase::Before)));
-                        return found.map(drop);
-                    }
-                };
-                match decision {
-                    Some(claim) => drop(done.send(Ok(Answer::Claim(claim)))),
-                    None => self.hand_on(number, label, request, done),
                 }
-                Ok(())
             }
-            Read::Get(digest, done) => {
-                let entry = on.get.query_row([digest.as_bytes()], row::entry).optional();
-                let entry = entry.map(|entry| entry.filter(|e| !e.record.is_purgeable(now)));
-                send(done, entry)
-            }
-            Read::Versioned(digest, done) => send(done, on.versioned.read(&digest)),
-            Read::Running(digest, fence, done) => {
-                let values = params![digest.as_bytes(), row::bits(fence.0)];
-                let running = on.running.query_row(values, |row| {
-                    Ok(if row.get(0)? {
-                        Running::Yes
-                    } else {
-                        Running::No
-                    })
-                });
-                send(done, running)
-            }
-            Read::List(query, done) => match parse_cursor(query.after.as_ref()) {
-                Ok(after) => send(done, list(&mut on.list, &query, after, now)),
-                Err(e) => {
-                    let _ = done.send(Err(e));
-                    Ok(())
+            Err(e) => {
+                for step in steps {
+                    step.job.answer(Err(told(&e, Phase::Before)));
                 }
-            },
-            Read::Probe(done) => {
-                let version = schema::version(connection, &self.shared.place.table);
-                let findings = version.and_then(|version| {
-                    Ok(Findings {
-                        journal_mode: journal_mode(connection)?,
-                        version,
-                    })
-                });
-                send(done, findings)
+                broken = keep(e);
             }
-            Read::Watch => Ok(()),
         }
+        if !on.connection.is_autocommit() {
+            on.connection.execute_batch("COMMIT")?;
+        }
+        broken
     }
 
-    fn hand_on(&self, number: u64, label: Box<Label>, request: ClaimRequest, done: Done<Answer>) {
-        let work = Work::Claim(label, request);
-        if let Err(step) = self.shared.steps.push(number, Step { work, done }) {
-            step.answer(Err(closing()));
+    fn hand_on(&self, step: Step) {
+        if let Err(step) = self.shared.steps.push(step) {
+            step.job.answer(Err(closing()));
         }
     }
 }
 
 /// Keeps an error that asks for another connection.
-fn keep(result: Result<()>) -> Result<()> {
-    match result {
-        Err(e) if error::is_broken(&e) => Err(e),
-        _ => Ok(()),
+fn keep(error: rusqlite::Error) -> Result<()> {
+    if error::is_broken(&error) {
+        return Err(error);
     }
-}
-
-fn send<T>(done: Done<T>, result: Result<T>) -> Result<()> {
-    match result {
-        Ok(value) => {
-            let _ = done.send(Ok(value));
-            Ok(())
-        }
-        Err(e) => {
-            let _ = done.send(Err(told(&e, Phase::Before)));
-            Err(e)
-        }
-    }
-}
-
-pub(super) fn closing() -> StoreError {
-    StoreError::new(StoreErrorKind::Closed, "the store is being closed")
-}
-
-impl Read {
-    pub(super) fn fail(self, error: StoreError) {
-        match self {
-            Self::Claim { done, .. } => drop(done.send(Err(error))),
-            Self::Get(_, done) => drop(done.send(Err(error))),
-            Self::Versioned(_, done) => drop(done.send(Err(error))),
-            Self::Running(_, _, done) => drop(done.send(Err(error))),
-            Self::List(_, done) => drop(done.send(Err(error))),
-            Self::Probe(done) => drop(done.send(Err(error))),
-            Self::Watch => {}
-        }
-    }
+    Ok(())
 }

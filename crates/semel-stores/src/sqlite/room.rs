@@ -1,20 +1,16 @@
-//! Room for new claims. They are refused while it is short, so that attempts that run can still be
-//! completed: nothing is forgotten to make room.
+//! Room for new claims, in the file and on the disk.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rusqlite::{Connection, Result};
 
 use super::connect::Place;
+use crate::common::disk;
 
 pub(super) struct Room {
     looked: Option<Instant>,
     short: Option<Box<str>>,
 }
-
-/// How often the disk is asked.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl Room {
     pub(super) const fn new() -> Self {
@@ -29,33 +25,27 @@ impl Room {
         if let Some(most) = place.max_bytes
             && used_bytes(on)? >= most
         {
-            return Ok(Some(
-                format!(
-                    "the database file is full: new claims are refused beyond {most} bytes \
-                     (`max_bytes`)"
-                )
-                .into(),
-            ));
+            let full = format!(
+                "the database file is full: new claims are refused beyond {most} bytes (`max_bytes`)"
+            );
+            return Ok(Some(full.into()));
         }
-        if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+        if self
+            .looked
+            .is_none_or(|at| at.elapsed() >= disk::LOOK_EVERY)
+        {
             self.looked = Some(Instant::now());
-            self.short = on_disk(place);
+            self.short = on_disk(place).map(Into::into);
         }
         Ok(self.short.clone())
     }
 }
 
 /// Whether the disk is short of room.
-pub(super) fn on_disk(place: &Place) -> Option<Box<str>> {
-    let free = free_bytes(place.path.parent().unwrap_or(&place.path))
-        .filter(|free| *free < place.reserve_bytes)?;
-    let text = format!(
-        "the disk under the database file is nearly full: {} MiB are left, and new claims are \
-         refused below {} MiB (`reserve_bytes`)",
-        free >> 20,
-        place.reserve_bytes >> 20
-    );
-    Some(text.into())
+pub(super) fn on_disk(place: &Place) -> Option<String> {
+    let free = disk::free_bytes(place.path.parent().unwrap_or(&place.path));
+    let short = disk::short(free, place.reserve_bytes, "database file")?;
+    Some(short + " (`reserve_bytes`)")
 }
 
 /// What the file's pages take, without those that are free for use.
@@ -66,15 +56,4 @@ fn used_bytes(on: &Connection) -> Result<u64> {
     };
     let pages = ask("page_count")?.saturating_sub(ask("freelist_count")?);
     Ok(pages * ask("page_size")?)
-}
-
-#[cfg(unix)]
-fn free_bytes(directory: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(directory).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }

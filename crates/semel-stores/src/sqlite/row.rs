@@ -1,13 +1,13 @@
 //! Records as rows, and back.
 
+use std::error::Error as StdError;
+
 use bytes::Bytes;
-use rusqlite::types::{FromSqlError, ToSqlOutput, Type, ValueRef};
-use rusqlite::{Error, Params, Result, Row, params_from_iter};
+use rusqlite::types::{Type, ValueRef};
+use rusqlite::{Error, Result, Row, Statement, ToSql, params_from_iter};
 use semel::record::{Resolved, StateKind};
 use semel::store::{Entry, Fence, Label, Nonce, Token};
-use semel::{
-    DecodeError, Fingerprint, IdentityDigest, Note, Outcome, Progress, Record, State, Timestamp,
-};
+use semel::{Fingerprint, IdentityDigest, Note, Outcome, Progress, Record, State, Timestamp};
 
 use crate::common::scope;
 
@@ -32,66 +32,32 @@ pub(super) const fn bits(number: u64) -> i64 {
     number.cast_signed()
 }
 
-/// What a statement that writes a record takes.
-pub(super) fn values<'a>(record: &'a Record, more: Vec<Value<'a>>) -> impl Params + 'a {
+/// Runs a statement that writes a record, whose other values are `more`.
+pub(super) fn write(on: &mut Statement<'_>, record: &Record, more: &[&dyn ToSql]) -> Result<()> {
     let outcome = match &record.state {
         State::Completed(outcome) => Some(outcome),
         _ => None,
     };
-    let resolved = record.resolved.as_ref().map(|resolved| resolved.to_text());
-    let mut values = Vec::with_capacity(16 + more.len());
-    values.extend([
-        Value::Text(record.state.kind().as_str()),
-        Value::Fingerprint(record.fingerprint.to_bytes()),
-        Value::Integer(Some(bits(record.token.fence.0))),
-        Value::Bytes(record.token.nonce.as_bytes()),
-        Value::Integer(Some(record.attempt.into())),
-        Value::Integer(Some(instant(record.created_at))),
-        Value::Integer(Some(instant(record.claimed_at))),
-        Value::Integer(end(record.lease_until)),
-        Value::Integer(record.settled_at.map(instant)),
-        Value::Integer(end(record.expires_at)),
-        Value::Integer(end(record.purge_at)),
-        resolved.map_or(Value::Integer(None), Value::Owned),
-        Value::Text(record.note.as_text()),
-        Value::Bytes(record.progress.as_bytes()),
-        outcome.map_or(Value::Integer(None), |o| Value::Bytes(o.as_bytes())),
-        Value::Integer(outcome.map(|o| o.code().into())),
-    ]);
-    values.extend(more);
-    params_from_iter(values)
-}
-
-/// What names a record, for a row that is new.
-pub(super) fn label<'a>(label: &'a Label, scope: &'a str) -> Vec<Value<'a>> {
-    vec![
-        Value::Bytes(label.digest.as_bytes()),
-        Value::Text(scope),
-        Value::Text(&label.operation),
-        Value::Text(&label.key_hint),
-    ]
-}
-
-/// One column, without copying.
-pub(super) enum Value<'a> {
-    Integer(Option<i64>),
-    Text(&'a str),
-    Owned(String),
-    Bytes(&'a [u8]),
-    Fingerprint([u8; Fingerprint::LEN]),
-}
-
-impl rusqlite::ToSql for Value<'_> {
-    fn to_sql(&self) -> Result<ToSqlOutput<'_>> {
-        Ok(ToSqlOutput::Borrowed(match self {
-            Self::Integer(None) => ValueRef::Null,
-            Self::Integer(Some(number)) => ValueRef::Integer(*number),
-            Self::Text(text) => ValueRef::Text(text.as_bytes()),
-            Self::Owned(text) => ValueRef::Text(text.as_bytes()),
-            Self::Bytes(bytes) => ValueRef::Blob(bytes),
-            Self::Fingerprint(bytes) => ValueRef::Blob(bytes),
-        }))
-    }
+    let values: [&dyn ToSql; 16] = [
+        &record.state.kind().as_str(),
+        &record.fingerprint.to_bytes(),
+        &bits(record.token.fence.0),
+        record.token.nonce.as_bytes(),
+        &record.attempt,
+        &instant(record.created_at),
+        &instant(record.claimed_at),
+        &end(record.lease_until),
+        &record.settled_at.map(instant),
+        &end(record.expires_at),
+        &end(record.purge_at),
+        &record.resolved.as_ref().map(|resolved| resolved.to_text()),
+        &record.note.as_text(),
+        &record.progress.as_bytes(),
+        &outcome.map(|outcome| &outcome.as_bytes()[..]),
+        &outcome.map(Outcome::code),
+    ];
+    on.execute(params_from_iter(values.iter().chain(more)))
+        .map(drop)
 }
 
 // The columns of the SELECTs, in their order.
@@ -127,14 +93,14 @@ pub(super) fn found(row: &Row<'_>) -> Result<Found> {
 
 /// Reads a row of [`GET`](super::sql::GET) or [`LIST`](super::sql::LIST).
 pub(super) fn entry(row: &Row<'_>) -> Result<Entry> {
-    let scope = text(row, column::SCOPE)?;
+    let scope = str(row, column::SCOPE)?;
     Ok(Entry {
         label: Label {
             digest: IdentityDigest::from_bytes(row.get(column::DIGEST)?),
-            scope: scope::from_json(&scope)
-                .ok_or_else(|| damaged(column::SCOPE, Type::Text, "a list of segments"))?,
-            operation: text(row, column::OPERATION)?,
-            key_hint: text(row, column::KEY_HINT)?,
+            scope: scope::from_json(scope)
+                .ok_or_else(|| damaged(column::SCOPE, "this is not a list of segments"))?,
+            operation: row.get(column::OPERATION)?,
+            key_hint: row.get(column::KEY_HINT)?,
         },
         record: record(row)?,
     })
@@ -148,7 +114,7 @@ fn record(row: &Row<'_>) -> Result<Record> {
         StateKind::Completed => {
             let bytes = Bytes::copy_from_slice(blob(row, column::OUTCOME)?);
             let outcome = Outcome::from_bytes(bytes);
-            State::Completed(outcome.map_err(|e| undecoded(column::OUTCOME, e))?)
+            State::Completed(outcome.map_err(|e| damaged(column::OUTCOME, e))?)
         }
     };
     let resolved = match row.get_ref(column::RESOLVED)? {
@@ -156,7 +122,7 @@ fn record(row: &Row<'_>) -> Result<Record> {
         _ => {
             let resolved = Resolved::from_text(str(row, column::RESOLVED)?);
             Some(Box::new(
-                resolved.map_err(|e| undecoded(column::RESOLVED, e))?,
+                resolved.map_err(|e| damaged(column::RESOLVED, e))?,
             ))
         }
     };
@@ -173,26 +139,23 @@ fn record(row: &Row<'_>) -> Result<Record> {
         lease_until: may_come(row, column::LEASE)?,
         created_at: comes(row, column::CREATED)?,
         claimed_at: comes(row, column::CLAIMED)?,
-        settled_at: match row.get_ref(column::SETTLED)? {
-            ValueRef::Null => None,
-            _ => Some(comes(row, column::SETTLED)?),
-        },
+        settled_at: known(row, column::SETTLED)?,
         resolved,
         progress: Progress::from_bytes(blob(row, column::PROGRESS)?)
-            .map_err(|e| undecoded(column::PROGRESS, e))?,
-        note: Note::from_text(str(row, column::NOTE)?).map_err(|e| undecoded(column::NOTE, e))?,
+            .map_err(|e| damaged(column::PROGRESS, e))?,
+        note: Note::from_text(str(row, column::NOTE)?).map_err(|e| damaged(column::NOTE, e))?,
     })
 }
 
 fn kind(row: &Row<'_>) -> Result<StateKind> {
     let kind = StateKind::from_name(str(row, column::STATE)?);
-    kind.ok_or_else(|| damaged(column::STATE, Type::Text, "a state"))
+    kind.ok_or_else(|| damaged(column::STATE, "this is not a state"))
 }
 
 fn blob<'a>(row: &'a Row<'_>, column: usize) -> Result<&'a [u8]> {
     row.get_ref(column)?
         .as_blob()
-        .map_err(|e| misfit(column, e))
+        .map_err(|e| damaged(column, e))
 }
 
 pub(super) fn comes(row: &Row<'_>, column: usize) -> Result<Timestamp> {
@@ -202,29 +165,23 @@ pub(super) fn comes(row: &Row<'_>, column: usize) -> Result<Timestamp> {
     Ok(Timestamp::from_micros(micros))
 }
 
-fn may_come(row: &Row<'_>, column: usize) -> Result<Timestamp> {
+fn known(row: &Row<'_>, column: usize) -> Result<Option<Timestamp>> {
     match row.get_ref(column)? {
-        ValueRef::Null => Ok(Timestamp::MAX),
-        _ => comes(row, column),
+        ValueRef::Null => Ok(None),
+        _ => comes(row, column).map(Some),
     }
 }
 
+fn may_come(row: &Row<'_>, column: usize) -> Result<Timestamp> {
+    Ok(known(row, column)?.unwrap_or(Timestamp::MAX))
+}
+
 fn str<'a>(row: &'a Row<'_>, column: usize) -> Result<&'a str> {
-    row.get_ref(column)?.as_str().map_err(|e| misfit(column, e))
+    row.get_ref(column)?
+        .as_str()
+        .map_err(|e| damaged(column, e))
 }
 
-fn text(row: &Row<'_>, column: usize) -> Result<Box<str>> {
-    str(row, column).map(Into::into)
-}
-
-fn misfit(column: usize, error: FromSqlError) -> Error {
-    Error::FromSqlConversionFailure(column, Type::Blob, Box::new(error))
-}
-
-fn undecoded(column: usize, error: DecodeError) -> Error {
-    Error::FromSqlConversionFailure(column, Type::Blob, Box::new(error))
-}
-
-fn damaged(column: usize, kind: Type, wanted: &str) -> Error {
-    Error::FromSqlConversionFailure(column, kind, format!("this is not {wanted}").into())
+fn damaged(column: usize, why: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+    Error::FromSqlConversionFailure(column, Type::Blob, why.into())
 }

@@ -22,13 +22,11 @@ pub(super) fn prepare(
     schema: Schema,
     convert: bool,
 ) -> Result<Migrated> {
-    let failed = |e: rusqlite::Error| place.about(&told(&e, Phase::Before));
+    let failed = |e: rusqlite::Error| place.failed(&e);
     if schema == Schema::Expect {
         // Before anything else: a file without tables is left as it is.
         let found = version(connection, &place.table).map_err(failed)?;
         check(found, place, schema)?;
-        place.ensure_wal(connection, convert)?;
-        return Ok(done(found, Vec::new()));
     }
     place.ensure_wal(connection, convert)?;
     let found = version(connection, &place.table).map_err(failed)?;

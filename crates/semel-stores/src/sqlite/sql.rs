@@ -160,6 +160,9 @@ pub(super) const PURGEABLE: &str = r#"
 SELECT EXISTS (SELECT 1 FROM "{t}" WHERE purge_at IS NOT NULL AND purge_at <= ?1)
 "#;
 
+/// Grows with each commit of another connection.
+pub(super) const DATA_VERSION: &str = "PRAGMA data_version";
+
 /// A versioned record, unless it was deleted.
 pub(super) const VERSIONED: &str = r#"
 SELECT version, value FROM "{t}_versioned" WHERE digest = ?1 AND value IS NOT NULL

@@ -1,4 +1,5 @@
-//! Transactions of the application's on a connection of the store's, with the completion in them.
+//! Transactions of the application's, with the completion in them: the operation's writes and its record are
+//! committed together, or neither is. On a connection of the store's, or on the application's own.
 //!
 //! SQLite blocks, and a file has one writer: such a transaction holds the file's lock from its
 //! beginning, and whoever writes waits for it. So one at a time is begun by a handle, and work goes
@@ -10,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rusqlite::{Connection, Error, ErrorCode};
+use rusqlite::{Connection, Error, ErrorCode, Transaction};
 use semel::record::Change;
 use semel::store::{Fenced, Result};
 use semel::transaction::{Isolation, Sealing, TransactionError, Transactional};
@@ -19,33 +20,26 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
+use super::SqliteStore;
 use super::connect::{Place, Role, be_patient};
 use super::error::{LOCKED, Phase, is_busy, told};
-use super::handle::MAX_OUTCOME;
-use super::shared::Shared;
+use super::handle::{MAX_OUTCOME, Shared, closing};
 use super::statements::Statements;
 use super::step::Course;
-use super::transaction::{step, write};
-use super::{SqliteStore, no_thread};
+use crate::common::thread::no_thread;
 use crate::common::{fits, fitting};
 
 /// The connection for transactions, while nobody has it.
 pub(super) struct Lending {
     permit: Arc<Semaphore>,
-    idle: Arc<Mutex<Option<Link>>>,
-}
-
-/// A connection, and which file it was made to.
-struct Link {
-    connection: Connection,
-    file: Option<super::connect::File>,
+    idle: Mutex<Option<Connection>>,
 }
 
 impl Lending {
     pub(super) fn new() -> Self {
         Self {
             permit: Arc::new(Semaphore::new(1)),
-            idle: Arc::default(),
+            idle: Mutex::default(),
         }
     }
 
@@ -55,29 +49,24 @@ impl Lending {
         self.idle.lock().take();
     }
 
-    fn give_back(&self, link: Link) {
+    fn give_back(&self, connection: Connection) {
         if !self.permit.is_closed() {
-            *self.idle.lock() = Some(link);
+            *self.idle.lock() = Some(connection);
         }
     }
 }
 
-fn begin(place: &Place, idle: Option<Link>, until: Instant) -> Result<Link> {
-    let file = place.file();
-    let mut link = match idle.filter(|link| link.file == file) {
-        Some(link) => link,
-        None => Link {
-            connection: place.connect(Role::Lend)?,
-            file,
-        },
+fn begin(place: &Place, idle: Option<Connection>, until: Instant) -> Result<Connection> {
+    let mut on = match idle {
+        Some(connection) => place.check_file().map(|()| connection)?,
+        None => place.connect(Role::Lend)?,
     };
     // Not deferred: one that has read before it first writes fails where others wrote in between.
-    let on = &mut link.connection;
-    let begun = be_patient(on, until.saturating_duration_since(Instant::now()))
+    be_patient(&mut on, until.saturating_duration_since(Instant::now()))
         .and_then(|()| on.execute_batch("BEGIN IMMEDIATE"))
-        .and_then(|()| be_patient(on, place.timeout));
-    begun.map_err(|e| told(&e, Phase::Before))?;
-    Ok(link)
+        .and_then(|()| be_patient(&mut on, place.timeout))
+        .map_err(|e| told(&e, Phase::Before))?;
+    Ok(on)
 }
 
 /// A transaction on the store's file, on a connection of the store's. It has the file's write lock:
@@ -154,7 +143,7 @@ fn begin(place: &Place, idle: Option<Link>, until: Instant) -> Result<Link> {
 /// ```
 pub struct SqliteTransaction {
     // Not there while a closure has it, and after one that nobody waited for.
-    link: Option<Link>,
+    connection: Option<Connection>,
     ends: Vec<IdentityDigest>,
     _permit: OwnedSemaphorePermit,
 }
@@ -180,26 +169,22 @@ impl SqliteTransaction {
     {
         let done = self
             .aside(|connection| catch_unwind(AssertUnwindSafe(|| work(connection))))
-            .await;
-        match done {
-            Some(Ok(done)) => done,
-            Some(Err(panic)) => resume_unwind(panic),
-            None => Err(E::from(given_up())),
-        }
+            .await?;
+        done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     async fn aside<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Connection) -> T + Send + 'static,
-    ) -> Option<T> {
-        let link = self.link.take()?;
+    ) -> rusqlite::Result<T> {
+        let connection = self.connection.take().ok_or_else(given_up)?;
         let done = spawn_blocking(move || {
-            let done = work(&link.connection);
-            (link, done)
+            let done = work(&connection);
+            (connection, done)
         });
-        let (link, done) = done.await.ok()?;
-        self.link = Some(link);
-        Some(done)
+        let (connection, done) = done.await.map_err(|_| given_up())?;
+        self.connection = Some(connection);
+        Ok(done)
     }
 }
 
@@ -212,12 +197,8 @@ impl SqliteStore {
     ) -> Result<T> {
         let _step = self.gate.enter()?;
         let shared = self.shared.clone();
-        let done = transaction.aside(move |on| step(&shared, on, run));
-        match done.await {
-            Some(Ok(done)) => Ok(done),
-            Some(Err(error)) => Err(told(&error, Phase::Before)),
-            None => Err(told(&given_up(), Phase::Before)),
-        }
+        let done = transaction.aside(move |on| step(&shared, on, run)).await;
+        done.flatten().map_err(|e| told(&e, Phase::Before))
     }
 }
 
@@ -237,25 +218,115 @@ impl fmt::Debug for SqliteTransaction {
     }
 }
 
+impl SqliteStore {
+    /// Changes a record, as completing it, inside a transaction on the store's file, by the caller's
+    /// connection. `Applied` only where this made the change.
+    ///
+    /// The claim was made before, by itself. Then one transaction takes the operation's own writes
+    /// and this, and the caller commits it. On anything but [`Fenced::Applied`] the caller rolls
+    /// back: another attempt took over, and its writes are the ones that count.
+    ///
+    /// The transaction should be begun with
+    /// [`Immediate`](rusqlite::TransactionBehavior::Immediate): one that has read before it first
+    /// writes fails where somebody wrote in between. It is as durable as the caller's connection
+    /// commits: `synchronous` should be `FULL`, as it is unless changed. Blocks, as all work on the
+    /// caller's connection does. Who waits learns of it as of another process's change.
+    ///
+    /// ```no_run
+    /// # use semel_stores::{SqliteOptions, SqliteStore};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = SqliteOptions::new().open("./app.db")?;
+    /// # let (digest, token) = todo();
+    /// # fn todo() -> (semel::IdentityDigest, semel::store::Token) { unreachable!() }
+    /// use semel::record::Change;
+    /// use semel::store::{Fenced, Retention};
+    /// use semel_stores::sqlite::rusqlite::{Connection, TransactionBehavior};
+    ///
+    /// let mut connection = Connection::open("./app.db")?;
+    /// let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    /// transaction.execute("INSERT INTO orders (what) VALUES ('tea')", [])?;
+    /// let outcome = semel::Outcome::success(b"ordered");
+    /// let done = Change::complete(&token, &outcome, Retention::ORDER);
+    /// match store.change_on(&transaction, &digest, &done)? {
+    ///     Fenced::Applied => transaction.commit()?,
+    ///     Fenced::Refused(refusal) => {
+    ///         transaction.rollback()?;
+    ///         return Err(refusal.into());
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`change`](semel::Store::change); the transaction is to be rolled back then.
+    /// Nothing is ambiguous before the caller commits. Where that fails, the record tells: read it,
+    /// or do all of it again: a completion that is there already is
+    /// `Refusal::Settled`, also one by this token.
+    pub fn change_on(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &IdentityDigest,
+        change: &Change,
+    ) -> Result<Fenced> {
+        let _step = self.gate.enter()?;
+        fits(change, "sqlite", MAX_OUTCOME)?;
+        let written = step(&self.shared, transaction, |on, course| {
+            write(identity, change, on, course)
+        });
+        written.map_err(|e| match is_busy(&e) {
+            true => StoreError::new(StoreErrorKind::NotApplied, BUSY),
+            false => told(&e, Phase::Before),
+        })
+    }
+}
+
+const BUSY: &str = "another connection wrote after this transaction had read, or holds the lock of \
+     the database file: roll back, and begin with TransactionBehavior::Immediate";
+
+/// A step in a transaction that has the write lock, or takes it now.
+fn step<T>(
+    shared: &Shared,
+    on: &Connection,
+    run: impl FnOnce(&mut Statements<'_>, &mut Course) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let mut statements = Statements::new(on, &shared.place.table);
+    Course::run(&mut statements, &shared.time, None, run).map(|(done, _)| done)
+}
+
+/// Changes a record in such a transaction: `Applied` only where this wrote.
+fn write(
+    identity: &IdentityDigest,
+    change: &Change,
+    on: &mut Statements<'_>,
+    course: &mut Course,
+) -> rusqlite::Result<Fenced> {
+    Ok(match super::step::change(identity, change, on, course)? {
+        // Done before: what this transaction has written beside it would be there twice.
+        Fenced::Applied if !course.wrote => change.made_before().into(),
+        fenced => fenced,
+    })
+}
+
 /// Writes the changes and commits, or rolls back where a record refuses its change: then its place.
 fn seal(
     shared: &Shared,
     on: &Connection,
-    changes: Vec<(IdentityDigest, Change)>,
+    changes: &[(IdentityDigest, Change)],
 ) -> Result<Option<usize>, TransactionError> {
-    for (place, (identity, change)) in changes.into_iter().enumerate() {
-        let written = write(shared, on, identity, change);
-        let written = written.unwrap_or_else(|error| Err(told(&error, Phase::Before)));
-        match written.map_err(TransactionError::NotCommitted)? {
-            Fenced::Applied => {}
-            Fenced::Refused(_) => {
-                // Where this fails, closing the connection does it.
-                on.execute_batch("ROLLBACK").ok();
-                return Ok(Some(place));
-            }
+    for (place, (identity, change)) in changes.iter().enumerate() {
+        let written = step(shared, on, |on, course| write(identity, change, on, course));
+        let not_committed = |e| TransactionError::NotCommitted(told(&e, Phase::Before));
+        if written.map_err(not_committed)? != Fenced::Applied {
+            roll_back(on);
+            return Ok(Some(place));
         }
     }
     commit(on).map(|()| None)
+}
+
+/// Where this fails, closing the connection does it.
+fn roll_back(on: &Connection) {
+    on.execute_batch("ROLLBACK").ok();
 }
 
 fn commit(on: &Connection) -> Result<(), TransactionError> {
@@ -275,15 +346,13 @@ impl SqliteStore {
         transaction: &mut SqliteTransaction,
         end: impl FnOnce(&Connection) -> Result<T, TransactionError> + Send + 'static,
     ) -> Result<T, TransactionError> {
-        let ended = transaction.aside(end).await.unwrap_or_else(|| {
-            let given_up = told(&given_up(), Phase::Before);
+        let ended = transaction.aside(end).await.unwrap_or_else(|given_up| {
+            let given_up = told(&given_up, Phase::Before);
             Err(TransactionError::NotCommitted(given_up))
         });
-        if let Some(link) = transaction
-            .link
-            .take_if(|link| link.connection.is_autocommit())
-        {
-            self.lending.give_back(link);
+        let idle = transaction.connection.take_if(|on| on.is_autocommit());
+        if let Some(connection) = idle {
+            self.lending.give_back(connection);
         }
         for digest in &transaction.ends {
             self.shared.waiters.wake(digest);
@@ -303,14 +372,14 @@ impl Transactional for SqliteStore {
             let permit = timeout_at(until, self.lending.permit.clone().acquire_owned());
             let permit = match permit.await {
                 Ok(Ok(permit)) => permit,
-                Ok(Err(_)) => return Err(super::reader::closing()),
+                Ok(Err(_)) => return Err(closing()),
                 Err(_) => return Err(StoreError::new(StoreErrorKind::NotApplied, LOCKED)),
             };
             let (shared, idle) = (self.shared.clone(), self.lending.idle.lock().take());
             let begun = spawn_blocking(move || (begin(&shared.place, idle, until), permit));
-            let (link, permit) = begun.await.map_err(|_| no_thread())?;
+            let (connection, permit) = begun.await.map_err(|_| no_thread())?;
             Ok(SqliteTransaction {
-                link: Some(link?),
+                connection: Some(connection?),
                 ends: Vec::new(),
                 _permit: permit,
             })
@@ -325,15 +394,12 @@ impl Transactional for SqliteStore {
         change: &Change,
     ) -> Result<Fenced, TransactionError> {
         let work = async {
-            let _step = self.gate.enter()?;
             fits(change, "sqlite", MAX_OUTCOME)?;
-            let (shared, identity, own) = (self.shared.clone(), *identity, change.clone());
-            let done = transaction.aside(move |on| write(&shared, on, identity, own));
-            match done.await {
-                Some(Ok(fenced)) => fenced,
-                Some(Err(error)) => Err(told(&error, Phase::Before)),
-                None => Err(told(&given_up(), Phase::Before)),
-            }
+            let (digest, own) = (*identity, change.clone());
+            self.in_transaction(transaction, move |on, course| {
+                write(&digest, &own, on, course)
+            })
+            .await
         };
         let fenced = work.await.map_err(TransactionError::NotCommitted)?;
         if fenced == Fenced::Applied && change.ends_attempt() {
@@ -367,7 +433,7 @@ impl Transactional for SqliteStore {
             .ends
             .extend(ending.map(|(identity, _)| *identity));
         let shared = self.shared.clone();
-        let refused = self.end(&mut transaction, move |on| seal(&shared, on, fitted));
+        let refused = self.end(&mut transaction, move |on| seal(&shared, on, &fitted));
         Ok(match refused.await? {
             None => Sealing::Committed { omitted },
             Some(place) => Sealing::Refused(place),
@@ -375,12 +441,11 @@ impl Transactional for SqliteStore {
     }
 
     async fn rollback(&self, mut transaction: SqliteTransaction) {
+        transaction.ends.clear();
         let rolled_back = |on: &Connection| {
-            // Where this fails, closing the connection does it.
-            on.execute_batch("ROLLBACK").ok();
+            roll_back(on);
             Ok(())
         };
-        transaction.ends.clear();
         self.end(&mut transaction, rolled_back).await.ok();
     }
 

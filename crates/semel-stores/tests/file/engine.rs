@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use semel::store::{Claim, ListQuery, Retention, StoreExt as _};
+use semel::store::{Claim, Clear as _, ListQuery, Retention, StoreExt as _};
 use semel::{ManualClock, Outcome, StateKind, Store, StoreErrorKind, Timestamp};
 use semel_stores::FileOptions;
 
 use super::fake::{Fake, spawn_complete, store};
-use super::{acquire, identity, replayed, request, settle};
+use super::{LONG, acquire, identity, replayed, request, settle};
 
 #[tokio::test]
 async fn nobody_sees_what_is_not_on_disk() {
@@ -42,7 +42,7 @@ async fn nobody_sees_what_is_not_on_disk() {
         semel::store::Fenced::Applied
     );
     assert_eq!(listing.await.unwrap().unwrap().entries.len(), 1);
-    assert_eq!(replayed(&store, "k").await.unwrap(), "answer");
+    assert_eq!(replayed(&store, "k").await, "answer");
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn steps_of_one_group_build_on_each_other() {
     let steps = async {
         let outcome = Outcome::success(b"answer");
         tokio::join!(
-            store.renew(&digest, &token, Duration::from_secs(90)),
+            store.renew(&digest, &token, LONG * 2),
             store.abandon(&digest, &token),
             store.claim(&again, &request),
             store.complete(&digest, &token, &outcome, Retention::ORDER),
@@ -173,6 +173,26 @@ async fn old_marks_go_once_the_log_is_past_them() {
         refused.to_string().contains("lost acknowledged records"),
         "{refused}"
     );
+}
+
+/// It goes slice by slice, with what others ask for in between.
+#[tokio::test]
+async fn a_clear_removes_more_than_a_slice() {
+    let (fake, store) = store();
+    for n in 0..1100 {
+        settle(&store, &format!("k{n}")).await;
+    }
+    acquire(&store, "open").await;
+    let purging = async {
+        for _ in 0..5 {
+            assert_eq!(store.purge(10).await.unwrap().removed, 0);
+        }
+    };
+    let (cleared, ()) = tokio::join!(store.clear(true), purging);
+    cleared.unwrap();
+    let left: Vec<u8> = fake.map.lock().keys().map(|key| key[0]).collect();
+    assert!(left.iter().all(|kind| b"fg".contains(kind)), "{left:?}");
+    acquire(&store, "open").await;
 }
 
 #[tokio::test]

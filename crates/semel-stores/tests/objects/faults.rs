@@ -181,16 +181,8 @@ async fn what_comes_after_an_erasure_leaves_nothing() {
     completed(&bench.store, "k", &large("body")).await;
     let before = entry(&bench.store, "k").await;
     let _: Fenced = amended(&bench.store, "k", erased()).await.unwrap();
-    let late = Resolution {
-        verdict: Verdict::Amended {
-            outcome: large("body"),
-            retention: Retention::ORDER,
-        },
-        by: "bob".into(),
-        reason: "asked".into(),
-        fence: before.record.token.fence,
-        nonce: Nonce::random().unwrap(),
-    };
+    let (outcome, retention) = (large("body"), Retention::ORDER);
+    let late = resolution(&before, Verdict::Amended { outcome, retention });
     let refused = bench.store.resolve(&before.label.digest, &late).await;
     assert_eq!(refused.unwrap(), Fenced::Refused(Refusal::Superseded));
     assert_eq!(bench.paths().await, []);

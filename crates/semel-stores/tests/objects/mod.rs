@@ -136,17 +136,21 @@ fn outcome(entry: &Entry) -> &Outcome {
     }
 }
 
-/// Another outcome in the place of the one that is kept, or the same for longer.
-async fn amended(store: &impl Store, key: &str, outcome: Outcome) -> semel::store::Result<Fenced> {
-    let entry = entry(store, key).await;
-    let retention = Retention::new(Duration::ZERO).with_tombstone(Duration::from_hours(24));
-    let resolution = Resolution {
-        verdict: Verdict::Amended { outcome, retention },
+fn resolution(entry: &Entry, verdict: Verdict) -> Resolution {
+    Resolution {
+        verdict,
         by: "ada".into(),
         reason: "asked".into(),
         fence: entry.record.token.fence,
         nonce: Nonce::random().unwrap(),
-    };
+    }
+}
+
+/// Another outcome in the place of the one that is kept, or the same for longer.
+async fn amended(store: &impl Store, key: &str, outcome: Outcome) -> semel::store::Result<Fenced> {
+    let entry = entry(store, key).await;
+    let retention = Retention::new(Duration::ZERO).with_tombstone(Duration::from_hours(24));
+    let resolution = resolution(&entry, Verdict::Amended { outcome, retention });
     store.resolve(&entry.label.digest, &resolution).await
 }
 
@@ -322,18 +326,13 @@ async fn an_amendment_takes_the_object_along() {
 async fn what_an_attempt_is_resolved_with_can_be_large() {
     let bench = Bench::new();
     let (mine, long) = (identity("k"), large("found out"));
-    let token = begun(&bench.store, &mine).await;
+    begun(&bench.store, &mine).await;
     bench.clock.advance(LEASE * 2);
-    let resolution = Resolution {
-        verdict: Verdict::Happened {
-            outcome: long.clone(),
-            retention: Retention::ORDER,
-        },
-        by: "ada".into(),
-        reason: "the bank says so".into(),
-        fence: token.fence,
-        nonce: Nonce::random().unwrap(),
+    let verdict = Verdict::Happened {
+        outcome: long.clone(),
+        retention: Retention::ORDER,
     };
+    let resolution = resolution(&entry(&bench.store, "k").await, verdict);
     for _ in 0..2 {
         let done = bench.store.resolve(mine.digest(), &resolution).await;
         assert_eq!(done.unwrap(), Fenced::Applied);

@@ -260,16 +260,8 @@ async fn a_sweep_beside_the_traffic_takes_nothing_that_is_needed() {
 /// Amended, and replayed for a day more.
 async fn kept(store: &impl Store, key: &str, outcome: Outcome) -> Fenced {
     let entry = entry(store, key).await;
-    let resolution = Resolution {
-        verdict: Verdict::Amended {
-            outcome,
-            retention: Retention::ORDER,
-        },
-        by: "ada".into(),
-        reason: "asked".into(),
-        fence: entry.record.token.fence,
-        nonce: Nonce::random().unwrap(),
-    };
+    let retention = Retention::ORDER;
+    let resolution = resolution(&entry, Verdict::Amended { outcome, retention });
     let done = store.resolve(&entry.label.digest, &resolution).await;
     done.unwrap()
 }

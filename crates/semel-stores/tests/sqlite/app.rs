@@ -79,7 +79,7 @@ async fn stores_of_two_names_do_not_meet() {
     let token = acquire(&one, "key").await.token;
     complete(&one, "key", &token, b"one").await;
     acquire(&two, "key").await;
-    assert_eq!(replayed(&one, "key").await.body().unwrap(), &b"one"[..]);
+    assert_eq!(replayed(&one, "key").await, &b"one"[..]);
     let error = SqliteOptions::new().open(&path).unwrap_err();
     assert!(error.to_string().contains("no tables `semel`"), "{error}");
 }
@@ -108,7 +108,7 @@ async fn operators_read_rows() {
             .unwrap();
     assert_eq!(
         (&*scope, &*operation, &*state, code),
-        ("tests", "order", "completed", 0)
+        ("tenant", "order", "completed", 0)
     );
     assert!(!hint.contains("a-key-of-some-length"), "{hint}");
     let plan = |sql: &str| -> String {

@@ -73,7 +73,7 @@ async fn a_lock_held_longer_than_the_time_out_is_told_and_waited_for() {
     assert!(started.elapsed() >= Duration::from_millis(600));
     assert!(started.elapsed() < Duration::from_secs(5));
     // Reading needs no lock.
-    assert_eq!(replayed(&store, "done").await.body().unwrap(), &b"done"[..]);
+    assert_eq!(replayed(&store, "done").await, &b"done"[..]);
     assert!(store.get(identity("new").digest()).await.unwrap().is_none());
 
     let waiting = {
