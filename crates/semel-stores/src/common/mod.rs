@@ -19,6 +19,8 @@ mod obstacle;
 pub(crate) mod pool;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) mod privacy;
+#[cfg(any(feature = "dynamodb", feature = "nats"))]
+pub(crate) mod recent;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
 #[cfg(any(
@@ -29,7 +31,7 @@ pub(crate) mod scope;
     feature = "sqlite"
 ))]
 mod size;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
 pub(crate) mod subscription;
 #[cfg(any(feature = "dynamodb", feature = "mysql", feature = "postgres"))]
 pub(crate) mod versioned;

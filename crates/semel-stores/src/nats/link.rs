@@ -28,15 +28,6 @@ struct Health {
     denials: u64,
 }
 
-/// A write's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Put {
-    /// It is stored, under this sequence.
-    Stored(u64),
-    /// The key's last message is not the one expected. Nothing was written.
-    Conflict,
-}
-
 /// Why a request has no answer that could be used.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -171,14 +162,15 @@ impl Link {
         }
     }
 
-    /// Writes a key whose last message is `expected` (0: there is none).
+    /// Writes a key whose last message is `expected` (0: there is none), and says under which sequence.
+    /// `None`: the last message is another; nothing was written.
     pub(super) async fn put(
         &self,
         identity: &IdentityDigest,
         expected: u64,
         value: Bytes,
         patience: Duration,
-    ) -> Answer<Put> {
+    ) -> Answer<Option<u64>> {
         let message = PublishMessage::build()
             .payload(value)
             .expected_last_subject_sequence(expected);
@@ -187,9 +179,9 @@ impl Link {
             sent.await?.await
         };
         match self.answered(patience, asked).await? {
-            Ok(ack) => Ok(Put::Stored(ack.sequence)),
+            Ok(ack) => Ok(Some(ack.sequence)),
             Err(e) => match e.kind() {
-                PublishErrorKind::WrongLastSequence => Ok(Put::Conflict),
+                PublishErrorKind::WrongLastSequence => Ok(None),
                 PublishErrorKind::StreamNotFound => Err(Trouble::Nobody(self.nobody())),
                 PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
                     Err(Trouble::Silence(self.silence()))
@@ -424,13 +416,13 @@ impl Link {
     }
 }
 
-fn refused_write(said: &jetstream::Error) -> Answer<Put> {
+fn refused_write(said: &jetstream::Error) -> Answer<Option<u64>> {
     let text = said.to_string().to_lowercase();
     let full = ["maximum", "insufficient", "resource", "exceed"];
     let kind = match said.error_code() {
         // Another writer is just ahead, or the check cannot be made yet.
         ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT
-        | ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => return Ok(Put::Conflict),
+        | ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => return Ok(None),
         ErrorCode::STREAM_SEALED | ErrorCode::STREAM_NOT_MATCH => StoreErrorKind::Config,
         _ if text.contains("message size") => StoreErrorKind::TooLarge,
         _ if full.iter().any(|word| text.contains(word)) => StoreErrorKind::Capacity,

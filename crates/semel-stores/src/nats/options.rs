@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_nats::{ConnectOptions, ServerAddr};
 use url::Url;
 
+use super::shared::Shared;
 use super::{NatsStore, bucket};
 use crate::common::{Location, Migrated, Schema};
 use crate::{OpenError, OpenOptions};
@@ -199,7 +200,7 @@ impl NatsOptions {
     /// [`Config`](semel::StoreErrorKind::Config) says what to change;
     /// [`NotApplied`](semel::StoreErrorKind::NotApplied): no server was reached.
     pub async fn open(&self) -> Result<NatsStore, OpenError> {
-        Ok(NatsStore::open(self).await?)
+        Ok(NatsStore(Shared::open(self).await?))
     }
 
     /// Makes the bucket, or brings it to this version and to the copies and limit asked for.

@@ -21,8 +21,8 @@ use futures_util::{StreamExt as _, stream};
 use semel::IdentityDigest;
 use semel::store::Result;
 
-use super::NatsStore;
 use super::scan::{ABREAST, Met};
+use super::shared::Shared;
 
 /// The messages that a purge met, in one go from some sequence on.
 pub(super) struct Pass {
@@ -106,7 +106,7 @@ impl Removals {
     }
 }
 
-impl NatsStore {
+impl Shared {
     /// Removes all that was noted, and says how many records were among it.
     pub(super) async fn remove(&self, removals: Removals) -> Result<usize> {
         let keys = removals.keys.into_iter();
@@ -135,7 +135,7 @@ impl NatsStore {
     }
 
     async fn remove_before(&self, identity: &IdentityDigest, sequence: u64) -> Result<()> {
-        let link = &self.shared.link;
+        let link = &self.link;
         loop {
             let mut effort = self.effort();
             let first = link.ask(&mut effort, |patience| link.first(identity, 1, patience));
@@ -150,7 +150,7 @@ impl NatsStore {
 
     /// `false`: it was not there.
     async fn remove_one(&self, sequence: u64) -> Result<bool> {
-        let link = &self.shared.link;
+        let link = &self.link;
         let mut effort = self.effort();
         let removed = link.ask(&mut effort, |patience| link.delete(sequence, patience));
         removed.await

@@ -5,6 +5,7 @@
 //! until a purge removes them, and a listing leaves them out.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use async_nats::HeaderMap;
 use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
@@ -15,7 +16,6 @@ use semel::store::{Cursor, Entry, ListQuery, Page, Result};
 use semel::{IdentityDigest, State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use tokio::time::timeout;
 
-use super::NatsStore;
 use super::effort::Effort;
 use super::frame::{self, Row};
 use super::link::{Link, timestamp};
@@ -219,30 +219,30 @@ fn looks_lapsed(row: &Row, now: Timestamp) -> bool {
     row.entry.record.state == State::InFlight && lapses.is_some_and(|lapses| now >= lapses)
 }
 
-impl NatsStore {
-    pub(super) async fn page(&self, query: &ListQuery) -> Result<Page> {
+impl Shared {
+    pub(super) async fn page(self: &Arc<Self>, query: &ListQuery) -> Result<Page> {
         let (from, end) = match &query.after {
             // What changes later is not part of this listing: it would never end under load.
             None => {
-                let info = self.shared.refresh(&mut self.effort()).await?;
+                let info = self.refresh(&mut self.effort()).await?;
                 (0, info.state.last_sequence + 1)
             }
             Some(cursor) => read_cursor(cursor)?,
         };
-        let mut scan = Scan::new(&self.shared, self.effort(), from, end);
+        let mut scan = Scan::new(self, self.effort(), from, end);
         let page = self.collect(query, &mut scan).await;
         scan.end().await;
         page
     }
 
-    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
+    async fn collect(self: &Arc<Self>, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
         let end = scan.end;
         let mut entries = Vec::new();
         let mut looked = 0;
         loop {
             let batch = scan.batch().await?;
             let over = scan.is_over();
-            let now = self.shared.now();
+            let now = self.now();
             let in_state = |row: &Row| {
                 row.entry.record.state.kind() == query.state
                     && (!query.only_lapsed() || looks_lapsed(row, now))
@@ -261,7 +261,7 @@ impl NatsStore {
                     Held::Damaged(e) => return Err(e),
                 };
                 if row.entry.record.state.kind() == StateKind::InFlight {
-                    self.shared.seen.left(&row.entry.label.digest, &row);
+                    self.seen.left(&row.entry.label.digest, &row);
                 }
                 // Whether its retention is over the latest says, which may have been extended.
                 if in_state(&row) {
@@ -305,7 +305,7 @@ impl NatsStore {
         if last.revision <= met.revision {
             return Ok(Some(met));
         }
-        let (link, after) = (&self.shared.link, met.revision + 1);
+        let (link, after) = (&self.link, met.revision + 1);
         let mut effort = self.effort();
         let next = link.ask(&mut effort, |patience| {
             link.first(&identity, after, patience)

@@ -1,4 +1,4 @@
-//! What a handle's calls and its watching task share.
+//! What a handle's calls and its listening task share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -6,19 +6,23 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
 use async_nats::jetstream::stream::{ConsumerErrorKind, Info, PurgeErrorKind};
-use semel::Timestamp;
-use semel::store::{Fence, Result};
+use bytes::Bytes;
+use semel::store::{Fence, Probe, Result};
+use semel::{IdentityDigest, State, Timestamp};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::bucket;
 use super::clock::{Mark, ServerClock};
 use super::effort::Effort;
+use super::frame::Row;
 use super::link::{Link, timestamp};
 use super::options::NatsOptions;
 use super::seen::Seen;
 use super::sweep::Sweep;
-use super::watch::Watch;
-use super::{NatsStore, bucket};
-use crate::common::{Gate, Waiters};
+use super::watch::Listener;
+use crate::common::subscription::Subscription;
+use crate::common::{Gate, Running, Waiters};
 
 pub(super) struct Shared {
     pub(super) link: Link,
@@ -26,7 +30,9 @@ pub(super) struct Shared {
     pub(super) seen: Seen,
     pub(super) waiters: Arc<Waiters>,
     pub(super) gate: Gate,
-    pub(super) watch: Watch,
+    subscription: Subscription,
+    /// Told by each look of a waiter.
+    looks: Arc<Notify>,
     pub(super) sweep: tokio::sync::Mutex<Sweep>,
     pub(super) for_tests: bool,
     /// When the stream was made, in microseconds: fences count from there.
@@ -45,13 +51,15 @@ impl Shared {
         let info = bucket::open(&link, options).await?;
         let mut effort = Effort::new(link.timeout());
         let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
+        let waiters = Arc::<Waiters>::default();
         let this = Self {
             link,
             clock: ServerClock::new(created(&consumer), asked),
             seen: Seen::default(),
-            waiters: Arc::default(),
+            subscription: Subscription::new(waiters.clone()),
+            looks: Arc::default(),
+            waiters,
             gate: Gate::new("nats"),
-            watch: Watch::default(),
             sweep: tokio::sync::Mutex::default(),
             for_tests: options.for_tests,
             base: AtomicU64::new(0),
@@ -157,8 +165,54 @@ impl Shared {
         let _ = self.link.answered(Duration::from_secs(1), deleted).await;
     }
 
+    /// A look of one who waits.
+    pub(super) async fn is_running(
+        self: &Arc<Self>,
+        identity: &IdentityDigest,
+        fence: Fence,
+    ) -> Result<Running> {
+        let _step = self.gate.enter()?;
+        self.subscription.start(|| Listener {
+            shared: Arc::downgrade(self),
+            waiters: self.waiters.clone(),
+            looks: self.looks.clone(),
+        });
+        self.looks.notify_one();
+        let hears = self.subscription.is_up();
+        let row = self.row(identity).await?;
+        let runs = |row: &Row| {
+            let record = &row.entry.record;
+            record.state == State::InFlight && record.token.fence == fence
+        };
+        Ok(match row {
+            Some(row) if runs(&row) && hears => Running::Yes,
+            Some(row) if runs(&row) => Running::Unheard,
+            _ => Running::No,
+        })
+    }
+
+    /// What the bucket promises, if this user may write and a leader takes it: found out with a write that is
+    /// certainly refused.
+    pub(super) async fn probe(&self) -> Result<Probe> {
+        let mut effort = self.effort();
+        let info = self.refresh(&mut effort).await?;
+        bucket::check(&self.link, &info)?;
+        let nobody = IdentityDigest::from_bytes([0; 32]);
+        // No sequence is this high.
+        let expected = u64::MAX >> 1;
+        let link = &self.link;
+        let put = |patience| link.put(&nobody, expected, Bytes::new(), patience);
+        link.ask(&mut effort, put).await?;
+        let (durability, warnings) = bucket::promise(&info);
+        Ok(Probe {
+            store: "nats",
+            durability,
+            warnings,
+        })
+    }
+
     /// Removes every record.
-    pub(super) async fn empty(&self, effort: &mut Effort) -> Result<()> {
+    pub(super) async fn empty(&self) -> Result<()> {
         let purged = async |patience| {
             let purged = self.link.stream().purge().into_future();
             let purged = self.link.answered(patience, purged).await?;
@@ -167,7 +221,7 @@ impl Shared {
                 _ => self.link.unanswered(&e),
             })
         };
-        self.link.ask(effort, purged).await?;
+        self.link.ask(&mut self.effort(), purged).await?;
         self.seen.clear();
         *self.sweep.lock().await = Sweep::default();
         Ok(())
@@ -175,7 +229,7 @@ impl Shared {
 
     /// Ends what runs beside the calls, and the connection.
     pub(super) async fn end(&self) {
-        self.watch.stop();
+        self.subscription.stop();
         // A server that does not answer does not hold up closing.
         let drained = self.link.client().drain();
         let _ = tokio::time::timeout(Duration::from_secs(1), drained).await;
@@ -212,18 +266,4 @@ async fn consumer(
         }
     };
     link.ask(effort, created).await
-}
-
-impl NatsStore {
-    /// Finds out whether this user may write and whether a leader takes it: with a write that is
-    /// certainly refused.
-    pub(super) async fn may_write(&self, effort: &mut Effort) -> Result<()> {
-        let nobody = semel::IdentityDigest::from_bytes([0; 32]);
-        let nothing = bytes::Bytes::new();
-        // No sequence is this high.
-        let expected = u64::MAX >> 1;
-        let link = &self.shared.link;
-        let put = |patience| link.put(&nobody, expected, nothing.clone(), patience);
-        link.ask(effort, put).await.map(drop)
-    }
 }

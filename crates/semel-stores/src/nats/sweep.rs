@@ -11,11 +11,11 @@
 use semel::Timestamp;
 use semel::store::{Purged, Result};
 
-use super::NatsStore;
 use super::clock::Mark;
 use super::link::timestamp;
 use super::removal::{Pass, Removals};
 use super::scan::{Held, Scan};
+use super::shared::Shared;
 
 /// Messages from `first` on and before `end`; none of them may go before `due`.
 #[derive(Debug, Clone, Copy)]
@@ -54,15 +54,15 @@ struct Purge {
     pass: Pass,
 }
 
-impl NatsStore {
+impl Shared {
     pub(super) async fn sweep(&self, limit: usize) -> Result<Purged> {
-        let mut sweep = self.shared.sweep.lock().await;
+        let mut sweep = self.sweep.lock().await;
         let mut effort = self.effort();
-        let info = self.shared.refresh(&mut effort).await?;
-        let time = self.shared.time(&mut effort).await?;
+        let info = self.refresh(&mut effort).await?;
+        let time = self.time(&mut effort).await?;
         // What comes after the purge began is the next one's: others write on and on.
         let end = info.state.last_sequence + 1;
-        let of = (timestamp(info.created), self.shared.link.losses());
+        let of = (timestamp(info.created), self.link.losses());
         if sweep.of != of || end < sweep.tail {
             *sweep = Sweep {
                 of,
@@ -114,7 +114,7 @@ impl NatsStore {
         part: Part,
         purge: &mut Purge,
     ) -> Result<Stretch> {
-        let mut scan = Scan::new(&self.shared, self.effort(), first, end);
+        let mut scan = Scan::new(self, self.effort(), first, end);
         let mut read = Stretch {
             first,
             end: first,
