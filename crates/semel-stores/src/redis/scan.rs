@@ -15,13 +15,12 @@
 //! order: the cursors of before are refused.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use redis::{Pipeline, Value};
 use semel::record::StateKind;
 use semel::store::{Cursor, Entry, ListQuery, Page, Result};
 use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
-use tokio::task::JoinSet;
 
 use super::Inner;
 use super::error::{Effect, sent};
@@ -116,7 +115,7 @@ impl From {
 }
 
 impl Inner {
-    pub(super) async fn list(self: &Arc<Self>, query: &ListQuery) -> Result<Page> {
+    pub(super) async fn list(&self, query: &ListQuery) -> Result<Page> {
         match From::of(query)? {
             From::After(digest) => self.list_few(query, Some(digest)).await,
             From::Place(place) => self.list_many(query, Some(place)).await,
@@ -133,7 +132,7 @@ impl Inner {
         }
     }
 
-    async fn list_many(self: &Arc<Self>, query: &ListQuery, from: Option<Place>) -> Result<Page> {
+    async fn list_many(&self, query: &ListQuery, from: Option<Place>) -> Result<Page> {
         let limit = query.limit.clamp(1, LONGEST);
         let nodes = self.nodes().await?;
         let (mut looked_at, mut found) = (0, BTreeSet::new());
@@ -196,11 +195,7 @@ impl Inner {
         Ok(Page { entries, next })
     }
 
-    async fn list_few(
-        self: &Arc<Self>,
-        query: &ListQuery,
-        after: Option<IdentityDigest>,
-    ) -> Result<Page> {
+    async fn list_few(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
         let limit = query.limit.clamp(1, LONGEST);
         let mut smallest: BTreeSet<IdentityDigest> = BTreeSet::new();
         for node in self.nodes().await? {
@@ -229,32 +224,37 @@ impl Inner {
         Ok(Page { entries, next })
     }
 
-    /// The records of these names, but for what changed meanwhile: it is listed elsewhere, or no longer.
+    /// The records of these names, in their order; but for what changed meanwhile: it is listed elsewhere, or
+    /// no longer.
     async fn entries(
-        self: &Arc<Self>,
+        &self,
         digests: BTreeSet<IdentityDigest>,
         query: &ListQuery,
     ) -> Result<Vec<Entry>> {
-        let mut entries = self.read_all(digests).await?;
-        entries.retain(|entry| entry.record.state.kind() == query.state);
-        Ok(entries)
+        let read = |digest| async move { self.get(&digest).await };
+        let read = stream::iter(digests).map(read).buffered(READERS);
+        let entries: Vec<Option<Entry>> = read.try_collect().await?;
+        let entries = entries.into_iter().flatten();
+        Ok(entries
+            .filter(|entry| entry.record.state.kind() == query.state)
+            .collect())
     }
 
     /// How many keys a server has, whoever's; many, where it does not tell this user.
     async fn keys(&self, node: &Node) -> Result<u64> {
-        let mut request = Pipeline::new();
-        request.cmd("DBSIZE");
-        let answer = self.link.pipeline(&request, node).await?.pop();
-        let keys = answer.and_then(|answer| redis::from_redis_value(answer).ok());
+        let answer = self.link.command(redis::cmd("DBSIZE"), node).await?;
+        let keys = answer.and_then(|keys| Ok(redis::from_redis_value(keys)?));
         Ok(keys.unwrap_or(FEW + 1))
     }
 
     /// Which run of a server this is.
     async fn run_of(&self, node: &Node) -> Result<[u8; 20]> {
-        let mut request = Pipeline::new();
-        request.cmd("INFO").arg("server");
-        let answer = self.link.pipeline(&request, node).await?.pop();
-        let text = answer.and_then(|answer| redis::from_redis_value::<String>(answer).ok());
+        let mut info = redis::cmd("INFO");
+        info.arg("server");
+        let answer = self.link.command(info, node).await?;
+        let text: Option<String> = answer
+            .ok()
+            .and_then(|text| redis::from_redis_value(text).ok());
         let run = text.as_deref().and_then(|text| {
             let run = text.lines().find_map(|line| line.strip_prefix("run_id:"))?;
             let digits: Option<Vec<u8>> = run.trim().as_bytes().chunks_exact(2).map(byte).collect();
@@ -304,31 +304,6 @@ impl Inner {
         Ok(wanted)
     }
 
-    /// Reads records, in the order of their digests.
-    async fn read_all(self: &Arc<Self>, digests: BTreeSet<IdentityDigest>) -> Result<Vec<Entry>> {
-        let mut digests = digests.into_iter();
-        let mut reading = JoinSet::new();
-        let mut entries = Vec::new();
-        loop {
-            while reading.len() < READERS
-                && let Some(digest) = digests.next()
-            {
-                let inner = self.clone();
-                reading.spawn(async move { inner.get(&digest).await });
-            }
-            match reading.join_next().await {
-                None => break,
-                Some(Ok(entry)) => entries.extend(entry?),
-                Some(Err(_)) => {
-                    let message = "reading a record was stopped";
-                    return Err(StoreError::new(StoreErrorKind::NotApplied, message));
-                }
-            }
-        }
-        entries.sort_unstable_by_key(|entry| entry.label.digest);
-        Ok(entries)
-    }
-
     /// Removes every key of the prefix that names a record.
     pub(super) async fn clear(&self) -> Result<()> {
         for node in self.nodes().await? {
@@ -356,9 +331,9 @@ impl Inner {
         if !self.link.target().is_cluster() {
             return Ok(vec![None]);
         }
-        let mut slots = Pipeline::new();
-        slots.cmd("CLUSTER").arg("SLOTS");
-        let answer = self.link.pipeline(&slots, &None).await?.pop();
+        let mut slots = redis::cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let answer = self.link.command(slots, &None).await?.ok();
         let slots: Vec<Vec<Value>> = answer
             .and_then(|answer| redis::from_redis_value(answer).ok())
             .ok_or_else(|| corrupt("CLUSTER SLOTS answered no slots"))?;
@@ -414,13 +389,12 @@ impl Scan {
         let Some(cursor) = self.cursor else {
             return Ok(None);
         };
-        let mut scan = Pipeline::new();
+        let mut scan = redis::cmd("SCAN");
         // No character of a prefix means anything in a pattern.
         let pattern = format!("{}*", inner.options.prefix);
-        let step = scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(pattern);
-        step.arg("COUNT").arg(self.step);
-        let answer = inner.link.pipeline(&scan, &self.node).await?.pop();
-        let answer = answer.unwrap_or_default().extract_error();
+        scan.arg(cursor).arg("MATCH").arg(pattern);
+        scan.arg("COUNT").arg(self.step);
+        let answer = inner.link.command(scan, &self.node).await?;
         let answer = answer.map_err(|e| sent(e, Effect::Read, false))?;
         let (cursor, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(answer).map_err(|_| corrupt("SCAN answered no keys"))?;

@@ -272,9 +272,9 @@ impl Inner {
             until: step.until,
         };
         let sent = self.link.call(&call).await?;
-        let mut waited = sent.more.into_iter();
-        let shortfall = waited.next().and_then(|waited| self.shortfall(waited));
-        let Some(answer) = Answer::read(sent.value, &step.key) else {
+        let (answer, waited) = sent.answer;
+        let shortfall = waited.and_then(|waited| self.shortfall(waited));
+        let Some(answer) = Answer::read(answer, &step.key) else {
             // Answers that are out of step stay so: what else comes over these connections is not to be
             // trusted either.
             self.link.drop_all();
@@ -284,7 +284,7 @@ impl Inner {
         };
         Ok(Ran {
             answer,
-            resent: sent.resent && writes,
+            resent: sent.again && writes,
             shortfall,
         })
     }
