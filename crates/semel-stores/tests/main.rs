@@ -38,5 +38,7 @@ mod postgres;
 mod redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 mod runtimes;
+#[cfg(any(feature = "dynamodb", feature = "nats", feature = "redis"))]
+mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;

@@ -1,12 +1,14 @@
 //! The steps that change a record: each a conditional write, decided by `semel::record` on what is
 //! known of the record, and anew on what the write found.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::types::ReturnValue;
 use semel::record::{self, Change, Update as Asked};
-use semel::store::{Claim, ClaimRequest, Fence, Fenced, Refusal, Result, Token};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, Result, Token};
 use semel::{
-    Fingerprint, Identity, IdentityDigest, Note, Progress, Record, State, StoreError,
-    StoreErrorKind, Timestamp,
+    Fingerprint, Identity, IdentityDigest, Progress, Record, State, StoreError, StoreErrorKind,
+    Timestamp,
 };
 
 use super::call::Written;
@@ -78,18 +80,16 @@ impl DynamoDbStore {
         let decide = |known: Option<&Known>, now| {
             let judged = known.map(|(_, judged)| judged);
             let floor = self.fences.floor(judged, now);
-            match (change.decide(judged, now, floor), known) {
-                (Err(refusal), _) => (refusal.into(), None),
-                (Ok(Some(_)), None) => (Refusal::Missing.into(), None),
-                (Ok(None), _) => (Fenced::Applied, None),
-                (Ok(Some(next)), Some((row, _))) => {
-                    let update = match change {
-                        Change::Held(token, asked) => update::held(token, asked, row.lease, &next),
-                        Change::Resolve(_) => update::settle_as(row, &next),
-                    };
-                    (Fenced::Applied, Some(update))
-                }
-            }
+            let (answer, next) = match change.decide(judged, now, floor) {
+                Err(refusal) => (refusal.into(), None),
+                Ok(next) => (Fenced::Applied, next),
+            };
+            // Where there is none, all is refused.
+            let update = known.zip(next).map(|((row, _), next)| match change {
+                Change::Held(token, asked) => update::held(token, asked, row.lease, &next),
+                Change::Resolve(_) => update::settle_as(row, &next),
+            });
+            (answer, update)
         };
         let now = self.now();
         let unread = match change {
@@ -132,7 +132,7 @@ impl DynamoDbStore {
             return (length <= Progress::MAX_STORED).then(|| update::keep_step(token, step, *kept));
         }
         let (lease, has_steps) = self.seen.of_token(digest, token).unwrap_or_default();
-        let decided = change.decide(Some(&held(*token, has_steps)), now, Fence(0));
+        let decided = change.decide(Some(&held(*token, has_steps)?), now, Fence(0));
         let next = decided.ok().flatten()?;
         Some(update::held(token, asked, lease, &next))
     }
@@ -198,26 +198,18 @@ impl DynamoDbStore {
 }
 
 /// A record as the condition of a write wants it: `semel::record` says of it what to write.
-fn held(token: Token, steps: bool) -> Record {
-    Record {
-        state: State::InFlight,
+fn held(token: Token, has_steps: bool) -> Option<Record> {
+    let request = ClaimRequest::new(token.nonce, Fingerprint::of(&[]), Duration::ZERO);
+    let claimed = record::claim(None, &request, Timestamp::default(), Fence(0)).write?;
+    Some(Record {
         token,
-        expires_at: Timestamp::MAX,
-        purge_at: Timestamp::MAX,
-        fingerprint: Fingerprint::of(&[]),
-        attempt: 1,
-        lease_until: Timestamp::default(),
-        created_at: Timestamp::default(),
-        claimed_at: Timestamp::default(),
-        settled_at: None,
-        resolved: None,
-        progress: if steps {
+        progress: if has_steps {
             item::some_steps()
         } else {
             Progress::EMPTY
         },
-        note: Note::EMPTY,
-    }
+        ..claimed
+    })
 }
 
 pub(super) fn unsettled() -> StoreError {

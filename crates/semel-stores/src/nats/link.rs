@@ -47,13 +47,13 @@ fn error(kind: StoreErrorKind, message: impl Into<Box<str>>) -> StoreError {
 
 /// One connection and the bucket on it.
 pub(super) struct Link {
-    client: Client,
-    context: Context,
-    bucket: Box<str>,
-    stream: Stream<()>,
+    pub(super) client: Client,
+    pub(super) context: Context,
+    pub(super) bucket: Box<str>,
+    pub(super) stream: Stream<()>,
     /// What stands before a key in its subject.
     prefix: Box<str>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     health: watch::Receiver<Health>,
 }
 
@@ -94,26 +94,6 @@ impl Link {
             timeout: options.timeout,
             health,
         })
-    }
-
-    pub(super) const fn context(&self) -> &Context {
-        &self.context
-    }
-
-    pub(super) const fn stream(&self) -> &Stream<()> {
-        &self.stream
-    }
-
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(super) fn bucket(&self) -> &str {
-        &self.bucket
-    }
-
-    pub(super) const fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// The subjects of all keys.
@@ -183,13 +163,11 @@ impl Link {
             Err(e) => match e.kind() {
                 PublishErrorKind::WrongLastSequence => Ok(None),
                 PublishErrorKind::StreamNotFound => Err(Trouble::Nobody(self.nobody())),
-                PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
-                    Err(Trouble::Silence(self.silence()))
-                }
                 PublishErrorKind::MaxPayloadExceeded => Err(Trouble::Final(error(
                     StoreErrorKind::TooLarge,
                     format!(
-                        "the record is larger than this server takes (max_payload is {} bytes)",
+                        "the record is larger than this NATS server takes (max_payload is {} \
+                         bytes): raise that, or keep less",
                         self.client.max_payload()
                     ),
                 ))),
@@ -256,40 +234,27 @@ impl Link {
 
     /// Removes exactly the message with this sequence. `false` where it is not there any more.
     pub(super) async fn delete(&self, sequence: u64, patience: Duration) -> Answer<bool> {
-        match self
-            .answered(patience, self.stream.delete_message(sequence))
-            .await?
-        {
-            Ok(deleted) => Ok(deleted),
-            Err(e) => match e.kind() {
-                DeleteMessageErrorKind::JetStream(said)
-                    if matches!(
-                        said.error_code(),
-                        ErrorCode::NO_MESSAGE_FOUND | ErrorCode::SEQUENCE_NOT_FOUND
-                    ) =>
-                {
-                    Ok(false)
+        let deleted = self.answered(patience, self.stream.delete_message(sequence));
+        let e = match deleted.await? {
+            Ok(deleted) => return Ok(deleted),
+            Err(e) => e,
+        };
+        let DeleteMessageErrorKind::JetStream(said) = e.kind() else {
+            return Err(self.unanswered(&e));
+        };
+        match said.error_code() {
+            ErrorCode::NO_MESSAGE_FOUND | ErrorCode::SEQUENCE_NOT_FOUND => Ok(false),
+            // It is not there, or the server is busy with something else.
+            ErrorCode::STREAM_MESSAGE_DELETE_FAILED => {
+                let asked = self.stream.get_raw_message(sequence);
+                if self.message(patience, asked).await?.is_none() {
+                    return Ok(false);
                 }
-                // It is not there, or the server is busy with something else.
-                DeleteMessageErrorKind::JetStream(said)
-                    if said.error_code() == ErrorCode::STREAM_MESSAGE_DELETE_FAILED =>
-                {
-                    let asked = self.stream.get_raw_message(sequence);
-                    match self.message(patience, asked).await? {
-                        None => Ok(false),
-                        Some(_) => Err(Trouble::Nobody(
-                            error(
-                                StoreErrorKind::NotApplied,
-                                "the NATS server did not remove a message",
-                            )
-                            .with_source(said),
-                        )),
-                    }
-                }
-                DeleteMessageErrorKind::JetStream(said) => Err(self.refused(said)),
-                DeleteMessageErrorKind::TimedOut => Err(Trouble::Silence(self.silence())),
-                _ => Err(self.unanswered(&e)),
-            },
+                let stays = "the NATS server did not remove a message";
+                let stays = error(StoreErrorKind::NotApplied, stays).with_source(said);
+                Err(Trouble::Nobody(stays))
+            }
+            _ => Err(self.refused(said)),
         }
     }
 

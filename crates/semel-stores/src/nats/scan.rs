@@ -83,7 +83,7 @@ impl<'a> Scan<'a> {
     /// The next messages, in order. None only at the end.
     pub(super) async fn batch(&mut self) -> Result<Vec<Met>> {
         // Each batch has the time of a call.
-        self.effort = Effort::new(self.shared.link.timeout());
+        self.effort = Effort::new(self.shared.link.timeout);
         let mut met = Vec::new();
         if !self.is_over() {
             met = self.fetched().await?;
@@ -146,7 +146,7 @@ impl<'a> Scan<'a> {
             Ok::<(), ()>(())
         };
         // The leader is asked after it, where it takes too long.
-        let done = timeout(self.shared.link.timeout() / 3, reading).await;
+        let done = timeout(self.shared.link.timeout / 3, reading).await;
         // After a fetch that broke off, another consumer goes on from what was read.
         if done == Ok(Ok(())) {
             self.consumer = Some(consumer);

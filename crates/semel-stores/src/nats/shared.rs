@@ -41,15 +41,13 @@ pub(super) struct Shared {
     made: AtomicU64,
     read: AtomicU64,
     copies: AtomicUsize,
-    /// The largest message that the bucket takes; 0: what the server takes.
-    largest: AtomicUsize,
 }
 
 impl Shared {
     pub(super) async fn open(options: &NatsOptions) -> Result<Arc<Self>> {
         let link = Link::connect(options).await?;
         let info = bucket::open(&link, options).await?;
-        let mut effort = Effort::new(link.timeout());
+        let mut effort = Effort::new(link.timeout);
         let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
         let waiters = Arc::<Waiters>::default();
         let this = Self {
@@ -66,7 +64,6 @@ impl Shared {
             made: AtomicU64::new(0),
             read: AtomicU64::new(0),
             copies: AtomicUsize::new(1),
-            largest: AtomicUsize::new(0),
         };
         this.note(&info);
         this.drop_consumer(&consumer).await;
@@ -81,8 +78,6 @@ impl Shared {
         }
         self.copies
             .store(info.config.num_replicas, Ordering::Relaxed);
-        let largest = usize::try_from(info.config.max_message_size).unwrap_or(0);
-        self.largest.store(largest, Ordering::Relaxed);
     }
 
     /// Looks at the stream again.
@@ -117,15 +112,6 @@ impl Shared {
         self.copies.load(Ordering::Relaxed) > 1 && fence.0 > seen
     }
 
-    /// The largest message that can be stored.
-    pub(super) fn limit(&self) -> usize {
-        let server = self.link.client().max_payload();
-        match self.largest.load(Ordering::Relaxed) {
-            0 => server,
-            largest => largest.min(server),
-        }
-    }
-
     /// A consumer from here on, for a short while. It tells the server's time.
     pub(super) async fn consumer(
         &self,
@@ -151,7 +137,7 @@ impl Shared {
             let this = Arc::clone(self);
             // No step: closing does not wait for it.
             tokio::spawn(async move {
-                let mut effort = Effort::new(this.link.timeout());
+                let mut effort = Effort::new(this.link.timeout);
                 let _ = this.time(&mut effort).await;
             });
         }
@@ -161,7 +147,7 @@ impl Shared {
     /// Removes a consumer that is not needed any more. The server does so too, a little later.
     pub(super) async fn drop_consumer(&self, consumer: &PullConsumer) {
         let name = &consumer.cached_info().name;
-        let deleted = self.link.stream().delete_consumer(name);
+        let deleted = self.link.stream.delete_consumer(name);
         let _ = self.link.answered(Duration::from_secs(1), deleted).await;
     }
 
@@ -214,7 +200,7 @@ impl Shared {
     /// Removes every record.
     pub(super) async fn empty(&self) -> Result<()> {
         let purged = async |patience| {
-            let purged = self.link.stream().purge().into_future();
+            let purged = self.link.stream.purge().into_future();
             let purged = self.link.answered(patience, purged).await?;
             purged.map_err(|e| match e.kind() {
                 PurgeErrorKind::JetStream(said) => self.link.refused(said),
@@ -231,7 +217,7 @@ impl Shared {
     pub(super) async fn end(&self) {
         self.subscription.stop();
         // A server that does not answer does not hold up closing.
-        let drained = self.link.client().drain();
+        let drained = self.link.client.drain();
         let _ = tokio::time::timeout(Duration::from_secs(1), drained).await;
     }
 }
@@ -256,7 +242,7 @@ async fn consumer(
     };
     let created = async |patience| {
         let asked = Instant::now();
-        let created = link.stream().create_consumer(config.clone());
+        let created = link.stream.create_consumer(config.clone());
         match link.answered(patience, created).await? {
             Ok(consumer) => Ok((consumer, asked)),
             Err(e) => Err(match e.kind() {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use semel::record::{self, Change, Update};
-use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, Refusal, Result};
-use semel::{Identity, IdentityDigest, Record, State, StoreError, StoreErrorKind, Timestamp};
+use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
+use semel::{Identity, IdentityDigest, Record, State, Timestamp};
 
 use super::effort::{Effort, contended};
 use super::frame::{self, Meant, Row};
@@ -41,7 +41,7 @@ struct Decided<T> {
 
 impl Shared {
     pub(super) fn effort(&self) -> Effort {
-        Effort::new(self.link.timeout())
+        Effort::new(self.link.timeout)
     }
 
     pub(super) async fn claim(
@@ -125,11 +125,9 @@ impl Shared {
         };
         let decide = |row: Option<&Row>, record: Option<&Record>, now: Timestamp| {
             let until = lease.map(|lease| now.after(lease));
-            let (answer, write) = match (change.decide(record, now, Fence(0)), row) {
-                (Err(refusal), _) => (refusal.into(), None),
-                (Ok(Some(_)), None) => (Refusal::Missing.into(), None),
-                (Ok(None), _) => (Fenced::Applied, None),
-                (Ok(Some(next)), Some(row)) => (Fenced::Applied, Some(amended(row, next, until))),
+            let (answer, next) = match change.decide(record, now, Fence(0)) {
+                Err(refusal) => (refusal.into(), None),
+                Ok(next) => (Fenced::Applied, next),
             };
             Decided {
                 // A leader that is new may answer as of a moment ago. The fence tells: it holds the
@@ -137,7 +135,8 @@ impl Shared {
                 is_behind: answer != Fenced::Applied
                     && self.issued_after(change.fence(), row.map_or(0, |row| row.revision)),
                 lease,
-                write,
+                // Where there is none, all is refused.
+                write: row.zip(next).map(|(row, next)| amended(row, next, until)),
                 answer,
             }
         };
@@ -274,7 +273,6 @@ impl Shared {
             record: next,
         };
         let value = frame::encode(&entry, lease, meant);
-        self.fits(value.len()).map_err(|e| effort.failed(e))?;
         let link = &self.link;
         let connected = link.connected(effort.until).await;
         connected.map_err(|e| effort.failed(e))?;
@@ -310,23 +308,6 @@ impl Shared {
         };
         self.seen.wrote(&identity, row);
         Ok(Some(acquired))
-    }
-
-    /// Whether the server takes a value of this length: nothing is sent where it does not.
-    fn fits(&self, len: usize) -> Result<()> {
-        // Subject, reply, headers and the protocol's own words count too.
-        const ENVELOPE: usize = 512;
-        let limit = self.limit().saturating_sub(ENVELOPE);
-        if len <= limit {
-            return Ok(());
-        }
-        Err(StoreError::new(
-            StoreErrorKind::TooLarge,
-            format!(
-                "the record has {len} bytes, this NATS server or bucket takes {limit}: raise \
-                 max_payload, or keep less"
-            ),
-        ))
     }
 }
 

@@ -40,12 +40,12 @@ impl Listen for Listener {
 /// Makes a consumer and follows it until it fails, or nobody has waited for a while.
 async fn follow(shared: &Shared, up: &Up) {
     let link = &shared.link;
-    let until = Instant::now() + link.timeout();
+    let until = Instant::now() + link.timeout;
     if link.connected(until).await.is_err() {
         return;
     }
     let config = push::Config {
-        deliver_subject: link.client().new_inbox(),
+        deliver_subject: link.client.new_inbox(),
         deliver_policy: DeliverPolicy::New,
         ack_policy: AckPolicy::None,
         headers_only: true,
@@ -56,8 +56,8 @@ async fn follow(shared: &Shared, up: &Up) {
         ..push::Config::default()
     };
     let (losses, asked) = (link.losses(), Instant::now());
-    let created = link.stream().create_consumer(config);
-    let Ok(Ok(consumer)) = link.answered(link.timeout(), created).await else {
+    let created = link.stream.create_consumer(config);
+    let Ok(Ok(consumer)) = link.answered(link.timeout, created).await else {
         return;
     };
     shared
@@ -94,5 +94,5 @@ async fn follow(shared: &Shared, up: &Up) {
         }
     }
     let name = &consumer.cached_info().name;
-    let _ = timeout(Duration::from_secs(1), link.stream().delete_consumer(name)).await;
+    let _ = timeout(Duration::from_secs(1), link.stream.delete_consumer(name)).await;
 }

@@ -32,7 +32,6 @@ pub(super) struct Sent<T> {
 /// The connections of one store.
 pub(super) struct Link {
     maker: Arc<Maker>,
-    timeout: Duration,
     lanes: Box<[Lane]>,
     next: AtomicUsize,
 }
@@ -47,7 +46,6 @@ impl Link {
                 scripts: Scripts::new(),
                 timeout,
             }),
-            timeout,
             lanes: (0..connections.max(1)).map(|_| Lane::default()).collect(),
             next: AtomicUsize::new(0),
         }
@@ -77,7 +75,7 @@ impl Link {
 
     /// Runs several commands on one server. Errors are among the answers.
     pub(super) async fn pipeline(&self, pipeline: &Pipeline, node: &Node) -> Result<Vec<Value>> {
-        let until = Instant::now() + self.timeout;
+        let until = Instant::now() + self.maker.timeout;
         let send = |mut wire: Wire, _| async move {
             let pipeline = pipeline.clone();
             wire.pipeline(pipeline, || wire::on(node)).await
@@ -163,7 +161,7 @@ impl Link {
         if let Some(made) = &used {
             lane.forget(made);
         }
-        let after = format!("redis did not answer within {:?}", self.timeout);
+        let after = format!("redis did not answer within {:?}", self.maker.timeout);
         Err(if was_sent && effect == Effect::Write {
             let message = format!("{after}; the step may have happened");
             StoreError::new(StoreErrorKind::Unknown, message)

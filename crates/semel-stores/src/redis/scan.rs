@@ -177,7 +177,7 @@ impl Inner {
                     .filter(|digest| after.is_none_or(|(_, last)| *digest > last))
                     .collect();
                 let digests = digests.into_iter().collect();
-                let mut wanted = self.matching(scan.node(), digests, query).await?;
+                let mut wanted = self.matching(&scan.node, digests, query).await?;
                 wanted.retain(|digest| !found.contains(digest));
                 let room = limit - found.len();
                 if wanted.len() > room {
@@ -208,7 +208,7 @@ impl Inner {
                     after.is_none_or(|after| *digest > after)
                         && last.is_none_or(|last| *digest < last)
                 });
-                for digest in self.matching(scan.node(), digests, query).await? {
+                for digest in self.matching(&scan.node, digests, query).await? {
                     smallest.insert(digest);
                     if smallest.len() > limit {
                         smallest.pop_last();
@@ -316,7 +316,7 @@ impl Inner {
                 for digest in &digests {
                     removals.cmd("UNLINK").arg(self.key(digest));
                 }
-                for answer in self.link.pipeline(&removals, scan.node()).await? {
+                for answer in self.link.pipeline(&removals, &scan.node).await? {
                     answer
                         .extract_error()
                         .map_err(|e| sent(e, Effect::Read, false))?;
@@ -378,10 +378,6 @@ impl Scan {
             cursor: Some(0),
             step: STEP,
         }
-    }
-
-    const fn node(&self) -> &Node {
-        &self.node
     }
 
     /// The digests of the next step, which may be none; `None` at the end.

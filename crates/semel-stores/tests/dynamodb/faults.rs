@@ -49,12 +49,7 @@ async fn the_winner_of_a_lost_answer_is_the_winner() {
         let done = store.complete(one.digest(), &token, &outcome(), DAY).await;
         assert_eq!(done.unwrap_err().kind(), StoreErrorKind::Unknown);
         proxy.set(Fault::None);
-        applied(
-            store
-                .complete(one.digest(), &token, &outcome(), DAY)
-                .await
-                .unwrap(),
-        );
+        complete(&store, &one, &token, DAY).await;
         assert!(matches!(
             claim(&store, &one, &request(LONG, OnLost::Hold)).await,
             Claim::Completed { .. }
@@ -69,12 +64,7 @@ async fn one_cut_is_not_noticed() {
         let one = identity(&format!("key {n}"));
         let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
         proxy.cut();
-        applied(
-            store
-                .complete(one.digest(), &token, &outcome(), DAY)
-                .await
-                .unwrap(),
-        );
+        complete(&store, &one, &token, DAY).await;
     }
     assert!(proxy.connections() >= 10, "connections were cut");
 }

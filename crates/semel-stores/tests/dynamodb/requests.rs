@@ -1,11 +1,12 @@
 //! How many requests each step takes. Each is paid for.
 
 use semel::FinishedStep;
-use semel::store::{Resolution, StoreExt as _, Verdict};
+use semel::store::StoreExt as _;
 use semel_stores::dynamodb::Purging;
 use semel_testkit::servers::{DynamoDb, Server as _};
 
 use super::*;
+use crate::servers::did_not_happen;
 
 /// Runs a step, and says how many requests the server took for it.
 async fn cost<T>(server: &DynamoDb, step: impl Future<Output = T>) -> (u64, T) {
@@ -99,21 +100,11 @@ async fn what_a_lapse_and_a_resolution_cost() {
         cost(&server, claim(&store, &held, &request(LONG, OnLost::Hold))).await;
     assert!(matches!(claimed, Claim::Unknown { .. }));
     assert_eq!(requests, 1, "a lapse found under Hold");
-    let resolution = Resolution {
-        verdict: Verdict::DidNotHappen,
-        by: "test".into(),
-        reason: "asked".into(),
-        fence: fences[2],
-        nonce: Nonce::random().unwrap(),
-    };
+    let resolution = did_not_happen(fences[2]);
     let (requests, done) = cost(&server, store.resolve(resolved.digest(), &resolution)).await;
     applied(done.unwrap());
     assert_eq!(requests, 1, "resolution of a lapsed one");
-    let resolution = Resolution {
-        fence: fences[1],
-        nonce: Nonce::random().unwrap(),
-        ..resolution
-    };
+    let resolution = did_not_happen(fences[1]);
     let (requests, done) = cost(&server, store.resolve(held.digest(), &resolution)).await;
     applied(done.unwrap());
     assert_eq!(requests, 2, "resolution of an unknown one");
@@ -154,12 +145,7 @@ async fn a_claim_on_what_is_past_its_retention_takes_two() {
     let one = identity("one");
     let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
-    applied(
-        store
-            .complete(one.digest(), &token, &outcome(), none)
-            .await
-            .unwrap(),
-    );
+    complete(&store, &one, &token, none).await;
     let (requests, claimed) =
         cost(&server, claim(&store, &one, &request(LONG, OnLost::Hold))).await;
     assert_eq!((requests, acquired(claimed).attempt), (2, 1));
@@ -173,12 +159,7 @@ async fn purging_is_left_to_the_table_unless_asked_for() {
     let one = identity("one");
     let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
-    applied(
-        store
-            .complete(one.digest(), &token, &outcome(), none)
-            .await
-            .unwrap(),
-    );
+    complete(&store, &one, &token, none).await;
 
     for asked in [1, 0] {
         let (requests, purged) = cost(&server, store.purge(100)).await;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, Retention, Store as _, StoreExt as _};
-use semel::{Outcome, StoreError, StoreErrorKind};
+use semel::store::{Claim, Fenced, Store as _, StoreExt as _};
+use semel::{Outcome, StoreErrorKind};
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Nats, Server as _};
 
 use super::{LONG, acquire, complete, identity, open, options, request, unique, with_bucket};
+use crate::servers;
 
 /// Tries until it works; every failure on the way is a typed one.
 async fn until_it_works<T, F>(mut step: impl FnMut() -> F) -> T
@@ -119,47 +120,14 @@ async fn lost_answers_are_unknown_and_repeating_is_right() {
     assert!(proxy.hits() > 0);
 }
 
-/// The completion is stored, and its answer lost. Before it is asked for again, its retention is over and another claim
-/// holds the record: to say that the completion was refused would be false.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_that_others_came_after_is_not_called_refused() {
     let server = Nats::start().unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let bucket = unique("after");
-    let store = Arc::new(open(&with_bucket(&server.url_through(proxy.address()), &bucket)).await);
+    let store = open(&with_bucket(&server.url_through(proxy.address()), &bucket)).await;
     let direct = open(&with_bucket(&server.url(), &bucket)).await;
-    let identity = identity("after");
-    let token = acquire(&store, &identity, LONG).await;
-
-    proxy.set(Fault::SwallowAnswers);
-    let completing = {
-        let (store, identity) = (store.clone(), identity.clone());
-        let (outcome, brief) = (Outcome::success(b"done"), Duration::from_millis(50));
-        tokio::spawn(async move {
-            let retention = Retention::new(brief);
-            store
-                .complete(identity.digest(), &token, &outcome, retention)
-                .await
-        })
-    };
-    let next = until_it_works(|| async {
-        match direct.claim(&identity, &request(LONG)).await? {
-            Claim::Acquired(next) => Ok(next.token),
-            other => Err(StoreError::new(
-                StoreErrorKind::NotApplied,
-                format!("{other:?}"),
-            )),
-        }
-    });
-    let next = next.await;
-    proxy.set(Fault::None);
-    let error = completing.await.unwrap().unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
-    assert!(error.to_string().contains("refused now"), "{error}");
-    assert_eq!(
-        complete(&direct, &identity, &next).await.unwrap(),
-        Fenced::Applied
-    );
+    servers::others_came_after(&proxy, store, direct, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

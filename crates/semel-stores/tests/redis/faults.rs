@@ -4,20 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::store::{
-    Claim, ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, StoreExt as _, Verdict,
-};
-use semel::{FinishedStep, Outcome, Store as _, StoreErrorKind};
+use semel::store::{Claim, ClaimRequest, Fenced, Nonce, OnLost, StoreExt as _};
+use semel::{FinishedStep, Store as _, StoreErrorKind};
 use semel_stores::RedisStore;
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Redis, Server as _};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{
-    acquired, claim, claim_at_last, complete_at_last, eventually, failed, identity, options,
-    request, tell,
-};
+use super::{acquired, claim, eventually, failed, identity, options, request, tell};
+use crate::servers::{self, did_not_happen};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_was_lost_leaves_no_doubt_when_asked_again() {
@@ -42,7 +38,7 @@ async fn an_answer_that_was_lost_leaves_no_doubt_when_asked_again() {
             StoreErrorKind::Unknown,
         );
         proxy.set(Fault::None);
-        let own = acquired(eventually(async || store.claim(&identity, &asked).await).await);
+        let own = acquired(eventually(|| store.claim(&identity, &asked)).await);
         assert_eq!(own.attempt, 1, "{fault:?}");
 
         proxy.set(fault);
@@ -97,13 +93,7 @@ async fn a_step_that_arrives_twice_is_done_once() {
         assert_eq!(second.attempt, 2);
         let marked = store.mark_unknown(digest, &second.token).await;
         assert_eq!(marked.unwrap(), Fenced::Applied);
-        let resolution = Resolution {
-            verdict: Verdict::DidNotHappen,
-            by: "test".into(),
-            reason: "asked".into(),
-            fence: second.token.fence,
-            nonce: Nonce::random().unwrap(),
-        };
+        let resolution = did_not_happen(second.token.fence);
         let resolved = store.resolve(digest, &resolution).await;
         assert_eq!(resolved.unwrap(), Fenced::Applied);
         let third = claim(&store, &identity).await;
@@ -117,47 +107,15 @@ async fn a_step_that_arrives_twice_is_done_once() {
     assert!(proxy.hits() > 100);
 }
 
-/// The completion is stored, and its answer lost. Before it is sent again, its retention is over and another claim holds
-/// the record: to say that the completion was refused would be false.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_others_came_after_is_not_called_refused() {
     let server = Redis::start(&[]).unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let options = options();
-    let store = options
-        .clone()
-        .open(&server.url_through(proxy.address()))
-        .await
-        .unwrap();
+    let through = server.url_through(proxy.address());
+    let store = options.clone().open(&through).await.unwrap();
     let direct = options.open(&server.url()).await.unwrap();
-    let identity = identity("a-key-of-some-length");
-    let token = claim(&store, &identity).await.token;
-
-    proxy.set(Fault::SwallowAnswers);
-    let completing = {
-        let identity = identity.clone();
-        tokio::spawn(async move {
-            let (outcome, brief) = (
-                Outcome::success(b"done"),
-                Retention::new(Duration::from_millis(50)),
-            );
-            store
-                .complete(identity.digest(), &token, &outcome, brief)
-                .await
-        })
-    };
-    let next = loop {
-        match direct.claim(&identity, &request()).await.unwrap() {
-            Claim::Acquired(next) => break next.token,
-            _ => sleep(Duration::from_millis(10)).await,
-        }
-    };
-    proxy.set(Fault::None);
-    proxy.cut();
-    let error = failed(completing.await.unwrap(), StoreErrorKind::Unknown);
-    assert!(error.to_string().contains("refused now"), "{error}");
-    let done = super::complete(&direct, identity.digest(), &next);
-    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    servers::others_came_after(&proxy, store, direct, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,8 +160,9 @@ impl Load {
                 let mut kept = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     let (identity, asked) = (identity("a-key-of-some-length"), request());
-                    let own = acquired(claim_at_last(&store, &identity, &asked).await);
-                    let fenced = complete_at_last(&store, identity.digest(), &own.token).await;
+                    let own = acquired(eventually(|| store.claim(&identity, &asked)).await);
+                    let complete = || super::complete(&store, identity.digest(), &own.token);
+                    let fenced = eventually(complete).await;
                     assert_eq!(fenced, Fenced::Applied);
                     done.fetch_add(1, Ordering::Relaxed);
                     kept.push(identity);
@@ -325,7 +284,7 @@ async fn a_pause_longer_than_the_lease_leaves_one_winner() {
                     assert!(passing.contains(&error.kind()), "{error}");
                 }
                 // The same claim, until there is an answer.
-                claim_at_last(&store, &identity, &asked).await
+                eventually(|| store.claim(&identity, &asked)).await
             });
         }
         // The holder, too, finds that it no longer is one, or that it still is.
