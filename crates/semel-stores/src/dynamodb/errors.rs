@@ -2,7 +2,6 @@
 //! been carried out, and what to tell the caller.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
@@ -127,20 +126,8 @@ where
         (_, SdkError::ServiceError(_)) => "DynamoDB did not answer as it should",
         _ => "DynamoDB cannot be reached",
     };
-    StoreError::new(kind, format!("{message}: {}", Causes(&error))).with_source(error)
-}
-
-/// An error with its causes in one line.
-struct Causes<'a>(&'a (dyn StdError + 'static));
-
-impl fmt::Display for Causes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, error) in chain(self.0).take(6).enumerate() {
-            let separator = if n == 0 { "" } else { ": " };
-            write!(f, "{separator}{error}")?;
-        }
-        Ok(())
-    }
+    let causes: Vec<String> = chain(&error).take(6).map(ToString::to_string).collect();
+    StoreError::new(kind, format!("{message}: {}", causes.join(": "))).with_source(error)
 }
 
 /// A mistake in how the store is used.

@@ -317,7 +317,7 @@ async fn bring_up(
 /// # Errors
 /// [`Config`](StoreErrorKind::Config) where it is missing or unfit.
 pub(super) async fn open(link: &Link, options: &NatsOptions) -> Result<Info, StoreError> {
-    let (info, _) = prepare(link, options, options.wanted()).await?;
+    let (info, _) = prepare(link, options, options.schema.unwrap_or_default()).await?;
     check(link, &info)?;
     Ok(info)
 }

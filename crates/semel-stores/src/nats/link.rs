@@ -66,8 +66,7 @@ impl Link {
             let noted = noted.clone();
             async move { note(&noted, &event) }
         });
-        let hosts = options.hosts().to_vec();
-        let connecting = connect.connect(hosts);
+        let connecting = connect.connect(options.hosts.clone());
         let client = match timeout(options.timeout, connecting).await {
             Ok(Ok(client)) => client,
             Ok(Err(e)) => return Err(not_connected(&e)),
@@ -342,41 +341,33 @@ impl Link {
     /// An API request that the server refused.
     pub(super) fn refused(&self, said: jetstream::Error) -> Trouble {
         let bucket = &self.bucket;
-        match said.error_code() {
-            ErrorCode::STREAM_NOT_FOUND => Trouble::Final(
-                error(
-                    StoreErrorKind::Config,
-                    format!(
-                        "there is no bucket `{bucket}`: run `semel migrate --store …`, or open \
-                         with schema=create"
-                    ),
-                )
-                .with_source(Obstacle::Missing),
-            ),
-            ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => {
-                Trouble::Final(
-                    error(
-                        StoreErrorKind::Config,
-                        "JetStream is not enabled for this account",
-                    )
-                    .with_source(said),
-                )
+        let (kind, message) = match said.error_code() {
+            ErrorCode::STREAM_NOT_FOUND => {
+                let missing = format!(
+                    "there is no bucket `{bucket}`: run `semel migrate --store …`, or open with \
+                     schema=create"
+                );
+                let missing = error(StoreErrorKind::Config, missing);
+                return Trouble::Final(missing.with_source(Obstacle::Missing));
             }
+            ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => (
+                StoreErrorKind::Config,
+                "JetStream is not enabled for this account".into(),
+            ),
             // No leader now, or not yet ready.
-            _ if said.code() == 503 => Trouble::Nobody(
-                error(
-                    StoreErrorKind::NotApplied,
-                    format!("the bucket `{bucket}` has no leader now"),
-                )
-                .with_source(said),
+            _ if said.code() == 503 => (
+                StoreErrorKind::NotApplied,
+                format!("the bucket `{bucket}` has no leader now"),
             ),
-            _ => Trouble::Final(
-                error(
-                    StoreErrorKind::Config,
-                    format!("the NATS server refused a request about the bucket `{bucket}`"),
-                )
-                .with_source(said),
+            _ => (
+                StoreErrorKind::Config,
+                format!("the NATS server refused a request about the bucket `{bucket}`"),
             ),
+        };
+        let refused = error(kind, message).with_source(said);
+        match kind {
+            StoreErrorKind::NotApplied => Trouble::Nobody(refused),
+            _ => Trouble::Final(refused),
         }
     }
 }

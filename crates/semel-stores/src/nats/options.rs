@@ -42,11 +42,11 @@ enum Login {
 /// | `cert`, `key` | | paths of PEM files: the certificate to show, and its key; need `tls=on` |
 #[derive(Clone)]
 pub struct NatsOptions {
-    hosts: Vec<ServerAddr>,
+    pub(super) hosts: Vec<ServerAddr>,
     login: Login,
     pub(super) bucket: Box<str>,
     pub(super) timeout: Duration,
-    schema: Option<Schema>,
+    pub(super) schema: Option<Schema>,
     pub(super) replicas: Option<usize>,
     pub(super) storage: StorageType,
     pub(super) max_bytes: Option<i64>,
@@ -191,14 +191,6 @@ impl NatsOptions {
     /// Those of [`open`](Self::open).
     pub async fn migrate(&self) -> Result<Migrated, OpenError> {
         Ok(bucket::migrate(self).await?)
-    }
-
-    pub(super) fn wanted(&self) -> Schema {
-        self.schema.unwrap_or_default()
-    }
-
-    pub(super) fn hosts(&self) -> &[ServerAddr] {
-        &self.hosts
     }
 
     pub(super) fn driver(&self) -> ConnectOptions {

@@ -30,15 +30,6 @@ pub(super) const ABREAST: usize = 32;
 /// Messages that one page looks at.
 const PAGE: usize = 512;
 
-/// What a message holds.
-pub(super) enum Held {
-    Record(Box<Row>),
-    /// Another program's mark that it deleted the key.
-    Mark,
-    /// It cannot be read.
-    Damaged(StoreError),
-}
-
 /// A message of the bucket.
 pub(super) struct Met {
     pub(super) identity: IdentityDigest,
@@ -46,7 +37,8 @@ pub(super) struct Met {
     /// Which message of its key was the last when this one was stored; 0: there was none. `None`
     /// of what another program wrote without saying so.
     pub(super) replaces: Option<u64>,
-    pub(super) held: Held,
+    /// Its record, unless it is another program's mark that it deleted the key, or cannot be read.
+    pub(super) row: Result<Option<Box<Row>>>,
 }
 
 /// Reads a stretch of the bucket.
@@ -196,19 +188,11 @@ fn read(
     // A subject that is no digest is not ours.
     let identity = link.identity(subject)?;
     let replaces = headers.and_then(|said| said.get(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE));
-    let held = if headers.is_some_and(|said| said.get("KV-Operation").is_some()) {
-        Held::Mark
-    } else {
-        match frame::decode(&identity, sequence, stored, payload) {
-            Ok(row) => Held::Record(Box::new(row)),
-            Err(e) => Held::Damaged(e),
-        }
-    };
     Some(Met {
         identity,
         sequence,
         replaces: replaces.and_then(|sequence| sequence.as_str().parse().ok()),
-        held,
+        row: frame::decode(&identity, sequence, stored, headers, payload),
     })
 }
 
@@ -255,10 +239,8 @@ impl Shared {
                 if replaced.contains(&met.sequence) {
                     continue;
                 }
-                let row = match met.held {
-                    Held::Record(row) => row,
-                    Held::Mark => continue,
-                    Held::Damaged(e) => return Err(e),
+                let Some(row) = met.row? else {
+                    continue;
                 };
                 if row.entry.record.state.kind() == StateKind::InFlight {
                     self.seen.left(&row.entry.label.digest, &row);

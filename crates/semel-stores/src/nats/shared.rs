@@ -47,12 +47,10 @@ impl Shared {
     pub(super) async fn open(options: &NatsOptions) -> Result<Arc<Self>> {
         let link = Link::connect(options).await?;
         let info = bucket::open(&link, options).await?;
-        let mut effort = Effort::new(link.timeout);
-        let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
         let waiters = Arc::<Waiters>::default();
         let this = Self {
             link,
-            clock: ServerClock::new(created(&consumer), asked),
+            clock: ServerClock::default(),
             seen: Seen::default(),
             subscription: Subscription::new(waiters.clone()),
             looks: Arc::default(),
@@ -66,7 +64,7 @@ impl Shared {
             copies: AtomicUsize::new(1),
         };
         this.note(&info);
-        this.drop_consumer(&consumer).await;
+        this.time(&mut this.effort()).await?;
         Ok(Arc::new(this))
     }
 
@@ -118,15 +116,35 @@ impl Shared {
         effort: &mut Effort,
         from: DeliverPolicy,
     ) -> Result<PullConsumer> {
-        let (consumer, asked) = consumer(&self.link, effort, from).await?;
-        self.clock.sample(created(&consumer), asked);
+        let config = pull::Config {
+            deliver_policy: from,
+            ack_policy: AckPolicy::None,
+            inactive_threshold: Duration::from_secs(10),
+            memory_storage: true,
+            num_replicas: 1,
+            ..pull::Config::default()
+        };
+        let link = &self.link;
+        let created = async |patience| {
+            let asked = Instant::now();
+            let created = link.stream.create_consumer(config.clone());
+            match link.answered(patience, created).await? {
+                Ok(consumer) => Ok((consumer, asked)),
+                Err(e) => Err(match e.kind() {
+                    ConsumerErrorKind::JetStream(said) => link.refused(said),
+                    _ => link.unanswered(&e),
+                }),
+            }
+        };
+        let (consumer, asked) = link.ask(effort, created).await?;
+        self.clock.sample(created_at(&consumer), asked);
         Ok(consumer)
     }
 
     /// What time the server has, asked now.
     pub(super) async fn time(&self, effort: &mut Effort) -> Result<Mark> {
         let consumer = self.consumer(effort, DeliverPolicy::New).await?;
-        let time = Mark::new(created(&consumer));
+        let time = Mark::new(created_at(&consumer));
         self.drop_consumer(&consumer).await;
         Ok(time)
     }
@@ -222,34 +240,6 @@ impl Shared {
     }
 }
 
-fn created(consumer: &PullConsumer) -> Timestamp {
+fn created_at(consumer: &PullConsumer) -> Timestamp {
     timestamp(consumer.cached_info().created)
-}
-
-/// A consumer, and when it was asked for.
-async fn consumer(
-    link: &Link,
-    effort: &mut Effort,
-    from: DeliverPolicy,
-) -> Result<(PullConsumer, Instant)> {
-    let config = pull::Config {
-        deliver_policy: from,
-        ack_policy: AckPolicy::None,
-        inactive_threshold: Duration::from_secs(10),
-        memory_storage: true,
-        num_replicas: 1,
-        ..pull::Config::default()
-    };
-    let created = async |patience| {
-        let asked = Instant::now();
-        let created = link.stream.create_consumer(config.clone());
-        match link.answered(patience, created).await? {
-            Ok(consumer) => Ok((consumer, asked)),
-            Err(e) => Err(match e.kind() {
-                ConsumerErrorKind::JetStream(said) => link.refused(said),
-                _ => link.unanswered(&e),
-            }),
-        }
-    };
-    link.ask(effort, created).await
 }

@@ -241,10 +241,8 @@ impl Shared {
             let stored = timestamp(message.time);
             self.clock.reached(stored);
             found.revision = message.sequence;
-            if message.headers.get("KV-Operation").is_none() {
-                let row = frame::decode(identity, message.sequence, stored, &message.payload)?;
-                found.row = Some(Box::new(row));
-            }
+            let (revision, headers) = (message.sequence, Some(&message.headers));
+            found.row = frame::decode(identity, revision, stored, headers, &message.payload)?;
         }
         Ok(found)
     }

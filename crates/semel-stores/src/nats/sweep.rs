@@ -14,7 +14,7 @@ use semel::store::{Purged, Result};
 use super::clock::Mark;
 use super::link::timestamp;
 use super::removal::{Pass, Removals};
-use super::scan::{Held, Scan};
+use super::scan::Scan;
 use super::shared::Shared;
 
 /// Messages from `first` on and before `end`; none of them may go before `due`.
@@ -140,10 +140,10 @@ impl Shared {
             let now = purge.time.now();
             let mut removals = Removals::default();
             for met in batch {
-                let purge_at = match &met.held {
-                    Held::Record(row) => row.entry.record.purge_at,
+                let purge_at = match &met.row {
+                    Ok(Some(row)) => row.entry.record.purge_at,
                     // Not known to be past anything: what is damaged stays.
-                    Held::Mark | Held::Damaged(_) => Timestamp::MAX,
+                    Ok(None) | Err(_) => Timestamp::MAX,
                 };
                 let ended = now >= purge_at;
                 if ended && purge.purged.removed + removals.records >= purge.limit {
@@ -157,7 +157,7 @@ impl Shared {
                     removals.replaced_by(&met, &purge.pass);
                     purge.pass.meets(&met);
                 }
-                if ended || matches!(met.held, Held::Mark) {
+                if ended || matches!(met.row, Ok(None)) {
                     removals.add(&met, ended);
                 } else {
                     read.due = read.due.min(purge_at);

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::RedisResult;
@@ -18,7 +17,6 @@ use super::wire::{Wire, checked};
 pub(super) struct Maker {
     pub(super) target: Target,
     pub(super) scripts: Scripts,
-    pub(super) timeout: Duration,
 }
 
 /// A connection that is being made, was made or could not be. It is known from the one made after it by its
@@ -78,7 +76,7 @@ impl Maker {
     async fn connect(&self) -> RedisResult<Wire> {
         // The parts have limits of their own; this is for a server that takes connections, and
         // answers nothing.
-        let made = timeout(self.timeout * 2, self.make()).await;
+        let made = timeout(self.target.timeout * 2, self.make()).await;
         made.unwrap_or_else(|_| {
             let silent = "no connection was made in time";
             Err(io::Error::new(io::ErrorKind::TimedOut, silent).into())
@@ -103,8 +101,8 @@ impl Maker {
         }
         let count = greeting.len();
         let answers = wire.send_packed_commands(&greeting, 0, count).await?;
-        let mut answers = answers.into_iter();
-        match answers.next().map(checked) {
+        // A script that could not be loaded is sent with its first call.
+        match answers.into_iter().next().map(checked) {
             Some(Ok(info)) => {
                 let info: String = redis::from_redis_value(info)?;
                 if info.lines().any(|line| line == "role:slave") {
@@ -113,20 +111,11 @@ impl Maker {
                         Some("the server is a replica".into()),
                     ));
                 }
+                Ok(())
             }
             // Where `INFO` is forbidden the probe says so, and the first write would tell a replica.
-            Some(Err(error)) if error.code() == Some("NOPERM") => {}
-            Some(Err(error)) => return Err(error),
-            None => {}
+            Some(Err(error)) if error.code() != Some("NOPERM") => Err(error),
+            _ => Ok(()),
         }
-        // A script that could not be loaded is sent with its first call. But who must log in is told now.
-        for answer in answers {
-            if let Err(error) = checked(answer)
-                && error.code() == Some("NOAUTH")
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }

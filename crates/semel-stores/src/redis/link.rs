@@ -37,14 +37,13 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(target: Target, timeout: Duration, connections: usize) -> Self {
+    pub(super) fn new(target: Target, connections: usize) -> Self {
         // A Cluster's client has a connection to each node already.
         let connections = if target.is_cluster() { 1 } else { connections };
         Self {
             maker: Arc::new(Maker {
                 target,
                 scripts: Scripts::new(),
-                timeout,
             }),
             lanes: (0..connections.max(1)).map(|_| Lane::default()).collect(),
             next: AtomicUsize::new(0),
@@ -75,7 +74,7 @@ impl Link {
 
     /// Runs several commands on one server. Errors are among the answers.
     pub(super) async fn pipeline(&self, pipeline: &Pipeline, node: &Node) -> Result<Vec<Value>> {
-        let until = Instant::now() + self.maker.timeout;
+        let until = Instant::now() + self.target().timeout;
         let send = |mut wire: Wire, _| async move {
             let pipeline = pipeline.clone();
             wire.pipeline(pipeline, || wire::on(node)).await
@@ -161,7 +160,7 @@ impl Link {
         if let Some(made) = &used {
             lane.forget(made);
         }
-        let after = format!("redis did not answer within {:?}", self.maker.timeout);
+        let after = format!("redis did not answer within {:?}", self.target().timeout);
         Err(if was_sent && effect == Effect::Write {
             let message = format!("{after}; the step may have happened");
             StoreError::new(StoreErrorKind::Unknown, message)

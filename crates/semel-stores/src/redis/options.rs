@@ -223,33 +223,21 @@ impl RedisOptions {
         if let Some(prefix) = location.take("prefix", "text")? {
             self.prefix = prefix;
         }
-        if let Some(timeout) = location.duration("timeout")? {
-            self.timeout = timeout;
-        }
-        if let Some(connections) = location.take("connections", "a number from 1 to 64")? {
-            self.connections = connections;
-        }
-        if let Some(replicas) = location.take("wait_replicas", "a number")? {
-            self.wait_replicas = replicas;
-        }
-        if let Some(wait) = location.choice("wait_aof", &YES_OR_NO)? {
-            self.wait_disk = wait;
-        }
-        if let Some(timeout) = location.duration("wait_timeout")? {
-            self.wait_timeout = Some(timeout);
-        }
-        if let Some(accept) = location.choice("unsafe", &[("refuse", false), ("warn", true)])? {
-            self.accept_unsafe = accept;
-        }
-        if let Some(tls) = location.choice("tls", &YES_OR_NO)? {
-            self.tls = tls;
-        }
-        if let Some(path) = location.take("ca", "a file's path")? {
-            self.authority = Some(path);
-        }
-        if let Some(files) = location.certificate(["cert", "key"])? {
-            self.certificate = Some(files);
-        }
+        self.timeout = location.duration("timeout")?.unwrap_or(self.timeout);
+        let connections = location.take("connections", "a number from 1 to 64")?;
+        self.connections = connections.unwrap_or(self.connections);
+        let replicas = location.take("wait_replicas", "a number")?;
+        self.wait_replicas = replicas.unwrap_or(self.wait_replicas);
+        let wait = location.choice("wait_aof", &YES_OR_NO)?;
+        self.wait_disk = wait.unwrap_or(self.wait_disk);
+        self.wait_timeout = location.duration("wait_timeout")?.or(self.wait_timeout);
+        let accept = location.choice("unsafe", &[("refuse", false), ("warn", true)])?;
+        self.accept_unsafe = accept.unwrap_or(self.accept_unsafe);
+        self.tls = location.choice("tls", &YES_OR_NO)?.unwrap_or(self.tls);
+        let authority = location.take("ca", "a file's path")?;
+        self.authority = authority.or_else(|| self.authority.take());
+        let files = location.certificate(["cert", "key"])?;
+        self.certificate = files.or_else(|| self.certificate.take());
         Ok(())
     }
 

@@ -88,48 +88,29 @@ impl Place {
     }
 }
 
-/// A cursor of a listing.
-enum From {
-    Start,
-    /// After this digest, among few keys.
-    After(IdentityDigest),
-    /// From here, among many.
-    Place(Place),
-}
-
-impl From {
-    fn of(query: &ListQuery) -> Result<Self> {
+impl Inner {
+    pub(super) async fn list(&self, query: &ListQuery) -> Result<Page> {
         let Some(Cursor(bytes)) = &query.after else {
-            return Ok(Self::Start);
+            let mut keys = 0_u64;
+            for node in self.nodes().await? {
+                keys = keys.saturating_add(self.keys(&node).await?);
+            }
+            return match keys <= FEW {
+                true => self.list_few(query, None).await,
+                false => self.list_many(query, None).await,
+            };
         };
         if let Ok(digest) = <[u8; 32]>::try_from(&**bytes) {
-            return Ok(Self::After(IdentityDigest::from_bytes(digest)));
+            let after = IdentityDigest::from_bytes(digest);
+            return self.list_few(query, Some(after)).await;
         }
-        Place::from_bytes(bytes).map(Self::Place).ok_or_else(|| {
+        let place = Place::from_bytes(bytes).ok_or_else(|| {
             StoreError::new(
                 StoreErrorKind::Config,
                 "the cursor is not one of this store",
             )
-        })
-    }
-}
-
-impl Inner {
-    pub(super) async fn list(&self, query: &ListQuery) -> Result<Page> {
-        match From::of(query)? {
-            From::After(digest) => self.list_few(query, Some(digest)).await,
-            From::Place(place) => self.list_many(query, Some(place)).await,
-            From::Start => {
-                let mut keys = 0_u64;
-                for node in self.nodes().await? {
-                    keys = keys.saturating_add(self.keys(&node).await?);
-                }
-                match keys <= FEW {
-                    true => self.list_few(query, None).await,
-                    false => self.list_many(query, None).await,
-                }
-            }
-        }
+        })?;
+        self.list_many(query, Some(place)).await
     }
 
     async fn list_many(&self, query: &ListQuery, from: Option<Place>) -> Result<Page> {
