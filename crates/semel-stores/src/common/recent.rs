@@ -24,11 +24,11 @@ impl<T> Default for Recent<T> {
 
 impl<T> Recent<T> {
     /// What is looked at is young again.
-    pub(crate) fn get(&mut self, identity: &IdentityDigest) -> Option<&T> {
+    pub(crate) fn get(&mut self, identity: &IdentityDigest) -> Option<&mut T> {
         if let Some(value) = self.old.remove(identity) {
             self.insert(identity, value);
         }
-        self.young.get(identity)
+        self.young.get_mut(identity)
     }
 
     pub(crate) fn insert(&mut self, identity: &IdentityDigest, value: T) {
@@ -66,7 +66,7 @@ mod tests {
         for n in 0..5 * KEPT {
             recent.insert(&numbered(n), n);
             if n % KEPT == 0 {
-                assert_eq!(recent.get(&numbered(0)), Some(&0));
+                assert_eq!(recent.get(&numbered(0)), Some(&mut 0));
             }
         }
         assert_eq!(recent.get(&numbered(KEPT)), None);

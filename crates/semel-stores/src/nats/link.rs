@@ -100,7 +100,8 @@ impl Link {
         format!("{}>", self.prefix)
     }
 
-    fn subject(&self, identity: &IdentityDigest) -> String {
+    /// The subject of a key.
+    pub(super) fn subject(&self, identity: &IdentityDigest) -> String {
         format!("{}{identity}", self.prefix)
     }
 
@@ -189,16 +190,16 @@ impl Link {
         self.message(patience, asked).await
     }
 
-    /// The first message of any key from `sequence` on, from the leader.
-    pub(super) async fn next(
+    /// The first message of a key, or of all, from `sequence` on, from the leader.
+    pub(super) async fn first(
         &self,
+        subject: &str,
         sequence: u64,
         patience: Duration,
     ) -> Answer<Option<StreamMessage>> {
-        let subjects = self.subjects();
         let asked = self
             .stream
-            .get_first_raw_message_by_subject(&subjects, sequence);
+            .get_first_raw_message_by_subject(subject, sequence);
         self.message(patience, asked).await
     }
 
@@ -215,20 +216,6 @@ impl Link {
                 _ => Err(self.unanswered(&e)),
             },
         }
-    }
-
-    /// The first message of this key from `sequence` on, from the leader.
-    pub(super) async fn first(
-        &self,
-        identity: &IdentityDigest,
-        sequence: u64,
-        patience: Duration,
-    ) -> Answer<Option<StreamMessage>> {
-        let subject = self.subject(identity);
-        let asked = self
-            .stream
-            .get_first_raw_message_by_subject(&subject, sequence);
-        self.message(patience, asked).await
     }
 
     /// Removes exactly the message with this sequence. `false` where it is not there any more.

@@ -136,9 +136,10 @@ impl Shared {
 
     async fn remove_before(&self, identity: &IdentityDigest, sequence: u64) -> Result<()> {
         let link = &self.link;
+        let subject = link.subject(identity);
         loop {
             let mut effort = self.effort();
-            let first = link.ask(&mut effort, |patience| link.first(identity, 1, patience));
+            let first = link.ask(&mut effort, |patience| link.first(&subject, 1, patience));
             match first.await? {
                 Some(first) if first.sequence < sequence => {
                     self.remove_one(first.sequence).await?;

@@ -149,8 +149,11 @@ impl<'a> Scan<'a> {
     /// The next message, from the leader.
     async fn following(&mut self) -> Result<Option<Met>> {
         let link = &self.shared.link;
+        let subjects = link.subjects();
         loop {
-            let next = link.ask(&mut self.effort, |patience| link.next(self.next, patience));
+            let next = link.ask(&mut self.effort, |patience| {
+                link.first(&subjects, self.next, patience)
+            });
             let Some(message) = next.await? else {
                 return Ok(None);
             };
@@ -288,9 +291,9 @@ impl Shared {
             return Ok(Some(met));
         }
         let (link, after) = (&self.link, met.revision + 1);
-        let mut effort = self.effort();
+        let (subject, mut effort) = (link.subject(&identity), self.effort());
         let next = link.ask(&mut effort, |patience| {
-            link.first(&identity, after, patience)
+            link.first(&subject, after, patience)
         });
         // There is none where the record was removed meanwhile.
         Ok(next

@@ -10,99 +10,98 @@ use tokio::time::Instant;
 use super::frame::Row;
 use crate::common::recent::Recent;
 
-/// A revision that stands, as this handle has seen it from some instant on.
-#[derive(Debug, Clone, Copy)]
+/// A revision that stands.
 struct Standing {
     revision: u64,
+    /// This handle has seen it from here on.
     since: Instant,
+    /// The record, where this handle made the claim, and may change it.
+    written: Option<Row>,
 }
 
 impl Standing {
-    fn from_now(revision: u64) -> Self {
+    fn from_now(revision: u64, written: Option<Row>) -> Self {
         Self {
             revision,
             since: Instant::now(),
+            written,
         }
     }
 }
 
 #[derive(Default)]
-pub(super) struct Seen {
-    standing: Mutex<Recent<Standing>>,
-    written: Mutex<Recent<Row>>,
-}
+pub(super) struct Seen(Mutex<Recent<Standing>>);
 
 impl Seen {
     /// Notes that `row` is there now, and says for how long its lease has certainly not lapsed before;
     /// nothing: it has. `None` where a later revision is known: the row was read before it, or from a
     /// leader that is behind.
     pub(super) fn left(&self, identity: &IdentityDigest, row: &Row) -> Option<Duration> {
-        let mut standing = self.standing.lock();
-        let known = match standing.get(identity).copied() {
-            Some(known) if known.revision == row.revision => known,
+        let mut seen = self.0.lock();
+        let elapsed = match seen.get(identity) {
+            Some(known) if known.revision == row.revision => known.since.elapsed(),
             Some(known) if known.revision > row.revision => return None,
             _ => {
-                let first = Standing::from_now(row.revision);
-                standing.insert(identity, first);
-                first
+                seen.insert(identity, Standing::from_now(row.revision, None));
+                Duration::ZERO
             }
         };
         if row.entry.record.state.kind() != StateKind::InFlight {
             return Some(Duration::ZERO);
         }
-        Some(row.lease.saturating_sub(known.since.elapsed()))
+        Some(row.lease.saturating_sub(elapsed))
     }
 
     /// Forgets what was seen of a record: the server went back, and says so again and again.
     pub(super) fn unsee(&self, identity: &IdentityDigest) {
-        self.standing.lock().remove(identity);
-        self.forget(identity);
+        self.0.lock().remove(identity);
     }
 
     /// Notes that the record changed: whoever knew an earlier revision starts anew.
     pub(super) fn changed(&self, identity: &IdentityDigest, revision: u64) {
-        let mut standing = self.standing.lock();
-        if standing
-            .get(identity)
-            .is_some_and(|known| known.revision < revision)
-        {
-            standing.insert(identity, Standing::from_now(revision));
+        let mut seen = self.0.lock();
+        let known = seen.get(identity);
+        if known.is_some_and(|known| known.revision < revision) {
+            seen.insert(identity, Standing::from_now(revision, None));
         }
     }
 
     /// Whether this handle has met the record.
     pub(super) fn knows(&self, identity: &IdentityDigest) -> bool {
-        self.standing.lock().get(identity).is_some()
+        self.0.lock().get(identity).is_some()
     }
 
     /// Notes what this handle wrote. What it settled is not kept: later steps on it are rare, and read it.
     pub(super) fn wrote(&self, identity: &IdentityDigest, row: Row) {
-        let standing = Standing::from_now(row.revision);
-        self.standing.lock().insert(identity, standing);
-        match row.entry.record.state.kind() {
-            StateKind::InFlight | StateKind::Unknown => self.remember(identity, row),
-            StateKind::Completed | StateKind::Released => self.forget(identity),
-        }
+        let kind = row.entry.record.state.kind();
+        let is_kept = matches!(kind, StateKind::InFlight | StateKind::Unknown);
+        let standing = Standing::from_now(row.revision, is_kept.then_some(row));
+        self.0.lock().insert(identity, standing);
     }
 
-    /// Keeps a record whose claim this handle made, as it was read or written.
+    /// Keeps a record whose claim this handle made, as it was read.
     pub(super) fn remember(&self, identity: &IdentityDigest, row: Row) {
-        self.written.lock().insert(identity, row);
+        if let Some(known) = self.0.lock().get(identity)
+            && known.revision == row.revision
+        {
+            known.written = Some(row);
+        }
     }
 
     /// The record as this handle last wrote it, if it did.
     pub(super) fn written(&self, identity: &IdentityDigest) -> Option<Row> {
-        self.written.lock().get(identity).cloned()
+        self.0.lock().get(identity)?.written.clone()
     }
 
     /// The record is not as this handle wrote it.
     pub(super) fn forget(&self, identity: &IdentityDigest) {
-        self.written.lock().remove(identity);
+        if let Some(known) = self.0.lock().get(identity) {
+            known.written = None;
+        }
     }
 
     /// Forgets everything.
     pub(super) fn clear(&self) {
-        *self.standing.lock() = Recent::default();
-        *self.written.lock() = Recent::default();
+        *self.0.lock() = Recent::default();
     }
 }
