@@ -28,7 +28,6 @@ mod scan;
 mod schema;
 mod steps;
 mod update;
-mod url;
 mod versioned;
 mod watch;
 

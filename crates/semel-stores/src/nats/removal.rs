@@ -24,26 +24,6 @@ use semel::store::Result;
 use super::scan::{ABREAST, Met};
 use super::shared::Shared;
 
-/// The messages that a purge met, in one go from some sequence on.
-pub(super) struct Pass {
-    from: u64,
-    /// Ascending.
-    met: Vec<u64>,
-}
-
-impl Pass {
-    pub(super) const fn new(from: u64) -> Self {
-        Self {
-            from,
-            met: Vec::new(),
-        }
-    }
-
-    pub(super) fn meets(&mut self, met: &Met) {
-        self.met.push(met.sequence);
-    }
-}
-
 /// One step of emptying a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Removal {
@@ -62,12 +42,13 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    /// Removes what this message replaced.
-    pub(super) fn replaced_by(&mut self, met: &Met, pass: &Pass) {
+    /// Removes what this message replaced. `passed`: the messages that the purge met from some sequence on,
+    /// ascending.
+    pub(super) fn replaced_by(&mut self, met: &Met, (from, passed): (u64, &[u64])) {
         let removal = match met.replaces {
             Some(0) => return,
-            Some(sequence) if sequence >= pass.from => {
-                if pass.met.binary_search(&sequence).is_err() {
+            Some(sequence) if sequence >= from => {
+                if passed.binary_search(&sequence).is_err() {
                     // It was not there any more.
                     return;
                 }

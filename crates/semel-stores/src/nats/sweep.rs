@@ -13,7 +13,7 @@ use semel::store::{Purged, Result};
 
 use super::clock::Mark;
 use super::link::timestamp;
-use super::removal::{Pass, Removals};
+use super::removal::Removals;
 use super::scan::Scan;
 use super::shared::Shared;
 
@@ -51,7 +51,9 @@ struct Purge {
     purged: Purged,
     /// By it nothing is removed early, whatever other steps read meanwhile.
     time: Mark,
-    pass: Pass,
+    /// The messages that it met for the first time, ascending; they begin at `from`.
+    passed: Vec<u64>,
+    from: u64,
 }
 
 impl Shared {
@@ -77,7 +79,8 @@ impl Shared {
             limit,
             purged,
             time,
-            pass: Pass::new(sweep.tail.max(1)),
+            passed: Vec::new(),
+            from: sweep.tail.max(1),
         };
         let mut at = 0;
         while let Some(stretch) = sweep.known.get(at).copied() {
@@ -115,26 +118,26 @@ impl Shared {
         purge: &mut Purge,
     ) -> Result<Stretch> {
         let mut scan = Scan::new(self, self.effort(), first, end);
-        let mut read = Stretch {
-            first,
-            end: first,
-            due: Timestamp::MAX,
-        };
-        let done = self.read_part(&mut scan, part, &mut read, purge).await;
+        let read = self.read_part(&mut scan, first, part, purge).await;
         scan.end().await;
-        done.map(|()| read)
+        read
     }
 
     async fn read_part(
         &self,
         scan: &mut Scan<'_>,
+        first: u64,
         part: Part,
-        read: &mut Stretch,
         purge: &mut Purge,
-    ) -> Result<()> {
+    ) -> Result<Stretch> {
         // A part of the tail is as long as is worth remembering by itself.
         const LONGEST: usize = 1_024;
         let mut messages = 0;
+        let mut read = Stretch {
+            first,
+            end: first,
+            due: Timestamp::MAX,
+        };
         loop {
             let batch = scan.batch().await?;
             let now = purge.time.now();
@@ -150,12 +153,12 @@ impl Shared {
                     purge.purged.removed += self.remove(std::mem::take(&mut removals)).await?;
                     if purge.purged.removed >= purge.limit {
                         purge.purged.more = true;
-                        return Ok(());
+                        return Ok(read);
                     }
                 }
                 if part == Part::Tail {
-                    removals.replaced_by(&met, &purge.pass);
-                    purge.pass.meets(&met);
+                    removals.replaced_by(&met, (purge.from, &purge.passed));
+                    purge.passed.push(met.sequence);
                 }
                 if ended || matches!(met.row, Ok(None)) {
                     removals.add(&met, ended);
@@ -169,7 +172,7 @@ impl Shared {
             // Also past what was removed, or is not ours.
             read.end = scan.reached();
             if scan.is_over() || (part == Part::Tail && messages >= LONGEST) {
-                return Ok(());
+                return Ok(read);
             }
         }
     }

@@ -85,21 +85,6 @@ async fn tell(address: SocketAddr, words: &[&str]) -> Value {
     ask(address, &command).await
 }
 
-/// Tries until it succeeds.
-async fn eventually<T, F>(mut attempt: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    let end = tokio::time::Instant::now() + Duration::from_secs(30);
-    loop {
-        match attempt().await {
-            Ok(answer) => return answer,
-            Err(error) => assert!(tokio::time::Instant::now() < end, "still failing: {error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 async fn complete(
     store: &RedisStore,
     digest: &IdentityDigest,

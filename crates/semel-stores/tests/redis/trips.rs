@@ -8,7 +8,7 @@ use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Redis, Server as _};
 
 use super::{acquired, claim, identity, options, request};
-use crate::servers::did_not_happen;
+use crate::servers::{did_not_happen, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frequent_steps_are_one_round_trip() {
@@ -79,7 +79,7 @@ async fn waiting_for_a_replica_goes_with_the_step() {
     // Until the replica has joined, claims are unknown.
     let options = options().wait_replicas(1);
     let store = options.clone().open(&url).await.unwrap();
-    super::eventually(async || {
+    eventually(async || {
         store
             .claim(&identity("a-key-of-some-length"), &request())
             .await
@@ -136,6 +136,6 @@ async fn waiting_for_a_replica_goes_with_the_step() {
         semel::StoreErrorKind::Unknown,
     );
     replica.nodes()[0].resume();
-    let own = super::eventually(async || store.claim(&second, &asked).await).await;
+    let own = eventually(async || store.claim(&second, &asked).await).await;
     assert_eq!(acquired(own).attempt, 1);
 }
