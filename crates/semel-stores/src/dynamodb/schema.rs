@@ -67,26 +67,22 @@ pub(super) async fn migrate(table: &Table) -> Result<Migrated> {
     for table in tables {
         wait_until_active(table).await?;
     }
-    match version(table).await? {
-        Some(VERSION) => {
-            return Ok(Migrated {
-                from: Some(VERSION),
-                to: VERSION,
-                done,
-            });
-        }
+    let from = version(table).await?;
+    match from {
+        Some(VERSION) => {}
         Some(found) => return Err(other_version(table, found)),
-        None => {}
-    }
-    if !ttl_is_on(table).await? && enable_ttl(table).await? {
-        done.push(format!("turned on its TTL, by the attribute `{TTL}`"));
-    }
-    // Last: a table that has it is complete.
-    if note_version(table).await? {
-        done.push(format!("noted version {VERSION}"));
+        None => {
+            if !ttl_is_on(table).await? && enable_ttl(table).await? {
+                done.push(format!("turned on its TTL, by the attribute `{TTL}`"));
+            }
+            // Last: a table that has it is complete.
+            if note_version(table).await? {
+                done.push(format!("noted version {VERSION}"));
+            }
+        }
     }
     Ok(Migrated {
-        from: None,
+        from,
         to: VERSION,
         done,
     })

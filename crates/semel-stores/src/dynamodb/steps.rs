@@ -161,7 +161,7 @@ impl DynamoDbStore {
             match written.await.map_err(|error| doubtful(error, in_doubt))? {
                 Written::Yes(item) => {
                     // Of an attempt that has ended nothing was asked for.
-                    let item = Some(item).filter(|item| !item.is_empty());
+                    let item = (returns != ReturnValue::None).then_some(item);
                     let known = self.judged(digest, item, self.now())?;
                     return Ok(Pursued {
                         answer,

@@ -214,7 +214,7 @@ async fn prepare(
 ) -> Result<(Info, Migrated), StoreError> {
     let mut migrated = Migrated::nothing();
     let mut effort = Effort::new(link.timeout);
-    let info = loop {
+    let mut info = loop {
         // A cluster that starts has no leader for a while.
         match link.ask(&mut effort, |patience| link.info(patience)).await {
             Ok(info) => break info,
@@ -234,8 +234,8 @@ async fn prepare(
         if !done.is_empty() {
             migrated.done.extend(done);
             let mut effort = Effort::new(link.timeout);
-            let info = link.ask(&mut effort, |patience| link.info(patience));
-            return Ok((info.await?, migrated));
+            let changed = link.ask(&mut effort, |patience| link.info(patience));
+            info = changed.await?;
         }
     }
     Ok((info, migrated))

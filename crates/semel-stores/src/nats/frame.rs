@@ -33,24 +33,12 @@ pub(super) struct Row {
     pub(super) entry: Entry,
 }
 
-/// How a value's fence is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meant {
-    /// As the entry says.
-    Said,
-    /// The entry's plus the sequence that the message will get.
-    WithSequence,
-}
-
-/// The value of a record.
-pub(super) fn encode(entry: &Entry, lease: Duration, fence: Meant) -> Bytes {
+/// The value of a record. `adds_sequence`: its fence is the entry's and the sequence that the message will get.
+pub(super) fn encode(entry: &Entry, lease: Duration, adds_sequence: bool) -> Bytes {
     let entry = entry.to_bytes();
     let mut to = BytesMut::with_capacity(HEAD + entry.len());
     to.put_u8(VERSION);
-    to.put_u8(match fence {
-        Meant::Said => 0,
-        Meant::WithSequence => 1,
-    });
+    to.put_u8(adds_sequence.into());
     to.put_u64(u64::try_from(lease.as_micros()).unwrap_or(u64::MAX));
     to.put_slice(&entry);
     to.freeze()
@@ -153,7 +141,7 @@ mod tests {
         let read = |record: &Record| {
             let (digest, label) = (label.digest, label.clone());
             let record = record.clone();
-            let value = encode(&Entry { label, record }, request.lease, Meant::Said);
+            let value = encode(&Entry { label, record }, request.lease, false);
             let row = decode(&digest, 1, stored, None, &value).unwrap();
             row.unwrap().entry.record
         };

@@ -10,7 +10,7 @@ use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, R
 use semel::{Identity, IdentityDigest, Record, State, Timestamp};
 
 use super::effort::{Effort, contended};
-use super::frame::{self, Meant, Row};
+use super::frame::{self, Row};
 use super::link::{Trouble, timestamp};
 use super::shared::Shared;
 use crate::common::doubt::undoubted;
@@ -260,17 +260,16 @@ impl Shared {
         replaced: Option<&Record>,
         lease: Duration,
     ) -> Result<Option<Acquired>> {
-        let mut meant = Meant::Said;
-        if replaced.is_none_or(|replaced| replaced.token != next.token) {
+        let is_new = replaced.is_none_or(|replaced| replaced.token != next.token);
+        if is_new {
             next.token.fence = Fence(self.base(effort).await?);
-            meant = Meant::WithSequence;
         }
         let identity = label.digest;
         let mut entry = Entry {
             label,
             record: next,
         };
-        let value = frame::encode(&entry, lease, meant);
+        let value = frame::encode(&entry, lease, is_new);
         let link = &self.link;
         let connected = link.connected(effort.until).await;
         connected.map_err(|e| effort.failed(e))?;
@@ -294,7 +293,7 @@ impl Shared {
             return Ok(None);
         };
         let record = &mut entry.record;
-        if meant == Meant::WithSequence {
+        if is_new {
             record.token.fence = Fence(record.token.fence.0.saturating_add(revision));
         }
         let acquired = record.acquired();

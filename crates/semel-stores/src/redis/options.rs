@@ -165,18 +165,15 @@ impl RedisOptions {
 
     /// These options with what `url` says, and where the server is. Reaches nothing.
     pub(super) fn read(mut self, url: &str) -> Result<(Self, Target), OpenError> {
-        let (scheme, rest) = match url.split_once("://") {
-            Some(("redis", rest)) => ("redis", rest),
-            Some(("rediss", rest)) => ("rediss", rest),
-            Some(("redis-cluster", rest)) => ("redis-cluster", rest),
-            _ => {
-                let scheme = url.split(':').next().unwrap_or_default();
-                let scheme = SCHEMES.into_iter().find(|known| *known == scheme);
-                return Err(OpenError::invalid(
-                    scheme.unwrap_or("redis"),
-                    "is followed by `//HOST`, as in `redis://127.0.0.1:6379`",
-                ));
-            }
+        let name = url.split(':').next().unwrap_or_default();
+        let scheme = SCHEMES.into_iter().find(|known| *known == name);
+        let scheme = scheme.unwrap_or("redis");
+        let rest = url.strip_prefix(scheme);
+        let Some(rest) = rest.and_then(|rest| rest.strip_prefix("://")) else {
+            return Err(OpenError::invalid(
+                scheme,
+                "is followed by `//HOST`, as in `redis://127.0.0.1:6379`",
+            ));
         };
         let cluster = scheme == "redis-cluster";
         let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
