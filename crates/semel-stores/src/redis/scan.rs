@@ -48,8 +48,8 @@ const READERS: usize = 32;
 struct Place {
     /// Which of the servers, in the order of their names.
     nth: u16,
-    /// And which run of it: each has an order of its own.
-    run: [u8; 20],
+    /// And which run of it, by its digits: each has an order of its own.
+    run: [u8; 40],
     cursor: u64,
     /// Of a step that had more than fit on the page: where it ended, and what was shown of it.
     shown: Option<(u64, IdentityDigest)>,
@@ -57,7 +57,7 @@ struct Place {
 
 impl Place {
     fn to_bytes(self) -> Box<[u8]> {
-        let mut bytes = Vec::with_capacity(70);
+        let mut bytes = Vec::with_capacity(90);
         bytes.extend_from_slice(&self.nth.to_be_bytes());
         bytes.extend_from_slice(&self.run);
         bytes.extend_from_slice(&self.cursor.to_be_bytes());
@@ -197,10 +197,8 @@ impl Inner {
                 }
             }
         }
-        let next = (smallest.len() == limit)
-            .then(|| smallest.last())
-            .flatten()
-            .map(|last| Cursor(last.as_bytes().as_slice().into()));
+        let last = smallest.last().filter(|_| smallest.len() == limit);
+        let next = last.map(|last| Cursor(last.as_bytes().as_slice().into()));
         let entries = self.entries(smallest, query).await?;
         Ok(Page { entries, next })
     }
@@ -229,7 +227,7 @@ impl Inner {
     }
 
     /// Which run of a server this is.
-    async fn run_of(&self, node: &Node) -> Result<[u8; 20]> {
+    async fn run_of(&self, node: &Node) -> Result<[u8; 40]> {
         let mut info = redis::cmd("INFO");
         info.arg("server");
         let answer = self.link.command(info, node).await?;
@@ -238,8 +236,7 @@ impl Inner {
             .and_then(|text| redis::from_redis_value(text).ok());
         let run = text.as_deref().and_then(|text| {
             let run = text.lines().find_map(|line| line.strip_prefix("run_id:"))?;
-            let digits: Option<Vec<u8>> = run.trim().as_bytes().chunks_exact(2).map(byte).collect();
-            digits?.try_into().ok()
+            run.trim().as_bytes().try_into().ok()
         });
         run.ok_or_else(|| corrupt("INFO answered no run_id"))
     }
@@ -331,11 +328,6 @@ impl Inner {
             .collect();
         Ok(masters.into_iter().map(Some).collect())
     }
-}
-
-/// Of two hexadecimal digits.
-fn byte(digits: &[u8]) -> Option<u8> {
-    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 fn time(answer: Value) -> Option<Timestamp> {
